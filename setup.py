@@ -23,8 +23,8 @@ X86_LEVELS = {
     "v2": ["-march=x86-64-v2"],
     "v3": ["-march=x86-64-v3"],
     "v4": ["-march=x86-64-v4"],
-    "v4_bf16": ["-march=x86-64-v4", "-mavx512bf16"],
-    "v4_amx": ["-march=x86-64-v4", "-mavx512bf16"],
+    "v4_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"],
+    "v4_amx": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"],
 }
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
 

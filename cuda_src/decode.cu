@@ -31,12 +31,13 @@
 
 #include "decode_ring.cuh"
 #include "decode_rows.cuh"
+#include "decode_stored.cuh"
 #include "round_loop.cuh"
 
 namespace pagecore {
 
 // The phases of run_rounds. The ring and the rows are variables of the kernel, as in general.cu.
-template <typename Tile, typename Options>
+template <typename Tile, typename Ring, typename Rows>
 class DecodeWorker {
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   using Exchange = DecodeExchange<Tile>;
@@ -45,10 +46,10 @@ class DecodeWorker {
   static constexpr int kStages = Tile::kStages;
 
   PC_MEMBER DecodeWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
-                         DecodeRing<Tile>& ring, DecodeRows<Tile, Options>& rows)
+                         Ring& ring, Rows& rows)
       : shared_(shared),
         heads_(heads),
-        rule_(make_rule<Options>(p, heads.kv)),
+        rule_(make_rule<typename Rows::Options>(p, heads.kv)),
         ring_(ring),
         rows_(rows),
         keys_{0, 0},
@@ -129,8 +130,8 @@ class DecodeWorker {
   Shared<pc_uint8> shared_;
   Heads heads_;
   ScoreRule rule_;
-  DecodeRing<Tile>& ring_;
-  DecodeRows<Tile, Options>& rows_;
+  Ring& ring_;
+  Rows& rows_;
   KeyRange keys_;  // of the item
   int token_;      // first token of the warp's tile
   int num_rows_;   // of the item
@@ -146,9 +147,26 @@ void decode(const PcAttentionParams p) {
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeRing<Tile> ring(p, shared, heads, work);
   DecodeRows<Tile, Options> rows(shared);
-  DecodeWorker<Tile, Options> worker(p, shared, heads, ring, rows);
+  DecodeWorker<Tile, DecodeRing<Tile>, DecodeRows<Tile, Options>> worker(p, shared, heads, ring, rows);
   run_rounds(p, work, worker);
   clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
+}
+
+// Keys and values are of one stored format (decode_stored.cuh).
+template <typename T, int kBits, int kDim, typename Options>
+PC_KERNEL(pc_stored_shape(kBits, kDim).threads, pc_stored_shape(kBits, kDim).blocks_per_sm)
+void decode_stored(const PcStoredAttentionParams params) {
+  using Tile = StoredTile<T, kBits, kDim>;
+  const PcAttentionParams& p = params.attention;
+  const Shared<pc_uint8> shared = pc_shared_buffer();
+  const Heads heads = block_heads(p);
+  const int padding = first_padding_row(p);
+  const WorkRange work = load_work(p.schedule, pc_block_x());
+  DecodeStoredRing<Tile> ring(params, shared, heads, work);
+  StoredRows<Tile, Options> rows(params, shared);
+  DecodeWorker<Tile, DecodeStoredRing<Tile>, StoredRows<Tile, Options>> worker(p, shared, heads, ring, rows);
+  run_rounds(p, work, worker);
+  clear_padding(p, heads, padding);
 }
 
 }  // namespace pagecore

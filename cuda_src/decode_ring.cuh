@@ -23,6 +23,9 @@ struct DecodeTile {
   static constexpr int kLanes = KeyRow::kLanes;    // lanes of a warp that copy a row of keys, and one of values
   static constexpr int kRowsAtOnce = 32 / kLanes;  // rows that a warp copies together
   static constexpr int kCopies = kTokens / kRowsAtOnce;
+  // O of a warp at the end of an item, in the stage that was used last.
+  static constexpr int kSumsStride = kRing.ring_bytes();
+  PC_MEMBER static int sums_begin(int stage) { return stage * kRing.stage_bytes; }
 
   static_assert(kValueDim <= kDim, "the lanes that copy a row of keys are enough for one of values");
   static_assert(kRing.tile_tokens == kTokens, "a tile has the keys of one m16n8k16 of O += P V");

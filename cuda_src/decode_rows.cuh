@@ -30,13 +30,15 @@ PC_DEVICE void load_queries(const PcAttentionParams& p, const Heads& heads, cons
 // The 16 rows of an item, and their sums over the tiles of one warp.
 //
 // Registers of a lane: rows lane / 4 and lane / 4 + 8 of S (2 fragments) and of O (kValueDim / 8 fragments).
-template <typename Tile, typename Options>
+template <typename Tile, typename ScoreOptions>
 class DecodeRows {
   using T = typename Tile::Element;
   using KeyRow = typename Tile::KeyRow;
   using ValueRow = typename Tile::ValueRow;
 
  public:
+  using Options = ScoreOptions;
+
   PC_MEMBER explicit DecodeRows(const Shared<pc_uint8>& shared)
       : queries_(shared + Tile::kRing.queries_begin()),
         score_rows_((shared + Tile::kRing.score_rows_begin()).template as<ScoreRow>()) {}
@@ -46,6 +48,12 @@ class DecodeRows {
   PC_MEMBER void load(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence, const PcWorkItem& item,
                       bool negate) {
     load_queries<Tile>(p, heads, item, negate, queries_);
+    begin(p, heads, sequence, item);
+  }
+
+  // The part of load() after the queries.
+  PC_MEMBER void begin(const PcAttentionParams& p, const Heads& heads, const Sequence& sequence,
+                       const PcWorkItem& item) {
     if (pc_thread() < Tile::kRing.warp_rows) {
       const int query_row = item.query_begin + pc_thread() / heads.count,
                 head = heads.first + pc_thread() % heads.count;
@@ -64,6 +72,12 @@ class DecodeRows {
 
   // S = Q K^T of one tile, keys `token` .. token + 15, masked.
   PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const Shared<pc_uint8>& keys, int token) {
+    multiply(keys);
+    transform(p, rule, token);
+  }
+
+  // S = Q K^T, neither transformed nor masked.
+  PC_MEMBER void multiply(const Shared<pc_uint8>& keys) {
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
       PC_UNROLL
@@ -82,6 +96,9 @@ class DecodeRows {
       pc_multiply<T>(s_[0], q, b[0], b[1]);
       pc_multiply<T>(s_[1], q, b[2], b[3]);
     }
+  }
+
+  PC_MEMBER void transform(const PcAttentionParams& p, const ScoreRule& rule, int token) {
     edge_ = token < common_.begin || token + Tile::kTokens > common_.end;
     if (Options::kFull || edge_) {
       const ScoreRow rows[2] = {score_rows_.load(pc_lane() / 4), score_rows_.load(pc_lane() / 4 + 8)};
@@ -127,6 +144,29 @@ class DecodeRows {
   PC_MEMBER float low(int n, int r) const { return o_[n][2 * r]; }
   PC_MEMBER float high(int n, int r) const { return o_[n][2 * r + 1]; }
 
+ protected:
+  PC_MEMBER void rescale(float factor) {
+    PC_UNROLL
+    for (int n = 0; n < Tile::kValueTiles; ++n) {
+      PC_UNROLL
+      for (int i = 0; i < 4; ++i) o_[n][i] *= factor;
+    }
+  }
+
+  // Returns true if row r, 0 or 1, of the lane attends to a key.
+  PC_MEMBER bool attends_to(const PcAttentionParams& p, int r, int token) const {
+    return attends<Options>(p, score_rows_.load(pc_lane() / 4 + 8 * r), token);
+  }
+
+  Shared<pc_uint8> queries_;
+  Shared<ScoreRow> score_rows_;
+  KeyRange common_;
+  bool several_;  // queries
+  bool edge_;     // of the tile: not all rows attend to all of its keys
+  Softmax softmax_;
+  float s_[2][4];  // scores, then weights
+  float o_[Tile::kValueTiles][4];
+
  private:
   // Returns a bit for each key of the tile with an infinite or NaN value.
   PC_MEMBER static int find_not_finite(const Shared<pc_uint8>& values) {
@@ -164,15 +204,6 @@ class DecodeRows {
     }
     pc_sync_warp();
   }
-
-  Shared<pc_uint8> queries_;
-  Shared<ScoreRow> score_rows_;
-  KeyRange common_;
-  bool several_;  // queries
-  bool edge_;     // of the tile: not all rows attend to all of its keys
-  Softmax softmax_;
-  float s_[2][4];  // scores, then weights
-  float o_[Tile::kValueTiles][4];
 };
 
 // The exchange of sums between the warps at the end of an item: largest scores (factor included) and sums, and O in the
@@ -187,7 +218,7 @@ class DecodeExchange {
   PC_MEMBER DecodeExchange(const Shared<pc_uint8>& shared, int stage)
       : sums_((shared + Tile::kRing.sums_begin()).template as<float>()),
         o_(shared.template as<float>()),
-        stage_(stage * (Tile::kRing.stage_bytes / 4)) {}
+        stage_(Tile::sums_begin(stage) / 4) {}
 
   template <typename Rows>
   PC_MEMBER void store(const Rows& rows, float factor, int num_rows) const {
@@ -234,7 +265,7 @@ class DecodeExchange {
 
  private:
   PC_MEMBER int at(int warp, int row, int d) const {
-    return stage_ + warp * (Tile::kRing.ring_bytes() / 4) + row * Tile::kValues + (d ^ ((row & 3) << 3));
+    return stage_ + warp * (Tile::kSumsStride / 4) + row * Tile::kValues + (d ^ ((row & 3) << 3));
   }
 
   Shared<float> sums_, o_;

@@ -20,7 +20,7 @@
 // warp holds, each warp processes its own tiles. With more rows, rows are divided among warps too, and a warp also
 // processes the tiles of other warps: all tiles of the round if each warp has rows of its own, as it always is in
 // batch-invariant calls. Rows that cp.async cannot copy are loaded element by element when a stage is filled. 16-bit
-// elements are widened to float32 in place before their use.
+// elements, and codes of stored formats (general_stored), are widened to float32 in place before their use.
 //
 // Bytes: keys and values are read once for each block of rows; queries once for each split; partial rows are written
 // once and read once.
@@ -28,6 +28,7 @@
 #include "abi_plan.h"
 #include "general_ring.cuh"
 #include "general_rows.cuh"
+#include "general_stored.cuh"
 #include "round_loop.cuh"
 
 namespace pagecore {
@@ -41,7 +42,7 @@ struct Piece {
 };
 
 // The phases of run_rounds. The ring and the rows are variables of the kernel: as members they cost up to 8 registers.
-template <int kDim, typename Options>
+template <int kDim, typename Options, typename Ring>
 class GeneralWorker {
   using Tile = GeneralTile<kDim>;
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
@@ -51,7 +52,7 @@ class GeneralWorker {
   static constexpr int kStages = Tile::kStages;
 
   PC_MEMBER GeneralWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
-                          GeneralRing<kDim>& ring, GeneralRows<kDim, Options>& rows)
+                          Ring& ring, GeneralRows<kDim, Options>& rows)
       : shared_(shared),
         heads_(heads),
         rule_(make_rule<Options>(p, heads.kv)),
@@ -221,7 +222,7 @@ class GeneralWorker {
   Shared<pc_uint8> shared_;
   Heads heads_;
   ScoreRule rule_;
-  GeneralRing<kDim>& ring_;
+  Ring& ring_;
   GeneralRows<kDim, Options>& rows_;
   GeneralBlock<kDim> block_;
   KeyRange keys_;  // of the item
@@ -232,6 +233,18 @@ class GeneralWorker {
   bool by_four_;  // four elements of the output can be stored together
 };
 
+template <int kDim, typename Options, typename Ring>
+PC_DEVICE void attend_general(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
+                              int padding, const WorkRange& work, Ring& ring) {
+  GeneralRows<kDim, Options> rows(shared);
+  GeneralWorker<kDim, Options, Ring> worker(p, shared, heads, ring, rows);
+  do {
+    worker.start_pass(p, work);
+    run_rounds(p, work, worker);
+  } while (worker.next_rows());
+  clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
+}
+
 template <int kDim, typename Options>
 PC_KERNEL(pc_general_shape(kDim).threads, pc_general_shape(kDim).blocks_per_sm)
 void general(const PcAttentionParams p) {
@@ -240,13 +253,19 @@ void general(const PcAttentionParams p) {
   const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   GeneralRing<kDim> ring(p, shared, heads);
-  GeneralRows<kDim, Options> rows(shared);
-  GeneralWorker<kDim, Options> worker(p, shared, heads, ring, rows);
-  do {
-    worker.start_pass(p, work);
-    run_rounds(p, work, worker);
-  } while (worker.next_rows());
-  clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
+  attend_general<kDim, Options>(p, shared, heads, padding, work, ring);
+}
+
+// Keys or values, or both, are of a stored format.
+template <int kDim, typename Options>
+PC_KERNEL(pc_general_shape(kDim).threads, pc_general_shape(kDim).blocks_per_sm)
+void general_stored(const PcStoredAttentionParams p) {
+  const Shared<pc_uint8> shared = pc_shared_buffer();
+  const Heads heads = block_heads(p.attention);
+  const int padding = first_padding_row(p.attention);
+  const WorkRange work = load_work(p.attention.schedule, pc_block_x());
+  StoredRing<kDim> ring(p, shared, heads);
+  attend_general<kDim, Options>(p.attention, shared, heads, padding, work, ring);
 }
 
 }  // namespace pagecore

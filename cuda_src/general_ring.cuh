@@ -80,6 +80,69 @@ PC_DEVICE GeneralPlane make_plane(const PcCache& cache, PcFloat type, int dim, i
   return plane;
 }
 
+// Starts to copy the rows of a tile; `slots`: addresses of keys and values, alternating. Elements past the dims, and
+// tokens that the item does not have, become zeros. Slots are loaded before the first copy, because the compiler moves no
+// load of shared memory ahead of a copy.
+template <int kDim, typename Element>
+PC_DEVICE void copy_rows(const GeneralPlane& plane, const Shared<pc_address>& slots, const Shared<pc_uint8>& target,
+                         int which, const WalkState& state) {
+  using Tile = GeneralTile<kDim>;
+  constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16, kCopies = Tile::kTokens * kChunks / 32;
+  if (plane.in_vectors) {
+    constexpr int kAhead = kCopies < 8 ? kCopies : 8;
+    for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
+      pc_address slot[kAhead];
+      PC_UNROLL
+      for (int i = 0; i < kAhead; ++i) slot[i] = slots.load(2 * ((first + 32 * i) / kChunks) + which);
+      PC_UNROLL
+      for (int i = 0; i < kAhead; ++i) {
+        const int row = (first + 32 * i) / kChunks, byte = (first + 32 * i) % kChunks * 16;
+        const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
+        pc_copy_async(target.address(row * Tile::kRowBytes + byte), Global<pc_uint8>(slot[i]), byte, valid);
+      }
+    }
+    return;
+  }
+  constexpr int kAhead = 4;
+  const Shared<Element> stored = target.template as<Element>();
+  for (int first = pc_lane(); first < Tile::kTokens * kDim; first += 32 * kAhead) {
+    Element x[kAhead];
+    PC_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
+      const bool valid = d < plane.dim && state.keys.has(state.token + row);
+      x[i] = valid ? Global<Element>(slots.load(2 * row + which)).load(d) : 0;
+    }
+    PC_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
+      stored.store(row * (Tile::kRowBytes / kSize) + d, x[i]);
+    }
+  }
+}
+
+// Widens each row to float32 in place.
+template <int kDim>
+PC_DEVICE void widen_rows(PcFloat type, const Shared<pc_uint8>& plane) {
+  using Tile = GeneralTile<kDim>;
+  constexpr int kEach = kDim / 32;  // elements of a lane
+  for (int row = 0; row < Tile::kTokens; ++row) {
+    const Shared<pc_uint32> pairs = (plane + row * Tile::kRowBytes).template as<pc_uint32>();
+    pc_uint32 pair[kEach / 2];
+    PC_UNROLL
+    for (int i = 0; i < kEach / 2; ++i) pair[i] = pairs.load(i * 32 + pc_lane());
+    pc_sync_warp();  // fault: general_barrier_before_widening
+    PC_UNROLL
+    for (int i = 0; i < kEach / 2; ++i) {
+      const bool half = type == PC_FLOAT16;
+      const pc_uint64 low = pc_float_to_bits(half ? low_of<pc_half>(pair[i]) : low_of<pc_bfloat16>(pair[i]));
+      const pc_uint64 high = pc_float_to_bits(half ? high_of<pc_half>(pair[i]) : high_of<pc_bfloat16>(pair[i]));
+      pairs.template as<pc_uint64>().store(i * 32 + pc_lane(), low | high << 32);
+    }
+  }
+  pc_sync_warp();
+}
+
 // A warp's ring of tiles, and the walk that fills it.
 template <int kDim>
 class GeneralRing {
@@ -123,77 +186,18 @@ class GeneralRing {
   PC_MEMBER void wait(int stage, bool wanted) const {
     pc_wait_copies<Tile::kStages - 1>();
     pc_sync_warp();
-    if (wanted && key_.type != PC_FLOAT32) widen(key_.type, keys(stage, pc_warp()));
-    if (wanted && value_.type != PC_FLOAT32) widen(value_.type, values(stage, pc_warp()));
+    if (wanted && key_.type != PC_FLOAT32) widen_rows<kDim>(key_.type, keys(stage, pc_warp()));
+    if (wanted && value_.type != PC_FLOAT32) widen_rows<kDim>(value_.type, values(stage, pc_warp()));
   }
 
  private:
   PC_MEMBER void copy(const GeneralPlane& plane, const Shared<pc_uint8>& target, int which,
                       const WalkState& state) const {
     if (plane.type == PC_FLOAT32) {
-      copy_of<pc_uint32>(plane, target, which, state);
+      copy_rows<kDim, pc_uint32>(plane, slots_, target, which, state);
     } else {
-      copy_of<pc_uint16>(plane, target, which, state);
+      copy_rows<kDim, pc_uint16>(plane, slots_, target, which, state);
     }
-  }
-
-  // Elements past the dims, and tokens that the item does not have, become zeros. Slots are loaded before the first
-  // copy, because the compiler moves no load of shared memory ahead of a copy.
-  template <typename Element>
-  PC_MEMBER void copy_of(const GeneralPlane& plane, const Shared<pc_uint8>& target, int which,
-                         const WalkState& state) const {
-    constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16, kCopies = Tile::kTokens * kChunks / 32;
-    if (plane.in_vectors) {
-      constexpr int kAhead = kCopies < 8 ? kCopies : 8;
-      for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
-        pc_address slot[kAhead];
-        PC_UNROLL
-        for (int i = 0; i < kAhead; ++i) slot[i] = slots_.load(2 * ((first + 32 * i) / kChunks) + which);
-        PC_UNROLL
-        for (int i = 0; i < kAhead; ++i) {
-          const int row = (first + 32 * i) / kChunks, byte = (first + 32 * i) % kChunks * 16;
-          const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
-          pc_copy_async(target.address(row * Tile::kRowBytes + byte), Global<pc_uint8>(slot[i]), byte, valid);
-        }
-      }
-      return;
-    }
-    constexpr int kAhead = 4;
-    const Shared<Element> stored = target.template as<Element>();
-    for (int first = pc_lane(); first < Tile::kTokens * kDim; first += 32 * kAhead) {
-      Element x[kAhead];
-      PC_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
-        const bool valid = d < plane.dim && state.keys.has(state.token + row);
-        x[i] = valid ? Global<Element>(slots_.load(2 * row + which)).load(d) : 0;
-      }
-      PC_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
-        stored.store(row * (Tile::kRowBytes / kSize) + d, x[i]);
-      }
-    }
-  }
-
-  // Widens each row to float32 in place.
-  PC_MEMBER static void widen(PcFloat type, const Shared<pc_uint8>& plane) {
-    constexpr int kEach = kDim / 32;  // elements of a lane
-    for (int row = 0; row < Tile::kTokens; ++row) {
-      const Shared<pc_uint32> pairs = (plane + row * Tile::kRowBytes).template as<pc_uint32>();
-      pc_uint32 pair[kEach / 2];
-      PC_UNROLL
-      for (int i = 0; i < kEach / 2; ++i) pair[i] = pairs.load(i * 32 + pc_lane());
-      pc_sync_warp();  // fault: general_barrier_before_widening
-      PC_UNROLL
-      for (int i = 0; i < kEach / 2; ++i) {
-        const bool half = type == PC_FLOAT16;
-        const pc_uint64 low = pc_float_to_bits(half ? low_of<pc_half>(pair[i]) : low_of<pc_bfloat16>(pair[i]));
-        const pc_uint64 high = pc_float_to_bits(half ? high_of<pc_half>(pair[i]) : high_of<pc_bfloat16>(pair[i]));
-        pairs.template as<pc_uint64>().store(i * 32 + pc_lane(), low | high << 32);
-      }
-    }
-    pc_sync_warp();
   }
 
   GeneralPlane key_, value_;

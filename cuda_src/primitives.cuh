@@ -178,6 +178,12 @@ PC_DEVICE void pc_copy_async(SharedAddress target, const Global<T>& source, pc_i
                "r"(valid ? 16 : 0)
                : "memory");
 }
+// The same for 4 bytes from byte i on, at a multiple of 4. The bytes are cached in L1.
+PC_DEVICE void pc_copy_word_async(SharedAddress target, const Global<pc_uint8>& source, pc_int64 i, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"((source + i).address()),
+               "r"(valid ? 4 : 0)
+               : "memory");
+}
 // Commits the copies that this thread has started since the last commit as one group.
 PC_DEVICE void pc_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N groups of this thread are in flight.
@@ -269,6 +275,29 @@ __device__ __forceinline__ pc_bfloat16 pc_from_float<pc_bfloat16>(float value) {
 template <>
 __device__ __forceinline__ pc_half pc_from_float<pc_half>(float value) {
   return {static_cast<pc_uint16>(pc_pack<pc_half>(value, 0.0f))};
+}
+
+// Returns four of the eight bytes of `a` (0 to 3) and `b` (4 to 7): byte i is the one that digit i of `digits` names.
+PC_DEVICE pc_uint32 pc_permute(pc_uint32 a, pc_uint32 b, pc_uint32 digits) { return __byte_perm(a, b, digits); }
+
+// a * b + c of two adjacent halves, each rounded once.
+PC_DEVICE pc_uint32 pc_fma_halves(pc_uint32 a, pc_uint32 b, pc_uint32 c) {
+  pc_uint32 result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+  return result;
+}
+
+// True if the architecture has pc_convert_e4m3.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+constexpr bool pc_converts_e4m3 = true;
+#else
+constexpr bool pc_converts_e4m3 = false;
+#endif
+// Converts the two e4m3 codes in the low 16 bits to halves; the low code has the lower address.
+PC_DEVICE pc_uint32 pc_convert_e4m3(pc_uint32 codes) {
+  pc_uint32 result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(static_cast<pc_uint16>(codes)));
+  return result;
 }
 
 PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return __uint_as_float(bits); }

@@ -12,21 +12,14 @@
 #include "abi_moves.h"
 #include "primitives.cuh"
 #include "units.cuh"
+#include "write_slots.cuh"
 
 namespace pagecore {
 
 // Returns the elements from the start of the cache to a slot.
 PC_DEVICE pc_int64 slot_offset(const PcWriteParams& params, const PcCache& cache, pc_int64 slot) {
-  const int size = params.block_size.divisor;
-  pc_int64 block = 0;
-  if (params.block_shift >= 0) {
-    block = slot >> params.block_shift;
-  } else if (slot < (pc_int64{1} << 31)) {
-    block = divide(static_cast<int>(slot), params.block_size);
-  } else {
-    block = slot / size;
-  }
-  return block * cache.block_stride + (slot - block * size) * cache.token_stride;
+  const SlotPosition at = position_of(slot, params.block_size, params.block_shift);
+  return at.block * cache.block_stride + at.offset * cache.token_stride;
 }
 
 // The position of unit `number` of a plane; `count`: elements of a unit.

@@ -20,6 +20,8 @@ PROMISED = {
     "speculative_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
     "eviction_rank": "rank 24% of the tokens reused",
+    "quest_pages": "the error with a quarter of the pages is below 0.05: True",
+    "snapkv": "the error is below 0.05: True",
 }
 SLOW = {"transformers_generate"}
 

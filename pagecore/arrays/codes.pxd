@@ -7,6 +7,9 @@ cdef extern from "pagecore/arrays/dtype.hpp" nogil:
         FLOAT32 "static_cast<int>(pagecore::DType::F32)"
         # Kernels compute with float32, float16 and bfloat16.
         LAST_FLOAT "static_cast<int>(pagecore::DType::BF16)"
+        FLOAT8_E4M3FN "static_cast<int>(pagecore::DType::F8E4M3FN)"
+        FLOAT8_E5M2 "static_cast<int>(pagecore::DType::F8E5M2)"
+        INT8 "static_cast<int>(pagecore::DType::I8)"
         UINT8 "static_cast<int>(pagecore::DType::U8)"
         INT32 "static_cast<int>(pagecore::DType::I32)"
         INT64 "static_cast<int>(pagecore::DType::I64)"

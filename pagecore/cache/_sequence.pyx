@@ -83,6 +83,14 @@ cdef class Sequence:
         return self.cached
 
     @property
+    def num_dropped_tokens(self):
+        """Number of tokens that `PagedKVCache.compact` removed.
+
+        The next token has position ``num_computed_tokens + num_dropped_tokens``.
+        """
+        return self.dropped
+
+    @property
     def is_swapped(self):
         """True while the keys and values are in a `SwapSpace` instead of the blocks of the cache."""
         return self.swap_space is not None

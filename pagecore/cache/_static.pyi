@@ -5,9 +5,19 @@ from pagecore.arrays import Tensor
 class StaticRoom:
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None
+    value_scales: Tensor | None
     lengths: list[int]
     written: list[int]
-    def __init__(self, keys: Tensor, values: Tensor) -> None: ...
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
+        factors: list[dict[str, Any]] | None = None,
+        codes_per_byte: int = 1,
+    ) -> None: ...
     def stream_of(self, stream: object, example: object) -> int | None: ...
     def reset(self, stream: object = None) -> None: ...
     def update(

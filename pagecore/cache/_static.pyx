@@ -6,6 +6,7 @@ from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, t
 from pagecore.arrays.array_view cimport ArrayView
 from pagecore.arrays.codes cimport LAST_FLOAT, CPU
 from pagecore.ops._checks cimport any_tensor, check_rank
+from pagecore.ops._formats cimport plain_cache
 from pagecore.ops._overlap cimport shares_memory
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
@@ -32,6 +33,8 @@ cdef class StaticRoom:
     ----------
     keys, values : Tensor
         ``[layers, batch, heads, length, dim]``, C-contiguous, on one device; only `dim` may differ.
+    key_scales, value_scales : Tensor or None
+        Stored scales of a format, ``[layers, batch, heads, length, groups]``.
     lengths : list of int
         End of the last update of each layer.
     written : list of int
@@ -40,13 +43,23 @@ cdef class StaticRoom:
 
     cdef readonly Tensor keys
     cdef readonly Tensor values
+    cdef readonly Tensor key_scales
+    cdef readonly Tensor value_scales
     cdef readonly list lengths
     cdef readonly list written
     cdef Tensor slots  # 0, 1, 2 ...; grows on the host, and has the largest needed size on a device
+    cdef list factors  # of each layer: the given factors of a format, as arguments of write_kv; None without a format
+    cdef int64_t codes_per_byte
 
-    def __init__(self, Tensor keys not None, Tensor values not None):
+    def __init__(
+            self, Tensor keys not None, Tensor values not None, Tensor key_scales=None, Tensor value_scales=None,
+            list factors=None, int64_t codes_per_byte=1):
         self.keys = keys
         self.values = values
+        self.key_scales = key_scales
+        self.value_scales = value_scales
+        self.factors = factors
+        self.codes_per_byte = codes_per_byte
         self.lengths = [0] * keys.shape[0]
         self.written = [0] * keys.shape[0]
         most = 1 if keys.device_type == CPU else keys.shape_[1] * max(keys.shape_[2], keys.shape_[3])
@@ -56,7 +69,9 @@ cdef class StaticRoom:
         """Forget every token, and zero the written part."""
         handle = self.stream_of(stream, None)
         for index, end in enumerate(self.written):
-            for array in (self.keys, self.values):
+            for array in (self.keys, self.values, self.key_scales, self.value_scales):
+                if array is None:
+                    continue
                 if handle is None:
                     array[index, :, :, :end] = 0
                 elif end > 0:
@@ -111,7 +126,7 @@ cdef class StaticRoom:
         if tensor.dtype_code > LAST_FLOAT:
             raise UnsupportedDtype(f"{name} is {tensor.dtype}; float32, float16 and bfloat16 are served: convert it")
         check_rank(tensor, name, 4, "[batch, num_kv_heads, tokens, head_dim]")
-        cdef int64_t heads = room.shape_[2], dim = room.shape_[4], batch = room.shape_[1]
+        cdef int64_t heads = room.shape_[2], dim = room.shape_[4] * self.codes_per_byte, batch = room.shape_[1]
         if tensor.shape_[HEADS] != heads or tensor.shape_[DIM] != dim:
             raise ShapeError(
                 f"{name} has shape {tensor.shape}; the cache holds {heads} heads of {dim}: it must be "
@@ -163,29 +178,34 @@ cdef class StaticRoom:
         decode, where any strides can be merged. Otherwise heads come next, and the tokens of a head are contiguous. If
         the strides do not allow the merge, each sequence is written by a separate call.
         """
-        cdef int64_t batch = key.shape_[BATCH], end = begin + key.shape_[TOKENS], i
-        cdef bint tokens_next = key.shape_[TOKENS] == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
+        cdef int64_t batch = key.shape_[BATCH], count = key.shape_[TOKENS], i
+        cdef bint tokens_next = count == 1 or abs(key.strides_[TOKENS]) >= abs(key.strides_[HEADS])
+        tokens_next = tokens_next or self.factors is not None  # a factor can differ from head to head
         cdef int axis = TOKENS if tokens_next else HEADS
         if is_merged(key, axis) and is_merged(value, axis):
             return self.run(
-                merged(key, axis, 0, batch), merged(value, axis, 0, batch),
-                self.part(self.keys, index, 0, batch, begin, end, tokens_next),
-                self.part(self.values, index, 0, batch, begin, end, tokens_next),
-                self.first_slots(batch * key.shape_[axis]), stream,
-            )
+                merged(key, axis, 0, batch), merged(value, axis, 0, batch), index, 0, batch, begin, count, tokens_next,
+                self.first_slots(batch * key.shape_[axis]), stream)
         for i in range(batch):
             self.run(
-                merged(key, axis, i, 1), merged(value, axis, i, 1),
-                self.part(self.keys, index, i, 1, begin, end, tokens_next),
-                self.part(self.values, index, i, 1, begin, end, tokens_next),
-                self.first_slots(key.shape_[axis]), stream,
-            )
+                merged(key, axis, i, 1), merged(value, axis, i, 1), index, i, 1, begin, count, tokens_next,
+                self.first_slots(key.shape_[axis]), stream)
         return 0
 
-    cdef int run(self, Tensor key, Tensor value, Tensor keys, Tensor values, Tensor slots, object stream) except -1:
-        if stream is None:
-            return run_write(key, value, keys, values, slots, None, None)
-        write_kv(key, value, keys, values, slots, stream=stream)
+    cdef int run(
+            self, Tensor key, Tensor value, Py_ssize_t index, int64_t first, int64_t batch, int64_t begin,
+            int64_t count, bint tokens_next, Tensor slots, object stream) except -1:
+        """Write merged rows to `batch` sequences from `first` on, tokens from `begin` on."""
+        cdef int64_t end = begin + count
+        cdef Tensor keys = self.part(self.keys, index, first, batch, begin, end, tokens_next)
+        cdef Tensor values = self.part(self.values, index, first, batch, begin, end, tokens_next)
+        if self.factors is None and stream is None:
+            return run_write(key, value, plain_cache(keys), plain_cache(values), slots, None, None, False)
+        scales = {} if self.factors is None else dict(self.factors[index])
+        if self.key_scales is not None:
+            scales["key_scale"] = self.part(self.key_scales, index, first, batch, begin, end, tokens_next)
+            scales["value_scale"] = self.part(self.value_scales, index, first, batch, begin, end, tokens_next)
+        write_kv(key, value, keys, values, slots, stream=stream, **scales)
         return 0
 
     cdef Tensor part(

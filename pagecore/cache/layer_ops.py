@@ -14,11 +14,12 @@ import numpy as np
 from pagecore.arrays import Tensor
 from pagecore.arrays.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
+from pagecore.cache.step.selection import padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
 from pagecore.storage import AttentionSpec, KVPool, LatentSpec, Spec
-from pagecore.storage.spec import stores_key_and_value, window_of
+from pagecore.storage.spec import format_of, stores_key_and_value, window_of
 
 
 class LayerOps(ABC):
@@ -49,21 +50,42 @@ class LayerOps(ABC):
 class AttentionOps(LayerOps):
     """Operations of a spec that stores the planes key and value, ``(heads, dim)`` per token.
 
-    `AttentionSpec` supplies scale, softcap, sinks and the number of query heads; any other spec only its window.
+    `AttentionSpec` supplies scale, softcap, sinks and the number of query heads; any other spec its window, and a
+    format with its factors if it has these attributes. The planes "key_scale" and "value_scale" of a format hold its
+    scales.
     """
 
     def __init__(self, spec: Spec, device: str) -> None:
         self._spec = spec
         self._device = device
         self._defaults: dict[str, Any] = {"window": window_of(spec)}
+        self._summaries: tuple[str, ...] = ()
+        self._write_options: dict[str, Any] = {}
         if isinstance(spec, AttentionSpec):
+            self._keep_summaries(spec)
             sinks = None if spec.sinks is None else to_device(np.array(list(spec.sinks), np.float32), device)
             self._defaults.update(scale=spec.scale, softcap=spec.softcap, sinks=sinks)
+        self._format = format_of(spec)
+        self._factors = given_factors(spec, device)
+
+    def _keep_summaries(self, spec: AttentionSpec) -> None:
+        """Note the summaries of keys that each write keeps up."""
+        if spec.key_bounds:
+            self._summaries += ("key_min", "key_max")
+        if spec.label_channels is not None:
+            self._summaries += ("label",)
+            self._write_options["label_channels"] = np.array(spec.label_channels, np.int32)
+        if self._summaries and self._device not in ("cpu", "none"):
+            raise UnsupportedOption(
+                f"the layer stores {', '.join(self._summaries)}, which only the host keeps up; use device='cpu', or a "
+                "spec without key_bounds and label_channels"
+            )
 
     @property
     def value_dim(self) -> int:
-        """Last extent of the plane value."""
-        return next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
+        """Numbers of a row of the plane value, of which a byte can hold two."""
+        stored = next(plane.shape[-1] for plane in self._spec.planes if plane.name == "value")
+        return stored if self._format is None else stored * self._format.codes_per_byte
 
     def plan(self) -> AttentionPlan | None:
         """Return an empty plan; None if the spec does not specify its number of query heads."""
@@ -88,7 +110,11 @@ class AttentionOps(LayerOps):
         rows = tensor.shape[0] if tensor.ndim else 0
         # On a device `write_kv` gets the caller's own array, whose framework determines the default stream.
         given = tensor if keys.device == "cpu" else key
-        write_kv(given, value, keys, values, slots if rows >= slots.shape[0] else slots[:rows], stream=stream)
+        if rows < slots.shape[0]:
+            slots = slots[:rows]
+        planes = {name: pool.plane(name, index) for name in self._summaries}
+        options = self._write_options | self._scales(pool, index) | planes
+        write_kv(given, value, keys, values, slots, stream=stream, **options)
 
     def attend(
         self, pool: KVPool, index: int, query: Any, batch: Batch, group: BatchGroup, options: dict[str, Any]
@@ -97,6 +123,7 @@ class AttentionOps(LayerOps):
         defaults = self._defaults
         if options.keys().isdisjoint(("plan", "causal", "window")):
             defaults = {**defaults, "plan": group.plan}
+        options = padded_selection(options, batch.num_sequences, batch.seq_lens.shape[0])
         return paged_attention(
             query,
             pool.plane("key", index),
@@ -105,8 +132,31 @@ class AttentionOps(LayerOps):
             batch.seq_lens,
             rows=batch.rows,
             cu_query_lens=batch.cu_query_lens,
-            **{**defaults, **options},
+            **{**defaults, **self._scales(pool, index), **options},
         )
+
+    def _scales(self, pool: KVPool, index: int) -> dict[str, Any]:
+        """Return the arguments of `write_kv` and `paged_attention` that hold scales; none without a format."""
+        if self._format is None or self._format.scale_dtype is None:
+            return self._factors
+        return {
+            "key_scale": pool.plane("key_scale", index),
+            "value_scale": pool.plane("value_scale", index),
+            **self._factors,
+        }
+
+
+def given_factors(spec: Spec, device: str) -> dict[str, Any]:
+    """Return the given factors of a spec's format as arguments of `write_kv`; an array is on the device."""
+    stored = format_of(spec)
+    if stored is None or not stored.takes_factor:
+        return {}
+    suffix = "scale" if stored.scale_dtype is None else "global_scale"
+    given = {f"{name}_{suffix}": getattr(spec, f"{name}_scale", 1.0) for name in ("key", "value")}
+    return {
+        name: to_device(np.array(factor, np.float32), device) if isinstance(factor, tuple) else factor
+        for name, factor in given.items()
+    }
 
 
 class LatentOps(LayerOps):

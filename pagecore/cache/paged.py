@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from pagecore.cache import lifecycle
 from pagecore.cache._sequence import Sequence, token_ids
 from pagecore.cache.build import build_parts
+from pagecore.cache.compact.methods import CompactMethods
 from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
@@ -27,7 +28,7 @@ from pagecore.storage.checks import require_int
 from pagecore.storage.memory import Memory
 
 
-class PagedKVCache(SwapMethods, CacheReader):
+class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     """The keys and values of many sequences, in blocks of shared memory; every call takes the cache's lock.
 
     Parameters
@@ -415,9 +416,9 @@ class PagedKVCache(SwapMethods, CacheReader):
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens` or more. Floats are cast to the cache's dtype. `stream` is that of the prepare.
-        For a layer with latents (`LatentSpec`) `key` is the latent ``[T, latent_dim]`` and `value` the rotated part
-        ``[T, rope_dim]``.
+        T is the batch's `num_tokens` or more. Floats are cast or quantised to the cache's dtype or format. `stream` is
+        that of the prepare. For a layer with latents (`LatentSpec`) `key` is the latent ``[T, latent_dim]`` and `value`
+        the rotated part ``[T, rope_dim]``.
 
         Raises
         ------

@@ -9,12 +9,14 @@ import numpy as np
 from pagecore.arrays import Tensor, zeros
 from pagecore.arrays.devices import device_name
 from pagecore.cache._static import StaticRoom
+from pagecore.cache.layer_ops import given_factors
 from pagecore.cache.layers import Layer, Layers, arrange, layer_number
 from pagecore.cache.position import position_number
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec, TensorParallel
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.parallel import as_parallel
+from pagecore.storage.spec import format_of
 
 
 class StaticKVCache:
@@ -81,15 +83,23 @@ class StaticKVCache:
             raise ShapeError("max_length is None; pass the maximum number of tokens of a sequence")
         self.max_length = require_int("max_length", max_length, max=None)
         self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True)
-        planes = [_key_and_value(group.spec) for group in groups]
+        planes = [_planes_of(group.spec) for group in groups]
         for other in planes[1:]:
             _check_alike(planes[0], other)
-        key, value = planes[0]
         self._indices = _array_indices(self._layers)
-        room = len(set(self._indices)), self.max_batch_size, key.shape[0], self.max_length
-        self.key_array = zeros((*room, key.shape[1]), key.dtype, self.device)
-        self.value_array = zeros((*room, value.shape[1]), value.dtype, self.device)
-        self._room = StaticRoom(self.key_array, self.value_array)
+        room = len(set(self._indices)), self.max_batch_size, planes[0][0].shape[0], self.max_length
+        self._arrays = {plane.name: zeros((*room, plane.shape[1]), plane.dtype, self.device) for plane in planes[0]}
+        self.key_array, self.value_array = self._arrays["key"], self._arrays["value"]
+        self._room = self._make_room()
+
+    def _make_room(self) -> StaticRoom:
+        stored = format_of(self._layers[0].spec)
+        if stored is None:
+            return StaticRoom(self.key_array, self.value_array)
+        specs = dict(zip(self._indices, (layer.spec for layer in self._layers), strict=True))
+        factors = [given_factors(specs[index], self.device) for index in range(len(specs))]
+        scales = self._arrays.get("key_scale"), self._arrays.get("value_scale")
+        return StaticRoom(self.key_array, self.value_array, *scales, factors, stored.codes_per_byte)
 
     @property
     def num_layers(self) -> int:
@@ -98,20 +108,21 @@ class StaticKVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values of this rank."""
-        return self.key_array.nbytes + self.value_array.nbytes
+        """Bytes of the keys and values of this rank, and of their scales."""
+        return sum(array.nbytes for array in self._arrays.values())
 
     def spec(self, layer: int) -> Spec:
         """Return the spec of this rank's part of a model layer; for an alias, that of the layer that it shares."""
         return self._layers[layer_number(layer, self.num_layers)].spec
 
     def plane(self, name: str, layer: int) -> Tensor:
-        """Return the plane "key" or "value" of a model layer.
+        """Return the plane "key" or "value" of a model layer, or its "key_scale" or "value_scale".
 
         Returns
         -------
         Tensor
-            ``[max_batch_size, num_kv_heads, max_length, head_dim or v_head_dim]``; it aliases the cache.
+            ``[max_batch_size, num_kv_heads, max_length, head_dim or v_head_dim]``; it aliases the cache. With a format
+            the last axis counts stored codes, or scales.
 
         Raises
         ------
@@ -120,10 +131,9 @@ class StaticKVCache:
         ShapeError
             The cache does not have that layer.
         """
-        arrays = {"key": self.key_array, "value": self.value_array}
-        if not isinstance(name, str) or name not in arrays:
-            raise UnsupportedOption(f"plane {shown(name)} is not stored; this cache has {', '.join(arrays)}")
-        return arrays[name][self._array_index(layer)]
+        if not isinstance(name, str) or name not in self._arrays:
+            raise UnsupportedOption(f"plane {shown(name)} is not stored; this cache has {', '.join(self._arrays)}")
+        return self._arrays[name][self._array_index(layer)]
 
     def key(self, layer: int) -> Tensor:
         """Return ``plane("key", layer)``."""
@@ -162,7 +172,8 @@ class StaticKVCache:
         -------
         key, value : Tensor, [batch, num_kv_heads, position + tokens, head_dim or v_head_dim]
             Views of the cache, which keep its memory alive and show later writes. Tokens before `position` have the
-            values of earlier calls, or zeros.
+            values of earlier calls, or zeros. With a format they hold codes, whose scales are in the planes
+            "key_scale" and "value_scale"; `dequantize` reads both.
 
         Raises
         ------
@@ -193,24 +204,31 @@ class StaticKVCache:
         )
 
 
-def _key_and_value(spec: Spec) -> tuple[Plane, Plane]:
-    """Return the two planes that a static cache holds; raise UnsupportedOption for a spec with any others."""
+def _planes_of(spec: Spec) -> tuple[Plane, ...]:
+    """Return the planes that a static cache holds; raise UnsupportedOption for a spec with any others."""
     planes = {plane.name: plane for plane in spec.planes}
-    if planes.keys() != {"key", "value"}:
+    stored = format_of(spec)
+    scales = {"key_scale", "value_scale"} if stored is not None and stored.scale_dtype is not None else set()
+    if planes.keys() != {"key", "value"} | scales:
         raise UnsupportedOption(
-            f"a {type(spec).__name__} stores {', '.join(planes)}; a static cache holds key and value only: use a "
-            "PagedKVCache"
+            f"a {type(spec).__name__} stores {', '.join(planes)}; a static cache holds key and value only, and the "
+            "scales of their format: use a PagedKVCache"
         )
-    return planes["key"], planes["value"]
+    return tuple(planes[name] for name in ("key", "value", *sorted(scales)))
 
 
-def _check_alike(first: tuple[Plane, Plane], other: tuple[Plane, Plane]) -> None:
-    for a, b in zip(first, other, strict=True):
+def _check_alike(first: tuple[Plane, ...], other: tuple[Plane, ...]) -> None:
+    for a, b in zip(first, other, strict=False):
         if a != b:
             raise UnsupportedOption(
                 f"{a.name} is {a.shape} of {a.dtype} in some layers and {b.shape} of {b.dtype} in others; a static "
                 "cache keeps all layers in one array: make one cache for each kind, or a PagedKVCache"
             )
+    if len(first) != len(other):
+        raise UnsupportedOption(
+            "some layers store scales beside codes and others do not; a static cache keeps all layers in one array: "
+            "make one cache for each format, or a PagedKVCache"
+        )
 
 
 def _array_indices(layers: list[Layer]) -> list[int]:

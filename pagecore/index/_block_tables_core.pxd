@@ -43,7 +43,9 @@ cdef class TablesCore:
         self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, StepBuffers out,
         const vector[int32_t]& first_blocks
     ) except -1
-    # Raises OutOfBlocks with the figures of the try_prepare_raw that has just failed.
+    # Returns False if blocks are short; `missing` has room for the number of each group.
+    cdef bint try_compact_raw(self, int32_t row, int32_t unmoved, int32_t length, vector[int64_t]& missing) except -1
+    # Raises OutOfBlocks with the figures of the try_prepare_raw or try_compact_raw that has just failed.
     cdef int fail_out_of_blocks(self) except -1
     # Takes the copies of a group into `out`, whose capacity covers each row of the step that required them.
     cdef int take_copies_raw(self, int64_t group, vector[BlockCopy]& out) except -1

@@ -96,6 +96,10 @@ class BlockTables {
   [[nodiscard]] size_t settle_copies(int64_t group);
   // Moves all pending copies of a group to `out`, in the order in which they must run; settle_copies() counted them.
   void take_copies(int64_t group, std::span<BlockCopy> out);
+  // Cuts a row to `length` tokens, of which the first `unmoved` stay where they are, and replaces the shared blocks
+  // that hold the others by new blocks. Returns false, with nothing changed, if blocks are short: `missing` has the
+  // number for each group.
+  [[nodiscard]] bool try_compact(RowId row, TokenCount unmoved, TokenCount length, std::span<int64_t> missing);
   // Undoes the copy-on-write of a step over `rows`, which refer to the sources again. The copies are those of the last
   // take_copies() and have not run; nothing else may have changed since.
   void undo_copies(RowSpan rows, int64_t group, std::span<const BlockCopy> copies);

@@ -1,4 +1,4 @@
-"""Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention."""
+"""Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention, quantise."""
 
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
@@ -6,12 +6,15 @@ from pagecore.ops._debug import debug
 from pagecore.ops._indexer import index_scores, select_topk, slots_of, write_index
 from pagecore.ops._latent import gather_latent, latent_attention, write_latent
 from pagecore.ops._plan import AttentionPlan, plan_attention
+from pagecore.ops._quantize import dequantize, quantize
+from pagecore.ops._select import score_blocks, score_tokens, select
 from pagecore.ops._write import write_kv
 
 __all__ = [
     "AttentionPlan",
     "copy_blocks",
     "debug",
+    "dequantize",
     "gather_blocks",
     "gather_latent",
     "index_scores",
@@ -19,7 +22,11 @@ __all__ = [
     "merge_attention",
     "paged_attention",
     "plan_attention",
+    "quantize",
     "scatter_blocks",
+    "score_blocks",
+    "score_tokens",
+    "select",
     "select_topk",
     "slots_of",
     "transfer_blocks",

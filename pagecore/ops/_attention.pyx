@@ -7,9 +7,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, FLOAT32, UINT8
 from pagecore.ops._checks cimport (
     any_tensor,
-    cache_tensor,
     check_aligned,
-    check_caches,
     check_last_axis,
     check_length,
     check_rank,
@@ -17,6 +15,7 @@ from pagecore.ops._checks cimport (
     float_tensor,
 )
 from pagecore.ops._debug cimport debug_attention, debugging
+from pagecore.ops._formats cimport StoredCache, check_stored, given_factor, is_plain, stored_cache
 from pagecore.ops._indices cimport flat_mask, given_indices, index_tensor
 from pagecore.ops._numbers cimport (
     finite_number,
@@ -36,7 +35,9 @@ from pagecore.ops._place cimport (
     note_written,
 )
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._selected cimport Selected, read_selected
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
+from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._attention cimport attention as launch_attention
 from pagecore.ops.cuda._moves cimport merge as launch_merge
 
@@ -63,8 +64,14 @@ def paged_attention(
     sinks=None,
     alibi_slopes=None,
     mask=None,
+    blocks=None,
+    block_counts=None,
+    indices=None,
+    index_counts=None,
     key_scale=None,
     value_scale=None,
+    key_global_scale=1.0,
+    value_global_scale=1.0,
     out=None,
     return_lse=False,
     plan=None,
@@ -82,7 +89,8 @@ def paged_attention(
         float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free. Rows from
         ``cu_query_lens[-1]`` on are padding: their output is 0 and their lse -inf.
     key_cache, value_cache : array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
-        float32, float16 or bfloat16, each independent of the dtype of `query`. Hq must be a multiple of Hkv.
+        float32, float16 or bfloat16, or the codes of a format, as `write_kv` stores them; each independent of the other
+        and of the dtype of `query`. The last axis of uint8 codes has half the length. Hq must be a multiple of Hkv.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
         Block ids. An entry is read only if a query attends to a token of the block.
     seq_lens : integers, [B]
@@ -106,8 +114,20 @@ def paged_attention(
     alibi_slopes : numbers, [Hq], optional
     mask : bool, flat, optional
         ``[query_len, seq_len]`` of every sequence in order, True to attend; combined with the other masks.
-    key_scale, value_scale : float or [Hkv], optional
-        Factors of the stored keys or values.
+    blocks : integers, [B, Hkv, n], optional
+        On the host: the blocks that each key head of each sequence reads, as ascending logical numbers (block i has
+        positions ``i * block_size`` to ``(i + 1) * block_size - 1``); see `select`. Other keys are neither read nor
+        attended to. Masks, windows and biases use the true positions. A given plan supplies `batch_invariant` only.
+    block_counts : integers, [B, Hkv], optional
+        Entries of each list of `blocks`; by default a list ends before its first negative entry.
+    indices, index_counts : integers, [B, Hkv, n] and [B, Hkv], optional
+        Single tokens instead of blocks, as ascending positions.
+    key_scale, value_scale : float, [Hkv] or array, [num_blocks, block_size, Hkv, groups], optional
+        Factors of the stored keys or values, for the layer or for each head; or the plane of the stored scales that
+        `write_kv` computed. The dtypes of codes and scales determine the format, as in `write_kv`. A scale is read only
+        if a query attends to its token.
+    key_global_scale, value_global_scale : float
+        Given factor of an "nvfp4" cache, for the layer.
     out : array, [T, Hq, Dv], optional
         Array for the output, in the dtype of `query`; it is returned. It may be `query` itself; otherwise it must not
         overlap any input.
@@ -144,7 +164,8 @@ def paged_attention(
     -----
     On the host, large calls run on up to `num_threads` threads. Sums are float32. If query, key and value are bfloat16
     and the instruction set multiplies bfloat16 (x86-64-v4-bf16, x86-64-v4-amx), softmax weights are rounded to bfloat16
-    and denormal numbers count as 0.
+    and denormal numbers count as 0. Codes times the scales of their groups count as bfloat16, which holds them exactly;
+    float32 scales of tokens multiply the columns of the scores and of the weights.
 
     On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
     are checked and planned by the host. Contents of device arrays are not checked: lengths are cut to what the arrays
@@ -167,12 +188,12 @@ def paged_attention(
     cdef Place place
     cdef Tensor q = float_tensor(query, "query", 3, 1, "[num_tokens, num_query_heads, head_dim]")
     find_place(&place, q, "query", query, stream)
-    cdef Tensor k = cache_tensor(key_cache, "key_cache")
-    cdef Tensor v = cache_tensor(value_cache, "value_cache")
-    check_place(k, "key_cache", &place)
-    check_place(v, "value_cache", &place)
-    check_caches(k, v)
-    check_length(k, "key_cache", 3, q.shape_[2], "the head_dim of query")
+    cdef StoredCache keys = stored_cache(key_cache, key_scale, "key", &place)
+    cdef StoredCache values = stored_cache(value_cache, value_scale, "value", &place)
+    cdef Tensor k = keys.codes, v = values.codes
+    check_stored(keys, values)
+    if keys.dim != q.shape_[2]:
+        refuse_dim(q, keys)
     cdef int64_t num_heads = q.shape_[1], num_kv_heads = k.shape_[2]
     if num_heads % num_kv_heads != 0:
         raise ShapeError(
@@ -219,20 +240,29 @@ def paged_attention(
     if alibi_slopes is not None:
         slopes = head_numbers(alibi_slopes, "alibi_slopes", num_heads, &place)
     cdef Tensor bits = None if mask is None else flat_mask(mask, &place)
-    cdef Tensor key_scales = scale_numbers(key_scale, "key_scale", num_kv_heads, False, &place)
-    cdef Tensor value_scales = scale_numbers(value_scale, "value_scale", num_kv_heads, False, &place)
+    cdef Selected selected = read_selected(
+        blocks, block_counts, indices, index_counts, num_sequences, num_kv_heads, keys.codes.shape_[1], &place)
+    key_factor = given_factor(keys, key_scale, key_global_scale, "key")
+    value_factor = given_factor(values, value_scale, value_global_scale, "value")
+    cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
+    cdef Tensor value_scales = scale_numbers(value_factor, "value_scale", num_kv_heads, False, &place)
 
     cdef int64_t shape[3]
-    shape[0], shape[1], shape[2] = q.shape_[0], num_heads, v.shape_[3]
+    shape[0], shape[1], shape[2] = q.shape_[0], num_heads, values.dim
     cdef Tensor result = float_result(out, "out", shape, q.dtype_code, query, &place)
     if out is not None:
         check_out(
-            result, q, k, v, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)
+            result, q, keys, values, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)
+        if selected is not None:
+            selected.check_apart_from(result)
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
+    cdef Selection selection
+    if selected is not None:
+        selected.fill(&selection)
     if place.device_type == CPU:
         run_attention(
-            q, k, v, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers, slopes,
-            bits, key_scales, value_scales, result, lse,
+            q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers,
+            slopes, bits, key_scales, value_scales, result, lse, selection,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
@@ -241,12 +271,21 @@ def paged_attention(
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
         launch_attention(
-            q, k, v, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
+            q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap,
+            sink_numbers, slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
     return (given, finished(lse, query, &place)) if returns_lse else given
+
+
+cdef int refuse_dim(Tensor query, StoredCache keys) except -1:
+    if is_plain(keys):
+        check_length(keys.codes, "key_cache", 3, query.shape_[2], "the head_dim of query")
+    raise ShapeError(
+        f"query has shape {query.shape} and so a head_dim of {query.shape_[2]}; key_cache has shape "
+        f"{keys.codes.shape} and holds {keys.dim} numbers in a row: the head dims must be equal"
+    )
 
 
 cdef str layout_hint(bint is_transposed):
@@ -276,12 +315,14 @@ cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) excep
 
 
 cdef int check_out(
-        Tensor out, Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows,
+        Tensor out, Tensor query, StoredCache keys, StoredCache values, Tensor table, Tensor lens, Tensor rows,
         Tensor cu, Tensor sinks, Tensor slopes, Tensor mask, Tensor key_scale, Tensor value_scale) except -1:
     """Check overlaps. `out` may be `query` itself: the work that writes a row has read it before."""
     check_apart_or_same(out, "out", query, "query")
-    check_apart(out, "out", key_cache, "key_cache")
-    check_apart(out, "out", value_cache, "value_cache")
+    check_apart(out, "out", keys.codes, "key_cache")
+    check_apart(out, "out", values.codes, "value_cache")
+    check_apart(out, "out", keys.plane, "key_scale")
+    check_apart(out, "out", values.plane, "value_scale")
     check_apart(out, "out", table, "block_table")
     check_apart(out, "out", lens, "seq_lens")
     check_apart(out, "out", rows, "rows")

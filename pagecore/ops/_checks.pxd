@@ -14,6 +14,9 @@ cdef Tensor foreign_tensor(object array, str name)
 # float32, float16 or bfloat16 of any rank and layout.
 cpdef Tensor float_array(object array, str name)
 
+# Any dtype that a cache stores: those of float_array(), and codes in float8_e4m3fn, float8_e5m2, int8 and uint8.
+cdef Tensor stored_array(object array, str name)
+
 # float_array() of `ndim` axes, aligned, with a contiguous last axis. Axes from `first_full` on must not be empty;
 # `axes` describes all axes in messages.
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes)

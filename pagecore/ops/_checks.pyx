@@ -8,7 +8,7 @@ wait for the device.
 from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor
-from pagecore.arrays.codes cimport LAST_FLOAT
+from pagecore.arrays.codes cimport LAST_FLOAT, UINT8
 from pagecore.ops._overlap cimport check_own_elements
 
 from pagecore.arrays.dtypes import DTYPES
@@ -55,17 +55,31 @@ cdef object not_float(str name, object dtype):
 
 cpdef Tensor float_array(object array, str name):
     """Return a view of a float32, float16 or bfloat16 array of any rank; errors name the argument."""
-    cdef Tensor tensor
+    cdef Tensor tensor = listed_tensor(array, name)
+    if tensor.dtype_code > LAST_FLOAT:
+        raise not_float(name, tensor.dtype)
+    return tensor
+
+
+cdef Tensor stored_array(object array, str name):
+    cdef Tensor tensor = listed_tensor(array, name)
+    if tensor.dtype_code > UINT8:
+        raise UnsupportedDtype(
+            f"{name} is {tensor.dtype}; a cache is float32, float16 or bfloat16, or holds the codes of a format in "
+            "float8_e4m3fn, float8_e5m2, int8 or uint8"
+        )
+    return tensor
+
+
+cdef Tensor listed_tensor(object array, str name):
+    """Return a view of an array; a dtype that the table lacks is an error that lists the floats."""
     try:
-        tensor = any_tensor(array, name)
+        return any_tensor(array, name)
     except UnsupportedDtype:
         dtype = unlisted_dtype(array)
         if dtype is None:
             raise
         raise not_float(name, dtype) from None
-    if tensor.dtype_code > LAST_FLOAT:
-        raise not_float(name, tensor.dtype)
-    return tensor
 
 
 cdef Tensor cache_tensor(object array, str name):

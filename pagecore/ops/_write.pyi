@@ -9,5 +9,12 @@ def write_kv(
     *,
     key_scale: Any = None,
     value_scale: Any = None,
+    key_global_scale: float = 1.0,
+    value_global_scale: float = 1.0,
+    format: str | None = None,
+    key_min: Any = None,
+    key_max: Any = None,
+    label: Any = None,
+    label_channels: Any = None,
     stream: Any = None,
 ) -> None: ...

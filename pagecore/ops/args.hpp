@@ -13,10 +13,10 @@
 
 namespace pagecore {
 
-// The dtype of numbers that kernels compute with: F32, F16 or BF16.
+// The dtype of numbers that kernels compute with, F32, F16 or BF16, or that of the codes of a cache.
 using Float = DType;
 
-PC_FORCE_INLINE int64_t size_of(Float type) { return type == Float::F32 ? 4 : 2; }
+PC_FORCE_INLINE int64_t size_of(Float type) { return type == Float::F32 ? 4 : type <= Float::BF16 ? 2 : 1; }
 
 // A 1-D array of int32 or int64 with any stride; absent when data is null.
 struct Indices {
@@ -54,8 +54,8 @@ struct ScalePlane {
   int64_t head_stride = 0;
 };
 
-// Keys or values of a cache, logically [block, token, head, dim]; dim is contiguous. `dim` counts numbers; `type` is the
-// dtype of the stored codes, of which a byte can hold two (row_bytes).
+// Keys or values of a cache, logically [block, token, head, dim]; dim is contiguous. `dim` counts numbers; `type` is
+// the dtype of the stored codes, of which a byte can hold two (row_bytes).
 struct Cache {
   char* data = nullptr;
   Float type = Float::F32;
@@ -142,8 +142,9 @@ struct WriteArgs {
   Cache key_cache;
   Cache value_cache;
   Indices slots;
-  PerHead key_scale;
+  PerHead key_scale;  // given factors; absent if all are 1
   PerHead value_scale;
+  bool four_over_six = false;  // how scales of Format::NVFP4 are computed
 };
 
 struct MergeArgs {

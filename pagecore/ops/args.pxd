@@ -94,6 +94,7 @@ cdef extern from "pagecore/ops/args.hpp" namespace "pagecore" nogil:
         Indices slots
         PerHead key_scale
         PerHead value_scale
+        cbool four_over_six
 
     cdef cppclass MergeArgs:
         TokenArray out_a

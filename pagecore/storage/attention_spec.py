@@ -9,9 +9,10 @@ from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage.checks import as_float, as_tuple, require_int, shown
+from pagecore.storage.checks import as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.formats import as_format
 from pagecore.storage.parallel import TensorParallel
+from pagecore.storage.sparse_spec import Channels, checked_channels, summary_planes
 from pagecore.storage.spec import CACHE_DTYPES, Plane
 
 
@@ -47,6 +48,12 @@ class AttentionSpec:
     key_scale, value_scale : float or sequence of float, optional
         Given factor of the stored numbers, for the layer or for each key-value head: of the formats "float8_e4m3fn" and
         "float8_e5m2", and the global scale of "nvfp4", a float. The other formats compute their scales.
+    key_bounds : bool
+        Also store the element-wise bounds of the keys of each block, planes "key_min" and "key_max", for
+        `score_blocks` (Quest). Every write keeps them up; on the host only.
+    label_channels : sequence of sequences of int, optional
+        For each key-value head the channels of its keys that are also stored as plane "label", for `score_tokens`
+        (double sparsity). On the host only.
 
     Raises
     ------
@@ -66,6 +73,8 @@ class AttentionSpec:
     format: str | None = None
     key_scale: SupportsFloat | Iterable[SupportsFloat] = 1.0
     value_scale: SupportsFloat | Iterable[SupportsFloat] = 1.0
+    key_bounds: bool = False
+    label_channels: Iterable[Iterable[int]] | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -104,6 +113,9 @@ class AttentionSpec:
             stored.check_dim("v_head_dim", self.v_head_dim or self.head_dim)
         for name in ("key_scale", "value_scale"):
             put(name, self._checked_factor(name))
+        put("key_bounds", flag("key_bounds", self.key_bounds))
+        if self.label_channels is not None:
+            put("label_channels", checked_channels(self.label_channels, self.num_kv_heads, self.head_dim))
 
     def _checked_factor(self, name: str) -> float | tuple[float, ...]:
         """Return the given factor of keys or values as a float, or as a tuple with one for each head."""
@@ -147,8 +159,19 @@ class AttentionSpec:
         """Key ``(num_kv_heads, head_dim)`` and value ``(num_kv_heads, v_head_dim)``.
 
         With a format, the last extent counts stored codes, and planes "key_scale" and "value_scale" ``(num_kv_heads,
-        groups)`` follow if the format computes scales.
+        groups)`` follow if the format computes scales. Planes "key_min" and "key_max" ``(num_kv_heads, head_dim)`` per
+        block, and "label" ``(num_kv_heads, channels)`` come last; they are stored in `dtype`.
         """
+        return self._stored_planes + summary_planes(
+            self.num_kv_heads, self.head_dim, as_dtype(self.dtype), self.key_bounds, self._channels
+        )
+
+    @property
+    def _channels(self) -> Channels | None:
+        return None if self.label_channels is None else tuple(tuple(channels) for channels in self.label_channels)
+
+    @property
+    def _stored_planes(self) -> tuple[Plane, ...]:
         assert self.v_head_dim is not None
         heads, dims = self.num_kv_heads, {"key": self.head_dim, "value": self.v_head_dim}
         if self.format is None:
@@ -174,6 +197,7 @@ class AttentionSpec:
             sinks=None,
             key_scale=_part(self.key_scale, heads),
             value_scale=_part(self.value_scale, heads),
+            label_channels=_part(self.label_channels, heads),
         )
         if num_query_heads is None:
             return part
@@ -193,6 +217,6 @@ class AttentionSpec:
         return replace(self, format=format, key_scale=1.0, value_scale=1.0)
 
 
-def _part(factor: Any, heads: range) -> Any:
-    """Return the factors of some heads."""
-    return factor[heads.start : heads.stop] if isinstance(factor, tuple) else factor
+def _part(given: Any, heads: range) -> Any:
+    """Return the entries of some heads, if there is one for each."""
+    return given[heads.start : heads.stop] if isinstance(given, tuple) else given

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_tuple, require_int, shown
+from pagecore.storage.formats import Format, as_format
 
 CACHE_DTYPES = ("float32", "float16", "bfloat16")
 Per = Literal["token", "block", "sequence"]
@@ -88,6 +89,12 @@ def window_of(spec: Spec) -> int | None:
     return None if window is None else require_int(f"window of a {type(spec).__name__}", window, max=None)
 
 
+def format_of(spec: Spec) -> Format | None:
+    """Return the format of a spec; None if it has no attribute `format`, or None there."""
+    name = getattr(spec, "format", None)
+    return None if name is None else as_format(name)
+
+
 def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> None:
     """Raise an error for a spec that a pool or a cache cannot serve, before anything is allocated.
 
@@ -99,7 +106,8 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
         Name of the spec in messages, such as "layer 3".
     attends : bool
         Require that `write` and `attend` can serve a plane named "key" or "value": both must be present, with equal
-        numbers of heads, ``(heads, dim)`` per token and of a float dtype. Planes of other names are only stored.
+        numbers of heads, ``(heads, dim)`` per token and of a float dtype, or with the attribute `format` in its codes
+        beside its planes of scales. Planes of other names are only stored.
 
     Raises
     ------
@@ -107,7 +115,7 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
         An object that is not a spec, no planes, duplicate names, planes per sequence, or a key or value that cannot be
         attended to.
     UnsupportedDtype
-        A key or value with a dtype other than `CACHE_DTYPES`.
+        A key or value with a dtype other than `CACHE_DTYPES`, or than those of the spec's format.
     ShapeError
         A window or a number of query heads that is not an integer of at least 1, or numbers of heads that do not match.
     """
@@ -119,7 +127,7 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
     heads: Any = getattr(spec, "num_query_heads", None)
     heads = None if heads is None else require_int(f"num_query_heads of a {type(spec).__name__}", heads)
     if attends and not planes.keys().isdisjoint(("key", "value")):
-        _check_attended(planes, heads, who)
+        _check_attended(planes, heads, format_of(spec), who)
 
 
 def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
@@ -141,7 +149,7 @@ def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
     return planes
 
 
-def _check_attended(planes: dict[str, Plane], query_heads: int | None, who: str) -> None:
+def _check_attended(planes: dict[str, Plane], query_heads: int | None, stored: Format | None, who: str) -> None:
     for name in ("key", "value"):
         if name not in planes:
             raise UnsupportedOption(
@@ -153,9 +161,12 @@ def _check_attended(planes: dict[str, Plane], query_heads: int | None, who: str)
             raise UnsupportedOption(
                 f"{who} has a plane {name!r} of shape {plane.shape} per {plane.per}; expected (heads, dim) per token"
             )
-        if plane.dtype not in CACHE_DTYPES:
+        if stored is not None:
+            _check_format(planes, name, stored, who)
+        elif plane.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(
-                f"{who} has a plane {name!r} of {plane.dtype}; write and attend serve {', '.join(CACHE_DTYPES)}"
+                f"{who} has a plane {name!r} of {plane.dtype}; without a format write and attend serve "
+                f"{', '.join(CACHE_DTYPES)}"
             )
     heads = planes["key"].shape[0]
     if heads != planes["value"].shape[0]:
@@ -164,3 +175,23 @@ def _check_attended(planes: dict[str, Plane], query_heads: int | None, who: str)
         )
     if query_heads is not None and query_heads % heads:
         raise ShapeError(f"{who} has num_query_heads {query_heads}, not a multiple of its {heads} key-value heads")
+
+
+def _check_format(planes: dict[str, Plane], name: str, stored: Format, who: str) -> None:
+    """Raise an error unless a plane holds codes of the format, and its scales are in the plane of their name."""
+    codes, scales = planes[name], planes.get(f"{name}_scale")
+    if codes.dtype != stored.dtype:
+        raise UnsupportedDtype(
+            f"{who} has a plane {name!r} of {codes.dtype}; the codes of format {stored.name!r} are {stored.dtype}"
+        )
+    dim = codes.shape[1] * stored.codes_per_byte
+    stored.check_dim(f"{who} has a dim of plane {name!r} that", dim)
+    if stored.scale_dtype is None:
+        return
+    expected = (codes.shape[0], stored.row_scales(dim))
+    if scales is None or scales.per != "token" or scales.shape != expected or scales.dtype != stored.scale_dtype:
+        held = "no such plane" if scales is None else f"{scales.shape} of {scales.dtype} per {scales.per}"
+        raise UnsupportedOption(
+            f"{who} needs a plane '{name}_scale' of shape {expected} and dtype {stored.scale_dtype} per token for "
+            f"format {stored.name!r}; it has {held}"
+        )

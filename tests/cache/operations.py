@@ -103,6 +103,27 @@ def truncate_inside_blocks(world):
     return lambda: world.cache.truncate([world.x, world.y], [6, 9])
 
 
+def compaction(world, name, keep):
+    sequence = world.sequences[name]
+    world.compacted[sequence.id] = [*sequence.tokens.tolist(), *world.future.get(sequence.id, ())], keep
+    return lambda: world.cache.compact(sequence, keep)
+
+
+@operation(windows=False)
+def compact(world):
+    return compaction(world, "x", [0, 1, 2, 3, 4, 7, 9, 12, 13])
+
+
+@operation(windows=False)
+def compact_from_the_start(world):
+    return compaction(world, "y", [1, 6, 7])
+
+
+@operation(situations=("shared",), windows=False)
+def compact_with_late_ids(world):
+    return compaction(world, "w", [0, 2, 4])
+
+
 @operation()
 def remove_idle(world):
     return lambda: world.cache.remove(world.x)

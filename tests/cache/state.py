@@ -23,6 +23,8 @@ class World:
         Namespace and spans by sequence id; sequences without either are left out.
     future : dict
         Ids of tokens that the cache does not know yet, by sequence id.
+    compacted : dict
+        Text before compact, and the kept positions, by sequence id.
     probes : list of (list of int, dict)
         Prompts and options for `match_length`.
     """
@@ -33,6 +35,7 @@ class World:
     batches: dict[str, Batch] = field(default_factory=dict)
     kinds: dict[object, tuple[object, object]] = field(default_factory=dict)
     future: dict[object, list[int]] = field(default_factory=dict)
+    compacted: dict[object, tuple[list[int], list[int]]] = field(default_factory=dict)
     probes: list[tuple[list[int], dict]] = field(default_factory=list)
 
     def __getattr__(self, name):
@@ -91,6 +94,9 @@ def content(codes, layer, part, heads, dim):
 
 def codes_of(world, sequence, length):
     namespace, spans = world.kinds.get(sequence.id, (None, None))
+    if sequence.num_dropped_tokens > 0:
+        text, keep = world.compacted[sequence.id]
+        return hashes(text, namespace, spans)[keep][:length]
     ids = [*sequence.tokens.tolist(), *world.future.get(sequence.id, ())]
     return hashes(ids[:length], namespace, spans)
 
@@ -205,7 +211,7 @@ def snapshot(world):
 def line(world, sequence):
     """Return the state of one sequence without blocks and bytes."""
     place = None if sequence.swap_space is None else world.spaces.index(sequence.swap_space)
-    lengths = (sequence.num_computed_tokens, sequence.num_cached_tokens, sequence.capacity)
+    lengths = (sequence.num_computed_tokens, sequence.num_cached_tokens, sequence.num_dropped_tokens, sequence.capacity)
     return sequence.id, bytes(sequence.tokens), *lengths, place, sequence.row >= 0, is_idle(world.cache, sequence)
 
 

@@ -67,6 +67,14 @@ def test_vectors_through_shared_memory(kit, way):
     np.testing.assert_array_equal(kit.get(out), values)
 
 
+def test_asynchronous_copies_of_words(kit):
+    values = np.random.default_rng(6).integers(0, 2**32, 100, dtype=np.uint32)
+    out = kit.empty(100, np.int32)
+    launch(kit, "copied_words", input=kit.put(values.view(np.int32)), output=out, n=100, threads=128, shared_bytes=512)
+    values[2::3] = 0
+    np.testing.assert_array_equal(kit.get(out).view(np.uint32), values)
+
+
 def test_atomics(kit):
     counters = kit.put(np.array([-(2**31), 5], np.int32))
     least = kit.put(np.array([-1]))

@@ -26,9 +26,9 @@ LAYOUTS = ("NHD", "HND", "blockwise", "interleaved", "padded", "reversed")
 
 
 def empty_cache(layout: str, shape: tuple[int, int, int, int], dtype: np.dtype[Any]) -> Array:
-    """Return a cache of NaN, logically ``[num_blocks, block_size, heads, dim]``, in one of LAYOUTS."""
+    """Return a cache of NaN, or of 127, logically ``[num_blocks, block_size, heads, dim]``, in one of LAYOUTS."""
     blocks, tokens, heads, dim = shape
-    nan = np.asarray(np.nan, dtype)
+    nan = np.asarray(127 if dtype.kind in "iu" else np.nan, dtype)
     if layout == "NHD":
         return np.full(shape, nan)
     if layout == "HND":

@@ -224,8 +224,9 @@ WRITE: dict[str, Any] = {
 BAD_WRITE: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"key": np.ones((3, 2, 8))}, DTYPE, "key.*float64"),
     ({"value": np.ones((3, 2, 8), np.int8)}, DTYPE, "value is int8"),
-    ({"key_cache": F8.copy()}, DTYPE, "key_cache is float8_e4m3fn; float32, float16 and bfloat16"),
-    ({"value_cache": np.zeros((6, 4, 2, 8), np.int8)}, DTYPE, "value_cache is int8"),
+    ({"key_cache": np.zeros((6, 4, 2, 8), np.int32)}, DTYPE, "key_cache is int32; a cache is float32"),
+    ({"key_cache": np.zeros((6, 4, 2, 8))}, DTYPE, "key_cache is float64; float32, float16 and bfloat16"),
+    ({"value_cache": np.zeros((6, 4, 2, 8), np.int8)}, OPTION, "value_cache is int8.*float32 for int8_token"),
     ({"slot_mapping": [4.0, 5.0]}, DTYPE, "slot_mapping"),
     ({"key": f32(3, 16)}, SHAPE, "key"),
     ({"key": f32(2, 2, 8)}, SHAPE, "value.*tokens of key"),

@@ -73,6 +73,7 @@ def fork(CacheState state not None, parent, name):
     # The row is there: from here on nothing fails.
     child.tenant = source.tenant
     child.computed = source.computed
+    child.dropped, child.compacted = source.dropped, source.compacted
     child.cached = source.cached
     if state.prefix is not None:
         hold = source.hold

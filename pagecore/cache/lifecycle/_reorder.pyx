@@ -61,7 +61,7 @@ cdef class Heir:
     cdef Sequence child, parent
     cdef PrefixHold old_hold, hold, parent_hold
     cdef int32_t* ids           # a copy of the parent's, for the child
-    cdef int32_t known, computed, cached, published
+    cdef int32_t known, computed, dropped, compacted, cached, published
     cdef int64_t tenant
     cdef bint has_duplicates
 
@@ -80,6 +80,7 @@ cdef class Heir:
     cdef void read_parent(self) noexcept:
         self.tenant = self.parent.tenant
         self.computed = self.parent.computed
+        self.dropped, self.compacted = self.parent.dropped, self.parent.compacted
         self.cached = self.parent.cached
         self.old_hold = self.child.hold
         self.parent_hold = self.parent.hold
@@ -95,6 +96,7 @@ cdef class Heir:
         self.child.ids_capacity = max(self.known, 1)
         self.child.tenant = self.tenant
         self.child.computed = self.computed
+        self.child.dropped, self.child.compacted = self.dropped, self.compacted
         self.child.cached = self.cached
         if state.prefix is not None:
             state.prefix.inherit(self.child, self.hold, self.parent_hold, self.published, self.has_duplicates)

@@ -27,6 +27,11 @@ def truncate(CacheState state not None, sequences, lengths):
         most = max(sequence.known, sequence.computed)
         if not 0 <= length <= most:
             raise ShapeError(f"length is {length}; sequence {sequence.id!r} has {most} tokens: give 0 to {most}")
+        if 0 < length < sequence.compacted:
+            raise UnsupportedOption(
+                f"length is {length}, but sequence {sequence.id!r} was compacted to {sequence.compacted} tokens, whose "
+                f"positions have gaps; give {sequence.compacted} to {most}, or 0 to compute it again"
+            )
         rows.push_back(sequence.row)
         kept.push_back(length)
         computed.push_back(min(<int32_t>length, sequence.computed))
@@ -43,6 +48,15 @@ def truncate(CacheState state not None, sequences, lengths):
         sequence.known = min(sequence.known, kept[i])
         sequence.computed = computed[i]
         sequence.cached = min(sequence.cached, kept[i])
+        if kept[i] == 0:
+            forget_compaction(sequence)
+
+
+cdef void forget_compaction(Sequence sequence) noexcept:
+    """Let the positions of an empty sequence begin at 0 again, and its blocks be published."""
+    sequence.dropped = sequence.compacted = 0
+    if sequence.hold is not None:
+        sequence.hold.is_sealed = False
 
 
 cdef list listed_lengths(object lengths, Py_ssize_t count):

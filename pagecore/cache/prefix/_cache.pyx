@@ -177,6 +177,8 @@ cdef class PrefixCache:
         cdef PrefixHold hold = sequence.hold
         cdef int32_t lane
         cdef bint is_kept
+        if hold.is_sealed:
+            whole = min(whole, hold.published)
         if whole > hold.published and not may_share:
             # Otherwise another row would have blocks of the tree that its receipt does not cover.
             whole = hold.published + self.num_unshared(sequence, hold.published, whole)

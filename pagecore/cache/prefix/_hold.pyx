@@ -40,6 +40,7 @@ cdef class PrefixHold:
         other.receipt = self.receipt.tree.blank_receipt(self.receipt.key)
         other.marks.assign(self.marks.begin(), self.marks.end())
         other.offers_whole = self.offers_whole
+        other.is_sealed = self.is_sealed
         other.priority = self.priority
         other.time_to_live = self.time_to_live
         other.rank = self.rank

@@ -89,8 +89,9 @@ cdef int begin_flight(StepRecord step) except -1:
 
 
 cdef void fill_token_ids(StepRecord step) noexcept:
-    """Write the ids of the step's tokens; -1 for ids that are not known yet."""
+    """Write the ids of the step's tokens, -1 for ids that are not known yet; positions count dropped tokens."""
     cdef int32_t* out = step.buffers.token_ids_data
+    cdef int32_t* positions = step.buffers.positions_data
     cdef int32_t i, k, count, known
     cdef Sequence sequence
     for i in range(step.plan.num_sequences):
@@ -101,7 +102,11 @@ cdef void fill_token_ids(StepRecord step) noexcept:
             memcpy(out, sequence.ids + sequence.computed, known * sizeof(int32_t))
         for k in range(known, count):
             out[k] = -1
+        if sequence.dropped > 0:
+            for k in range(count):
+                positions[k] += sequence.dropped
         out += count
+        positions += count
 
 
 cdef int replan(StepRecord step, AttentionPlan plan) except -1:

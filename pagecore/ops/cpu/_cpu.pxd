@@ -3,10 +3,13 @@
 # The caller has checked ranks, shapes, dtypes, devices and contiguous last axes. The contents of index arrays (ids,
 # slots, lengths) and of the plan are checked here, before anything is written. Optional Tensors may be None.
 from libc.stdint cimport int64_t
+from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops.cpu.args cimport HostCalls
+from pagecore.ops.args cimport BlockArray
+from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
 from pagecore.ops.cpu.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
@@ -16,19 +19,25 @@ from pagecore.ops.cpu.latent cimport (
     SlotsArgs,
     TopkArgs,
 )
+from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
+from pagecore.ops.cpu.slot_moves cimport BoundedKeys
 
 
-# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse.
+# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse. `selection` may be empty.
 cdef int attention(
-    Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-    Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
-    double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
-    Tensor lse) except -1
+    Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
+    Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
+    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
+    Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
 
-# Optional: key_scale, value_scale.
+# Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(
-    Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
-    Tensor value_scale) except -1
+    Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping, Tensor key_scale,
+    Tensor value_scale, bint four_over_six) except -1
+
+# Fills the codes, or the numbers, of all rows.
+cdef int quantize(const Codec& codec) except -1
+cdef int dequantize(const Codec& codec) except -1
 
 # The first axis of each cache counts blocks. `pairs` is [n, 2] of (source, target), copied in order.
 cdef int copy_blocks(list caches, Tensor pairs) except -1
@@ -55,6 +64,16 @@ cdef int gather_latent(
 cdef int index_scores(const IndexScoreCall& call) except -1
 cdef int select_topk(const TopkArgs& args) except -1
 cdef int slots_of(const SlotsArgs& args) except -1
+
+# Sparse selection; see select.hpp.
+cdef int score(const ScoreArgs& args, const ScoreBatch& batch) except -1
+cdef int select(const SelectArgs& args) except -1
+cdef int summarise(const SummaryArgs& args) except -1
+
+# Moves tokens between slots of all arrays, and renews the bounds of the blocks of the targets.
+cdef void move_slots(
+    const vector[BlockArray]& arrays, const vector[BoundedKeys]& bounds, const vector[int64_t]& sources,
+    const vector[int64_t]& targets, int64_t num_threads) noexcept nogil
 
 # The checks of index arrays on the host that the functions above make, without the work. A call that runs on another
 # device uses them to raise the same errors.

@@ -5,6 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport DType
+from pagecore.ops._formats cimport StoredCache, native_cache
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport (
@@ -23,9 +24,11 @@ from pagecore.ops.args cimport (
 )
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
+    Codec,
     HostCalls,
     PackedSequences,
     PlanView,
+    Selection,
     choose_isa,
     current_isa,
     list_isas,
@@ -38,8 +41,10 @@ from pagecore.ops.cpu.args cimport (
     run_check_slots,
     run_check_transferred,
     run_copy,
+    run_dequantize,
     run_gather,
     run_merge,
+    run_quantize,
     run_scatter,
     run_transfer,
     run_write,
@@ -61,6 +66,16 @@ from pagecore.ops.cpu.latent cimport (
     run_write_index,
     run_write_latent,
 )
+from pagecore.ops.cpu.select cimport (
+    ScoreArgs,
+    ScoreBatch,
+    SelectArgs,
+    SummaryArgs,
+    run_score,
+    run_select,
+    run_summarise,
+)
+from pagecore.ops.cpu.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
@@ -84,16 +99,16 @@ cdef PlanView view_of(AttentionPlan plan) noexcept:
 
 
 cdef int attention(
-        Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-        Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left, int64_t window_right,
-        double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale,
-        Tensor out, Tensor lse) except -1:
+        Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
+        Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
+        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
+        Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1:
     cdef AttentionArgs args
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()
     args.query = token_array(query)
-    args.key = cache_array(key_cache)
-    args.value = cache_array(value_cache)
+    args.key = native_cache(key_cache)
+    args.value = native_cache(value_cache)
     args.table = table_array(block_table)
     args.seq_lens = index_array(seq_lens)
     args.rows = index_array(rows)
@@ -107,6 +122,7 @@ cdef int attention(
     set_mask(&args, mask)
     args.out = token_array(out)
     args.lse = lse_array(lse)
+    args.selection = selection
     if plan is None:
         with nogil:
             run_attention(args, NULL, num_threads)
@@ -122,19 +138,34 @@ cdef int attention(
 
 
 cdef int write_kv(
-        Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_scale,
-        Tensor value_scale) except -1:
+        Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping,
+        Tensor key_scale, Tensor value_scale, bint four_over_six) except -1:
     cdef WriteArgs args
     args.key = token_array(key)
     args.value = token_array(value)
-    args.key_cache = cache_array(key_cache)
-    args.value_cache = cache_array(value_cache)
+    args.key_cache = native_cache(key_cache)
+    args.value_cache = native_cache(value_cache)
+    args.four_over_six = four_over_six
     args.slots = index_array(slot_mapping)
     args.key_scale = per_head(key_scale)
     args.value_scale = per_head(value_scale)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_write(args, num_threads)
+    return 0
+
+
+cdef int quantize(const Codec& codec) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_quantize(codec, num_threads)
+    return 0
+
+
+cdef int dequantize(const Codec& codec) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_dequantize(codec, num_threads)
     return 0
 
 
@@ -347,6 +378,36 @@ cdef int slots_of(const SlotsArgs& args) except -1:
     with nogil:
         run_slots_of(args, num_threads)
     return 0
+
+
+# ---- sparse selection
+
+cdef int score(const ScoreArgs& args, const ScoreBatch& batch) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_score(args, batch, num_threads)
+    return 0
+
+
+cdef int select(const SelectArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_select(args, num_threads)
+    return 0
+
+
+cdef int summarise(const SummaryArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_summarise(args, num_threads)
+    return 0
+
+
+cdef void move_slots(
+        const vector[BlockArray]& arrays, const vector[BoundedKeys]& bounds, const vector[int64_t]& sources,
+        const vector[int64_t]& targets, int64_t num_threads) noexcept nogil:
+    run_move_slots(arrays, sources.data(), targets.data(), <int64_t>sources.size(), num_threads)
+    run_renew_bounds(bounds, targets.data(), <int64_t>targets.size(), num_threads)
 
 
 cdef const HostCalls* host_calls() noexcept:

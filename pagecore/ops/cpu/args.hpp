@@ -8,6 +8,28 @@
 
 namespace pagecore::cpu {
 
+// Keys that each key head of each sequence reads: units of `unit` tokens (a block, or 1), [sequence, head, width].
+// Absent when data is null. Without counts, a list ends before its first negative entry.
+struct Selection {
+  const char* data = nullptr;
+  const char* counts = nullptr;  // [sequence, head]
+  int64_t width = 0;
+  int64_t sequence_stride = 0;
+  int64_t head_stride = 0;
+  int64_t counts_sequence_stride = 0;
+  int64_t counts_head_stride = 0;
+  int64_t unit = 1;
+  bool wide = false;  // int64
+  bool counts_wide = false;
+
+  PC_FORCE_INLINE Indices list(int64_t sequence, int64_t head) const {
+    return {data + sequence * sequence_stride + head * head_stride, width, wide ? 8 : 4, wide};
+  }
+  PC_FORCE_INLINE int64_t count(int64_t sequence, int64_t head) const {
+    return Indices{counts + sequence * counts_sequence_stride + head * counts_head_stride, 1, 0, counts_wide}.at(0);
+  }
+};
+
 struct AttentionArgs {
   TokenArray query;
   Cache key;
@@ -27,6 +49,7 @@ struct AttentionArgs {
   PerHead value_scale;
   const uint8_t* mask = nullptr;  // flat [query_len, seq_len] of every sequence in order
   int64_t mask_size = -1;         // -1: no mask
+  Selection selection;
   TokenArray out;
   Lse lse;
 };

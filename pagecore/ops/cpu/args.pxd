@@ -4,10 +4,12 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
+from pagecore.arrays.codes cimport DType
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport (
     BlockArray,
     Cache,
+    Format,
     Indices,
     Lse,
     MergeArgs,
@@ -19,7 +21,39 @@ from pagecore.ops.args cimport (
 from pagecore.ops.plan cimport PcWorkItem
 
 
+cdef extern from "pagecore/ops/cpu/codec.hpp" namespace "pagecore::cpu" nogil:
+    cdef cppclass Codec:
+        char* numbers
+        char* codes
+        char* scales
+        int64_t numbers_stride
+        int64_t codes_stride
+        int64_t scales_stride
+        int64_t num_rows
+        int64_t dim
+        DType type
+        Format format
+        cbool four_over_six
+        const float* factors
+        int64_t num_factors
+
+
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
+    cdef cppclass Selection:
+        const char* data
+        const char* counts
+        int64_t width
+        int64_t sequence_stride
+        int64_t head_stride
+        int64_t counts_sequence_stride
+        int64_t counts_head_stride
+        int64_t unit
+        cbool wide
+        cbool counts_wide
+
+    void run_quantize "pagecore::cpu::quantize"(const Codec& codec, int64_t num_threads) except +raise_python_error
+    void run_dequantize "pagecore::cpu::dequantize"(const Codec& codec, int64_t num_threads) except +raise_python_error
+
     cdef cppclass AttentionArgs:
         TokenArray query
         Cache key
@@ -39,6 +73,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         PerHead value_scale
         const uint8_t* mask
         int64_t mask_size
+        Selection selection
         TokenArray out
         Lse lse
 

@@ -44,30 +44,40 @@ struct Estimate {
   double us;  // lower bound for one thread: keys and values are read once, and every query row is multiplied with them
 };
 
+// The window of a plan. Items of a selection count in the lists of selected keys, which the kernels cut to the window.
+Window planned_window(const AttentionArgs& args) {
+  if (args.selection.data != nullptr) return {};
+  return make_window(args.causal, args.window_left, args.window_right);
+}
+
 Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
-  const Window window = make_window(args.causal, args.window_left, args.window_right);
+  const Window window = planned_window(args);
   double keys = 0.0, products = 0.0;
   for (int64_t i = 0; i < batch.num_sequences(); ++i) {
-    const int64_t length = batch.seq_lens()[i], queries = batch.cu_query_lens()[i + 1] - batch.cu_query_lens()[i];
+    const int64_t length = batch.num_keys()[i], queries = batch.cu_query_lens()[i + 1] - batch.cu_query_lens()[i];
     if (queries == 0) continue;
     const KeyRange range = attended_keys(window, length - queries, length - 1, length);
     keys += static_cast<double>(range.end - range.begin);
     products += static_cast<double>(range.end - range.begin) * static_cast<double>(queries);
   }
-  const int64_t token_bytes = args.key.dim * size_of(args.key.type) + args.value.dim * size_of(args.value.type);
+  const int64_t token_bytes =
+      row_bytes(args.key) + scale_bytes(args.key) + row_bytes(args.value) + scale_bytes(args.value);
   const double bytes = keys * static_cast<double>(token_bytes * args.key.num_heads);
   const double flops = products * static_cast<double>(2 * (args.key.dim + args.value.dim) * args.query.num_heads);
   return {bytes, std::max(bytes / kBytesPerUs, flops / kFlopsPerUs)};
 }
 
 // Makes a plan for `num_threads` threads in the calling thread's workspace.
-PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, Workspace& work) {
+PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, bool batch_invariant, Workspace& work) {
   PlanOptions options = host_plan_options(args.query.num_heads, args.key.num_heads);
-  options.causal = args.causal;
-  options.window_left = args.window_left;
-  options.window_right = args.window_right;
+  const Window window = planned_window(args);
+  options.causal = false;  // `window` includes causality
+  options.window_left = window.left;
+  options.window_right = window.right;
+  options.batch_invariant = batch_invariant;
   options.num_workers = num_threads;
-  const PlanBatch batch{work.batch.cu_query_lens(), work.batch.seq_lens(), work.batch.num_sequences()};
+  if (args.selection.data != nullptr) options.pass_rows = 0;
+  const PlanBatch batch{work.batch.cu_query_lens(), work.batch.num_keys(), work.batch.num_sequences()};
   PlanCounts counts = make_plan(options, batch, work.items.data(), static_cast<int64_t>(work.items.size()));
   if (counts.num_items > static_cast<int64_t>(work.items.size())) {
     work.items.resize(static_cast<size_t>(counts.num_items));
@@ -77,14 +87,21 @@ PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, Workspa
   plan.items = work.items.data();
   plan.num_items = counts.num_items;
   plan.num_partial_rows = counts.num_partial_rows;
+  plan.batch_invariant = batch_invariant;
   return plan;
 }
 
-void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Unit>& units) {
+// Key heads of an item that are computed together. Each head has a selection of its own.
+int64_t heads_together(const AttentionArgs& args, const PcWorkItem& item) {
   const int64_t heads = args.key.num_heads, group = args.query.num_heads / heads;
+  return args.selection.data != nullptr ? 1 : heads_per_pass(item.query_count * group, heads);
+}
+
+void list_units(const AttentionArgs& args, const PlanView& plan, std::vector<Unit>& units) {
+  const int64_t heads = args.key.num_heads;
   units.clear();
   for (int64_t i = 0; i < plan.num_items; ++i) {
-    const int64_t together = heads_per_pass(plan.items[i].query_count * group, heads);
+    const int64_t together = heads_together(args, plan.items[i]);
     for (int64_t head = 0; head < heads; head += together)
       units.push_back({static_cast<int32_t>(i), static_cast<int32_t>(head)});
   }
@@ -121,6 +138,9 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Wor
   batch.seq_lens = work.batch.seq_lens();
   batch.rows = work.batch.rows();
   batch.mask_starts = work.batch.mask_starts();
+  batch.selected = work.batch.selected();
+  batch.selected_counts = work.batch.selected_counts();
+  batch.code_tables = &kCodeTables;
   if (plan.num_partial_rows > 0) {
     const int64_t rows = plan.num_partial_rows * args.query.num_heads;
     batch.partial_out = work.partials.reserve(rows * (padded(args.value.dim) + 2));
@@ -139,11 +159,11 @@ struct Call {
 };
 
 void attend_units(const Call& call, const std::vector<Unit>& units) {
-  const int64_t heads = call.args.key.num_heads, group = call.args.query.num_heads / heads;
+  const int64_t heads = call.args.key.num_heads;
   parallel_for(std::ssize(units), call.num_threads, [&](int64_t i, int64_t worker) noexcept {
     const auto [at, head] = units[static_cast<size_t>(i)];
     const PcWorkItem& item = call.plan.items[at];
-    const int64_t together = heads_per_pass(item.query_count * group, heads);
+    const int64_t together = heads_together(call.args, item);
     call.table.attend(call.args, call.batch, item, head, std::min(together, heads - head), call.scratch.of(worker));
   });
 }
@@ -186,7 +206,11 @@ void attention(const AttentionArgs& args, const PlanView* given, int64_t num_thr
   if (given != nullptr) work.batch.check_plan(args, *given);
   const Estimate size = estimate(args, work.batch);
   const int64_t worth = worthwhile_threads(size.us, num_threads);
-  const PlanView plan = given != nullptr ? *given : make_local_plan(args, worth, work);
+  // The items of a given plan count in positions. A selection is planned anew, as invariant as the given plan.
+  const bool selects = args.selection.data != nullptr;
+  const PlanView plan = given != nullptr && !selects
+                            ? *given
+                            : make_local_plan(args, worth, given != nullptr && given->batch_invariant, work);
   list_units(args, plan, work.units);
   const int64_t workers = std::clamp<int64_t>(std::ssize(work.units), 1, worth);
   AttentionBatch batch = kernel_batch(args, plan, work);

@@ -38,6 +38,7 @@ void CheckedBatch::check_lists(const AttentionArgs& args) {
   check_lengths(args);
   check_rows(args);
   check_mask(args);
+  check_selection(args);
 }
 
 void CheckedBatch::check_queries(const AttentionArgs& args) {
@@ -129,6 +130,7 @@ void CheckedBatch::check_blocks(const AttentionArgs& args, int64_t sequence) con
   const Window window = make_window(args.causal, args.window_left, args.window_right);
   const KeyRange keys = attended_keys(window, length - queries, length - 1, length);
   if (keys.begin == keys.end) return;
+  if (has_selection_) return check_selected_blocks(args, sequence, keys);
   const int64_t size = args.key.block_size, limit = std::min(args.key.num_blocks, args.value.num_blocks);
   const int64_t first = keys.begin / size, last = (keys.end - 1) / size;
   const Indices blocks = args.table.row(rows_[at]);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu {
 
@@ -28,13 +29,21 @@ class CheckedBatch {
   [[nodiscard]] const int32_t* seq_lens() const { return seq_lens_.data(); }
   [[nodiscard]] const int32_t* rows() const { return rows_.data(); }
   [[nodiscard]] const int64_t* mask_starts() const { return mask_starts_.data(); }
+  // [sequence, key head, width] and [sequence, key head]; null without a selection.
+  [[nodiscard]] const int32_t* selected() const { return has_selection_ ? selected_.data() : nullptr; }
+  [[nodiscard]] const int32_t* selected_counts() const { return has_selection_ ? selected_counts_.data() : nullptr; }
+  // Keys that an item of each sequence can have: those of the head that selects most, or all.
+  [[nodiscard]] const int32_t* num_keys() const { return has_selection_ ? num_keys_.data() : seq_lens_.data(); }
 
  private:
   void check_queries(const AttentionArgs& args);
   void check_lengths(const AttentionArgs& args);
   void check_rows(const AttentionArgs& args);
   void check_mask(const AttentionArgs& args);
+  void check_selection(const AttentionArgs& args);
+  void check_selected(const AttentionArgs& args, int64_t sequence, int64_t head);
   void check_blocks(const AttentionArgs& args, int64_t sequence) const;
+  void check_selected_blocks(const AttentionArgs& args, int64_t sequence, const KeyRange& keys) const;
   [[nodiscard]] bool attended(const AttentionArgs& args, int64_t sequence, int64_t begin, int64_t end) const;
 
   int64_t num_sequences_ = 0;
@@ -42,6 +51,10 @@ class CheckedBatch {
   std::vector<int32_t> seq_lens_;
   std::vector<int32_t> rows_;
   std::vector<int64_t> mask_starts_;
+  bool has_selection_ = false;
+  std::vector<int32_t> selected_;
+  std::vector<int32_t> selected_counts_;
+  std::vector<int32_t> num_keys_;
 };
 
 }  // namespace pagecore::cpu

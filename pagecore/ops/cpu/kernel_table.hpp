@@ -5,7 +5,10 @@
 
 #include "cuda_src/abi.h"
 #include "pagecore/ops/cpu/args.hpp"
+#include "pagecore/ops/cpu/code_tables.hpp"
+#include "pagecore/ops/cpu/codec.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
+#include "pagecore/ops/cpu/select_args.hpp"
 
 namespace pagecore::cpu {
 
@@ -39,6 +42,15 @@ PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
 PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
 
+// Zeros that stand for a row of keys or values that must not be read.
+PC_FORCE_INLINE int64_t zero_numbers(int64_t dim, int64_t value_dim) {
+  return padded(dim > value_dim ? dim : value_dim);
+}
+
+// Numbers from one row to the next of a quantised tile that is unpacked to bfloat16: whole cache lines, and room for a
+// vector of codes.
+PC_FORCE_INLINE int64_t unpacked_stride(int64_t dim) { return (dim + 63) / 64 * 64; }
+
 // A checked batch, in int32.
 struct AttentionBatch {
   const int32_t* cu_query_lens = nullptr;
@@ -47,8 +59,12 @@ struct AttentionBatch {
   const int64_t* mask_starts = nullptr;  // [num_sequences], offset of each sequence's mask; null without a mask
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
+  const CodeTables* code_tables = nullptr;
   bool from_cache = false;               // keys and values are small enough to be in the processor's caches
   bool invariant = false;                // batch-invariant: a row's bits must not depend on the other rows
+  // A selection: lists [num_sequences, key heads, width], ascending, and their lengths; null without one.
+  const int32_t* selected = nullptr;
+  const int32_t* selected_counts = nullptr;
 };
 
 // Scratch memory of one pass: `heads` key heads with `rows` query rows each.
@@ -60,7 +76,7 @@ struct Scratch {
   uint16_t* weights;      // [heads, rows, 64], bfloat16, plus kDecodeRows rows of slack
   uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows] if rows < kDecodeRows, else empty
   float* scale;           // [heads], factor of the scores
-  float* zeros;           // [padded value dim]
+  float* zeros;           // [zero_numbers]
   float* acc;             // [heads, rows, padded value dim], sums since the last fold
   float* max;             // [heads, rows]
   float* sum;
@@ -71,6 +87,7 @@ struct Scratch {
   int32_t* low;   // [rows]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
   uint8_t* keep;  // [queries, 64], mask over the tile
+  uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
 };
 
 // Lays out a Scratch at `base` (64-byte aligned, or 0 to measure) and returns its size in floats.
@@ -91,7 +108,7 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.query_panel =
       reinterpret_cast<uint32_t*>(take(rows < kDecodeRows ? heads * pair_padded(dim) / 2 * kDecodeRows : 0));
   scratch.scale = take(heads);
-  scratch.zeros = take(dv);
+  scratch.zeros = take(zero_numbers(dim, value_dim));
   scratch.acc = take(all * dv);
   scratch.max = take(all);
   scratch.sum = take(all);
@@ -102,6 +119,8 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.low = reinterpret_cast<int32_t*>(take(rows));
   scratch.high = reinterpret_cast<int32_t*>(take(rows));
   scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));
+  scratch.unpacked =
+      reinterpret_cast<uint16_t*>(take(kTileTokens * unpacked_stride(dim > value_dim ? dim : value_dim) / 2));
   return static_cast<int64_t>((next - base) / sizeof(float));
 }
 
@@ -123,8 +142,15 @@ struct KernelTable {
   void (*clear)(const AttentionArgs&, int64_t token_begin, int64_t token_end);
   void (*merge)(const MergeArgs&);
   void (*write)(const WritePart&);
+  // Rows [begin, end) to codes and scales, and back.
+  void (*quantize)(const Codec&, int64_t begin, int64_t end);
+  void (*dequantize)(const Codec&, int64_t begin, int64_t end);
   // The caller has checked all source and target indices; source and target must not overlap.
   void (*move)(const Move&, const CopyRun* runs, int64_t num_runs);
+  // `rows` is scratch for 2 * queries of a group * padded(dim) numbers.
+  void (*score)(const ScoreArgs&, const ScorePart&, float* rows);
+  // Summarises the new keys of one head.
+  void (*summarise)(const SummaryArgs&, int64_t head);
   const LatentKernels* latent;  // latent_args.hpp
 };
 

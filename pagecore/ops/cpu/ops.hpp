@@ -35,6 +35,10 @@ void attention(const AttentionArgs& args, const PlanView* plan, int64_t num_thre
 // Writes the keys and values of new tokens to their slots.
 void write_kv(const WriteArgs& args, int64_t num_threads = 1);
 
+// Rows of numbers to codes and scales, and back.
+void quantize(const Codec& codec, int64_t num_threads = 1);
+void dequantize(const Codec& codec, int64_t num_threads = 1);
+
 // Copies block sources[i] to block targets[i] of each array, in order of i.
 void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& sources, const Indices& targets,
                  int64_t num_threads = 1);

@@ -35,7 +35,9 @@ SlotSurvey survey(const Indices& slots, int64_t limit) {
   return {static_cast<int64_t>(written), past_end >> 63 != 0};
 }
 
-int64_t token_bytes(const Cache& cache) { return cache.num_heads * cache.dim * size_of(cache.type); }
+// Bytes that are moved for a token, of which the cache's matter for streaming.
+int64_t token_bytes(const Cache& cache) { return cache.num_heads * row_bytes(cache); }
+int64_t token_bytes(const TokenArray& rows) { return rows.num_heads * rows.dim * size_of(rows.type); }
 
 TokenArray rows_from(TokenArray rows, int64_t begin, int64_t count) {
   rows.data += begin * rows.token_stride;
@@ -72,7 +74,8 @@ void write_kv(const WriteArgs& args, int64_t num_threads) {
   WritePart whole;
   whole.args = &args;
   whole.streams = bytes > l2_bytes();
-  num_threads = threads_to_move(bytes, num_threads);
+  const int64_t read = tokens * (token_bytes(args.key) + token_bytes(args.value));
+  num_threads = threads_to_move(std::max(bytes, read), num_threads);
   if (num_threads == 1) return table.write(whole);
   whole.share.bits = share_bits(num_threads);
   parallel_for(int64_t{1} << whole.share.bits, num_threads, [&](int64_t unit, int64_t) noexcept {

@@ -6,9 +6,10 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, CUDA, UINT8
+from pagecore.ops._formats cimport StoredCache, is_plain, native_cache
 from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
-from pagecore.ops.args cimport cache_array, index_array, table_array, token_array
+from pagecore.ops.args cimport Cache, index_array, table_array, token_array
 from pagecore.ops.cuda._device_plan cimport (
     check_planned,
     launch_plan,
@@ -31,11 +32,14 @@ from pagecore.ops.cuda._plan cimport (
 )
 from pagecore.ops.cuda._shapes cimport KernelQuery, select_kernel
 from pagecore.ops.cuda.abi_attention cimport (
+    PC_PLAIN,
     PcAttentionParams,
     PcFloat,
     PcLaunchShape,
+    PcStoredAttentionParams,
     device_cache,
     device_indices,
+    device_stored,
     device_table,
     device_tokens,
     kFoldTokens,
@@ -67,20 +71,21 @@ cdef struct Work:
 
 
 cdef int attention(
-        Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
+        Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
         Tensor value_scale, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1:
     cdef PcAttentionParams p
+    cdef PcStoredAttentionParams stored
     cdef Work work
     if query.shape_[0] == 0:
         return 0
     memset(&p, 0, sizeof(p))
     p.query, p.out = device_tokens(token_array(query)), device_tokens(token_array(out))
-    p.key, p.value = device_cache(cache_array(key_cache)), device_cache(cache_array(value_cache))
+    fill_caches(&p, &stored, native_cache(keys), native_cache(values), is_plain(keys) and is_plain(values))
     p.table = device_table(table_array(block_table))
     p.rows = device_indices(index_array(rows))
-    fill_shape(&p, query, key_cache, value_cache, seq_lens)
+    fill_shape(&p, query, keys, values, seq_lens)
     p.causal, p.window_left, p.window_right = causal, <int32_t>window_left, <int32_t>window_right
     p.scale, p.softcap = <float>scale, <float>softcap
     p.sinks, p.alibi_slopes = address_of(sinks), address_of(alibi_slopes)
@@ -130,7 +135,7 @@ cdef int attention(
     p.mask_starts = work.buffer + work.layout.mask_starts
     p.fold_tokens = kFoldTokens if work.layout.batch_invariant else 0
     p.schedule.items = work.buffer + work.layout.items
-    return launch_all(p, work, place, is_plain_memory(query, key_cache, value_cache, out))
+    return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out))
 
 
 # ---- parameters
@@ -139,9 +144,10 @@ cdef uint64_t address_of(Tensor tensor) noexcept:
     return 0 if tensor is None else <uintptr_t>tensor.data
 
 
-cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor value_cache, Tensor lens) except -1:
+cdef int fill_shape(PcAttentionParams* p, Tensor query, StoredCache keys, StoredCache values, Tensor lens) except -1:
+    cdef Tensor key_cache = keys.codes
     cdef int64_t block_size = key_cache.shape_[1]
-    cdef int64_t dim = max(query.shape_[2], value_cache.shape_[3])
+    cdef int64_t dim = max(query.shape_[2], values.dim)
     cdef int shift = 0
     if dim > kMaxGeneralDim:
         raise UnsupportedOption(f"head_dim is {dim}; on CUDA it is at most {kMaxGeneralDim}, for keys and for values")
@@ -149,14 +155,26 @@ cdef int fill_shape(PcAttentionParams* p, Tensor query, Tensor key_cache, Tensor
         raise ShapeError(f"query has shape {query.shape} and key_cache {key_cache.shape}; counts are below 2^31")
     p.num_tokens, p.num_sequences = <int32_t>query.shape_[0], <int32_t>lens.shape_[0]
     p.num_query_heads, p.num_kv_heads = <int32_t>query.shape_[1], <int32_t>key_cache.shape_[2]
-    p.head_dim, p.value_dim = <int32_t>query.shape_[2], <int32_t>value_cache.shape_[3]
+    p.head_dim, p.value_dim = <int32_t>query.shape_[2], <int32_t>values.dim
     p.num_blocks = <int32_t>min(key_cache.shape_[0], INT32_MAX)
     p.block_size = <int32_t>block_size
     while (1 << shift) < block_size:
         shift += 1
     p.block_shift = shift if (1 << shift) == block_size else -1
     p.query_type = <PcFloat>query.dtype_code
-    p.key_type, p.value_type = <PcFloat>key_cache.dtype_code, <PcFloat>value_cache.dtype_code
+    return 0
+
+
+cdef int fill_caches(
+        PcAttentionParams* p, PcStoredAttentionParams* stored, const Cache& keys, const Cache& values,
+        bint plain) except -1:
+    """Fill the caches of `p` if both are without a format, else those of `stored`."""
+    memset(stored, 0, sizeof(stored[0]))
+    if plain:
+        p.key, p.value = device_cache(keys), device_cache(values)
+        p.key_type, p.value_type = <PcFloat><int>keys.type, <PcFloat><int>values.type
+        return 0
+    stored.key, stored.value = device_stored(keys), device_stored(values)
     return 0
 
 
@@ -315,18 +333,27 @@ cdef Tensor allocate_workspace(
 
 # ---- launches
 
-cdef bint is_plain_memory(Tensor query, Tensor key_cache, Tensor value_cache, Tensor out) noexcept:
-    """Return True if every row begins at a multiple of 16 bytes."""
-    cdef int64_t bits = 0
+cdef bint is_plain_memory(Tensor query, StoredCache keys, StoredCache values, Tensor out) noexcept:
+    """Return True if every row begins at a multiple of 16 bytes, and every row of scales at a multiple of 4."""
+    cdef int64_t bits = row_bits(query) | row_bits(keys.codes) | row_bits(values.codes) | row_bits(out)
+    cdef int64_t scale_bits = row_bits(keys.plane) | row_bits(values.plane)
+    return bits % 16 == 0 and scale_bits % 4 == 0
+
+
+cdef int64_t row_bits(Tensor tensor) noexcept:
+    """Return the address and strides of rows, or-ed; 0 for None. The last axis of a plane of scales may be absent."""
+    if tensor is None:
+        return 0
+    cdef int64_t bits = <int64_t>address_of(tensor)
     cdef int i
-    for tensor in (query, key_cache, value_cache, out):
-        bits |= <int64_t>address_of(<Tensor>tensor)
-        for i in range((<Tensor>tensor).ndim - 1):
-            bits |= (<Tensor>tensor).strides_[i]
-    return bits % 16 == 0
+    for i in range(min(tensor.ndim, 4) - 1 if tensor.ndim != 3 else 2):
+        bits |= tensor.strides_[i]
+    return bits
 
 
-cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, bint plain_memory) except -1:
+cdef int launch_all(
+        PcAttentionParams& p, PcStoredAttentionParams& stored, const Work& work, const Place* place,
+        bint plain_memory) except -1:
     """Launch decode and prefill, each if it may have items, and at least one of them for rows of padding.
 
     All kernels are loaded before the first one writes, because a load may fail. Kernels that a later capture with the
@@ -335,6 +362,7 @@ cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, 
     cdef KernelQuery query
     query.head_dim, query.value_dim = p.head_dim, p.value_dim
     query.query_type, query.key_type, query.value_type = p.query_type, p.key_type, p.value_type
+    query.key_format, query.value_format = stored.key.format, stored.value.format
     query.aligned = plain_memory
     query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
@@ -349,7 +377,7 @@ cdef int launch_all(PcAttentionParams& p, const Work& work, const Place* place, 
         ready.append(loaded if launches else None)
     for section in range(PC_NUM_SECTIONS):
         if ready[section] is not None:
-            launch_section(p, work, place, section, ready[section], shapes[section])
+            launch_section(p, stored, work, place, section, ready[section], shapes[section])
     return 0
 
 
@@ -365,9 +393,13 @@ cdef bint could_have_items(const PcAttentionParams& p, const Work& work, int sec
 
 
 cdef int launch_section(
-        PcAttentionParams& p, const Work& work, const Place* place, int section, object loaded,
-        const PcLaunchShape& shape) except -1:
+        PcAttentionParams& p, PcStoredAttentionParams& stored, const Work& work, const Place* place, int section,
+        object loaded, const PcLaunchShape& shape) except -1:
     p.schedule.first_item = work.buffer + work.layout.sections[section].first_item
     grid = (work.layout.sections[section].num_workers, p.num_kv_heads, work.layout.head_chunks)
-    runtime().launch(loaded, grid, shape.threads, shape.shared_bytes, place.stream, <uintptr_t>&p)
+    cdef uintptr_t params = <uintptr_t>&p
+    if stored.key.format != PC_PLAIN or stored.value.format != PC_PLAIN:
+        stored.attention = p
+        params = <uintptr_t>&stored
+    runtime().launch(loaded, grid, shape.threads, shape.shared_bytes, place.stream, params)
     return 0

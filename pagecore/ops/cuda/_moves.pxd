@@ -4,12 +4,15 @@ from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._place cimport Place
+from pagecore.ops.args cimport Cache
 
 # Slot-mapped write. Keys are divided by key_divisors, one for each head, or all by key_divisor if that is None; values
-# likewise.
+# likewise. For formats that compute their scales the divisors are the given factors. `is_4over6`: nvfp4 scales are
+# chosen among two. `written`: the arrays of the caches, and None.
 cdef int write_kv(
-    Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
-    float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1
+    Tensor key, Tensor value, const Cache& keys, const Cache& values, Tensor slot_mapping, Tensor key_divisors,
+    float key_divisor, Tensor value_divisors, float value_divisor, bint is_4over6, list written,
+    const Place* place) except -1
 
 # Block copies inside caches and between caches. Pairs on the host have been checked, and the launch carries them. Pairs
 # on the device are copied one after another, or in parallel if the caller claims that they are `independent`.

@@ -9,11 +9,11 @@ from pagecore.native.translate cimport raise_python_error
 from pagecore.ops._place cimport Place, note_written
 from pagecore.ops.args cimport (
     BlockArray,
+    Cache,
     Indices,
     MergeArgs,
     Table,
     WriteArgs,
-    cache_array,
     fill_block_arrays,
     index_array,
     lse_array,
@@ -75,6 +75,19 @@ cdef extern from "pagecore/ops/cuda/write_launch.hpp" namespace "pagecore::cuda"
         const WriteArgs& args, const Divisors& of_keys, const Divisors& of_values,
         int64_t num_multiprocessors) except +raise_python_error
 
+cdef extern from "pagecore/ops/cuda/code_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass PcCodeParams:
+        pass
+
+    cdef cppclass CodeLaunch:
+        PcCodeParams params
+        DType type_from "from"
+        Grid grid
+
+    vector[CodeLaunch] code_launches(
+        const WriteArgs& args, const Divisors& of_keys, const Divisors& of_values,
+        bint is_4over6) except +raise_python_error
+
 cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass BlockPairs:
         pass
@@ -125,6 +138,7 @@ cdef enum:
 # By DType.
 cdef tuple TYPES = ("float", "pc_half", "pc_bfloat16")
 cdef tuple WRITES = tuple(tuple(f"write_kv<{a},{b}>" for b in TYPES) for a in TYPES)
+cdef tuple CODE_WRITES = tuple(f"write_codes<{a}>" for a in TYPES)
 cdef tuple MERGES = tuple(f"merge_parts<{a}>" for a in TYPES)
 # The last of each, at index -1 (kBytes), moves bytes.
 cdef tuple MOVED = (*TYPES, "pc_uint8")
@@ -156,31 +170,36 @@ cdef Divisors divisors_of(Tensor for_each, float for_all) noexcept:
 
 
 cdef int write_kv(
-        Tensor key, Tensor value, Tensor key_cache, Tensor value_cache, Tensor slot_mapping, Tensor key_divisors,
-        float key_divisor, Tensor value_divisors, float value_divisor, const Place* place) except -1:
+        Tensor key, Tensor value, const Cache& keys, const Cache& values, Tensor slot_mapping, Tensor key_divisors,
+        float key_divisor, Tensor value_divisors, float value_divisor, bint is_4over6, list written,
+        const Place* place) except -1:
     cdef WriteArgs args
     cdef Divisors of_keys = divisors_of(key_divisors, key_divisor)
     cdef Divisors of_values = divisors_of(value_divisors, value_divisor)
     cdef size_t i
     args.key = token_array(key)
     args.value = token_array(value)
-    args.key_cache = cache_array(key_cache)
-    args.value_cache = cache_array(value_cache)
+    args.key_cache = keys
+    args.value_cache = values
     args.slots = index_array(slot_mapping)
     cdef vector[WriteLaunch] launches = write_launches(args, of_keys, of_values, multiprocessors(place))
+    cdef vector[CodeLaunch] of_codes = code_launches(args, of_keys, of_values, is_4over6)
     cdef list ready = []
     for i in range(launches.size()):
         ready.append(loaded(WRITES[<int>launches[i].type_from][<int>launches[i].type_to], place))
+    for i in range(of_codes.size()):
+        ready.append(loaded(CODE_WRITES[<int>of_codes[i].type_from], place))
     for i in range(launches.size()):
         launch(ready[i], launches[i].grid, 0, &launches[i].params, place)
-    note_written(key_cache, place)
-    note_written(value_cache, place)
-    return 0
+    for i in range(of_codes.size()):
+        launch(ready[launches.size() + i], of_codes[i].grid, 0, &of_codes[i].params, place)
+    return note_all(written, place)
 
 
 cdef int note_all(list tensors, const Place* place) except -1:
     for tensor in tensors:
-        note_written(tensor, place)
+        if tensor is not None:
+            note_written(tensor, place)
     return 0
 
 

@@ -9,7 +9,9 @@ cdef struct KernelQuery:
     int query_type  # PcFloat, here and below
     int key_type
     int value_type
-    bint aligned  # every row of query, keys, values and output begins at a multiple of 16 bytes
+    int key_format  # PcFormat
+    int value_format
+    bint aligned  # every row of query, keys, values and output begins at a multiple of 16 bytes, of scales at 4
     bint full     # softcap, ALiBi or a mask
 
 

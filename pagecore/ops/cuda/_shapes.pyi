@@ -8,6 +8,8 @@ def attention_kernel(
     key_dtype: str,
     value_dtype: str,
     *,
+    key_format: int = 0,
+    value_format: int = 0,
     aligned: bool = True,
     full: bool = False,
     decode: bool = False,

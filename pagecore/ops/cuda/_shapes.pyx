@@ -1,12 +1,18 @@
 """Selection of the attention kernel for a call, and its launch shape, for launches and the report."""
 
 from pagecore.ops.cuda.abi_attention cimport (
+    PC_PLAIN,
+    PcFloat,
+    PcFormat,
     PcLaunchShape,
     PcMatrixDims,
+    PcStoredKernel,
     pc_decode_shape,
     pc_general_shape,
     pc_matrix_dims,
     pc_prefill_shape,
+    pc_stored_kernel,
+    pc_stored_shape,
 )
 
 from pagecore.errors import UnsupportedOption
@@ -22,15 +28,13 @@ cdef set _variant_names = set()  # names that _check_variant has accepted, so th
 
 cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* shape):
     cdef PcMatrixDims dims
-    cdef int dim = 64
     dims.key = 0
+    if query.key_format != PC_PLAIN or query.value_format != PC_PLAIN:
+        return _select_stored(query, decode, shape)
     if query.aligned and query.query_type != 0 and query.query_type == query.key_type == query.value_type:
         dims = pc_matrix_dims(query.head_dim, query.value_dim)
     if dims.key == 0:
-        while dim < max(query.head_dim, query.value_dim):
-            dim *= 2
-        shape[0] = pc_general_shape(dim)
-        return _general_name(dim, query.full)
+        return _select_general("general", query, shape)
     if decode:
         shape[0] = pc_decode_shape(dims.key, dims.value)
         return _matrix_name("decode", query.query_type, dims, "Full" if query.full else "Plain")
@@ -38,6 +42,30 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
     name = _matrix_name("prefill", query.query_type, dims, "Full" if query.full else _variant)
     if _variant != "Plain" and name not in _variant_names:
         _check_variant(name, query.full)
+    return name
+
+
+cdef str _select_general(str entry, const KernelQuery& query, PcLaunchShape* shape):
+    cdef int dim = 64
+    while dim < max(query.head_dim, query.value_dim):
+        dim *= 2
+    shape[0] = pc_general_shape(dim)
+    return _general_name(entry, dim, query.full)
+
+
+cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* shape):
+    """Select the kernel of a call of which keys or values, or both, have a format."""
+    cdef PcStoredKernel kernel = pc_stored_kernel(
+        <PcFormat>query.key_format, <PcFormat>query.value_format, <PcFloat>query.query_type, query.head_dim,
+        query.value_dim)
+    if not decode or not query.aligned or kernel.dim == 0:
+        return _select_general("general_stored", query, shape)
+    shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
+    key = ("decode_stored", kernel.type, kernel.bits, kernel.dim, bool(query.full))
+    name = _names.get(key)
+    if name is None:
+        options = "Full" if query.full else "Plain"
+        name = _names[key] = f"decode_stored<{ELEMENTS[kernel.type]},{kernel.bits},{kernel.dim},{options}>"
     return name
 
 
@@ -50,11 +78,11 @@ cdef str _matrix_name(str entry, int element, PcMatrixDims dims, str options):
     return name
 
 
-cdef str _general_name(int dim, bint full):
-    key = (dim, full)
+cdef str _general_name(str entry, int dim, bint full):
+    key = (entry, dim, full)
     name = _names.get(key)
     if name is None:
-        name = _names[key] = f"general<{dim},{'Full' if full else 'Plain'}>"
+        name = _names[key] = f"{entry}<{dim},{'Full' if full else 'Plain'}>"
     return name
 
 
@@ -86,14 +114,16 @@ def swap_prefill_variant(str name):
 
 
 def attention_kernel(
-        int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, bint aligned=True, bint full=False,
-        bint decode=False):
+        int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, int key_format=0, int value_format=0,
+        bint aligned=True, bint full=False, bint decode=False):
     """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
     ----------
     head_dim, value_dim : int
     query_dtype, key_dtype, value_dtype : {"float32", "float16", "bfloat16"}
+    key_format, value_format : int
+        By the order of `pagecore.storage.formats.FORMATS`, from 1 on; 0 for a cache without a format.
     aligned : bool
         True if every row of query, keys, values and output begins at a multiple of 16 bytes.
     full : bool
@@ -106,6 +136,7 @@ def attention_kernel(
     query.head_dim, query.value_dim = head_dim, value_dim
     query.query_type, query.key_type = DTYPES.index(query_dtype), DTYPES.index(key_dtype)
     query.value_type = DTYPES.index(value_dtype)
+    query.key_format, query.value_format = key_format, value_format
     query.aligned, query.full = aligned, full
     return select_kernel(query, decode, &shape)
 
@@ -118,7 +149,9 @@ def launch_shape(str entry, tuple arguments):
         shape = pc_decode_shape(int(arguments[1]), int(value_dim))
     elif entry == "prefill":
         shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
-    elif entry == "general":
+    elif entry == "decode_stored":
+        shape = pc_stored_shape(int(arguments[1]), int(arguments[2]))
+    elif entry in ("general", "general_stored"):
         shape = pc_general_shape(int(arguments[0]))
     else:
         return None

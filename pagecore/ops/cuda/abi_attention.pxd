@@ -79,6 +79,19 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
     const int32_t kFoldTokens "pagecore::kFoldTokens"
 
 
+cdef extern from "cuda_src/abi_formats.h" nogil:
+    enum PcFormat:
+        PC_PLAIN
+
+    cdef struct PcStored:
+        PcFormat format
+
+    cdef struct PcStoredAttentionParams:
+        PcAttentionParams attention
+        PcStored key
+        PcStored value
+
+
 cdef extern from "cuda_src/attention_shape.h" nogil:
     cdef struct PcLaunchShape:
         int threads
@@ -96,6 +109,17 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
     const int kMaxGeneralDim "pc_max_general_dim"
 
 
+cdef extern from "cuda_src/stored_shape.h" nogil:
+    cdef struct PcStoredKernel:
+        int type
+        int bits
+        int dim
+
+    PcStoredKernel pc_stored_kernel(
+        PcFormat key, PcFormat value, PcFloat query_type, int head_dim, int value_dim)
+    PcLaunchShape pc_stored_shape(int bits, int dim)
+
+
 cdef extern from "cuda_src/prefill_shape.h" nogil:
     PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bint full)
 
@@ -103,5 +127,6 @@ cdef extern from "cuda_src/prefill_shape.h" nogil:
 cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" nogil:
     PcRows device_tokens(const TokenArray& tokens)
     PcCache device_cache(const Cache& cache)
+    PcStored device_stored(const Cache& cache)
     PcIndices device_indices(const Indices& indices)
     PcTable device_table(const Table& table)

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda_src/abi.h"
+#include "cuda_src/abi_formats.h"
 #include "pagecore/ops/args.hpp"
 
 namespace pagecore::cuda {
@@ -15,6 +15,10 @@ namespace pagecore::cuda {
 static_assert(static_cast<int>(Float::F32) == PC_FLOAT32);
 static_assert(static_cast<int>(Float::F16) == PC_FLOAT16);
 static_assert(static_cast<int>(Float::BF16) == PC_BFLOAT16);
+// They also use those of the format table.
+static_assert(static_cast<int>(Format::Plain) == PC_PLAIN);
+static_assert(static_cast<int>(Format::I4Token) == PC_I4_TOKEN);
+static_assert(static_cast<int>(Format::MXFP8) == PC_MXFP8);
 
 [[nodiscard]] inline pc_address address_of(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
@@ -48,6 +52,17 @@ static_assert(static_cast<int>(Float::BF16) == PC_BFLOAT16);
 [[nodiscard]] inline PcCache device_cache(const Cache& cache) {
   const int64_t size = size_of(cache.type);
   return {address_of(cache.data), cache.block_stride / size, cache.token_stride / size, cache.head_stride / size};
+}
+
+// Strides in bytes.
+[[nodiscard]] inline PcStored device_stored(const Cache& cache) {
+  PcStored stored = {};
+  stored.codes = {address_of(cache.data), cache.block_stride, cache.token_stride, cache.head_stride};
+  stored.scales = {address_of(cache.scales.data), cache.scales.block_stride, cache.scales.token_stride,
+                   cache.scales.head_stride};
+  stored.format = static_cast<PcFormat>(cache.format);
+  stored.type = cache.format == Format::Plain ? static_cast<PcFloat>(cache.type) : PC_FLOAT32;
+  return stored;
 }
 
 }  // namespace pagecore::cuda

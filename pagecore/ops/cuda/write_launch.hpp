@@ -93,30 +93,40 @@ inline void add_launches(std::vector<WriteLaunch>& launches, const WriteArgs& ar
   }
 }
 
+// Fill the slots of a launch, and the sizes of the caches that they are in.
+template <typename Params>
+inline void fill_slots(Params& params, const WriteArgs& args) {
+  const int64_t size = args.key_cache.block_size;
+  params.slots = device_indices(args.slots);
+  params.num_slots = args.key_cache.num_blocks * size;
+  params.block_size = make_divisor(size);
+  params.block_shift = std::has_single_bit(bits_of(size)) ? std::countr_zero(bits_of(size)) : -1;
+}
+
 }  // namespace internal
 
-// Return the launches: key and value share them if their types are equal. The scales of `args` are ignored.
+// Return the launches for the planes of `args` without a format: key and value share them if their types are equal. The
+// scales of `args` are ignored.
 inline std::vector<WriteLaunch> write_launches(const WriteArgs& args, const Divisors& of_keys,
                                                const Divisors& of_values, int64_t num_multiprocessors) {
   std::vector<WriteLaunch> launches;
-  const Cache& cache = args.key_cache;
-  const int64_t size = cache.block_size;
   WriteLaunch launch;
-  PcWriteParams& params = launch.params;
-  params.slots = device_indices(args.slots);
-  params.num_slots = cache.num_blocks * size;
-  params.block_size = make_divisor(size);
-  params.block_shift = std::has_single_bit(bits_of(size)) ? std::countr_zero(bits_of(size)) : -1;
-  const PcWritePlane planes[2] = {internal::shape_of(args.key, args.key_cache, of_keys).plane,
-                                  internal::shape_of(args.value, args.value_cache, of_values).plane};
-  const bool is_one = args.key.type == args.value.type && args.key_cache.type == args.value_cache.type;
-  launch.from = args.key.type;
-  launch.to = args.key_cache.type;
-  internal::add_launches(launches, args, planes, is_one ? 2 : 1, launch, num_multiprocessors);
+  internal::fill_slots(launch.params, args);
+  const bool has_keys = args.key_cache.format == Format::Plain, has_values = args.value_cache.format == Format::Plain;
+  std::vector<PcWritePlane> planes;
+  if (has_keys) planes.push_back(internal::shape_of(args.key, args.key_cache, of_keys).plane);
+  if (has_values) planes.push_back(internal::shape_of(args.value, args.value_cache, of_values).plane);
+  if (planes.empty()) return launches;
+  const bool is_one = planes.size() == 1 || (args.key.type == args.value.type &&
+                                             args.key_cache.type == args.value_cache.type);
+  launch.from = has_keys ? args.key.type : args.value.type;
+  launch.to = has_keys ? args.key_cache.type : args.value_cache.type;
+  internal::add_launches(launches, args, planes.data(), is_one ? static_cast<int64_t>(planes.size()) : 1, launch,
+                         num_multiprocessors);
   if (is_one) return launches;
   launch.from = args.value.type;
   launch.to = args.value_cache.type;
-  internal::add_launches(launches, args, planes + 1, 1, launch, num_multiprocessors);
+  internal::add_launches(launches, args, &planes[1], 1, launch, num_multiprocessors);
   return launches;
 }
 

@@ -121,6 +121,18 @@ void narrow(const PcProbe params) {
   }
 }
 
+// Copies n words from `in` to `out` through the shared buffer; every third becomes 0.
+PC_KERNEL(128, 1) void copied_words(const PcProbe params) {
+  const Shared<pc_uint32> held = pc_shared_buffer().as<pc_uint32>();
+  const int t = pc_thread();
+  pc_copy_word_async(held.address(t), Global<pc_uint8>(params.in), 4 * t, t < params.n && t % 3 != 2);
+  pc_commit_copies();
+  pc_wait_copies<0>();
+  pc_sync_block();
+  const int other = pc_num_threads() - 1 - t;
+  if (other < params.n) Global<pc_uint32>(params.out).store(other, held.load(other));
+}
+
 // in: float [n][3], out: float [n][5]
 PC_KERNEL(256, 1) void functions(const PcProbe params) {
   const int i = pc_block_x() * pc_num_threads() + pc_thread();

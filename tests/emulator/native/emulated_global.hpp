@@ -103,6 +103,8 @@ class Global {
   template <typename U>
   friend void pc_copy_async(pc_uint32 target, const Global<U>& source, pc_int64 i, bool valid,
                             const emulator::Site& site);
+  friend void pc_copy_word_async(pc_uint32 target, const Global<pc_uint8>& source, pc_int64 i, bool valid,
+                                 const emulator::Site& site);
 
   pc_address address_ = 0;
   const emulator::Allocation* allocation_ = nullptr;  // that contained the address when the pointer was made

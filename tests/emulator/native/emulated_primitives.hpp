@@ -109,6 +109,34 @@ PC_DEVICE pc_uint32 pc_pack(float low, float high) {
   return pc_from_float<T>(low).bits | static_cast<pc_uint32>(pc_from_float<T>(high).bits) << 16;
 }
 
+PC_DEVICE pc_uint32 pc_permute(pc_uint32 a, pc_uint32 b, pc_uint32 digits) {
+  const pc_uint64 bytes = static_cast<pc_uint64>(b) << 32 | a;
+  pc_uint32 result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<pc_uint32>(bytes >> (8 * (digits >> 4 * i & 7)) & 0xff) << 8 * i;
+  }
+  return result;
+}
+
+// Rounds to float32 and then to half, which differs from one rounding only where float32 is not exact.
+PC_DEVICE pc_uint32 pc_fma_halves(pc_uint32 a, pc_uint32 b, pc_uint32 c) {
+  pc_uint32 result = 0;
+  for (int i = 0; i < 32; i += 16) {
+    const float x = emulator::float_of_half(static_cast<pc_uint16>(a >> i));
+    const float y = emulator::float_of_half(static_cast<pc_uint16>(b >> i));
+    const float z = emulator::float_of_half(static_cast<pc_uint16>(c >> i));
+    result |= static_cast<pc_uint32>(emulator::half_of_float(std::fma(x, y, z))) << i;
+  }
+  return result;
+}
+
+constexpr bool pc_converts_e4m3 = true;
+PC_DEVICE pc_uint32 pc_convert_e4m3(pc_uint32 codes) {
+  const pc_uint32 low = emulator::half_of_float(emulator::float_of_e4m3(static_cast<uint8_t>(codes)));
+  const pc_uint32 high = emulator::half_of_float(emulator::float_of_e4m3(static_cast<uint8_t>(codes >> 8)));
+  return low | high << 16;
+}
+
 PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return std::bit_cast<float>(bits); }
 PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return std::bit_cast<pc_uint32>(value); }
 PC_DEVICE float pc_infinity() { return std::bit_cast<float>(0x7f800000u); }

@@ -45,7 +45,11 @@ PC_DEVICE Shared<pc_uint8> pc_shared_buffer() { return Shared<pc_uint8>(0); }
 template <typename T>
 inline void pc_copy_async(SharedAddress target, const Global<T>& source, pc_int64 i, bool valid, PC_SITE) {
   const pc_address from = valid ? source.template readable<pc_vector>("copies", i, site).address : 0;
-  emulator::copy_async(target, from, site);
+  emulator::copy_async(target, from, sizeof(pc_vector), site);
+}
+inline void pc_copy_word_async(SharedAddress target, const Global<pc_uint8>& source, pc_int64 i, bool valid, PC_SITE) {
+  const pc_address from = valid ? source.readable<pc_uint32>("copies", i, site).address : 0;
+  emulator::copy_async(target, from, sizeof(pc_uint32), site);
 }
 PC_DEVICE void pc_commit_copies() { emulator::commit_copies(); }
 template <int N>

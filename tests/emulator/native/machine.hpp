@@ -102,8 +102,8 @@ uint32_t shared_size();
 void read_shared(void* result, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
 void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
 
-// `source`: 0 to write zeros.
-void copy_async(uint32_t target, uint64_t source, const Site& site);
+// `source`: 0 to write zeros. `num_bytes`: 4 or 16.
+void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Site& site);
 void commit_copies();
 void wait_copies(int max_groups);
 

@@ -37,4 +37,11 @@ inline uint16_t half_of_float(float value) {
   return sign | static_cast<uint16_t>((rounded - 0x38000000) >> 13);
 }
 
+// Sign, 4 bits of exponent with bias 7, 3 bits of mantissa; no infinity, and NaN has all bits but the sign set.
+inline float float_of_e4m3(uint8_t code) {
+  if ((code & 0x7f) == 0x7f) return std::bit_cast<float>(0x7fc00000u);
+  const float magnitude = std::bit_cast<float>(static_cast<uint32_t>(code & 0x7f) << 20) * 0x1p120f;
+  return (code & 0x80) != 0 ? -magnitude : magnitude;
+}
+
 }  // namespace emulator

@@ -20,6 +20,7 @@ std::vector<Shadow> bytes;  // of words that are split
 
 struct Copy {
   uint32_t offset;
+  uint32_t num_bytes;
   uint64_t source;  // 0: zeros
 };
 
@@ -93,12 +94,12 @@ void write_as(const Accessor& writer, uint32_t offset, uint32_t num_bytes, bool 
 
 void land(const Copy& copy) {
   if (copy.source != 0) {
-    std::memcpy(buffer + copy.offset, reinterpret_cast<const void*>(copy.source), 16);
+    std::memcpy(buffer + copy.offset, reinterpret_cast<const void*>(copy.source), copy.num_bytes);
   } else {
-    std::memset(buffer + copy.offset, 0, 16);
+    std::memset(buffer + copy.offset, 0, copy.num_bytes);
   }
   const Accessor writer = running_thread();
-  for_each(copy.offset, 16, [&](Shadow& shadow, uint32_t) {
+  for_each(copy.offset, copy.num_bytes, [&](Shadow& shadow, uint32_t) {
     shadow.in_flight = false;
     shadow.written = writer.now;
   });
@@ -147,13 +148,13 @@ const unsigned char* read_row(uint32_t address, const Site& site) {
   return buffer + offset;
 }
 
-void copy_async(uint32_t target, uint64_t source, const Site& site) {
+void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Site& site) {
   const int64_t offset = static_cast<int64_t>(target) - kSharedBase;
-  expect_inside("copies to", offset, 16, 16, site);
-  write_as(running_thread(), static_cast<uint32_t>(offset), 16, true, site);
-  std::memset(buffer + offset, 0xFF, 16);
-  if (source != 0) counts.copied_bytes += 16;
-  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), source});
+  expect_inside("copies to", offset, num_bytes, num_bytes, site);
+  write_as(running_thread(), static_cast<uint32_t>(offset), num_bytes, true, site);
+  std::memset(buffer + offset, 0xFF, num_bytes);
+  if (source != 0) counts.copied_bytes += num_bytes;
+  copies_of[place.thread].copies.push_back({static_cast<uint32_t>(offset), num_bytes, source});
 }
 
 void commit_copies() {

@@ -18,10 +18,12 @@
 // pack.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/cache_rows.hpp"
 #include "pagecore/ops/cpu/kernels/direct.hpp"
 #include "pagecore/ops/cpu/kernels/finish.hpp"
 #include "pagecore/ops/cpu/kernels/packed.hpp"
 #include "pagecore/ops/cpu/kernels/query.hpp"
+#include "pagecore/ops/cpu/kernels/selected.hpp"
 #include "pagecore/ops/cpu/kernels/softmax.hpp"
 #include "pagecore/ops/cpu/kernels/visibility.hpp"
 
@@ -39,7 +41,8 @@ class ItemPass {
            int64_t head_count, float* memory)
       : args_(args),
         batch_(batch),
-        item_(item),
+        selected_(selected_keys(args, batch, item.sequence, head_begin)),
+        item_(selected_.entries == nullptr ? item : selected_item(args, batch, item, selected_)),
         blocks_(args.table.row(batch.rows[item.sequence])),
         head_begin_(head_begin),
         head_count_(head_count),
@@ -48,11 +51,13 @@ class ItemPass {
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
         pairs_(takes_pairs(args)),
-        packed_(batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
+        keys_(args.key, *batch.code_tables, head_begin, pairs_),
+        values_(args.value, *batch.code_tables, head_begin, pairs_),
+        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr || !is_whole(args.key.dim) ||
                 !is_whole(args.value.dim)),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
-        streams_(streams_for(args.key.dim * size_of(args.key.type))) {
+        streams_(streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 
@@ -71,8 +76,8 @@ class ItemPass {
  private:
   // True if the call multiplies pairs of bfloat16. Softmax weights are then rounded to bfloat16, as the output is.
   static bool takes_pairs(const AttentionArgs& args) {
-    return kHasPairs && args.query.type == Float::BF16 && args.key.type == Float::BF16 &&
-           args.value.type == Float::BF16 && args.out.type == Float::BF16;
+    return kHasPairs && args.query.type == Float::BF16 && number_type(args.key) == Float::BF16 &&
+           number_type(args.value) == Float::BF16 && args.out.type == Float::BF16;
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -91,7 +96,7 @@ class ItemPass {
       scratch_.sum[i] = scratch_.total_sum[i] = 0.0f;
     }
     for (int64_t i = 0; i < all * value_stride_; i += kLanes) store(scratch_.acc + i, Vec{});
-    for (int64_t i = 0; i < value_stride_; i += kLanes) store(scratch_.zeros + i, Vec{});
+    for (int64_t i = 0; i < zero_numbers(args_.key.dim, args_.value.dim); i += kLanes) store(scratch_.zeros + i, Vec{});
   }
 
   // The factor of the scores is the softmax scale times the head's key scale. Float queries are multiplied by it here,
@@ -146,7 +151,11 @@ class ItemPass {
 
   // Locates a tile, in the order in which it will most likely be visited.
   void locate_tile(int64_t position, Tile& tile) {
-    locate(args_, blocks_, item_, position, tile);
+    if (selected_.entries == nullptr) {
+      locate(args_, blocks_, item_, position, tile);
+    } else {
+      locate_selected(args_, blocks_, selected_, item_, position, tile);
+    }
     if (direct() && tile.first == 0 && tile.last == kTileTokens) set_order(tile, streams_);
   }
 
@@ -163,17 +172,10 @@ class ItemPass {
 
   [[nodiscard]] bool last(int64_t head) const { return head + 1 == head_count_; }
 
-  [[nodiscard]] static NextRows next_head(const Cache& cache) { return {cache.head_stride, {}, 0}; }
-
-  // The rows of `head` at `offsets`, to prefetch. With a mask, a block that no row attends to may not exist, so nothing
-  // is prefetched.
-  [[nodiscard]] NextRows next_rows_at(const Cache& cache, const int64_t* offsets, int64_t head) const {
-    if (args_.mask != nullptr) return {};
-    return {0, {head_base(cache, head), offsets}, cache.dim * size_of(cache.type)};
-  }
-
-  [[nodiscard]] char* head_base(const Cache& cache, int64_t head) const {
-    return cache.data + (head_begin_ + head) * cache.head_stride;
+  // The rows of `head`, to prefetch. With a mask, a block that no row attends to may not exist, so nothing is
+  // prefetched.
+  [[nodiscard]] NextRows next_rows_at(const CacheRows& rows, const RowOffsets& places, int64_t head) const {
+    return args_.mask != nullptr ? NextRows{} : rows.next(places, head);
   }
 
   // The rows of a head that the current tile can change.
@@ -198,12 +200,17 @@ class ItemPass {
   }
 
   void score(const Tile& tile, int64_t head) {
-    const TokenRows keys{head_base(args_.key, head), tile.key_offsets};
+    NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
+    if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
     const HeadRows rows = rows_of(head);
-    const NextRows values = next_rows_at(args_.value, tile.value_offsets, direct() ? 0 : head);
+    if (keys_.packs()) {
+      keys_.pack_keys(tile.keys, head, visible_.use(), values, scratch_);
+      return multiply_key_pairs(*tiles_, rows, args_.key.dim, scratch_);
+    }
+    const TokenRows keys = keys_.read(tile.keys, head, visible_.use(), values, scratch_.unpacked);
     const int64_t dim = args_.key.dim;
     if (packed_) {
-      with_float(args_.key.type, [&]<Float K>() {
+      with_float(keys_.type(), [&]<Float K>() {
         if constexpr (K == Float::BF16 && kHasPairs) {
           if (pairs_) return score_packed_pairs(*tiles_, rows, keys, visible_.use(), values, dim, scratch_);
         }
@@ -216,18 +223,19 @@ class ItemPass {
         return score_in_place_amx(*tiles_, rows, query_panel(head), keys, visible_.use(), values, dim, scratch_);
       }
     }
-    const NextRows next_rows = last(head) ? values : next_head(args_.key);
+    const NextRows next_rows = values;
     if constexpr (kHasPairs) {
       if (pairs_) return score_pairs(rows, keys, next_rows, dim);
     }
-    with_float(args_.key.type, [&]<Float K>() { score_rows<K>(rows, keys, next_rows, dim); });
+    with_float(keys_.type(), [&]<Float K>() { score_rows<K>(rows, keys, next_rows, dim); });
   }
 
   // Turns scores into weights, and updates the running maximum and sum of each row.
   void softmax(const Tile& tile, int64_t head) {
+    const float* key_factors = keys_.factors(tile.keys, head, visible_.use());
+    const float* value_factors = values_.factors(tile.values, head, visible_.use());
     // Softmax does not touch memory; prefetch part of the values meanwhile.
-    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(args_.value, tile.value_offsets, head),
-                                  kTileTokens / 2);
+    BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head), kTileTokens / 2);
     const RowRange rows = active_rows();
     for (int64_t row = rows.first; row < rows.last; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
@@ -238,13 +246,16 @@ class ItemPass {
                        scratch_.scale[head],
                        static_cast<float>(args_.softcap),
                        0.0f,
-                       0};
+                       0,
+                       key_factors,
+                       value_factors};
       if (args_.mask != nullptr) scores.keep = scratch_.keep + query * kTileTokens;
       if (args_.alibi_slopes.data != nullptr) {
         scores.slope = head_value(args_.alibi_slopes, (head_begin_ + head) * group_ + row % group_, 0.0f);
         const int64_t anchor =
             bias_anchor(visible_.window(), visible_.position(query), visible_.length(), scores.slope);
-        scores.bias_begin = static_cast<int32_t>(tile.start - anchor);
+        scores.bias_begin = static_cast<int32_t>((tile.is_selected ? 0 : tile.start) - anchor);
+        if (tile.is_selected) scores.positions = tile.positions;
       }
       scratch_.factor[at] = softmax_row(scores, scratch_.scores + at * kTileTokens,
                                         pairs_ ? scratch_.weights + at * kTileTokens : nullptr, scratch_.max[at],
@@ -253,14 +264,18 @@ class ItemPass {
   }
 
   void accumulate_values(const Tile& tile, int64_t head, const Tile* next) {
-    const TokenRows values{head_base(args_.value, head), tile.value_offsets};
     const HeadRows rows = rows_of(head);
     const int64_t dim = args_.value.dim;
     const bool in_place = direct() && visible_.uniform();
-    const NextRows next_keys =
-        next == nullptr ? NextRows{} : next_rows_at(args_.key, next->key_offsets, in_place ? 0 : head);
+    NextRows next_keys = next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
+    if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
+    if (values_.packs() && visible_.uniform()) {
+      values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
+      return multiply_value_pairs(*tiles_, rows, dim, scratch_);
+    }
+    const TokenRows values = values_.read(tile.values, head, visible_.use(), next_keys, scratch_.unpacked);
     if (!in_place) {
-      with_float(args_.value.type, [&]<Float V>() {
+      with_float(values_.type(), [&]<Float V>() {
         if constexpr (V == Float::BF16 && kHasPairs) {
           if (pairs_) {
             return accumulate_packed_pairs(*tiles_, rows, values, visible_, next_keys, dim, group_, by_amx_, scratch_);
@@ -270,12 +285,12 @@ class ItemPass {
       });
       return;
     }
-    const NextRows next_rows = last(head) ? next_keys : next_head(args_.value);
+    const NextRows next_rows = next_keys;
     const Span span{visible_.use().first, visible_.use().last};
     if constexpr (kHasPairs) {
       if (pairs_) return accumulate_pairs(rows, values, next_rows, span, dim, scratch_.zeros);
     }
-    with_float(args_.value.type, [&]<Float V>() { accumulate_rows<V>(rows, values, next_rows, span, dim); });
+    with_float(values_.type(), [&]<Float V>() { accumulate_rows<V>(rows, values, next_rows, span, dim); });
   }
 
   // ---- running sums
@@ -309,14 +324,17 @@ class ItemPass {
 
   const AttentionArgs& args_;
   const AttentionBatch& batch_;
-  const PcWorkItem& item_;
+  SelectedKeys selected_;  // of the pass's only head; absent: all keys
+  PcWorkItem item_;        // with a selection, its keys count in the head's list
   Indices blocks_;
   int64_t head_begin_, head_count_;
   int64_t group_;
   int64_t rows_;  // of one head
   int64_t value_stride_;
   Visibility visible_;
-  bool pairs_;   // queries, keys, values and output are bfloat16, multiplied in pairs
+  bool pairs_;  // queries, keys, values and output are bfloat16, multiplied in pairs
+  CacheRows keys_;
+  CacheRows values_;
   bool packed_;  // every tile is packed first
   bool by_amx_;  // AMX reads keys in place; values are packed
   int64_t query_stride_;

@@ -1,7 +1,8 @@
-// Conversion of vectors and rows between float32 and float16 or bfloat16. Widening is exact. Narrowing rounds to
-// nearest, ties to even, and keeps NaN a NaN.
+// Conversion of vectors and rows between float32 and float16 or bfloat16, and to float8. Widening is exact. Narrowing
+// rounds to nearest, ties to even, and keeps NaN a NaN; float8 saturates.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/codes.hpp"
 #include "pagecore/ops/cpu/kernels/vec.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -10,7 +11,13 @@ namespace {
 PC_FORCE_INLINE HalfVec load_half(const void* p) { return *static_cast<const LooseHalfVec*>(p); }
 PC_FORCE_INLINE void store_half(void* p, HalfVec v) { *static_cast<LooseHalfVec*>(p) = v; }
 
-PC_FORCE_INLINE Vec widen_bf16(HalfVec h) { return (Vec)(__builtin_convertvector(h, BitVec) << 16); }
+PC_FORCE_INLINE Vec widen_bf16(HalfVec h) {
+#if defined(__AVX512F__)  // GCC 12 widens the halves apart
+  return (Vec)((BitVec)_mm512_maskz_cvtepu16_epi32(kAllLanes, (__m256i)h) << 16);
+#else
+  return (Vec)(__builtin_convertvector(h, BitVec) << 16);
+#endif
+}
 
 PC_FORCE_INLINE HalfVec narrow_bf16(Vec v) {
   const BitVec bits = (BitVec)v;
@@ -72,10 +79,14 @@ PC_FORCE_INLINE void store_from_float(void* p, Vec v) {
   if constexpr (T == Float::F32) store(static_cast<float*>(p), v);
   if constexpr (T == Float::F16) store_half(p, narrow_f16(v));
   if constexpr (T == Float::BF16) store_half(p, narrow_bf16(v));
+  if constexpr (T == Float::F8E4M3FN) store_codes(static_cast<char*>(p), e4m3_codes(v));
+  if constexpr (T == Float::F8E5M2) store_codes(static_cast<char*>(p), e5m2_codes(v));
 }
 
 template <Float T>
-constexpr int64_t kSize = T == Float::F32 ? 4 : 2;
+constexpr int64_t kSize = T == Float::F32                       ? 4
+                          : T == Float::F16 || T == Float::BF16 ? 2
+                                                                : 1;
 
 // The last `count` numbers of a row, padded with zeros.
 template <Float T>
@@ -118,6 +129,33 @@ PC_FORCE_INLINE auto with_float(Float type, F&& f) {
     case Float::BF16: return f.template operator()<Float::BF16>();
     default: return f.template operator()<Float::F32>();
   }
+}
+
+// with_float() for the dtype of a target, which may be float8.
+template <typename F>
+PC_FORCE_INLINE auto with_target(Float type, F&& f) {
+  switch (type) {
+    case Float::F8E4M3FN: return f.template operator()<Float::F8E4M3FN>();
+    case Float::F8E5M2: return f.template operator()<Float::F8E5M2>();
+    default: return with_float(type, f);
+  }
+}
+
+// Converts `count` numbers, divided by `divisor`.
+using Convert = void (*)(const char* source, char* target, int64_t count, float divisor);
+
+template <Float From, Float To, bool kScales>
+void convert_row(const char* source, char* target, int64_t count, float divisor) {
+  for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) {
+    store_part<To>(target, i, kScales ? v / divisor : v, part);
+  });
+}
+
+inline Convert conversion(Float from, Float to, bool scales) {
+  return with_float(from, [&]<Float From>() {
+    return with_target(
+        to, [&]<Float To>() -> Convert { return scales ? convert_row<From, To, true> : convert_row<From, To, false>; });
+  });
 }
 
 // One number of a per-head array; `absent` if there is no array.

@@ -52,8 +52,10 @@ PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, cons
   for (int t = 0; t < kBlockTokens; ++t) key[t] = keys.base + keys.offsets[token + t];
   Vec sums[R][kBlockTokens] = {};
   for (int64_t d = 0; d < dim; d += kPairLanes) {
+    if (next_rows.distance != 0) {
 #pragma GCC unroll 4
-    for (int t = 0; t < kBlockTokens; ++t) prefetch_line(key[t] + d * kSize<Float::BF16> + next_rows.distance);
+      for (int t = 0; t < kBlockTokens; ++t) prefetch_line(key[t] + d * kSize<Float::BF16> + next_rows.distance);
+    }
     PairVec k[kBlockTokens];
 #pragma GCC unroll 4
     for (int t = 0; t < kBlockTokens; ++t) k[t] = load_pairs(key[t] + d * kSize<Float::BF16>);
@@ -82,8 +84,10 @@ PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weight
     for (int n = 0; n < N; n += 2) {
       const PairVec a = load_pairs(p + n * kLanes * kSize<Float::BF16>);
       const PairVec b = load_pairs(q + n * kLanes * kSize<Float::BF16>);
-      prefetch_line(p + n * kLanes * kSize<Float::BF16> + next_rows.distance);
-      prefetch_line(q + n * kLanes * kSize<Float::BF16> + next_rows.distance);
+      if (next_rows.distance != 0) {
+        prefetch_line(p + n * kLanes * kSize<Float::BF16> + next_rows.distance);
+        prefetch_line(q + n * kLanes * kSize<Float::BF16> + next_rows.distance);
+      }
       v[n] = weave_low(a, b);
       v[n + 1] = weave_high(a, b);
     }

@@ -26,12 +26,25 @@ void score_packed(const HeadRows& rows, const TokenRows& keys, const TileUse& us
                   rows.count, padded(dim), kTileTokens);
 }
 
+// Scores of keys in a panel of pairs.
+inline void multiply_key_pairs(AmxTiles& tiles, const HeadRows& rows, int64_t dim, const Scratch& scratch) {
+  const auto* panel = reinterpret_cast<const uint32_t*>(scratch.key);
+  multiply_pairs(tiles, rows.query_pairs, rows.query_stride, panel, kTileTokens, rows.scores, kTileTokens, nullptr,
+                 rows.count, pair_padded(dim), kTileTokens);
+}
+
+// Adds weights times values in a panel of pairs; all rows attend to the same keys.
+inline void multiply_value_pairs(AmxTiles& tiles, const HeadRows& rows, int64_t dim, const Scratch& scratch) {
+  const auto* panel = reinterpret_cast<const uint32_t*>(scratch.value);
+  multiply_pairs(tiles, rows.weights, kTileTokens, panel, padded(dim), rows.acc, rows.acc_stride, rows.factor,
+                 rows.count, kTileTokens, padded(dim));
+}
+
 inline void score_packed_pairs(AmxTiles& tiles, const HeadRows& rows, const TokenRows& keys, const TileUse& use,
                                const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
   auto* panel = reinterpret_cast<uint32_t*>(scratch.key);
   pack_key_pairs(keys, use, dim, panel, next_rows);
-  multiply_pairs(tiles, rows.query_pairs, rows.query_stride, panel, kTileTokens, rows.scores, kTileTokens, nullptr,
-                 rows.count, pair_padded(dim), kTileTokens);
+  multiply_key_pairs(tiles, rows, dim, scratch);
 }
 
 // Scores of few rows on AMX; keys are read in place.

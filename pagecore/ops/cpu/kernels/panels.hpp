@@ -7,6 +7,7 @@
 // Unused tokens and the padding of a row become zeros and are not read. `next_rows` is prefetched meanwhile.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/prefetch.hpp"
 #include "pagecore/ops/cpu/kernels/tile.hpp"
 #include "pagecore/ops/cpu/kernels/transpose.hpp"

@@ -21,13 +21,24 @@ struct NextRows {
   int64_t distance = 0;  // bytes from a row in use to the row needed next
   TokenRows rows;        // used instead if base is not null
   int64_t row_bytes = 0;
+  TokenRows scales;  // of the rows in `rows`; absent if base is null
 };
 
 // Prefetches bytes [from, from + bytes) of the row at index `place`.
 PC_FORCE_INLINE void prefetch_elsewhere(const NextRows& next, int place, int64_t from, int64_t bytes) {
   if (from >= next.row_bytes) return;
+  if (from == 0 && next.scales.base != nullptr) prefetch_line(next.scales.base + next.scales.offsets[place]);
   const char* row = next.rows.base + next.rows.offsets[place];
   for (int64_t i = from; i < from + bytes; i += kLine) prefetch_line(row + i);
+}
+
+// Prefetches the row at index `place` with its scales.
+PC_FORCE_INLINE void prefetch_row(const NextRows& next, int place) {
+  if (next.rows.base == nullptr) return;
+  const char* row = next.rows.base + next.rows.offsets[place];
+  prefetch_line(row);
+  for (int64_t i = kLine; i < next.row_bytes; i += kLine) prefetch_line(row + i);
+  if (next.scales.base != nullptr) prefetch_line(next.scales.base + next.scales.offsets[place]);
 }
 
 // Prefetches `count` rows from index `place` on.
@@ -40,10 +51,11 @@ PC_FORCE_INLINE void prefetch_elsewhere(const NextRows& next, int place, int cou
 class BackgroundPrefetch {
  public:
   PC_FORCE_INLINE BackgroundPrefetch(const NextRows& next, int places)
-      : rows_(next.rows), row_bytes_(next.row_bytes), left_(next.rows.base == nullptr ? 0 : places) {}
+      : rows_(next.rows), scales_(next.scales), row_bytes_(next.row_bytes), left_(next.rows.base == nullptr ? 0 : places) {}
 
   PC_FORCE_INLINE void step() {
     if (left_ == 0) return;
+    if (byte_ == 0 && scales_.base != nullptr) prefetch_line(scales_.base + scales_.offsets[place_]);
     const char* line = rows_.base + rows_.offsets[place_] + byte_;
     prefetch_line(line);
     prefetch_line(line + kLine);
@@ -55,7 +67,7 @@ class BackgroundPrefetch {
   }
 
  private:
-  const TokenRows rows_;
+  const TokenRows rows_, scales_;
   const int64_t row_bytes_;
   int left_;
   int place_ = 0;

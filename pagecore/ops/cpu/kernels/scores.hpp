@@ -34,7 +34,7 @@ PC_FORCE_INLINE void score_block(const float* query, int64_t stride, const Token
   for (int t = 0; t < kBlockTokens; ++t) key[t] = keys.base + keys.offsets[token + t];
   Vec sums[R][kBlockTokens] = {};
   for (int64_t d = 0; d < dim; d += kLanes) {
-    if (d * kSize<K> % kLine == 0) {
+    if (d * kSize<K> % kLine == 0 && next_rows.distance != 0) {
 #pragma GCC unroll 4
       for (int t = 0; t < kBlockTokens; ++t) prefetch_line(key[t] + d * kSize<K> + next_rows.distance);
     }

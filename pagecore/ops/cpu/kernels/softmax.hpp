@@ -12,13 +12,17 @@ namespace {
 
 // Modifiers of the scores of one row in one tile.
 struct RowScores {
-  int32_t low, high;    // keys [low, high) of the tile are attended
-  const Order* order;   // order of the scores
-  const uint8_t* keep;  // mask over the tile; null: none. With a mask the order is natural.
-  float scale;          // multiplies the raw scores
-  float softcap;        // 0: none. Scores are already divided by it.
-  float slope;          // 0: none
-  int32_t bias_begin;   // tile start minus the key with bias 0
+  int32_t low, high;           // keys [low, high) of the tile are attended
+  const Order* order;          // order of the scores
+  const uint8_t* keep;         // mask over the tile; null: none. With a mask the order is natural.
+  float scale;                 // multiplies the raw scores
+  float softcap;               // 0: none. Scores are already divided by it.
+  float slope;                 // 0: none
+  int32_t bias_begin;          // tile start minus the key with bias 0
+  const float* key_factors;    // [64], multiply the raw scores; null: none
+  const float* value_factors;  // [64], multiply the weights of the values, but not their sum; null: none
+  // Of a selection: [64], the positions of the tile's keys; bias_begin is then the negative key with bias 0.
+  const int32_t* positions = nullptr;
 };
 
 // The origin subtracted from scores: the maximum, or 0 if nothing is attended, because -inf - -inf is NaN.
@@ -44,6 +48,12 @@ PC_FORCE_INLINE bool is_plain(const RowScores& row) {
   return row.low == 0 && row.high == kTileTokens && row.keep == nullptr && row.softcap == 0.0f && row.slope == 0.0f;
 }
 
+inline IntVec look_up(const int32_t* table, const IntVec& index) {
+  IntVec found;
+  for (int lane = 0; lane < kLanes; ++lane) found[lane] = table[index[lane]];
+  return found;
+}
+
 // Applies softcap and bias to 64 scores; keys that are not attended get -inf.
 PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors]) {
 #pragma GCC unroll 4
@@ -51,13 +61,26 @@ PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors])
     IntVec index;
     __builtin_memcpy(&index, row.order->token + i * kLanes, sizeof index);
     if (row.softcap != 0.0f) x[i] = tanh(x[i]) * row.softcap;
-    if (row.slope != 0.0f) x[i] = fma(__builtin_convertvector(index + row.bias_begin, Vec), splat(row.slope), x[i]);
+    if (row.slope != 0.0f) {
+      const IntVec key = row.positions == nullptr ? index : look_up(row.positions, index);
+      x[i] = fma(__builtin_convertvector(key + row.bias_begin, Vec), splat(row.slope), x[i]);
+    }
     IntVec attended = (index >= row.low) & (index < row.high);
     if (row.keep != nullptr) {
       const LooseByteVec keep = *reinterpret_cast<const LooseByteVec*>(row.keep + i * kLanes);
       attended &= __builtin_convertvector(keep, IntVec) != 0;
     }
     x[i] = attended ? x[i] : splat(-kInfinity);
+  }
+}
+
+// Multiplies weights with the factors of their values, and stores them. A weight of 0 stays 0 even if the factor of a
+// token to which the row does not attend is NaN.
+PC_FORCE_INLINE void scale_weights(const float* factors, Vec (&x)[kTileVectors], float* scores) {
+#pragma GCC unroll 16
+  for (int i = 0; i < kTileVectors; ++i) {
+    x[i] = x[i] == 0.0f ? x[i] : x[i] * load(factors + i * kLanes);
+    store(scores + i * kLanes, x[i]);
   }
 }
 
@@ -70,6 +93,10 @@ PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t*
   for (int i = 0; i < kTileVectors; ++i) {
     x[i] = load(scores + i * kLanes) * row.scale;
     background.step();
+  }
+  if (row.key_factors != nullptr) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kTileVectors; ++i) x[i] = x[i] * load(row.key_factors + i * kLanes);
   }
   if (!is_plain(row)) change_scores(row, x);
   Vec top = x[0];
@@ -87,6 +114,7 @@ PC_FORCE_INLINE float softmax_row(const RowScores& row, float* scores, uint16_t*
     added += x[i];
     background.step();
   }
+  if (row.value_factors != nullptr) scale_weights(row.value_factors, x, scores);
   if (pairs != nullptr) store_weights(x, pairs);
   const float factor = old_max == new_max ? 1.0f : exp1(old_max - origin);
   row_max = new_max;

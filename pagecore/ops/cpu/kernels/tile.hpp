@@ -35,15 +35,27 @@ constexpr Order kNatural = make_order(1, 1), kStreamsOfOne = make_order(kStreams
 
 PC_FORCE_INLINE const Order& streams_for(int64_t row_bytes) { return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne; }
 
+// Offsets of the rows of a tile, of their codes and of their scales. Plain rows have no scales.
+struct RowOffsets {
+  int64_t codes[kTileTokens];
+  int64_t scales[kTileTokens];
+};
+
 // One tile of keys: positions start .. start + 64, of which the item covers [first, last). Offsets are relative to a
 // head's first byte and indexed by the order.
+//
+// With a selection, a tile is 64 consecutive keys of a head's list of selected keys: `start` counts in that list, and
+// `positions` has the places of the keys in the sequence.
 struct Tile {
   int64_t start;
   int first;
   int last;
   const Order* order;
-  int64_t key_offsets[kTileTokens];
-  int64_t value_offsets[kTileTokens];
+  bool is_selected;
+  int32_t positions[kTileTokens];
+  bool has_scales;  // of keys or of values
+  RowOffsets keys;
+  RowOffsets values;
 };
 
 // Tokens of a tile, in natural order, that some row attends to: [first, last), filtered by `used`. Other tokens must
@@ -71,8 +83,11 @@ struct HeadRows {
 };
 
 PC_FORCE_INLINE void copy_place(Tile& tile, int from, int to) {
-  tile.key_offsets[to] = tile.key_offsets[from];
-  tile.value_offsets[to] = tile.value_offsets[from];
+  tile.keys.codes[to] = tile.keys.codes[from];
+  tile.values.codes[to] = tile.values.codes[from];
+  if (!tile.has_scales) return;
+  tile.keys.scales[to] = tile.keys.scales[from];
+  tile.values.scales[to] = tile.values.scales[from];
 }
 
 PC_FORCE_INLINE void reorder(int64_t (&offsets)[kTileTokens], const Order& from, const Order& to) {
@@ -83,35 +98,59 @@ PC_FORCE_INLINE void reorder(int64_t (&offsets)[kTileTokens], const Order& from,
 
 PC_FORCE_INLINE void set_order(Tile& tile, const Order& order) {
   if (tile.order == &order) return;
-  reorder(tile.key_offsets, *tile.order, order);
-  reorder(tile.value_offsets, *tile.order, order);
+  reorder(tile.keys.codes, *tile.order, order);
+  reorder(tile.values.codes, *tile.order, order);
+  if (tile.has_scales) {
+    reorder(tile.keys.scales, *tile.order, order);
+    reorder(tile.values.scales, *tile.order, order);
+  }
   tile.order = &order;
+}
+
+// Places rows [t, end) of a tile in block `named`, from offset `within` on. With a mask, the id of a block that no row
+// attends to may be arbitrary; the block is not read.
+PC_FORCE_INLINE void place_rows(const AttentionArgs& args, int64_t named, int64_t within, int t, int end, Tile& tile) {
+  const Cache& key = args.key;
+  const Cache& value = args.value;
+  const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
+  const auto place = [=](int64_t block_stride, int64_t token_stride, int64_t* offsets) __attribute__((always_inline)) {
+    int64_t offset = id * block_stride + within * token_stride;
+    for (int i = t; i < end; ++i, offset += token_stride) offsets[i] = offset;
+  };
+  place(key.block_stride, key.token_stride, tile.keys.codes);
+  place(value.block_stride, value.token_stride, tile.values.codes);
+  if (!tile.has_scales) return;
+  place(key.scales.block_stride, key.scales.token_stride, tile.keys.scales);
+  place(value.scales.block_stride, value.scales.token_stride, tile.values.scales);
+}
+
+// Begins the tile of `position`: the part of it that the item covers, in natural order.
+PC_FORCE_INLINE void begin_tile(const AttentionArgs& args, const PcWorkItem& item, int64_t position, Tile& tile) {
+  tile.start = position / kTileTokens * kTileTokens;
+  tile.order = &kNatural;
+  tile.is_selected = false;
+  tile.has_scales = args.key.scales.data != nullptr || args.value.scales.data != nullptr;
+  const int64_t end = tile.start + kTileTokens;
+  tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
+  tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);
+}
+
+// The end of the run of rows of a tile that begins at index t and has up to `count` rows.
+PC_FORCE_INLINE int run_end(const Tile& tile, int t, int64_t count) {
+  return count < tile.last - t ? t + static_cast<int>(count) : tile.last;
 }
 
 // Locates the tile of `position`, in natural order. Indices outside [first, last) repeat the nearest index inside.
 inline void locate(const AttentionArgs& args, const Indices& blocks, const PcWorkItem& item, int64_t position,
                    Tile& tile) {
-  const Cache& key = args.key;
-  const Cache& value = args.value;
-  tile.start = position / kTileTokens * kTileTokens;
-  tile.order = &kNatural;
-  const int64_t end = tile.start + kTileTokens;
-  tile.first = static_cast<int>(item.key_begin > tile.start ? item.key_begin - tile.start : 0);
-  tile.last = static_cast<int>((item.key_end < end ? item.key_end : end) - tile.start);
-  int64_t block = (tile.start + tile.first) / key.block_size;
-  int64_t within = tile.start + tile.first - block * key.block_size;
+  begin_tile(args, item, position, tile);
+  const int64_t size = args.key.block_size;
+  int64_t block = (tile.start + tile.first) / size;
+  int64_t within = tile.start + tile.first - block * size;
   for (int t = tile.first; t < tile.last; ++block, within = 0) {
-    // With a mask, the id of a block that no row attends to may be arbitrary; the block is not read.
-    const int64_t named = blocks.at(block);
-    const int64_t id = named >= 0 && named < key.num_blocks && named < value.num_blocks ? named : 0;
-    int64_t key_offset = id * key.block_stride + within * key.token_stride;
-    int64_t value_offset = id * value.block_stride + within * value.token_stride;
-    for (; t < tile.last && within < key.block_size; ++t, ++within) {
-      tile.key_offsets[t] = key_offset;
-      tile.value_offsets[t] = value_offset;
-      key_offset += key.token_stride;
-      value_offset += value.token_stride;
-    }
+    const int end = run_end(tile, t, size - within);
+    place_rows(args, blocks.at(block), within, t, end, tile);
+    t = end;
   }
   for (int t = 0; t < tile.first; ++t) copy_place(tile, tile.first, t);
   for (int t = tile.last; t < kTileTokens; ++t) copy_place(tile, tile.last - 1, t);

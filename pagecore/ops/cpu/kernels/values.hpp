@@ -41,7 +41,9 @@ PC_FORCE_INLINE void value_block(const RowSums& rows, const TokenRows& values, c
 #pragma GCC unroll 8
     for (int n = 0; n < N; ++n) {
       v[n] = load_as_float<V>(p + n * kLanes * kSize<V>);
-      if (n * kLanes * kSize<V> % kLine == 0) prefetch_line(p + n * kLanes * kSize<V> + next_rows.distance);
+      if (n * kLanes * kSize<V> % kLine == 0 && next_rows.distance != 0) {
+        prefetch_line(p + n * kLanes * kSize<V> + next_rows.distance);
+      }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

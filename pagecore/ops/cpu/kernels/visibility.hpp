@@ -63,18 +63,27 @@ class Visibility {
 
  private:
   [[nodiscard]] static int clamp_to_tile(int64_t position, const Tile& tile) {
+    if (tile.is_selected) return selected_before(position, tile);
     const int64_t t = position - tile.start;
     return static_cast<int>(t < tile.first ? tile.first : t > tile.last ? tile.last : t);
+  }
+
+  // The index of the first key of the tile that is not before `position`.
+  [[nodiscard]] static int selected_before(int64_t position, const Tile& tile) {
+    int t = tile.first;
+    while (t < tile.last && tile.positions[t] < position) ++t;
+    return t;
   }
 
   void apply_mask(const Tile& tile, const Scratch& scratch) {
     for (int64_t t = 0; t < kTileTokens; ++t) used_[t] = 0;
     use_.used = used_;
     for (int64_t query = 0; query < queries_; ++query) {
-      const uint8_t* mask = mask_ + query * length_ + tile.start;
+      const uint8_t* mask = mask_ + query * length_;
       uint8_t* keep = scratch.keep + query * kTileTokens;
       for (int t = 0; t < kTileTokens; ++t) {
-        const bool attended = t >= scratch.low[query * group_] && t < scratch.high[query * group_] && mask[t] != 0;
+        const int64_t at = tile.is_selected ? tile.positions[t] : tile.start + t;
+        const bool attended = t >= scratch.low[query * group_] && t < scratch.high[query * group_] && mask[at] != 0;
         keep[t] = attended ? 1 : 0;
         used_[t] |= keep[t];
       }

@@ -1,9 +1,10 @@
-// Slot-mapped write: rows of new tokens to cache slots, with dtype conversion.
+// Slot-mapped write: rows of new tokens to cache slots, with dtype conversion or quantised.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/lines.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
+#include "pagecore/ops/cpu/kernels/quantize.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -169,26 +170,8 @@ inline void copy_plane(const WritePlane& plane, const SlotRuns& slots, bool stre
   writer.finish();
 }
 
-// Converts `count` numbers, divided by `divisor`.
-using Convert = void (*)(const char* source, char* target, int64_t count, float divisor);
-
-template <Float From, Float To, bool kScales>
-void convert_row(const char* source, char* target, int64_t count, float divisor) {
-  for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) {
-    store_part<To>(target, i, kScales ? v / divisor : v, part);
-  });
-}
-
-inline Convert conversion(const WritePlane& plane) {
-  return with_float(plane.rows.type, [&]<Float From>() {
-    return with_float(plane.cache.type, [&]<Float To>() -> Convert {
-      return plane.scale.data != nullptr ? convert_row<From, To, true> : convert_row<From, To, false>;
-    });
-  });
-}
-
 inline void convert_plane(const WritePlane& plane, const SlotRuns& slots, bool streams) {
-  const Convert convert = conversion(plane);
+  const Convert convert = conversion(plane.rows.type, plane.cache.type, plane.scale.data != nullptr);
   const int64_t source_size = size_of(plane.rows.type), target_size = size_of(plane.cache.type);
   const auto write = [&](char* target, const char* source, int64_t row, int64_t head, const RunShape& shape) {
     prefetch_bytes(target + shape.next_target, row * target_size);
@@ -214,9 +197,57 @@ inline void convert_plane(const WritePlane& plane, const SlotRuns& slots, bool s
   writer.finish();
 }
 
+// Distances between rows of a token and head: of the source, of the codes, and of the scales.
+struct RowSteps {
+  int64_t size;
+  int64_t source;
+  int64_t codes;
+  int64_t scales;
+};
+
+// Quantises the rows of all runs, in the memory order of the codes.
+inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_over_six) {
+  const TokenArray& rows = plane.rows;
+  const Cache& cache = plane.cache;
+  const ScalePlane& scales = cache.scales;
+  const QuantizeRows quantize = quantizer(rows.type, cache.format, four_over_six);
+  const float factor = head_value(plane.scale, 0, 1.0f);
+  const RowSteps heads{rows.num_heads, rows.head_stride, cache.head_stride, scales.head_stride};
+  RowSteps tokens{1, rows.token_stride, cache.token_stride, scales.token_stride};
+  const bool heads_outside = __builtin_llabs(heads.codes) > __builtin_llabs(tokens.codes);
+  const int64_t bytes = row_bytes(cache), source_bytes = rows.dim * size_of(rows.type);
+  SlotRun runs[kRunBatch];
+  while (const int64_t listed = slots.list(runs)) {
+    for (int64_t i = 0; i < listed; ++i) {
+      const auto codes_of_run = [&](const SlotRun& run) {
+        return cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
+      };
+      const SlotRun& run = runs[i];
+      const SlotRun& next_run = runs[i + 1 < listed ? i + 1 : i];
+      char* next = codes_of_run(next_run);
+      const char* next_source = rows.data + next_run.token * rows.token_stride;
+      char* codes = codes_of_run(run);
+      char* scale = scales.data + run.block * scales.block_stride + run.offset * scales.token_stride;
+      const char* source = rows.data + run.token * rows.token_stride;
+      tokens.size = run.count;
+      const RowSteps &outer = heads_outside ? heads : tokens, &inner = heads_outside ? tokens : heads;
+      for (int64_t j = 0; j < outer.size; ++j) {
+        for (int64_t k = 0; k < inner.size; ++k) {
+          prefetch_bytes(next + j * outer.codes + k * inner.codes, bytes);
+          prefetch_bytes(next_source + j * outer.source + k * inner.source, source_bytes);
+        }
+        quantize({source + j * outer.source, codes + j * outer.codes, scale + j * outer.scales, inner.source,
+                  inner.codes, inner.scales, inner.size, rows.dim, factor});
+      }
+    }
+  }
+}
+
 inline void write_plane(const WritePlane& plane, const WritePart& part) {
   const SlotRuns slots(part, plane.cache);
-  if (plane.rows.type == plane.cache.type && plane.scale.data == nullptr) {
+  if (plane.cache.scales.data != nullptr) {
+    quantize_plane(plane, slots, part.args->four_over_six);
+  } else if (plane.rows.type == plane.cache.type && plane.scale.data == nullptr) {
     copy_plane(plane, slots, part.streams);
   } else {
     convert_plane(plane, slots, part.streams);

@@ -1,0 +1,50 @@
+"""The moves of a compaction: which planes of a cache it moves, and which bounds it renews."""
+
+from __future__ import annotations
+
+from pagecore.arrays import Tensor
+from pagecore.cache.parts import CacheParts
+from pagecore.errors import UnsupportedOption
+from pagecore.ops._slot_moves import SlotMoves
+from pagecore.storage import AttentionSpec, KVPool
+
+BOUNDS = ("key_min", "key_max")
+
+
+def slot_moves(parts: CacheParts) -> list[SlotMoves]:
+    """Return the moves of each group; an empty list for a cache without bytes.
+
+    Raises
+    ------
+    UnsupportedOption
+        A cache on a device, or planes per block that cannot be computed from the keys.
+    """
+    return [moves_of(pool) for pool in parts.store.pools]
+
+
+def moves_of(pool: KVPool) -> SlotMoves:
+    """Return the moves of one pool."""
+    if pool.device != "cpu":
+        raise UnsupportedOption(f"compact moves tokens on the host; the cache is on {pool.device}: use device='cpu'")
+    layers = range(pool.num_layers)
+    planes = [pool.plane(plane.name, layer) for plane in pool.spec.planes if plane.per == "token" for layer in layers]
+    return SlotMoves(planes, [_bounds_of(pool, layer) for layer in layers] if _has_bounds(pool) else [])
+
+
+def _has_bounds(pool: KVPool) -> bool:
+    """Return True if the layers store bounds of their keys; raise UnsupportedOption for other planes per block."""
+    spec = pool.spec
+    named = [plane.name for plane in spec.planes if plane.per == "block"]
+    if not named:
+        return False
+    if not isinstance(spec, AttentionSpec) or spec.format is not None:
+        what = "stores them in a format" if isinstance(spec, AttentionSpec) else "is not an AttentionSpec"
+        raise UnsupportedOption(
+            f"compact cannot renew the planes {', '.join(named)} per block: the spec {what}; use a spec without them"
+        )
+    return True
+
+
+def _bounds_of(pool: KVPool, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    low, high = (pool.plane(name, layer) for name in BOUNDS)
+    return pool.plane("key", layer), low, high

@@ -1,0 +1,274 @@
+"""quantize and dequantize: rows of any array to the codes and scales of a format, and back."""
+
+from libc.stdint cimport int64_t
+
+from pagecore.arrays._tensor cimport Tensor, as_tensor, tensor_of
+from pagecore.arrays.array_view cimport ArrayView
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT32, INT8, UINT8, DType
+from pagecore.ops._checks cimport any_tensor, check_aligned, check_last_axis, float_array
+from pagecore.ops._formats cimport group_of, is_cast, is_packed, named_format
+from pagecore.ops._numbers cimport scale_numbers
+from pagecore.ops._place cimport Place, find_place, finished, new_result
+from pagecore.ops.args cimport Format
+from pagecore.ops.cpu._cpu cimport dequantize as run_dequantize, quantize as run_quantize
+from pagecore.ops.cpu.args cimport Codec
+
+import numpy as np
+
+from pagecore.arrays.dtypes import DTYPES, as_dtype
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.ops._formats import NAMES
+
+
+def quantize(x, format, scale=None):
+    """Return the codes and scales of numbers in a format, as `write_kv` stores them.
+
+    Parameters
+    ----------
+    x : array, [..., D]
+        float32, float16 or bfloat16 on the host. The last axis is contiguous; other strides are free.
+    format : str
+        "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token", "fp4_block16", "nvfp4" or "mxfp8",
+        or "nvfp4_4over6", which computes the scales of "nvfp4" so that the largest number of a group becomes 6 or 4,
+        whichever has the smaller squared error. See `write_kv` for the formats.
+    scale : float or [H], optional
+        Given factor of "float8_e4m3fn", "float8_e5m2" and "nvfp4", above 0 for the last: numbers are divided by it. H
+        is the length of the axis before the last. 1 by default.
+
+    Returns
+    -------
+    codes : array, [..., D] or [..., D / 2]
+        float8_e4m3fn, float8_e5m2, int8, or uint8 with two codes a byte, that of the even index in the low nibble. New,
+        C-contiguous, in the framework of `x`.
+    scales : array, [..., groups], or None
+        Scales of groups of 16 or 32 numbers, or one of the row: float32, uint8 or float8_e4m3fn. None if the format
+        stores none.
+
+    Raises
+    ------
+    ShapeError
+        D is not a multiple of the numbers that share a scale or a byte, or `scale` has another length than H.
+    UnsupportedDtype, UnsupportedOption
+        Other dtypes, formats or factors, or an array on CUDA.
+    NotEnoughMemory
+        The host cannot allocate the result.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> codes, scales = pagecore.quantize(np.array([[127, 2.5, -0.4, 0]], np.float32), "int8_token")
+    >>> codes, scales
+    (array([[127,   3,   0,   0]], dtype=int8), array([[1.]], dtype=float32))
+    """
+    cdef Place place
+    cdef Codec codec
+    cdef bint four_over_six = False
+    cdef Format kind = named_format(format, &four_over_six)
+    cdef Tensor numbers = float_array(x, "x")
+    check_rows(numbers, "x")
+    find_place(&place, numbers, "x", x, None)
+    cdef int last = numbers.ndim - 1
+    cdef int64_t dim = numbers.shape_[last], unit = unit_of(kind)
+    if dim == 0 or dim % unit != 0:
+        raise ShapeError(
+            f"x has shape {numbers.shape}; format {format!r} needs a last axis of a multiple of {unit}, at least {unit}"
+        )
+    cdef Tensor factors = factors_of(kind, scale, numbers, &place)
+    cdef Tensor rows = merged_rows(numbers)
+    cdef int64_t shape[8]
+    cdef int i
+    for i in range(last):
+        shape[i] = numbers.shape_[i]
+    shape[last] = dim // 2 if is_packed(kind) else dim
+    cdef Tensor codes = new_result(numbers.ndim, shape, code_dtype(kind), x, &place)
+    cdef Tensor scales = None
+    if not is_cast(kind):
+        shape[last] = row_scales(kind, dim)
+        scales = new_result(numbers.ndim, shape, scale_dtype(kind), x, &place)
+    fill_codec(&codec, kind, rows, merged_rows(codes), None if scales is None else merged_rows(scales), factors)
+    codec.four_over_six = four_over_six
+    run_quantize(codec)
+    return finished(codes, x, &place), None if scales is None else finished(scales, x, &place)
+
+
+def dequantize(codes, format, scales=None, scale=None, dtype="float32"):
+    """Return the numbers of codes and scales: the inverse of `quantize`, but for rounding.
+
+    Parameters
+    ----------
+    codes : array, [..., D] or [..., D / 2]
+        On the host, in the dtype of the format's codes. The last axis is contiguous, here and below; other strides are
+        free, so that blocks of a cache can be passed.
+    format : str
+        As in `quantize`.
+    scales : array, [..., groups], optional
+        Required for formats that store scales. The axis of one scale a row may be absent.
+    scale : float or [H], optional
+        Given factor, as in `quantize`.
+    dtype : {"float32", "float16", "bfloat16"}
+        Dtype of the result; float32 numbers are rounded to nearest even.
+
+    Returns
+    -------
+    array, [..., D]
+        New, C-contiguous, in the framework of `codes`.
+
+    Raises
+    ------
+    ShapeError
+        `scales` does not have one scale for each group of `codes`, or `scale` has another length than H.
+    UnsupportedDtype, UnsupportedOption
+        Other dtypes, formats or factors, missing or needless scales, or an array on CUDA.
+    NotEnoughMemory
+        The host cannot allocate the result.
+
+    Examples
+    --------
+    >>> import numpy as np, pagecore
+    >>> codes, scales = pagecore.quantize(np.array([[0.1, -3, 0.5, 4.5] * 4], np.float32), "fp4_block16")
+    >>> pagecore.dequantize(codes, "fp4_block16", scales)[0, :4]
+    array([ 0. , -3. ,  0.5,  4. ], dtype=float32)
+    """
+    cdef Place place
+    cdef Codec codec
+    cdef bint four_over_six = False
+    cdef Format kind = named_format(format, &four_over_six)
+    cdef Tensor stored = any_tensor(codes, "codes")
+    check_rows(stored, "codes")
+    if stored.dtype_code != code_dtype(kind):
+        raise UnsupportedDtype(f"codes is {stored.dtype}; the codes of {format!r} are {DTYPES[code_dtype(kind)]}")
+    target = as_dtype(dtype)
+    if target.code > LAST_FLOAT:
+        raise UnsupportedDtype(f"dtype is {target}; use float32, float16 or bfloat16")
+    find_place(&place, stored, "codes", codes, None)
+    cdef int64_t shape[8]
+    cdef int i, last = stored.ndim - 1
+    for i in range(stored.ndim):
+        shape[i] = stored.shape_[i]
+    shape[last] *= 2 if is_packed(kind) else 1
+    cdef int64_t dim = shape[last], unit = unit_of(kind)
+    if dim == 0 or dim % unit != 0:
+        raise ShapeError(f"codes has shape {stored.shape}, rows of {dim}; format {format!r} needs a multiple of {unit}")
+    cdef Tensor plane = stored_scales(scales, stored, kind, format, row_scales(kind, dim))
+    cdef Tensor factors = factors_of(kind, scale, stored, &place)
+    cdef Tensor rows = merged_rows(stored)
+    cdef Tensor numbers = new_result(stored.ndim, shape, target.code, codes, &place)
+    fill_codec(&codec, kind, merged_rows(numbers), rows, None if plane is None else merged_rows(plane), factors)
+    run_dequantize(codec)
+    return finished(numbers, codes, &place)
+
+
+# ---- sizes of a format
+
+cdef int code_dtype(Format kind) noexcept:
+    if is_packed(kind):
+        return UINT8
+    if kind == Format.I8Token:
+        return INT8
+    return FLOAT8_E5M2 if kind == Format.E5M2 else FLOAT8_E4M3FN
+
+
+cdef int scale_dtype(Format kind) noexcept:
+    if kind == Format.NVFP4:
+        return FLOAT8_E4M3FN
+    return FLOAT32 if group_of(kind) == 0 else UINT8
+
+
+cdef int64_t unit_of(Format kind) noexcept:
+    """Return the number that must divide the length of a row."""
+    cdef int64_t group = group_of(kind)
+    if group != 0:
+        return group
+    return 2 if is_packed(kind) else 1
+
+
+cdef int64_t row_scales(Format kind, int64_t dim) noexcept:
+    cdef int64_t group = group_of(kind)
+    return 1 if group == 0 else dim // group
+
+
+# ---- arguments
+
+cdef int check_rows(Tensor tensor, str name) except -1:
+    if tensor.device_type != CPU:
+        raise UnsupportedOption(
+            f"{name} is on {tensor.device}; quantize and dequantize run on the host: pass a copy there, or use write_kv "
+            "and paged_attention, which convert on the device"
+        )
+    if tensor.ndim == 0:
+        raise ShapeError(f"{name} has no axes; it must be [..., D]")
+    check_last_axis(tensor, name)
+    return check_aligned(tensor, name)
+
+
+cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, int64_t groups):
+    """Return the scales with the axes of the codes; None if the format stores none."""
+    cdef int i
+    if is_cast(kind):
+        if scales is not None:
+            raise UnsupportedOption(f"format {format!r} stores no scales; pass its factor as scale, and leave scales out")
+        return None
+    if scales is None:
+        raise UnsupportedOption(f"format {format!r} stores scales; pass them as scales")
+    cdef Tensor plane = any_tensor(scales, "scales")
+    if group_of(kind) == 0 and plane.ndim == codes.ndim - 1 and plane.device_type == CPU:
+        plane = as_tensor(plane.numpy()[..., None])
+    check_rows(plane, "scales")
+    if plane.dtype_code != scale_dtype(kind):
+        raise UnsupportedDtype(f"scales is {plane.dtype}; the scales of {format!r} are {DTYPES[scale_dtype(kind)]}")
+    cdef bint fits = plane.ndim == codes.ndim and plane.shape_[plane.ndim - 1] == groups
+    for i in range(codes.ndim - 1):
+        fits = fits and plane.shape_[i] == codes.shape_[i]
+    if not fits:
+        raise ShapeError(f"scales has shape {plane.shape}; codes {codes.shape} need {(*codes.shape[:-1], groups)}")
+    return plane
+
+
+cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* place):
+    """Return the given factors as contiguous float32: one, or one for each entry of the axis before the last."""
+    cdef Tensor factors
+    cdef int64_t heads = rows.shape_[rows.ndim - 2] if rows.ndim > 1 else 1
+    if scale is None:
+        return None
+    if not is_cast(kind) and kind != Format.NVFP4:
+        raise UnsupportedOption(f"format {NAMES[<int>kind]!r} computes its scales and has no given factor; leave scale out")
+    factors = scale_numbers(scale, "scale", heads, True, place)
+    if factors is None:
+        return None
+    given = np.ascontiguousarray(factors.numpy(), np.float32)
+    if kind == Format.NVFP4 and not (given > 0).all():
+        raise UnsupportedOption(f"scale holds {given.min()}; the global scale of nvfp4 must be above 0")
+    return as_tensor(given)
+
+
+cdef Tensor merged_rows(Tensor tensor):
+    """Return the tensor as [rows, last axis]; a copy if its leading axes have no common stride."""
+    cdef int64_t stride = 0, count = 1
+    cdef int i
+    for i in range(tensor.ndim - 2, -1, -1):
+        if tensor.shape_[i] == 1:
+            continue
+        if count > 1 and tensor.strides_[i] != stride * count:
+            return as_tensor(np.ascontiguousarray(tensor.numpy()).reshape(-1, tensor.shape_[tensor.ndim - 1]))
+        if count == 1:
+            stride = tensor.strides_[i]
+        count *= tensor.shape_[i]
+    cdef ArrayView view = tensor.view()
+    view.ndim = 2
+    view.shape[1], view.strides[1] = tensor.shape_[tensor.ndim - 1], tensor.itemsize
+    view.shape[0], view.strides[0] = count, stride
+    return tensor_of(view, tensor.owner)
+
+
+cdef int fill_codec(
+        Codec* codec, Format kind, Tensor numbers, Tensor codes, Tensor scales, Tensor factors) except -1:
+    codec.format = kind
+    codec.numbers, codec.numbers_stride = numbers.data, numbers.strides_[0]
+    codec.num_rows, codec.dim = numbers.shape_[0], numbers.shape_[1]
+    codec.type = <DType>numbers.dtype_code
+    codec.codes, codec.codes_stride = codes.data, codes.strides_[0]
+    if scales is not None:
+        codec.scales, codec.scales_stride = scales.data, scales.strides_[0]
+    if factors is not None:
+        codec.factors, codec.num_factors = <float*>factors.data, factors.shape_[0]
+    return 0

@@ -1,0 +1,20 @@
+# Moves of tokens between slots of one pool; see _slot_moves.pyx.
+from libc.stdint cimport int64_t
+from libcpp.vector cimport vector
+
+from pagecore.ops.args cimport BlockArray
+from pagecore.ops.cpu.slot_moves cimport BoundedKeys
+
+
+cdef class SlotMoves:
+    cdef vector[BlockArray] arrays
+    cdef vector[BoundedKeys] bounds
+    cdef vector[int64_t] sources, targets
+    cdef int64_t num_threads
+    cdef object held
+
+    # Reserves room for `count` moves. The rest cannot fail.
+    cdef int reserve(self, int64_t count) except -1
+    cdef void add(self, int64_t source, int64_t target) noexcept
+    # Moves the tokens, in order, and renews the bounds of the targets' blocks.
+    cdef void run(self) noexcept

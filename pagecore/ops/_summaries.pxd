@@ -1,0 +1,30 @@
+# Summaries of keys (bounds of blocks, labels of tokens) that a write keeps up; see _summaries.pyx.
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.ops._place cimport Place
+from pagecore.ops.args cimport Cache
+from pagecore.ops.cpu.select cimport SummaryArgs
+
+
+cdef class KeySummary:
+    cdef SummaryArgs args
+    cdef vector[int32_t] channels
+    cdef tuple held
+
+    # Writes the summaries. The slots have been checked.
+    cdef int run(self) except -1
+
+
+# Returns None if no plane is given. `keys` is the cache of the keys, and `others` has the tensors and names that no
+# summary may overlap.
+cdef KeySummary read_summary(
+    object key_min, object key_max, object label, object label_channels, Tensor key, Tensor keys, Tensor slots,
+    tuple others, const Place* place)
+
+# Bounds [num_blocks, Hkv, D] as a cache with one token a block.
+cdef Cache bounds_cache(Tensor bounds) noexcept
+
+# Reads label channels [Hkv, S], each in 0 .. dim - 1; returns S.
+cdef int64_t read_channels(object channels, int64_t num_heads, int64_t dim, vector[int32_t]& out) except -1

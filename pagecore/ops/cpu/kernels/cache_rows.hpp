@@ -1,0 +1,115 @@
+// The rows of the keys or values of a cache, for the heads of one pass.
+//
+// Plain rows are read where they are. Rows of a quantised cache are unpacked to bfloat16, a tile of a head at a time,
+// into memory that stays in L1.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/unpack_panels.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ? cache.type : Float::BF16; }
+
+class CacheRows {
+ public:
+  CacheRows(const Cache& cache, const CodeTables& tables, int64_t head_begin, bool pairs)
+      : cache_(cache),
+        tables_(tables),
+        head_begin_(head_begin),
+        packs_(pairs && packs_codes(cache)),
+        row_bytes_(row_bytes(cache)),
+        stride_(unpacked_stride(cache.dim)) {
+    if (is_plain(cache)) return;
+    for (int t = 0; t < kTileTokens; ++t) {
+      offsets_[t] = t * stride_ * static_cast<int64_t>(sizeof(uint16_t));
+      factors_[t] = 0.0f;
+    }
+  }
+
+  // The type of the numbers that read() returns.
+  [[nodiscard]] Float type() const { return number_type(cache_); }
+  [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
+
+  // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
+  // unpacking prefetches `next_rows` and clears it.
+  TokenRows read(const RowOffsets& places, int64_t head, const TileUse& use, NextRows& next_rows, uint16_t* memory) const {
+    const TokenRows stored = codes_of(places, head);
+    if (is_plain(cache_)) return stored;
+    unpack_rows(cache_, tables_, stored, scales_of(places, head), use, next_rows, memory, stride_);
+    next_rows = {};
+    return {reinterpret_cast<const char*>(memory), offsets_};
+  }
+
+  // True if pack_keys() and pack_values() make panels of pairs of bfloat16.
+  [[nodiscard]] bool packs() const { return packs_; }
+  void pack_keys(const RowOffsets& places, int64_t head, const TileUse& use, const NextRows& next_rows,
+                 const Scratch& scratch) const {
+    pack_key_codes(cache_, stored(places, head, use, scratch), next_rows, reinterpret_cast<uint32_t*>(scratch.key));
+  }
+  void pack_values(const RowOffsets& places, int64_t head, const TileUse& use, const NextRows& next_rows,
+                   const Scratch& scratch) const {
+    pack_value_codes(cache_, stored(places, head, use, scratch), next_rows, reinterpret_cast<uint32_t*>(scratch.value));
+  }
+
+  // The rows of `head` for the kernels to prefetch.
+  [[nodiscard]] NextRows next(const RowOffsets& places, int64_t head) const {
+    return {0, codes_of(places, head), row_bytes_, scales_of(places, head)};
+  }
+
+  // The rows of the head after `head`, whose rows are in use.
+  [[nodiscard]] NextRows next_head(const RowOffsets& places, int64_t head) const {
+    if (is_plain(cache_)) return {cache_.head_stride, {}, 0, {}};
+    return next(places, head + 1);
+  }
+
+  // The factor of each token of `head`, 0 for tokens that are not in use; null if tokens have no factors.
+  const float* factors(const RowOffsets& places, int64_t head, const TileUse& use) {
+    if (!has_token_factors()) return nullptr;
+    const TokenRows scales = scales_of(places, head);
+    const auto factor = [&](int t) { return *reinterpret_cast<const float*>(scales.base + scales.offsets[t]); };
+    if (use.used == nullptr && use.first == 0 && use.last == kTileTokens) {
+      for (int t = 0; t < kTileTokens; ++t) factors_[t] = factor(t);
+    } else {
+      for (int t = 0; t < kTileTokens; ++t) {
+        const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
+        factors_[t] = used ? factor(t) : 0.0f;
+      }
+    }
+    if (cache_.format != Format::I4Token) return factors_;
+    for (int t = 0; t < kTileTokens; t += kLanes) {  // the low bits hold the zero point
+      store(factors_ + t, (Vec)((BitVec)load(factors_ + t) & ~uint32_t{15}));
+    }
+    return factors_;
+  }
+
+ private:
+  [[nodiscard]] bool has_token_factors() const {
+    return cache_.format == Format::E4M3Token || cache_.format == Format::I8Token || cache_.format == Format::I4Token;
+  }
+  [[nodiscard]] PC_FORCE_INLINE StoredTile stored(const RowOffsets& places, int64_t head, const TileUse& use,
+                                                  const Scratch& scratch) const {
+    const float* numbers = cache_.format == Format::NVFP4 ? tables_.e4m3_numbers : tables_.ue8m0_numbers;
+    StoredTile tile{tables_, numbers, {}, {}};
+    fill_tile(codes_of(places, head), scales_of(places, head), use, reinterpret_cast<const char*>(scratch.zeros), tile);
+    return tile;
+  }
+  [[nodiscard]] TokenRows codes_of(const RowOffsets& places, int64_t head) const {
+    return {cache_.data + (head_begin_ + head) * cache_.head_stride, places.codes};
+  }
+  [[nodiscard]] TokenRows scales_of(const RowOffsets& places, int64_t head) const {
+    if (cache_.scales.data == nullptr) return {};
+    return {cache_.scales.data + (head_begin_ + head) * cache_.scales.head_stride, places.scales};
+  }
+
+  const Cache& cache_;
+  const CodeTables& tables_;
+  const int64_t head_begin_;
+  const bool packs_;
+  const int64_t row_bytes_, stride_;
+  int64_t offsets_[kTileTokens];  // of unpacked rows
+  alignas(64) float factors_[kTileTokens];
+};
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

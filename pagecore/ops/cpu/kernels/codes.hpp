@@ -1,0 +1,245 @@
+// Codes of numbers and numbers of codes, a vector at a time: e4m3, e5m2, e2m1 and small integers.
+//
+// Codes are the low bits of 32-bit lanes. Results do not depend on the instruction set: products are hidden from the
+// compiler where it could fuse them with an addition.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/vec.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
+
+constexpr int32_t kMagnitudeBits = 0x7fffffff;
+constexpr int32_t kInfinityBits = 0x7f800000;
+constexpr int32_t kLargestBits = 0x7f7fffff;
+// 0.5 - 2^-25: added to a number before it is truncated, it rounds halves away from 0, and nothing below a half.
+constexpr float kAlmostHalf = 0x1.fffffep-2f;
+
+PC_FORCE_INLINE IntVec splat_bits(int32_t x) { return x - IntVec{}; }
+PC_FORCE_INLINE IntVec bits_of(float x) { return (IntVec)splat(x); }
+PC_FORCE_INLINE IntVec select(IntVec mask, IntVec a, IntVec b) { return (a & mask) | (b & ~mask); }
+
+PC_FORCE_INLINE IntVec max(IntVec a, IntVec b) {
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_maskz_max_epi32(kAllLanes, (__m512i)a, (__m512i)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+PC_FORCE_INLINE IntVec min(IntVec a, IntVec b) {
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_maskz_min_epi32(kAllLanes, (__m512i)a, (__m512i)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// a if a < b, else b (also for NaN).
+PC_FORCE_INLINE Vec min(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return (Vec)_mm512_maskz_min_ps(kAllLanes, (__m512)a, (__m512)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
+// The number that was computed, rounded: it is not fused with an addition.
+PC_FORCE_INLINE Vec rounded(Vec v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#elif defined(__x86_64__)
+  asm("" : "+x"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
+// True if a lane of a mask is set.
+PC_FORCE_INLINE bool any_lane(IntVec mask) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#elif defined(__x86_64__)
+  return _mm_movemask_ps((__m128)mask) != 0;
+#else
+  int32_t any = 0;
+  for (int i = 0; i < kLanes; ++i) any |= mask[i];
+  return any != 0;
+#endif
+}
+
+// The largest lane in all lanes.
+template <typename T>
+PC_FORCE_INLINE T max_of_lanes(T v) {
+#if defined(__AVX512F__)
+  v = max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+  return max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
+#elif defined(__AVX2__)
+  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  return max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6));
+#else
+  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1));
+  return max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2));
+#endif
+}
+
+// ---- codes of numbers
+
+// Codes of a float with kMantissa bits and an exponent bias, for magnitudes up to the largest; no sign.
+//
+// A power of two is added whose last bit is that of the code, so that the sum is rounded to nearest even:
+//
+//   sum = 2^(e + 23 - kMantissa) + |v|    bits of the sum = its exponent | 0 ... 0 | leading 1 and mantissa of the code
+//
+// e is the exponent of v, or that of the least normal number. The leading 1 counts as 1 in the exponent of the code.
+template <int kMantissa, int kBias>
+PC_FORCE_INLINE IntVec small_float_codes(IntVec magnitude) {
+  constexpr int32_t kLeastExponent = (127 - kBias + 1) << 23;
+  constexpr int32_t kRaise = (23 - kMantissa) << 23;
+  const IntVec exponent = max(magnitude & kInfinityBits, splat_bits(kLeastExponent));
+  const IntVec sum = (IntVec)((Vec)magnitude + (Vec)(exponent + kRaise));
+  return sum + ((exponent >> (23 - kMantissa)) - exponent) - (kRaise + ((127 - kBias + 1) << kMantissa));
+}
+
+// A float of 8 bits: saturating, nearest even. NaN is 0x7f, or with kNan false means nothing.
+template <int kMantissa, int kBias, bool kNan>
+PC_FORCE_INLINE IntVec float8_codes(Vec v, float largest) {
+  const IntVec bits = (IntVec)v, magnitude = bits & kMagnitudeBits;
+  const IntVec code = small_float_codes<kMantissa, kBias>(min(magnitude, bits_of(largest))) | ((bits >> 24) & 0x80);
+  if constexpr (!kNan) return code;
+  return magnitude > kInfinityBits ? splat_bits(0x7f) : code;
+}
+
+template <bool kNan = true>
+PC_FORCE_INLINE IntVec e4m3_codes(Vec v) {
+  return float8_codes<3, 7, kNan>(v, 448.0f);
+}
+
+PC_FORCE_INLINE IntVec e5m2_codes(Vec v) { return float8_codes<2, 15, true>(v, 57344.0f); }
+
+// Saturating, nearest even; the codes of NaN mean nothing.
+PC_FORCE_INLINE IntVec e2m1_codes(Vec v) {
+  const IntVec bits = (IntVec)v;
+  return small_float_codes<1, 1>(min(bits & kMagnitudeBits, bits_of(6.0f))) | ((bits >> 28) & 8);
+}
+
+// Saturating, halves up; no sign. The codes of NaN mean nothing.
+PC_FORCE_INLINE IntVec e2m1_magnitudes_up(Vec v) {
+  const IntVec m = min((IntVec)v & kMagnitudeBits, bits_of(6.0f));
+  // Quarters are exact, and halves of a code are quarters: below 1 codes count halves, above they have 1 mantissa bit.
+  const IntVec quarters = __builtin_convertvector((Vec)m * 4.0f, IntVec);
+  const IntVec normal = ((m + 0x200000) >> 22) - (126 << 1);
+  return m < bits_of(1.0f) ? (quarters + 1) >> 1 : normal;
+}
+
+// The nearest integers of [low, high], halves away from 0; those of NaN mean nothing.
+PC_FORCE_INLINE IntVec integer_codes(Vec v, float low, float high) {
+  const Vec inside = min(max(v, splat(low)), splat(high));
+  const IntVec half = bits_of(kAlmostHalf) | ((IntVec)inside & ~kMagnitudeBits);
+  return __builtin_convertvector(inside + (Vec)half, IntVec);
+}
+
+// ---- numbers of codes
+
+PC_FORCE_INLINE Vec number_of_e4m3(IntVec code) {
+  const IntVec m = code & 0x7f;
+  const Vec subnormal = __builtin_convertvector(m, Vec) * 0x1p-9f;
+  const IntVec normal = (m << 20) + (120 << 23);
+  const IntVec number = m < 8 ? (IntVec)subnormal : normal;
+  return (Vec)((m == 0x7f ? splat_bits(0x7fc00000) : number) | ((code & 0x80) << 24));
+}
+
+PC_FORCE_INLINE Vec number_of_e5m2(IntVec code) {
+  const IntVec m = code & 0x7f;
+  const Vec subnormal = __builtin_convertvector(m, Vec) * 0x1p-16f;
+  const IntVec normal = (m << 21) + (112 << 23);
+  const IntVec special = m == 0x7c ? splat_bits(kInfinityBits) : splat_bits(0x7fc00000);
+  const IntVec number = m < 4 ? (IntVec)subnormal : normal;
+  return (Vec)((m >= 0x7c ? special : number) | ((code & 0x80) << 24));
+}
+
+PC_FORCE_INLINE Vec number_of_e2m1(IntVec code) {
+  const IntVec m = code & 7;
+  const IntVec subnormal = (m == 1) & bits_of(0.5f);
+  const IntVec normal = (m << 22) + (126 << 23);
+  return (Vec)((m < 2 ? subnormal : normal) | ((code & 8) << 28));
+}
+
+// 2^(code - 127); NaN for 255.
+PC_FORCE_INLINE float number_of_ue8m0(uint8_t code) {
+  const uint32_t bits = code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : static_cast<uint32_t>(code) << 23;
+  float number;
+  __builtin_memcpy(&number, &bits, sizeof number);
+  return number;
+}
+
+// ---- bytes
+
+PC_FORCE_INLINE IntVec load_codes(const char* p) {
+  return __builtin_convertvector(*reinterpret_cast<const LooseByteVec*>(p), IntVec);
+}
+
+#if defined(__AVX2__) && !defined(__AVX512F__)
+PC_FORCE_INLINE __m128i low_bytes(IntVec v) {
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)v), order);
+  const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)v, 1), order);
+  return _mm_unpacklo_epi32(low, high);
+}
+#endif
+
+PC_FORCE_INLINE void store_codes(char* p, IntVec codes) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)codes));
+#elif defined(__AVX2__)
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), low_bytes(codes));
+#elif defined(__SSSE3__)
+  const __m128i order = _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const int bytes = _mm_cvtsi128_si32(_mm_shuffle_epi8((__m128i)codes, order));
+  __builtin_memcpy(p, &bytes, sizeof bytes);
+#else
+  *reinterpret_cast<LooseByteVec*>(p) = __builtin_convertvector(codes, ByteVec);
+#endif
+}
+
+// Two codes of 4 bits in a byte, the even one in the low nibble: kLanes / 2 bytes.
+PC_FORCE_INLINE IntVec load_nibbles(const char* p) {
+  alignas(64) uint8_t codes[kLanes];
+  for (int i = 0; i < kLanes / 2; ++i) {
+    const auto both = static_cast<uint8_t>(p[i]);
+    codes[2 * i] = both & 15;
+    codes[2 * i + 1] = both >> 4;
+  }
+  return load_codes(reinterpret_cast<const char*>(codes));
+}
+
+PC_FORCE_INLINE void store_nibbles(char* p, IntVec codes) {
+  typedef uint64_t WideVec __attribute__((vector_size(4 * kLanes)));
+  const WideVec both = (WideVec)codes | (WideVec)codes >> 28;
+#if defined(__AVX512F__)
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm512_maskz_cvtepi64_epi8(0xff, (__m512i)both));
+#elif defined(__SSSE3__)
+  const __m128i order = _mm_setr_epi8(0, 8, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+#if defined(__AVX2__)
+  const __m128i low = _mm_shuffle_epi8(_mm256_castsi256_si128((__m256i)both), order);
+  const __m128i high = _mm_shuffle_epi8(_mm256_extracti128_si256((__m256i)both, 1), order);
+  const int bytes = _mm_cvtsi128_si32(_mm_unpacklo_epi16(low, high));
+#else
+  const int bytes = _mm_cvtsi128_si32(_mm_shuffle_epi8((__m128i)both, order));
+#endif
+  __builtin_memcpy(p, &bytes, kLanes / 2);
+#else
+  for (int i = 0; i < kLanes / 2; ++i) p[i] = static_cast<char>(both[i]);
+#endif
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,191 @@
+"""paged_attention over quantised caches on a CUDA device, against float64 over the dequantised cache.
+
+Slots that no query attends to have codes and scales that read as NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagecore.ops import paged_attention, plan_attention
+from pagecore.storage.formats import FORMATS
+from tests.cuda.attention_cases import SINKS, SLOPES
+from tests.cuda.kit import Kit
+from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
+from tests.ops.format_cases import FormatCase, make_format_case
+from tests.reference import attention as reference
+
+LENS = {"seq_lens": (300, 77, 5, 0, 130, 64), "query_lens": (40, 77, 1, 0, 2, 64)}
+DECODE = {"seq_lens": (150, 1, 17, 0, 63, 16, 33)}
+HEADS = (8, 2)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "not causal": {"causal": False},
+    "window": {"window": 33},
+    "both sides": {"causal": False, "window": (40, 9)},
+    "sinks": {"sinks": SINKS},
+    "negative scale": {"scale": -0.1},
+    "softcap": {"softcap": 5.0},
+    "alibi": {"alibi_slopes": SLOPES},
+    "everything": {"window": 50, "sinks": SINKS, "softcap": 20.0, "alibi_slopes": SLOPES},
+}
+
+
+def run(cuda: Kit, case: FormatCase, *, plan: bool = False, **more: Any) -> tuple[Any, Any]:
+    """Call paged_attention into a poisoned output; return output and lse on the host."""
+    plain = case.plain
+    arguments: dict[str, Any] = dict(plain.options)
+    if plan:
+        heads = {"num_query_heads": plain.query.shape[1], "num_kv_heads": case.key.codes.shape[2]}
+        kinds = {name: arguments[name] for name in ("causal", "window") if name in arguments}
+        cu = arguments.get("cu_query_lens")
+        arguments["plan"] = plan_attention(cu, plain.seq_lens, device=cuda.device, **heads, **kinds, **more)
+    arguments |= {"key_scale": case.key.scale, "value_scale": case.value.scale}
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            arguments[name] = cuda.put(value)
+    arguments |= {"key_global_scale": case.key.global_scale, "value_global_scale": case.value.global_scale}
+    query, _, _, table, lens = plain.arrays
+    out = cuda.empty((*query.shape[:2], case.value.numbers.shape[3]), str(query.dtype))
+    arrays = (query, case.key.codes, case.value.codes, table, lens)
+    _, lse = paged_attention(*map(cuda.put, arrays), out=out, return_lse=True, **arguments)
+    return cuda.get(out), cuda.get(lse)
+
+
+def check(cuda: Kit, case: FormatCase, **more: Any) -> None:
+    """Run a case and compare it with the oracle over the dequantised cache."""
+    out, lse = run(cuda, case, **more)
+    query, _, _, table, lens = case.plain.arrays
+    arrays = (query, case.key.numbers, case.value.numbers, table, lens)
+    expected = reference.paged_attention(*arrays, **case.plain.options)
+    assert_output_close(out, expected[0])
+    assert_lse_close(lse, expected[1], str(query.dtype))
+
+
+EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
+EVERY_DTYPE = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+
+
+@EVERY_DTYPE
+@EVERY_FORMAT
+def test_prompts_and_decode(cuda, name, dtype):
+    check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **LENS)))
+
+
+@EVERY_DTYPE
+@EVERY_FORMAT
+def test_decode(cuda, name, dtype):
+    check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **DECODE)))
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (256, 256), (96, 192), (32, 160), (192, 128), (288, 32), (512, 512)])
+@EVERY_FORMAT
+def test_dims(cuda, name, dims):
+    check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=dims, query_dtype="bfloat16", **DECODE)))
+
+
+@pytest.mark.parametrize("dims", [(64, 128), (128, 64), (256, 128)])
+@EVERY_FORMAT
+def test_dims_with_padding(cuda, name, dims):
+    shape = Shape(heads=HEADS, dims=dims, query_dtype="float16", **DECODE)
+    check(cuda, make_format_case(name, shape=shape))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@EVERY_FORMAT
+def test_layouts(cuda, name, layout):
+    shape = Shape(heads=(4, 2), dims=(64, 64), block_size=5, query_dtype="bfloat16", layout=layout, **DECODE)
+    check(cuda, make_format_case(name, shape=shape))
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@EVERY_FORMAT
+def test_options(cuda, name, option):
+    shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="bfloat16", **LENS)
+    check(cuda, make_format_case(name, shape=shape, **OPTIONS[option]))
+
+
+@EVERY_FORMAT
+def test_masks(cuda, name):
+    for lens in (LENS, DECODE):
+        shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="bfloat16", **lens)
+        check(cuda, make_format_case(name, shape=shape, mask=random_mask(shape)))
+
+
+@EVERY_FORMAT
+def test_several_queries_of_a_sequence_in_decode(cuda, name):
+    """Queries of one item attend to different keys, so that weights of 0 meet scales."""
+    shape = Shape(seq_lens=(70, 33, 17), query_lens=(4, 3, 2), heads=HEADS, dims=(128, 128), query_dtype="bfloat16")
+    check(cuda, make_format_case(name, shape=shape))
+    check(cuda, make_format_case(name, shape=shape, window=9))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "nvfp4"])
+def test_given_factors(cuda, name):
+    shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="bfloat16", **LENS)
+    check(cuda, make_format_case(name, shape=shape, factors=(0.25, 3.0)))
+    if name != "nvfp4":
+        factors = (np.array([0.3, 2.0], np.float32), np.array([5.0, 0.01], np.float32))
+        check(cuda, make_format_case(name, shape=shape, factors=factors))
+
+
+@pytest.mark.parametrize(
+    "names", [(None, "int4_token"), ("nvfp4", None), ("int8_token", "fp4_block16"), ("float8_e4m3fn", "mxfp8")]
+)
+def test_keys_and_values_of_different_formats(cuda, names):
+    for lens in (LENS, DECODE):
+        shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="float16", cache_dtype="bfloat16", **lens)
+        check(cuda, make_format_case(*names, shape=shape))
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=["plan", "batch-invariant"])
+@EVERY_FORMAT
+def test_plans(cuda, name, options):
+    shape = Shape(seq_lens=(1300, 2100), query_lens=(1, 3), heads=(4, 1), dims=(64, 64), query_dtype="bfloat16")
+    check(cuda, make_format_case(name, shape=shape), plan=True, **options)
+
+
+@pytest.mark.parametrize(("dtype", "exponent"), [("float16", -8), ("bfloat16", -24), ("bfloat16", 12)])
+@pytest.mark.parametrize("name", ["float8_token", "int8_token", "int4_token"])
+def test_scales_of_rows_of_any_magnitude(cuda, name, dtype, exponent):
+    """Weights times scales leave the range of halves unless they are relative to the largest scale."""
+    shape = Shape(heads=HEADS, dims=(64, 64), query_dtype=dtype, **DECODE)
+    case = make_format_case(name, shape=shape)
+    spread = np.exp2(exponent + np.random.default_rng(3).integers(-3, 4, case.value.scale.shape)).astype(np.float32)
+    zero_points = case.value.scale.view(np.uint32) & 15
+    case.value.scale[...] = case.value.scale * spread
+    if name == "int4_token":
+        bits = case.value.scale.view(np.uint32)
+        bits[...] = bits & ~np.uint32(15) | zero_points
+    case.value.numbers *= spread
+    check(cuda, case)
+
+
+def test_queries_of_any_magnitude(cuda):
+    """Queries of bfloat16 become halves, times a power of two for each row."""
+    shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="bfloat16", **DECODE)
+    case = make_format_case("float8_e4m3fn", shape=shape)
+    exponents = np.random.default_rng(4).integers(-60, -20, case.plain.query.shape[:2])
+    case.plain.query[...] = case.plain.query * np.exp2(exponents)[..., None].astype(np.float32)
+    case.plain.options["scale"] = 2.0**20
+    check(cuda, case)
+    case.plain.query[...] = case.plain.query * np.float32(2.0**80)
+    case.plain.options["scale"] = 2.0**-60
+    check(cuda, case)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8_token", "int4_token", "nvfp4", "mxfp8", "fp4_block16"])
+def test_nan_reaches_only_the_rows_that_attend_to_it(cuda, name):
+    shape = Shape(seq_lens=(40, 40), query_lens=(4, 1), heads=HEADS, dims=(128, 128), query_dtype="bfloat16")
+    case = make_format_case(name, shape=shape)
+    block = case.plain.block_table[0, 2]
+    # Position 38, to which the last two queries of the first sequence attend.
+    if FORMATS[name].group is None or name == "mxfp8":
+        case.value.codes[block, 6] = np.nan
+    else:
+        case.value.scale[block, 6] = 255 if name == "fp4_block16" else np.nan
+    out, _ = run(cuda, case)
+    rows = np.isnan(out.astype(np.float32)).any((1, 2))
+    np.testing.assert_array_equal(rows, [False, False, True, True, False])

@@ -1,0 +1,256 @@
+"""Attention over quantised caches on the host, against float64 over the dequantised cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pagecore import errors, ops
+from pagecore.ops.cpu import _cpu
+from pagecore.storage.formats import FORMATS
+from tests.ops import formats_twin as twin
+from tests.ops.cases import DTYPES, LAYOUTS, Shape, make_case, random_mask
+from tests.ops.format_cases import DIMS, FormatCase, make_format_case
+from tests.ops.test_attention_options import OPTIONS
+
+pytestmark = pytest.mark.slow
+
+MIXED = {"seq_lens": (70, 33, 1, 16, 300, 0), "query_lens": (7, 1, 1, 16, 40, 2)}
+DECODE = {"seq_lens": (70, 33, 1, 300, 0)}
+LENS = pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
+EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
+
+
+@pytest.fixture(params=_cpu.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.isa()
+    yield _cpu.set_isa(request.param)
+    _cpu.set_isa(before)
+
+
+@LENS
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_format_on_every_instruction_set(isa, lens, format, dtype):
+    make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens)).check()
+
+
+@LENS
+@EVERY_FORMAT
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout(lens, format, layout):
+    shape = Shape(dims=DIMS, layout=layout, block_size=5, query_dtype="bfloat16", **lens)
+    make_format_case(format, shape=shape).check()
+
+
+@LENS
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if "scale" not in name or name == "negative scale"])
+def test_every_option(lens, format, dtype, name):
+    options = {key: value for key, value in OPTIONS[name].items() if key not in ("key_scale", "value_scale")}
+    make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), **options).check()
+
+
+@LENS
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_hidden_by_a_mask_are_not_read(isa, lens, format, dtype):
+    shape = Shape(dims=DIMS, query_dtype=dtype, **lens)
+    make_format_case(format, shape=shape, mask=random_mask(shape)).check()
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("window", [1, 3, 30, 65, (40, 2)])
+def test_windows_that_begin_within_a_tile(isa, format, dtype, window):
+    shape = Shape(dims=(64, 64), query_dtype=dtype, **DECODE)
+    make_format_case(format, shape=shape, window=window).check()
+
+
+@LENS
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("cache_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "formats",
+    [(None, "int8_token"), ("int4_token", None), ("nvfp4", "mxfp8"), ("float8_e5m2", "fp4_block16"), (None, "nvfp4")],
+)
+def test_keys_and_values_of_different_formats(isa, lens, dtype, cache_dtype, formats):
+    shape = Shape(dims=(64, 128), query_dtype=dtype, cache_dtype=cache_dtype, **lens)
+    make_format_case(*formats, shape=shape).check()
+
+
+SMALLEST_DIM = {name: format.group or format.codes_per_byte for name, format in FORMATS.items()}
+
+
+@LENS
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("units", [(1, 1), (5, 3), (3, 17), (8, 7)])
+@pytest.mark.parametrize("heads", [(5, 5), (6, 1)])
+def test_every_dim_that_the_groups_divide(isa, lens, format, dtype, units, heads):
+    unit = SMALLEST_DIM[format]
+    dims = (unit * units[0], unit * units[1])
+    make_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **lens)).check()
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (12, 4), (16, 2), (40, 2)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_number_of_query_heads(isa, format, heads, dtype):
+    make_format_case(format, shape=Shape(dims=(128, 128), heads=heads, query_dtype=dtype, **DECODE)).check()
+
+
+@LENS
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("format", "factors"),
+    [
+        ("float8_e4m3fn", (0.5, 3.0)),
+        ("float8_e5m2", (np.asarray([0.3, 2.0], np.float32), np.asarray([1.0, 0.25], np.float32))),
+        ("nvfp4", (0.01, 0.7)),
+    ],
+)
+def test_given_factors(isa, lens, dtype, format, factors):
+    make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), factors=factors, softcap=4.0).check()
+
+
+def every_code(format: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows of all codes, with all scale bytes of groups, or with some scales of tokens, as bytes."""
+    kind = FORMATS[format]
+    codes = np.arange(256, dtype=np.uint8)
+    if kind.codes_per_byte == 2:
+        codes = np.tile(np.arange(16, dtype=np.uint8), 4)
+        codes = codes[::2] | codes[1::2] << 4
+    if kind.group is None:
+        return codes[None], np.zeros((1, 0), np.uint8)
+    if kind.group == 0:
+        scales = np.asarray([0.3, 1e-6, 7.0, 2.0**-20, 1000.0, *np.linspace(0.1, 3, 27)], np.float32)
+        if format == "int4_token":
+            scales = (scales.view(np.uint32) & ~np.uint32(15) | np.arange(32, dtype=np.uint32) % 16).view(np.float32)
+        return np.tile(codes, (32, 1)), scales.view(np.uint8).reshape(32, 4)
+    groups = codes.size * kind.codes_per_byte // kind.group
+    # The smallest e4m3 numbers times the smallest scales are below the range of bfloat16.
+    scales = np.arange(16 if format == "mxfp8" else 0, 256, dtype=np.uint8)
+    return np.tile(codes, (scales.size, 1)), np.repeat(scales[:, None], groups, 1)
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("lone", [True, False], ids=["in place", "packed"])
+def test_every_code_is_exact(isa, format, lone):
+    codes, scales = every_code(format)
+    count, kind = len(codes), FORMATS[format]
+    stored = codes.view(kind.dtype.numpy).reshape(count, 1, 1, -1)
+    options: dict[str, Any] = {}
+    if kind.scale_dtype is not None:
+        options = {"value_scale": scales.view(kind.scale_dtype.numpy).reshape(count, 1, 1, -1)}
+    # One key of each sequence: its value has the weight 1.
+    heads = 1 if lone else 20
+    query, key = np.ones((count, heads, 16), np.float32), np.ones((count, 1, 1, 16), np.float32)
+    out = ops.paged_attention(query, key, stored, np.arange(count)[:, None], np.ones(count, np.int32), **options)
+    expected = twin.dequantize_row(codes, format, scales)
+    np.testing.assert_array_equal(out, np.repeat(expected[:, None], heads, 1))
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_splits_and_plans(format, dtype, threads):
+    before = ops.num_threads()
+    ops.set_num_threads(threads)
+    try:
+        case = make_format_case(format, shape=Shape(seq_lens=(3000, 70, 1500), dims=DIMS, query_dtype=dtype))
+        case.check()
+        for invariant in (False, True):
+            plan = ops.plan_attention([3000, 70, 1500], num_query_heads=4, num_kv_heads=2, batch_invariant=invariant)
+            case.check(plan=plan)
+    finally:
+        ops.set_num_threads(before)
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_batch_invariant_bits(isa, format, dtype):
+    case = make_format_case(format, shape=Shape(seq_lens=(700, 70, 1500), dims=DIMS, query_dtype=dtype))
+    query, _, _, table, lens = case.plain.arrays
+    together = run_invariant(case, query, table, lens)
+    for i in range(3):
+        alone = run_invariant(case, query[i : i + 1], table[i : i + 1], lens[i : i + 1])
+        assert alone.tobytes() == together[i : i + 1].tobytes()
+
+
+def run_invariant(case: FormatCase, query: Any, table: Any, lens: Any) -> Any:
+    plan = ops.plan_attention(lens, num_query_heads=4, num_kv_heads=2, batch_invariant=True)
+    scales = {"key_scale": case.key.scale, "value_scale": case.value.scale}
+    return ops.paged_attention(query, case.key.codes, case.value.codes, table, lens, plan=plan, **scales)
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("lone", [True, False], ids=["in place", "packed"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_later_token_that_is_nan_does_not_reach_earlier_queries(isa, format, lone, dtype):
+    count = 3 if lone else 20
+    shape = Shape(seq_lens=(70,), query_lens=(count,), heads=(2, 2), dims=(64, 64), query_dtype=dtype)
+    case = make_format_case(format, shape=shape)
+    expected = case.run()[: count - 1].tobytes()
+    last = (case.plain.block_table[0, 69 // 16], 69 % 16)
+    for stored in (case.key, case.value):
+        raw = stored.codes.view(np.uint8)
+        raw[last] = 0x7F
+        if isinstance(stored.scale, np.ndarray):
+            stored.scale[last] = 255 if stored.scale.dtype == np.uint8 else np.nan
+    out = case.run()
+    assert out[: count - 1].tobytes() == expected
+    if format != "float8_e5m2":
+        assert np.isnan(out[-1].astype(np.float32)).all()
+
+
+def test_rows_with_a_plane_of_three_axes():
+    case = make_format_case("int8_token")
+    expected = case.run().tobytes()
+    case.key.scale, case.value.scale = case.key.scale[..., 0], case.value.scale[..., 0]
+    assert case.run().tobytes() == expected
+
+
+def test_refusals_name_the_plane_and_the_remedy():
+    case = make_format_case("int8_token")
+    query, _, _, table, lens = case.plain.arrays
+
+    def run(**more: Any) -> Any:
+        scales = {"key_scale": case.key.scale, "value_scale": case.value.scale}
+        return ops.paged_attention(query, case.key.codes, case.value.codes, table, lens, **(scales | more))
+
+    with pytest.raises(errors.ShapeError, match="key_scale has shape .* pass the plane of the same pool"):
+        run(key_scale=case.key.scale[1:])
+    with pytest.raises(errors.UnsupportedOption, match="value_cache is int8 and value_scale is not an array of stored"):
+        run(value_scale=None)
+    with pytest.raises(errors.UnsupportedOption, match="key_global_scale is 2.0 .* only nvfp4"):
+        run(key_global_scale=2.0)
+    out = case.key.scale.view(np.float32).reshape(-1)[: query.shape[0] * 4 * DIMS[1]]
+    if out.size == query.shape[0] * 4 * DIMS[1]:
+        with pytest.raises(errors.ShapeError, match="out overlaps key_scale"):
+            run(out=out.reshape(query.shape[0], 4, DIMS[1]))
+    packed = make_format_case("int4_token")
+    with pytest.raises(errors.ShapeError, match="key_cache has shape .* holds 64 numbers in a row"):
+        ops.paged_attention(
+            np.ones((2, 4, 32), np.float32),
+            packed.key.codes,
+            packed.value.codes,
+            table,
+            lens,
+            key_scale=packed.key.scale,
+            value_scale=packed.value.scale,
+        )
+
+
+def test_plain_caches_keep_their_bits():
+    """Formats of values leave the scores as they are: keys of bfloat16 give one lse with any values."""
+    plain = make_case(Shape(dims=(64, 64), query_dtype="bfloat16", cache_dtype="bfloat16", **DECODE))
+    lse = plain.run(return_lse=True)[1]
+    case = make_format_case(
+        None, "int8_token", Shape(dims=(64, 64), query_dtype="bfloat16", cache_dtype="bfloat16", **DECODE)
+    )
+    assert case.run(return_lse=True)[1].tobytes() == lse.tobytes()

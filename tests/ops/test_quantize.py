@@ -1,0 +1,208 @@
+"""quantize and dequantize: bits of the twin for hard numbers, on every instruction set and in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pagecore
+from pagecore import errors
+from pagecore.ops.cpu import _cpu
+from pagecore.storage.formats import FORMATS
+from tests.ops import formats_twin as twin
+from tests.ops.cases import DTYPES
+from tests.ops.written_cases import ALL, factor_of, hard_numbers, kind_of
+
+
+@pytest.fixture(params=_cpu.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.isa()
+    yield _cpu.set_isa(request.param)
+    _cpu.set_isa(before)
+
+
+def given_factor(format: str) -> float | None:
+    return factor_of(format) if kind_of(format).takes_factor else None
+
+
+def assert_bytes(got: Any, expected: Any) -> None:
+    np.testing.assert_array_equal(np.ascontiguousarray(got).view(np.uint8).reshape(expected.shape), expected)
+
+
+def assert_numbers(got: Any, expected: Any) -> None:
+    """Compare bit for bit, except that every NaN is equal."""
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(got), nan)
+    width = f"u{expected.itemsize}"
+    np.testing.assert_array_equal(got.view(width)[~nan], expected.view(width)[~nan])
+
+
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [32, 128, 480])
+def test_codes_scales_and_numbers_are_the_twins(isa, dim, dtype, format):
+    x = hard_numbers(400, dim, dtype)
+    factor = given_factor(format)
+    codes, scales = pagecore.quantize(x, format, factor)
+    expected_codes, expected_scales = twin.quantize_row(x, format, factor or 1.0)
+    assert codes.dtype == kind_of(format).dtype.numpy
+    assert_bytes(codes, expected_codes)
+    if scales is None:
+        assert expected_scales.size == 0
+    else:
+        assert scales.dtype == kind_of(format).scale_dtype.numpy
+        assert_bytes(scales, expected_scales)
+    numbers = twin.dequantize_row(expected_codes, format, expected_scales, factor or 1.0)
+    for out in DTYPES:
+        got = pagecore.dequantize(codes, format, scales, factor, dtype=out)
+        with np.errstate(over="ignore", invalid="ignore"):
+            assert_numbers(got, numbers.astype(DTYPES[out]))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_code_with_every_kind_of_scale_is_read(isa, format):
+    """Codes and scales that no write gives: NaN, zero, negative, the smallest and the largest."""
+    kind = FORMATS[format]
+    codes = np.tile(np.arange(256, dtype=np.uint8), (64, 1))
+    dim = 256 * kind.codes_per_byte
+    scales = None
+    if kind.scale_dtype is not None:
+        rng = np.random.default_rng(0)
+        shape = 64, kind.row_scales(dim)
+        scales = rng.integers(0, 256, (shape[0], shape[1] * kind.scale_dtype.itemsize), dtype=np.uint8)
+        scales[0], scales[1], scales[2] = 0, 255, 127
+        scales = scales.view(kind.scale_dtype.numpy)
+    factor = given_factor(format)
+    expected = twin.dequantize_row(codes, format, scales, factor or 1.0)
+    with np.errstate(all="ignore"):
+        assert_numbers(pagecore.dequantize(codes.view(kind.dtype.numpy), format, scales, factor), expected)
+
+
+@pytest.mark.parametrize("format", ["float8_e4m3fn", "float8_e5m2"])
+def test_dense_float32_around_every_tie(isa, format):
+    table = twin.E4M3 if format == "float8_e4m3fn" else twin.E5M2
+    finite = np.unique(table[np.isfinite(table)]).astype(np.float32)
+    ties = (finite[1:] + finite[:-1]) / 2
+    x = np.concatenate([np.nextafter(ties, -np.inf), ties, np.nextafter(ties, np.inf), finite]).astype(np.float32)
+    assert_bytes(pagecore.quantize(x, format)[0], twin.quantize_row(x, format)[0])
+
+
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("change", ["empty", "one row", "strided", "reversed", "transposed", "offset"])
+def test_any_leading_axes_and_strides(change, format):
+    x = hard_numbers(96, 64).reshape(2, 3, 16, 64)
+    x = {
+        "empty": lambda: x[:, :0],
+        "one row": lambda: x[0, 0, 10],
+        "strided": lambda: x[:, ::2, ::3],
+        "reversed": lambda: x[::-1, :, ::-1],
+        "transposed": lambda: x.transpose(2, 0, 1, 3),
+        "offset": lambda: x[:, :, :, 32:],
+    }[change]()
+    factor = given_factor(format)
+    codes, scales = pagecore.quantize(x, format, factor)
+    expected_codes, expected_scales = twin.quantize_row(x, format, factor or 1.0) if x.size else (codes, scales)
+    if x.size:
+        assert_bytes(codes, expected_codes)
+    assert codes.shape[:-1] == x.shape[:-1]
+    assert codes.flags.c_contiguous
+    assert scales is None or scales.shape == (*x.shape[:-1], kind_of(format).row_scales(x.shape[-1]))
+    read = pagecore.dequantize(codes, format, scales, factor)
+    assert read.shape == x.shape
+    if x.size:
+        assert_numbers(read, twin.dequantize_row(expected_codes, format, expected_scales, factor or 1.0))
+
+
+def test_the_blocks_of_a_cache_in_any_layout_can_be_read():
+    x = hard_numbers(96, 32).reshape(4, 6, 4, 32)
+    codes, scales = pagecore.quantize(x, "int4_token")
+    wide = np.full((4, 6, 4, 40), 7, np.uint8)
+    wide[..., 3:19] = codes
+    blocks = np.ascontiguousarray(scales.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+    expected = pagecore.dequantize(codes, "int4_token", scales)
+    assert_numbers(pagecore.dequantize(wide[..., 3:19], "int4_token", blocks), expected)
+    assert_numbers(pagecore.dequantize(wide[..., 3:19], "int4_token", blocks[..., 0]), expected)
+
+
+def test_each_head_has_its_own_factor():
+    x = np.random.default_rng(0).normal(size=(5, 3, 32)).astype(np.float32)
+    factors = np.array([0.5, 2.0, 0.1], np.float32)
+    for format in ("float8_e4m3fn", "float8_e5m2", "nvfp4"):
+        codes, scales = pagecore.quantize(x, format, factors)
+        read = pagecore.dequantize(codes, format, scales, factors)
+        for head, factor in enumerate(factors):
+            one, of_one = pagecore.quantize(x[:, head], format, float(factor))
+            np.testing.assert_array_equal(codes[:, head].view(np.uint8), one.view(np.uint8))
+            assert_numbers(read[:, head].copy(), pagecore.dequantize(one, format, of_one, float(factor)))
+
+
+def test_arrays_of_torch_come_back_as_torch():
+    torch = pytest.importorskip("torch")
+    x = torch.randn(3, 32, dtype=torch.bfloat16)
+    codes, scales = pagecore.quantize(x, "mxfp8")
+    assert codes.dtype is torch.float8_e4m3fn
+    assert scales.dtype is torch.uint8
+    read = pagecore.dequantize(codes, "mxfp8", scales, dtype="bfloat16")
+    assert read.dtype is torch.bfloat16
+    assert (read - x).abs().max() <= 0.0625 * x.abs().max()
+
+
+X = np.ones((4, 3, 32), np.float32)
+SHAPE, DTYPE, OPTION = errors.ShapeError, errors.UnsupportedDtype, errors.UnsupportedOption
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((X, "int8"), OPTION, "format is 'int8'; use one of float8_e4m3fn.*nvfp4_4over6"),
+        ((X, None), OPTION, "format is None"),
+        ((X.astype(np.float64), "mxfp8"), DTYPE, "x is float64"),
+        ((X.astype(np.int8), "mxfp8"), DTYPE, "x is int8"),
+        ((X[..., :24], "mxfp8"), SHAPE, "multiple of 32"),
+        ((X[..., :24], "nvfp4"), SHAPE, "multiple of 16"),
+        ((X[..., :3], "int4_token"), SHAPE, "multiple of 2"),
+        ((X[..., :0], "int8_token"), SHAPE, "at least 1"),
+        ((X[..., ::2], "int8_token"), SHAPE, "last axis must be contiguous"),
+        ((np.array(1, np.float32), "int8_token"), SHAPE, "no axes"),
+        ((X, "int8_token", 0.5), OPTION, "'int8_token' computes its scales"),
+        ((X, "float8_e4m3fn", 0.0), OPTION, "scale holds 0.0"),
+        ((X, "float8_e4m3fn", [1.0, 2.0]), SHAPE, "scale has shape"),
+        ((X, "nvfp4", -2.0), OPTION, "scale holds -2.0.*above 0"),
+    ],
+)
+def test_quantize_refuses(arguments, error, message):
+    with pytest.raises(error, match=message):
+        pagecore.quantize(*arguments)
+
+
+CODES, SCALES = pagecore.quantize(X, "nvfp4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"format": "int4"}, OPTION, "format is 'int4'"),
+        ({"format": "int8_token"}, DTYPE, "codes is uint8; the codes of 'int8_token' are int8"),
+        ({"format": "fp4_block16"}, DTYPE, "scales is float8_e4m3fn; the scales of 'fp4_block16' are uint8"),
+        ({"scales": None}, OPTION, "format 'nvfp4' stores scales"),
+        ({"scales": SCALES[..., :1]}, SHAPE, r"scales has shape \(4, 3, 1\); codes \(4, 3, 16\) need \(4, 3, 2\)"),
+        ({"scales": SCALES[:2]}, SHAPE, "scales has shape"),
+        ({"codes": CODES[..., :12]}, SHAPE, "multiple of 16"),
+        ({"codes": CODES[..., ::2]}, SHAPE, "last axis must be contiguous"),
+        ({"dtype": "int8"}, DTYPE, "dtype is int8; use float32"),
+        ({"scale": 0.0}, OPTION, "scale holds 0.0"),
+    ],
+)
+def test_dequantize_refuses(arguments, error, message):
+    given = {"codes": CODES, "format": "nvfp4", "scales": SCALES} | arguments
+    with pytest.raises(error, match=message):
+        pagecore.dequantize(**given)
+
+
+def test_dequantize_refuses_scales_of_a_format_that_stores_none():
+    codes, _ = pagecore.quantize(X, "float8_e5m2")
+    with pytest.raises(OPTION, match="'float8_e5m2' stores no scales; pass its factor as scale"):
+        pagecore.dequantize(codes, "float8_e5m2", np.ones((4, 3, 1), np.float32))
