@@ -22,7 +22,7 @@ from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, t
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
 from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError
 
 
 def write_kv(
