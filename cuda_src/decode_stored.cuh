@@ -1,14 +1,13 @@
 // Stored formats in decode.cu: rings of codes and scales, which a warp unpacks to the 16-bit tiles that it multiplies.
 //
-//   ring     [stages][key codes, value codes, key scales, value scales]    8 or 4 bits a number: 2 or 4 times as many
-//              |                                                           tokens in flight as of a 16-bit cache
-//              | a warp unpacks 16 keys, later 16 values: 8 numbers of a lane at a time
+//   ring     [stages][key codes, value codes, key scales, value scales]    3 stages of 8 bits a number, or 6 of 4
+//              |
+//              | a warp unpacks 16 keys and 16 values, 8 numbers of a lane at a time (stored_unpack.cuh)
 //              v
-//   tile     [16, kDim] of T, rows as in decode_ring.cuh    ldmatrix
+//   tile     [32, kDim] of T, rows as in decode_ring.cuh    ldmatrix
 //
 // Scales of groups are multiplied in while codes are unpacked, which rounds nothing. Scales of rows are exact only in
-// float32: those of keys are factors of the columns of S, and those of values of the columns of P, relative to a power
-// of two (`unit`) not below the largest scale so far, so that weights do not leave the range of halves.
+// float32: those of keys are factors of the columns of S, and those of values of the columns of P (stored_rows.cuh).
 #pragma once
 
 #include "decode_rows.cuh"

@@ -1,4 +1,7 @@
 // Rows of decode.cu over stored formats: the conversion of queries, and the scales of rows.
+//
+// Weights are multiplied by the scales of values relative to a power of two, the unit, which is not below the largest
+// scale so far, so that they do not leave the range of halves. O is relative to the unit of its warp.
 #pragma once
 
 #include "stored_unpack.cuh"
@@ -51,7 +54,7 @@ PC_DEVICE void load_stored_queries(const PcAttentionParams& p, const Heads& head
 
 // ---- rows
 
-// The 16 rows of an item, and their sums over the tiles of one warp. O is relative to unit().
+// The 16 rows of an item, and their sums over the tiles of one warp.
 template <typename Tile, typename Options>
 class StoredRows : public DecodeRows<Tile, Options> {
   using Base = DecodeRows<Tile, Options>;

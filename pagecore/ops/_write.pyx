@@ -23,7 +23,7 @@ from pagecore.ops._summaries cimport KeySummary, read_summary
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
 from pagecore.ops.cuda._moves cimport write_kv as launch_write
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError
 
 
 def write_kv(

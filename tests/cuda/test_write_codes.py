@@ -1,4 +1,4 @@
-"""write_kv into quantised caches on a CUDA device: codes and scales equal those of the twin, and no other byte changes."""
+"""write_kv into quantised caches on a CUDA device: bytes equal those of the twin, and no other byte changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def numbers(shape: tuple[int, ...], dtype: str = "float32", seed: int = 0) -> An
 
 
 def strided_like(shape: tuple[int, ...], dtype: Any, layout: str, gap: int = 0) -> Any:
-    """Return an array filled with 0xA5 bytes whose axes follow each other as in `layout`, with `gap` elements between rows."""
+    """Return an array of 0xA5 bytes with the axes in the order of `layout`, and `gap` elements between rows."""
     order = LAYOUTS[layout]
     wide = [shape[i] for i in order]
     wide[-1] += gap
@@ -64,15 +64,26 @@ class QuantisedPlane:
 
 def assert_same_bytes(got: Any, expected: Any) -> None:
     """Compare all bytes that the two arrays span, gaps included."""
-    whole_bytes = [
-        np.ndarray(sum(extent(each)), np.uint8, whole(each), each.ctypes.data - whole(each).ctypes.data - extent(each)[0])
-        for each in (got, expected)
-    ]
-    np.testing.assert_array_equal(*whole_bytes)
+    spanned = []
+    for each in (got, expected):
+        base = whole(each)
+        offset = each.ctypes.data - extent(each)[0] - base.ctypes.data
+        spanned.append(np.ndarray(sum(extent(each)), np.uint8, base, offset))
+    np.testing.assert_array_equal(*spanned)
 
 
-def check(cuda: Kit, name: str, key: Any, value: Any, slots: Any, *, layout: str = "NHD", gap: int = 0,
-          block_size: int = 4, factors: Any = 1.0) -> None:
+def check(
+    cuda: Kit,
+    name: str,
+    key: Any,
+    value: Any,
+    slots: Any,
+    *,
+    layout: str = "NHD",
+    gap: int = 0,
+    block_size: int = 4,
+    factors: Any = 1.0,
+) -> None:
     """Write rows on the device and by the twin, and compare every byte of the caches."""
     num_blocks = -(-(max(slots) + 1) // block_size) + 1
     planes = [QuantisedPlane(name, (num_blocks, block_size, *rows.shape[1:]), layout, gap) for rows in (key, value)]

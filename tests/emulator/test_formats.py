@@ -21,10 +21,9 @@ def kit():
 
 def widened(kit, codes, format, zero_point=0):
     """Return the numbers of pairs of codes, [n, 2]."""
-    out = kit.empty((len(codes), 2))
-    mode = format + 32 * zero_point
-    grid = (-(-len(codes) // 256), 1, 1)
-    probe(kit.runtime, "widen_codes", input=kit.put(codes.view(np.float16)), output=out, n=len(codes), m=mode, grid=grid, threads=256)
+    out, given = kit.empty((len(codes), 2)), kit.put(codes.view(np.float16))
+    mode, grid = format + 32 * zero_point, (-(-len(codes) // 256), 1, 1)
+    probe(kit.runtime, "widen_codes", input=given, output=out, n=len(codes), m=mode, grid=grid, threads=256)
     return kit.get(out)
 
 
@@ -74,8 +73,6 @@ def test_float32_becomes_the_nearest_code(kit):
     values = np.concatenate([floats(), np.float32(every), middles, near.ravel(), np.float32(twin.E2M1_BOUNDS)])
     out = kit.empty((len(values), 3), "uint8")
     grid = (-(-len(values) // 256), 1, 1)
-    probe(
-        kit.runtime, "narrow_to_codes", input=kit.put(values), output=out, n=len(values), grid=grid, threads=256
-    )
+    probe(kit.runtime, "narrow_to_codes", input=kit.put(values), output=out, n=len(values), grid=grid, threads=256)
     expected = np.stack([twin.e4m3(values), twin.e5m2(values), twin.e2m1(values)], -1)
     np.testing.assert_array_equal(kit.get(out), expected)

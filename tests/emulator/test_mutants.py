@@ -13,8 +13,10 @@ from pagecore.ops.cuda.variants import use_prefill_variant
 from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
+from tests.cuda.test_stored import check as check_stored
 from tests.emulator.mutants import survivors
 from tests.ops.cases import Shape, make_case
+from tests.ops.format_cases import make_format_case
 
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
@@ -71,6 +73,18 @@ def gather(runtime):
         np.testing.assert_array_equal(kit.get(out), pagecore.gather_blocks(cache, table, lens))
 
 
+def attend_stored(*formats):
+    """Return work over caches whose keys and values have formats; None for float32."""
+
+    def work(runtime):
+        with use_runtime(runtime):
+            for names in formats:
+                for shape in (MIXED, DECODE):
+                    check_stored(Kit(runtime), make_format_case(*names, shape=replace(shape, cache_dtype="float32")))
+
+    return work
+
+
 def in_turn(*works):
     def work(runtime):
         for each in works:
@@ -85,6 +99,10 @@ KERNELS = {
         attend(DECODE, MIXED, num_workers=(2,)),
     ),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
+    "stored": (
+        ["general_stored.cuh", "decode_stored.cuh", "stored_rows.cuh"],
+        attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
+    ),
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
     "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),
     "prefill of wide keys": (["prefill.cu", "prefill_output.cuh"], prompts(dims=(192, 128))),

@@ -8,7 +8,8 @@ from pagecore.ops._plan cimport AttentionPlan
 
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the
-# call. key_scale and value_scale are given factors, one for each head. rows, cu_query_lens, sinks, alibi_slopes, mask, key_scale, value_scale and lse may be None.
+# call. key_scale and value_scale are given factors, one for each head. rows, cu_query_lens, sinks, alibi_slopes,
+# mask, key_scale, value_scale and lse may be None.
 #
 # `planned` is a plan in an array of the caller, uint8 on the device (see plan_lengths); it excludes `plan`. With
 # `checks_plan` it is compared with the lengths and options of the call, which waits for the device. Without either plan

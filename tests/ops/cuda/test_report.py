@@ -13,6 +13,7 @@ from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
 from pagecore.ops.cuda.manifest import Instance, instance, instances
 from pagecore.ops.cuda.report import main, paths, paths_table
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
+from pagecore.storage.formats import FORMATS
 from tests.arrays.fake_runtime import FakeRuntime
 
 LOG = """\
@@ -44,7 +45,7 @@ def test_a_log_without_the_usage_is_a_failure(log):
     assert "says nothing of _Z1b" in found.message
 
 
-@pytest.mark.parametrize("entry", ["decode", "prefill", "general"])
+@pytest.mark.parametrize("entry", ["decode", "decode_stored", "prefill", "general", "general_stored"])
 def test_attention_kernels_have_a_launch_shape(entry):
     shapes = [launch_shape(each.entry, each.arguments) for each in instances() if each.entry == entry]
     assert shapes
@@ -105,6 +106,40 @@ def test_the_general_kernel_serves_the_others(dims, dtypes, aligned, served):
     for decode in (False, True):
         name = attention_kernel(*dims, *dtypes, aligned=aligned, decode=decode, full=True)
         assert name == f"general<{served},Full>"
+
+
+FORMAT_NUMBERS = {name: number for number, name in enumerate(FORMATS, 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "query", "served"),
+    [
+        ("float8_e4m3fn", (128, 128), "bfloat16", "decode_stored<pc_half,8,128,Plain>"),
+        ("int8_token", (96, 64), "float16", "decode_stored<pc_half,8,128,Plain>"),
+        ("int4_token", (256, 256), "bfloat16", "decode_stored<pc_half,4,256,Plain>"),
+        ("nvfp4", (64, 64), "bfloat16", "decode_stored<pc_half,4,64,Plain>"),
+        ("mxfp8", (128, 128), "bfloat16", "decode_stored<pc_bfloat16,8,128,Plain>"),
+        ("fp4_block16", (256, 256), "bfloat16", "decode_stored<pc_bfloat16,4,256,Plain>"),
+        # Scales of a row that are no whole words, dims, and queries without an instance.
+        ("nvfp4", (96, 96), "bfloat16", "general_stored<128,Plain>"),
+        ("mxfp8", (64, 64), "bfloat16", "general_stored<64,Plain>"),
+        ("mxfp8", (256, 256), "bfloat16", "general_stored<256,Plain>"),
+        ("fp4_block16", (128, 128), "float16", "general_stored<128,Plain>"),
+        ("int8_token", (128, 128), "float32", "general_stored<128,Plain>"),
+        ("int8_token", (72, 72), "float16", "general_stored<128,Plain>"),
+        ("int8_token", (288, 288), "float16", "general_stored<512,Plain>"),
+    ],
+)
+def test_quantised_caches_have_kernels(name, dims, query, served):
+    number = FORMAT_NUMBERS[name]
+    formats = {"key_format": number, "value_format": number}
+    assert attention_kernel(*dims, query, query, query, decode=True, **formats) == served
+    assert instance(served)
+    prefill = attention_kernel(*dims, query, query, query, **formats)
+    assert prefill.startswith("general_stored<")
+    assert instance(prefill)
+    mixed = {"key_format": number, "value_format": 0}
+    assert attention_kernel(*dims, query, query, query, decode=True, **mixed).startswith("general_stored<")
 
 
 def test_paths_are_reported_with_the_kernels(measured, monkeypatch, capsys):
