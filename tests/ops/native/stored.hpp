@@ -1,4 +1,4 @@
-// Keys or values of a cache in any format, with guards around codes and scales, and the numbers that they stand for.
+// Keys or values of a cache in any format, with guards around codes and scales, and the numbers that they represent.
 #pragma once
 
 #include <memory>
