@@ -7,6 +7,7 @@ reads an eighth of its blocks, at random. Keys and values exceed the caches.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import numpy as np
 
@@ -120,11 +121,11 @@ def _write(bench: Bench) -> None:
         new = np.ones((tokens, HEADS, DIM), DTYPES["bfloat16"])
         slots = np.arange(tokens) + BLOCK if name == "prompt" else (1 + np.arange(tokens)) * BLOCK + 5
 
-        def subject(new=new, key=key, value=value, slots=slots, low=low, high=high) -> None:
-            write_kv(new, new, key, value, slots, key_min=low, key_max=high)
+        def subject(given: tuple[Any, ...] = (new, new, key, value, slots), low: Any = low, high: Any = high) -> None:
+            write_kv(*given, key_min=low, key_max=high)
 
-        def control(new=new, key=key, value=value, slots=slots) -> None:
-            write_kv(new, new, key, value, slots)
+        def control(given: tuple[Any, ...] = (new, new, key, value, slots)) -> None:
+            write_kv(*given)
 
         bench.compare(
             f"write with bounds, {name}, {tokens} tokens, {HEADS} x {DIM} bf16",

@@ -70,8 +70,11 @@ void CheckedBatch::check_selected_blocks(const AttentionArgs& args, int64_t sequ
       const int64_t first = entries[i] * unit;
       if (first >= keys.end || first + unit <= keys.begin) continue;
       const int64_t block = blocks.at(first / size);
-      PC_EXPECTS(block >= 0 && block < limit, InvalidBlock, "block_table[", rows_[at], ", ", first / size, "] is ",
-                 block, " and the cache has ", limit, " blocks; head ", head, " of sequence ", sequence, " selects it");
+      if (block >= 0 && block < limit) continue;
+      // As without a selection, a block that the mask hides is not read.
+      if (limit > 0 && args.mask_size >= 0 && !attended(args, sequence, first, first + unit)) continue;
+      fail(ErrorKind::InvalidBlock, "block_table[", rows_[at], ", ", first / size, "] is ", block,
+           " and the cache has ", limit, " blocks; head ", head, " of sequence ", sequence, " selects it");
     }
   }
 }

@@ -123,7 +123,32 @@ class Case {
     width_ = (longest + block_size_ - 1) / block_size_ + random_.between(0, 2);
     needs_cu_ = !is_decode || random_.one_in(2);
     make_mask();
+    make_selection();
     make_table();
+  }
+
+  // Lists blocks or single tokens for each key head of each sequence; some lists are empty.
+  void make_selection() {
+    if (!random_.one_in(3)) return;
+    unit_ = random_.one_in(2) ? 1 : block_size_;
+    selected_.assign(sequences_.size(), std::vector<std::vector<int32_t>>(static_cast<size_t>(num_kv_heads_)));
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      for (std::vector<int32_t>& list : selected_[i]) {
+        const int64_t one_in = random_.pick({1, 2, 3, 20});
+        for (int32_t entry = 0; entry * unit_ < sequences_[i].length; ++entry) {
+          if (random_.one_in(one_in)) list.push_back(entry);
+        }
+        selected_width_ = std::max(selected_width_, std::ssize(list));
+      }
+    }
+    selected_width_ += random_.between(0, 2);
+  }
+
+  // True if the key head reads the key.
+  [[nodiscard]] bool chosen(size_t i, int64_t kv_head, int64_t key) const {
+    if (selected_.empty()) return true;
+    const std::vector<int32_t>& list = selected_[i][static_cast<size_t>(kv_head)];
+    return std::binary_search(list.begin(), list.end(), static_cast<int32_t>(key / unit_));
   }
 
   void make_mask() {
@@ -171,6 +196,9 @@ class Case {
     return mask_[static_cast<size_t>(start + query * sequence.length + key)] != 0;
   }
   [[nodiscard]] bool attended(size_t i, int64_t key) const {
+    bool is_chosen = false;
+    for (int64_t head = 0; head < num_kv_heads_; ++head) is_chosen = is_chosen || chosen(i, head, key);
+    if (!is_chosen) return false;
     for (int64_t query = 0; query < sequences_[i].queries; ++query) {
       if (attends(i, query, key)) return true;
     }
@@ -249,11 +277,38 @@ class Case {
       is_identity = is_identity && row_names_[i] == static_cast<int64_t>(i);
     if (!is_identity || random_.one_in(2)) args_.rows = rows_ids_.emplace(random_, row_names_).indices();
     if (needs_cu_) args_.cu_query_lens = cu_ids_.emplace(random_, cu_).indices();
+    pass_selection();
     if (!has_mask_) return;
     mask_memory_.emplace(std::ssize(mask_), random_.below(8));
     std::copy(mask_.begin(), mask_.end(), mask_memory_->data());
     args_.mask = reinterpret_cast<const uint8_t*>(mask_memory_->data());
     args_.mask_size = std::ssize(mask_);
+  }
+
+  // Passes the lists with counts and arbitrary entries after them, or padded with -1.
+  void pass_selection() {
+    if (selected_.empty()) return;
+    const bool counts = random_.one_in(2);
+    std::vector<int32_t> entries, numbers;
+    for (const auto& lists : selected_) {
+      for (const std::vector<int32_t>& list : lists) {
+        entries.insert(entries.end(), list.begin(), list.end());
+        entries.insert(entries.end(), static_cast<size_t>(selected_width_) - list.size(), counts ? 1 << 30 : -1);
+        numbers.push_back(static_cast<int32_t>(list.size()));
+      }
+    }
+    entries_.emplace(entries);
+    counts_.emplace(numbers);
+    Selection& selection = args_.selection;
+    selection.data = reinterpret_cast<const char*>(entries_->data());
+    selection.width = selected_width_;
+    selection.head_stride = 4 * selected_width_;
+    selection.sequence_stride = selection.head_stride * num_kv_heads_;
+    selection.unit = unit_;
+    if (!counts) return;
+    selection.counts = reinterpret_cast<const char*>(counts_->data());
+    selection.counts_head_stride = 4;
+    selection.counts_sequence_stride = 4 * num_kv_heads_;
   }
 
   // ---- comparing
@@ -293,7 +348,8 @@ class Case {
     std::vector<double> scores(static_cast<size_t>(length), -INFINITY);
     double top = sinks_ ? (*sinks_)[head] : -INFINITY;
     for (int64_t key = 0; key < length; ++key) {
-      if (attends(i, query, key)) scores[static_cast<size_t>(key)] = score(i, query, head, key);
+      if (attends(i, query, key) && chosen(i, head / group_, key))
+        scores[static_cast<size_t>(key)] = score(i, query, head, key);
       top = std::max(top, scores[static_cast<size_t>(key)]);
     }
     double total = sinks_ ? std::exp((*sinks_)[head] - top) : 0.0;
@@ -400,6 +456,9 @@ class Case {
   std::optional<IdTable> table_;
   std::optional<Ids> lens_ids_, rows_ids_, cu_ids_;
   std::optional<Guarded> mask_memory_;
+  std::vector<std::vector<std::vector<int32_t>>> selected_;  // [sequence][key head]; empty: no selection
+  int64_t unit_ = 1, selected_width_ = 0;
+  std::optional<Exact<int32_t>> entries_, counts_;
   AttentionArgs args_;
 };
 
