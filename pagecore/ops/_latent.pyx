@@ -209,8 +209,8 @@ def latent_attention(
     find_place(&place, q, "query_latent", query_latent, None)
     if place.device_type != CPU:
         raise UnsupportedOption(
-            "query_latent is on CUDA; latent_attention runs on the host only: copy the arrays there, or attend to expanded "
-            "keys with paged_attention")
+            "query_latent is on CUDA; latent_attention runs on the host only: copy the arrays there, or attend to "
+            "expanded keys with paged_attention")
     cdef Tensor q_rope = float_tensor(query_rope, "query_rope", 3, 1, "[num_tokens, num_heads, rope_dim]")
     check_place(q_rope, "query_rope", &place)
     if q_rope.dtype_code != q.dtype_code:

@@ -54,8 +54,8 @@ struct ScalePlane {
   int64_t head_stride = 0;
 };
 
-// Keys or values of a cache, logically [block, token, head, dim]; dim is contiguous. `dim` counts numbers; `type` is the
-// dtype of the stored codes, of which a byte can hold two (row_bytes).
+// Keys or values of a cache, logically [block, token, head, dim]; dim is contiguous. `dim` counts numbers; `type` is
+// the dtype of the stored codes, of which a byte can hold two (row_bytes).
 struct Cache {
   char* data = nullptr;
   Float type = Float::F32;
