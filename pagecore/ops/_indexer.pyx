@@ -34,7 +34,7 @@ from operator import index
 import numpy as np
 
 from pagecore.arrays.refusals import brief
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
 cdef extern from "pagecore/arrays/dtype.hpp" nogil:
     enum:
@@ -43,7 +43,7 @@ cdef extern from "pagecore/arrays/dtype.hpp" nogil:
 
 cdef int check_host(const Place* place, str name) except -1:
     if place.device_type != CPU:
-        raise DeviceError(f"{name} is on CUDA; the indexer runs on the host only: copy the arrays to the host")
+        raise UnsupportedOption(f"{name} is on CUDA; the indexer runs on the host only: copy the arrays there")
     return 0
 
 

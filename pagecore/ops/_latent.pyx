@@ -22,7 +22,7 @@ from pagecore.ops.cpu.latent cimport LatentArgs, LatentWriteArgs
 
 from pagecore.arrays import as_dtype
 from pagecore.arrays.dtypes import DTYPES
-from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops._write import write_kv
 
 
@@ -208,7 +208,9 @@ def latent_attention(
     cdef Tensor q = float_tensor(query_latent, "query_latent", 3, 1, "[num_tokens, num_heads, latent_dim]")
     find_place(&place, q, "query_latent", query_latent, None)
     if place.device_type != CPU:
-        raise DeviceError("query_latent is on CUDA; latent_attention runs on the host only: copy the arrays there")
+        raise UnsupportedOption(
+            "query_latent is on CUDA; latent_attention runs on the host only: copy the arrays there, or attend to "
+            "expanded keys with paged_attention")
     cdef Tensor q_rope = float_tensor(query_rope, "query_rope", 3, 1, "[num_tokens, num_heads, rope_dim]")
     check_place(q_rope, "query_rope", &place)
     if q_rope.dtype_code != q.dtype_code:
@@ -372,7 +374,8 @@ def gather_latent(
     cdef Tensor example = any_tensor(latent_cache, "latent_cache")
     find_place(&place, example, "latent_cache", latent_cache, None)
     if place.device_type != CPU:
-        raise DeviceError("latent_cache is on CUDA; gather_latent runs on the host only: copy the arrays to the host")
+        raise UnsupportedOption(
+            "latent_cache is on CUDA; gather_latent runs on the host only: copy the arrays there")
     cdef LatentPlanes planes = latent_planes(latent_cache, rope_cache, format, 0, -1, &place)
     cdef double factor = latent_factor(latent_scale, "latent_scale", planes)
     wanted = as_dtype(dtype)

@@ -152,13 +152,20 @@ def test_the_code_of_one_level_would_not_pass_for_another(level, narrower):
     assert complaints(LEVELS[narrower], instructions(level))
 
 
+def tables(level: str) -> list[str]:
+    """Return the names of the kernel tables of a level."""
+    return [f"pagecore::cpu::{level}::{name}" for name in ("kTable", "kLatentKernels")]
+
+
 @pytest.mark.parametrize("level", LEVELS)
-def test_an_object_defines_its_table_and_nothing_else_with_linkage(level):
+def test_objects_define_their_tables_and_nothing_else_with_linkage(level):
     defined = [(kind, name) for kind, name in symbols(level) if kind != "U" and (kind.isupper() or kind in "uvw")]
-    assert [name for _, name in defined] == [f"pagecore::cpu::{level}::kTable"]
-    assert defined[0][0] in "DR"
+    # Latent attention has an object of its own, which an archive includes.
+    names = sorted(name for _, name in defined)
+    assert names in (sorted(tables(level)), [tables(level)[0]])
+    assert {kind for kind, _ in defined} <= set("DR")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_an_object_calls_only_functions_for_every_machine(level):
-    assert {name for kind, name in symbols(level) if kind == "U"} <= MAY_CALL
+    assert {name for kind, name in symbols(level) if kind == "U"} <= MAY_CALL | set(tables(level))

@@ -54,10 +54,15 @@ constexpr E4M3Table make_e4m3_table() {
 
 constexpr E4M3Table kE4M3Table = make_e4m3_table();
 
+typedef uint16_t TableVec __attribute__((vector_size(4 * kLanes)));
+
 PC_FORCE_INLINE __m512i scaled_numbers(const uint16_t* numbers, float scale) {
   const HalfVec low = narrow_bf16(widen_bf16(load_half(numbers)) * scale);
   const HalfVec high = narrow_bf16(widen_bf16(load_half(numbers + kLanes)) * scale);
-  return _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1);
+  TableVec both;
+  __builtin_memcpy(&both, &low, sizeof low);
+  __builtin_memcpy(reinterpret_cast<char*>(&both) + sizeof low, &high, sizeof high);
+  return (__m512i)both;
 }
 
 // Fills the table of the numbers of all codes without a sign, times `scale`. A power of two that keeps them normal is
@@ -82,7 +87,7 @@ PC_FORCE_INLINE int64_t unpack_by_table(const char* codes, int64_t count, float 
   if (count < 2 * kLanes) return 0;
   __m512i table[4];
   fill_e4m3_table(scale, table);
-  const __m512i high = _mm512_set1_epi16(0x40), sign = _mm512_set1_epi16(0x80);
+  const __m512i high = _mm512_set1_epi16(0x40);
   int64_t d = 0;
   for (; d + 2 * kLanes <= count; d += 2 * kLanes) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + d));
@@ -90,8 +95,8 @@ PC_FORCE_INLINE int64_t unpack_by_table(const char* codes, int64_t count, float 
     const __m512i small = _mm512_permutex2var_epi16(table[0], code, table[1]);
     const __m512i large = _mm512_permutex2var_epi16(table[2], code, table[3]);
     const __m512i number = _mm512_mask_blend_epi16(_mm512_test_epi16_mask(code, high), small, large);
-    const __m512i signs = _mm512_slli_epi16(_mm512_and_si512(code, sign), 8);
-    _mm512_storeu_si512(to + d, _mm512_xor_si512(number, signs));
+    const TableVec signs = ((TableVec)code & 0x80) << 8;
+    store(reinterpret_cast<float*>(to + d), (Vec)((TableVec)number ^ signs));
   }
   return d;
 }
