@@ -20,7 +20,7 @@ from bench.machine import ROOT, commit, machine, versions
 from bench.peers import PeerMissing
 from bench.runner import Bench
 
-NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "dispatch", "replay")
+NAMES = ("prepare", "index", "prefix", "cpu_write", "gather", "cpu_attention", "latent", "dispatch", "replay")
 # Benches that need a GPU.
 GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_prefill")
 # The bench that --plot draws.

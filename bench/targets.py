@@ -30,6 +30,10 @@ PREFILL_SDPA_RATIO_MIN = MappingProxyType({"float32": 1.2, "bfloat16": 1.5})
 IN_CACHE_AMX_GB_PER_S_MIN = 30.0
 # Decode by block size, as a share of the speed with block size 16.
 BLOCK_SIZE_RATIO_MIN = MappingProxyType({1: 0.7, 8: 0.95, 64: 0.95, 256: 0.95})
+# Latent decode: with 16 heads as a share of a read of the same bytes on two threads, with 128 heads as a share of the
+# rate of bfloat16 matrix products.
+LATENT_READ_RATIO_MIN = 0.6
+LATENT_PRODUCT_RATIO_MIN = 0.5
 # Slot-mapped writes as multiples of NumPy fancy indexing, by the number of tokens.
 WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})
 # A call of an operator through torch's dispatcher.

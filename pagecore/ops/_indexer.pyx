@@ -1,4 +1,4 @@
-"""The indexer of sparse attention: writes of its keys, scores, the best positions, and their slots. Host arrays only."""
+"""The indexer of sparse attention on the host: writes of its keys, scores, the best positions, and their slots."""
 
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
@@ -147,7 +147,17 @@ def write_index(key, key_cache, scale_cache, slot_mapping):
 
 
 def index_scores(
-    query, weights, key_cache, scale_cache, block_table, seq_lens, *, rows=None, cu_query_lens=None, causal=True, out=None
+    query,
+    weights,
+    key_cache,
+    scale_cache,
+    block_table,
+    seq_lens,
+    *,
+    rows=None,
+    cu_query_lens=None,
+    causal=True,
+    out=None,
 ):
     """Score the keys of each sequence for its queries: ``sum over heads of weight * relu(query . key) * key scale``.
 
@@ -205,7 +215,6 @@ def index_scores(
         check_length(q, "query", 0, lens.shape_[0], "one query for each of seq_lens, or pass cu_query_lens=")
     cdef IndexScoreCall call
     cdef int64_t shape[2]
-    cdef int64_t i
     call.seq_lens, call.rows, call.cu_query_lens = index_array(lens), index_array(picked), index_array(cu)
     call.causal = read_flag(causal, "causal")
     shape[0] = q.shape_[0]

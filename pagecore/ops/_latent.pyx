@@ -47,8 +47,8 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
 
         Rows of the uint8 formats start at multiples of 16 bytes.
     rope_cache : array, [num_blocks, block_size, R], or None
-        Plane of the rope numbers, in the dtype of `latent_cache`, whose row then is L. None if `latent_cache` holds both
-        parts, latent first.
+        Plane of the rope numbers, in the dtype of `latent_cache`, whose row then is L. None if `latent_cache` holds
+        both parts, latent first.
     slot_mapping : integers, [T'], T' <= T
         Slot ``block * block_size + offset`` of each token. Tokens with a negative slot, and tokens from T' on, are not
         written. If two tokens have one slot, the host keeps the later one.
@@ -197,9 +197,9 @@ def latent_attention(
 
     Notes
     -----
-    Sums are float32. If the queries are bfloat16, the cache is bfloat16 or quantised, and the instruction set multiplies
-    bfloat16, softmax weights are rounded to bfloat16. Quantised rows are read as bfloat16, which is exact unless a scale
-    of "fp8_ds_mla" is not a power of two.
+    Sums are float32. If the queries are bfloat16, the cache is bfloat16 or quantised, and the instruction set
+    multiplies bfloat16, softmax weights are rounded to bfloat16. Quantised rows are read as bfloat16, which is exact
+    unless a scale of "fp8_ds_mla" is not a power of two.
 
     DeepSeek-AI, "DeepSeek-V2", 2024 (absorption), and "DeepSeek-V3.2", 2025 (sparse attention); FlashMLA, whose sparse
     kernel gives +inf as the lse of a query without keys and leaves sinks out of it.
@@ -208,7 +208,7 @@ def latent_attention(
     cdef Tensor q = float_tensor(query_latent, "query_latent", 3, 1, "[num_tokens, num_heads, latent_dim]")
     find_place(&place, q, "query_latent", query_latent, None)
     if place.device_type != CPU:
-        raise DeviceError("query_latent is on CUDA; latent_attention runs on the host only: copy the arrays to the host")
+        raise DeviceError("query_latent is on CUDA; latent_attention runs on the host only: copy the arrays there")
     cdef Tensor q_rope = float_tensor(query_rope, "query_rope", 3, 1, "[num_tokens, num_heads, rope_dim]")
     check_place(q_rope, "query_rope", &place)
     if q_rope.dtype_code != q.dtype_code:

@@ -7,7 +7,7 @@ from pagecore.ops.args cimport TokenArray
 from pagecore.ops.cpu.latent cimport LatentCache
 
 
-# The checked planes of a call. `rope` is None if `latent` holds both parts of a row. The format is "" for plain numbers.
+# The checked planes of a call. `rope` is None if `latent` holds both parts of a row. Plain numbers have the format "".
 cdef class LatentPlanes:
     cdef Tensor latent
     cdef Tensor rope

@@ -138,8 +138,8 @@ def read_nvfp4_ds_mla(row: bytes) -> Array:
 
 def index_scores(query: Array, weights: Array, keys: Array) -> Array:
     """Return ``sum over heads of weight * relu(q.k)`` of queries ``[T, H, D]`` and keys ``[n, D]``."""
-    products = np.einsum("thd,nd->thn", np.asarray(query, np.float64), np.asarray(keys, np.float64))
-    return np.einsum("th,thn->tn", np.asarray(weights, np.float64), np.maximum(products, 0))
+    products = np.einsum("qhd,nd->qhn", np.asarray(query, np.float64), np.asarray(keys, np.float64))
+    return np.einsum("qh,qhn->qn", np.asarray(weights, np.float64), np.maximum(products, 0))
 
 
 def select_topk(scores: Array, k: int, length: int) -> list[int]:

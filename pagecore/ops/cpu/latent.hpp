@@ -62,7 +62,8 @@ struct TopkArgs {
 };
 void select_topk(const TopkArgs& args, int64_t num_threads = 1);
 
-// slots[i, j] = table[row of i, position / block_size] * block_size + position % block_size; -1 for a negative position.
+// slots[i, j] = table[row of i, position / block_size] * block_size + position % block_size; -1 for a negative
+// position.
 struct SlotsArgs {
   const int32_t* positions;  // [num_tokens, width], contiguous
   int64_t num_tokens;

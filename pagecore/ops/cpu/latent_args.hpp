@@ -78,14 +78,14 @@ struct LatentArgs {
 
 // Scores of the indexer: sum over heads of weight * relu(query . key), times the scale of the key.
 struct IndexScoreArgs {
-  TokenArray query;           // [token, head, dim]
-  const float* weights;       // [token, head], contiguous
-  Cache keys;                 // one head; e4m3 codes or plain numbers
-  ScalePlane scales;          // float32, one a token; absent: 1
+  TokenArray query;      // [token, head, dim]
+  const float* weights;  // [token, head], contiguous
+  Cache keys;            // one head; e4m3 codes or plain numbers
+  ScalePlane scales;     // float32, one a token; absent: 1
   Table table;
-  float* out;                 // [token, stride]
+  float* out;  // [token, stride]
   int64_t out_stride;
-  int64_t width;              // columns of out
+  int64_t width;  // columns of out
 };
 
 // One query token of the indexer: keys [begin, end) of a row of the block table; those up to `visible` have scores.
@@ -105,17 +105,17 @@ PC_FORCE_INLINE int64_t latent_row_width(const LatentCache& cache) {
 
 // Scratch memory of one pass with `rows` query rows, padded to `columns`.
 struct LatentScratch {
-  float* query;       // right side of the scores: pairs [width / 2, columns], or floats [width, columns]
-  uint16_t* halves;   // bfloat16 [64, width], the unpacked rows of a tile
-  float* floats;      // float32 [64, width]
-  float* values;      // a strip of the right side of the sums: pairs [32, 32], or floats [64, 32]
-  float* scores;      // [64, columns]
-  float* weights;     // [columns, 64], float32 or bfloat16
-  float* acc;         // [columns, latent width]
-  float* max;         // [columns]
+  float* query;      // right side of the scores: pairs [width / 2, columns], or floats [width, columns]
+  uint16_t* halves;  // bfloat16 [64, width], the unpacked rows of a tile
+  float* floats;     // float32 [64, width]
+  float* values;     // a strip of the right side of the sums: pairs [32, 32], or floats [64, 32]
+  float* scores;     // [64, columns]
+  float* weights;    // [columns, 64], float32 or bfloat16
+  float* acc;        // [columns, latent width]
+  float* max;        // [columns]
   float* sum;
   float* factor;
-  int32_t* low;       // [columns]; row r attends to keys [low[r], high[r]) of the tile
+  int32_t* low;  // [columns]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
 };
 

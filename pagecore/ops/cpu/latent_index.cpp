@@ -55,9 +55,7 @@ double list_items(const IndexScoreCall& call, Workspace& work) {
 // Orders better scores first, and equal scores by position.
 struct Better {
   const float* scores;
-  bool operator()(int32_t a, int32_t b) const {
-    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
-  }
+  bool operator()(int32_t a, int32_t b) const { return scores[a] > scores[b] || (scores[a] == scores[b] && a < b); }
 };
 
 void select_row(const float* scores, int64_t length, int64_t k, int32_t* out, std::vector<int32_t>& order) {
@@ -94,8 +92,8 @@ void index_scores(const IndexScoreCall& call, int64_t num_threads) {
                " and out has ", args.width, " columns; it needs one for each key");
   }
   const double flops = list_items(call, work) * static_cast<double>(2 * args.query.dim * args.query.num_heads);
-  const int64_t workers = std::clamp<int64_t>(std::ssize(work.items), 1,
-                                              worthwhile_threads(flops / kIndexFlopsPerUs, num_threads));
+  const int64_t workers =
+      std::clamp<int64_t>(std::ssize(work.items), 1, worthwhile_threads(flops / kIndexFlopsPerUs, num_threads));
   LatentScratch unused;
   const int64_t floats = carve_latent(0, args.query.num_heads, kPadding, pair_padded(args.query.dim), unused);
   const int64_t each = (floats + 1023) / 1024 * 1024;

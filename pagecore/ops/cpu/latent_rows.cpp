@@ -92,7 +92,8 @@ void for_each_slot(const Indices& slots, int64_t numbers, int64_t num_threads, W
   parallel_for(int64_t{1} << bits, num_threads, [&](int64_t unit, int64_t) noexcept {
     for (int64_t token = 0; token < slots.size; ++token) {
       const int64_t slot = slots.at(token);
-      if (slot < 0 || share_of(static_cast<uint64_t>(slot / kSlotStretch), bits) != static_cast<uint64_t>(unit)) continue;
+      if (slot < 0 || share_of(static_cast<uint64_t>(slot / kSlotStretch), bits) != static_cast<uint64_t>(unit))
+        continue;
       write(token, slot);
     }
   });

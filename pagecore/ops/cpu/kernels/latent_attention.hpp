@@ -41,7 +41,8 @@ class LatentPass {
     row_bytes_ = width_ * (pairs_ ? 2 : 4);
     // A bfloat16 row without padding is its own unpacked row. With many query rows, a copy costs less than it saves:
     // the query panel is then read once for the whole tile.
-    in_place_ = pairs_ && rows_ <= kInPlaceRows && args.cache.format == LatentFormat::Plain && latent_row_bytes(args.cache) == row_bytes_;
+    in_place_ = pairs_ && rows_ <= kInPlaceRows && args.cache.format == LatentFormat::Plain &&
+                latent_row_bytes(args.cache) == row_bytes_;
   }
 
   void run() {
@@ -184,8 +185,16 @@ class LatentPass {
   void score(RowPrefetch& prefetch) {
     const int64_t tokens = in_place_ ? kGroupTokens : kTileTokens;
     for (int64_t first = 0; first < kTileTokens; first += tokens) {
-      const TileProduct product{group_[first / kGroupTokens], width_, scratch_.query, columns_,
-                                scratch_.scores + first * columns_, columns_, nullptr, tokens, width_, columns_};
+      const TileProduct product{group_[first / kGroupTokens],
+                                width_,
+                                scratch_.query,
+                                columns_,
+                                scratch_.scores + first * columns_,
+                                columns_,
+                                nullptr,
+                                tokens,
+                                width_,
+                                columns_};
       multiply(product, prefetch);
     }
   }
@@ -193,6 +202,20 @@ class LatentPass {
   void multiply(const TileProduct& product, RowPrefetch& prefetch) {
     if (pairs_) return multiply_tile_pairs(*tiles_, product, prefetch);
     multiply_tile_floats(product, prefetch);
+  }
+
+  // Packs a whole strip of bfloat16 values. Every row of a tile exists: those past the last token are zeros.
+  void pack_whole_strip(int64_t column) {
+    if constexpr (kHasPairs) {
+      auto* to = reinterpret_cast<float*>(scratch_.values);
+      const char* base = unpacked_ + 2 * column;
+      for (int t = 0; t < kTileTokens; t += 2, to += kStripColumns) {
+        const auto a = (Halves)load(reinterpret_cast<const float*>(base + offsets_[t]));
+        const auto b = (Halves)load(reinterpret_cast<const float*>(base + offsets_[t + 1]));
+        store(to, (Vec)zip<0>(a, b, TwiceLanes{}));
+        store(to + kLanes, (Vec)zip<kLanes>(a, b, TwiceLanes{}));
+      }
+    }
   }
 
   // Packs a strip of values of tokens [first, last); the others count as zeros. Returns true if all are finite.
@@ -208,6 +231,11 @@ class LatentPass {
   void accumulate(const LatentTile& tile, bool whole, RowPrefetch& prefetch) {
     for (int64_t column = 0; column < latent_; column += kStripColumns) {
       const int64_t columns = latent_ - column < kStripColumns ? latent_ - column : kStripColumns;
+      if (pairs_ && whole && columns == kStripColumns) {
+        pack_whole_strip(column);
+        multiply_values(column, columns, 0, rows_, prefetch);
+        continue;
+      }
       if (pack(column, columns, 0, tile.count) || whole) {
         multiply_values(column, columns, 0, rows_, prefetch);
         continue;
@@ -221,9 +249,9 @@ class LatentPass {
 
   void multiply_values(int64_t column, int64_t columns, int64_t row, int64_t count, RowPrefetch& prefetch) {
     const float* weights = scratch_.weights + row * (pairs_ ? kTileTokens / 2 : kTileTokens);
-    const TileProduct product{weights, kTileTokens, scratch_.values, columns,
-                              scratch_.acc + row * latent_ + column, latent_, scratch_.factor + row,
-                              count, kTileTokens, columns};
+    const TileProduct product{
+        weights, kTileTokens,           scratch_.values, columns,     scratch_.acc + row * latent_ + column,
+        latent_, scratch_.factor + row, count,           kTileTokens, columns};
     multiply(product, prefetch);
   }
 

@@ -43,8 +43,7 @@ class IndexPass {
     for (int64_t column = 0; column < columns_; ++column) {
       for (int64_t d = 0; d < width_; d += kLanes) store(numbers + d, Vec{});
       if (column < heads_) {
-        const char* from =
-            args_.query.data + item_.token * args_.query.token_stride + column * args_.query.head_stride;
+        const char* from = args_.query.data + item_.token * args_.query.token_stride + column * args_.query.head_stride;
         with_float(args_.query.type, [&]<Float T>() {
           for_each_vector<T>(from, args_.query.dim, [&](int64_t d, Vec v, int64_t) { store(numbers + d, v); });
         });
@@ -85,7 +84,14 @@ class IndexPass {
     }
     RowPrefetch none;
     const TileProduct product{pairs_ ? static_cast<const void*>(scratch_.halves) : scratch_.floats,
-                              width_, scratch_.query, columns_, scratch_.scores, columns_, nullptr, count, width_,
+                              width_,
+                              scratch_.query,
+                              columns_,
+                              scratch_.scores,
+                              columns_,
+                              nullptr,
+                              count,
+                              width_,
                               columns_};
     if (pairs_) {
       multiply_tile_pairs(*tiles_, product, none);

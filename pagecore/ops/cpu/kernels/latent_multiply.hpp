@@ -142,9 +142,8 @@ inline void multiply_tile_pairs([[maybe_unused]] AmxTiles& tiles, [[maybe_unused
                           p.out_stride, p.factor, p.rows, p.depth / 2, p.columns},
                          prefetch);
 #else
-  multiply_pairs(tiles, static_cast<const uint16_t*>(p.left), p.left_stride,
-                 reinterpret_cast<const uint32_t*>(p.right), p.right_stride, p.out, p.out_stride, p.factor, p.rows,
-                 p.depth, p.columns);
+  multiply_pairs(tiles, static_cast<const uint16_t*>(p.left), p.left_stride, reinterpret_cast<const uint32_t*>(p.right),
+                 p.right_stride, p.out, p.out_stride, p.factor, p.rows, p.depth, p.columns);
 #endif
 }
 

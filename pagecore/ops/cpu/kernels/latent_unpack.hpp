@@ -60,15 +60,28 @@ PC_FORCE_INLINE __m512i scaled_numbers(const uint16_t* numbers, float scale) {
   return _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)low), (__m256i)high, 1);
 }
 
+// Fills the table of the numbers of all codes without a sign, times `scale`. A power of two that keeps them normal is
+// added to their exponents, except to those of 0 and NaN.
+PC_FORCE_INLINE void fill_e4m3_table(float scale, __m512i (&table)[4]) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &scale, sizeof bits);
+  const int exponent = static_cast<int>(bits >> 23) - 127;  // of a positive scale
+  const bool adds = (bits & 0x807fffff) == 0 && exponent > -100 && exponent < 100;
+  const __m512i added = _mm512_set1_epi16(static_cast<short>(exponent * 128));
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const uint16_t* numbers = kE4M3Table.number + 2 * kLanes * i;
+    const __mmask32 finite = i == 0 ? 0xfffffffe : i == 3 ? 0x7fffffff : 0xffffffff;
+    const __m512i plain = _mm512_load_si512(numbers);
+    table[i] = adds ? _mm512_mask_add_epi16(plain, finite, plain, added) : scaled_numbers(numbers, scale);
+  }
+}
+
 // Unpacks 32 codes at a time by a table of their numbers times `scale`; returns the count of unpacked codes.
 PC_FORCE_INLINE int64_t unpack_by_table(const char* codes, int64_t count, float scale, uint16_t* to) {
   if (count < 2 * kLanes) return 0;
   __m512i table[4];
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    const uint16_t* numbers = kE4M3Table.number + 2 * kLanes * i;
-    table[i] = scale == 1.0f ? _mm512_load_si512(numbers) : scaled_numbers(numbers, scale);
-  }
+  fill_e4m3_table(scale, table);
   const __m512i high = _mm512_set1_epi16(0x40), sign = _mm512_set1_epi16(0x80);
   int64_t d = 0;
   for (; d + 2 * kLanes <= count; d += 2 * kLanes) {
@@ -113,12 +126,13 @@ PC_FORCE_INLINE void unpack_fp8_ds_mla(const char* row, uint16_t* to) {
 // Unpacks a group of 16 e2m1 codes times `scale`.
 PC_FORCE_INLINE void unpack_e2m1(const char* codes, float scale, uint16_t* to) {
 #if defined(__AVX512BW__)
-  const Vec numbers = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+  const Vec numbers = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                        -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
   // A dword for each byte: the low nibble in the low half, the high nibble in the high half.
   const __m256i bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
   const __m256i index = _mm256_or_si256(bytes, _mm256_slli_epi32(bytes, 12));
-  const HalfVec table = narrow_bf16(numbers * scale);
+  // An e2m1 code times an e4m3 scale has at most 6 significant bits.
+  const HalfVec table = __builtin_convertvector((BitVec)(numbers * scale) >> 16, HalfVec);
   store_half(to, (HalfVec)_mm256_permutexvar_epi16(index, (__m256i)table));
 #else
   for (int64_t at = 0; at < kNvfp4Tile / 2; at += kLanes) {
