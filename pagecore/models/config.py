@@ -274,6 +274,7 @@ def _refuse_unread(fields: Fields, model_type: str, head_dim: int, kv_heads: int
         "query_pre_attn_scalar": head_dim,
         "attn_logit_softcapping": None,
         "attention_chunk_size": None,
+        "index_topk": None,
         "attention_multiplier": head_dim**-0.5,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,

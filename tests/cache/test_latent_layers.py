@@ -3,7 +3,20 @@
 import numpy as np
 import pytest
 
-from pagecore import Alias, LatentSpec, PagedKVCache, SwapSpace, TensorParallel, available_isas, gather_latent, set_isa
+from pagecore import (
+    Alias,
+    LatentSpec,
+    PagedKVCache,
+    SwapSpace,
+    TensorParallel,
+    available_isas,
+    gather_latent,
+    index_scores,
+    select_topk,
+    set_isa,
+    slots_of,
+    write_index,
+)
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from tests.cache.caches import SPEC, make, normal
 from tests.reference.dense import dense_attention
@@ -189,6 +202,30 @@ def test_slots_select_the_tokens_that_are_attended_to():
     np.testing.assert_allclose(
         out[6:], dense_attention(last[0], seen, model.latent[[0, 2], None], scale=SCALE), atol=2e-6
     )
+
+
+def test_an_indexer_selects_the_tokens_of_each_query():
+    cache, model, rng = poisoned(SPECS["index"], num_blocks=33), Model(11), np.random.default_rng(11)
+    sequence = cache.add_sequence(range(20))
+    batch = cache.prepare([sequence], 20)
+    cache.write(0, model.latent[:20], model.rope[:20], batch)
+    planes, group = [cache.plane(name, 0) for name in ("index_key", "index_scale")], batch.group(0)
+    write_index(normal(20, 8, seed=12), *planes, group.slot_mapping)
+    lists = {"rows": batch.rows, "cu_query_lens": batch.cu_query_lens}
+    weights = rng.uniform(size=(20, 2)).astype(np.float32)
+    scores = index_scores(normal(20, 2, 8, seed=13), weights, *planes, group.block_table, batch.seq_lens, **lists)
+    positions = select_topk(scores, 5)
+    slots = slots_of(positions, group.block_table, cache.block_size, **lists)
+    out = cache.attend(0, tuple(part[:20] for part in model.query), batch, indices=slots)
+    cache.commit(batch)
+    for token, chosen in enumerate(positions):
+        chosen = chosen[chosen >= 0]
+        assert len(chosen) == min(5, token + 1)
+        assert (chosen <= token).all()
+        query = np.concatenate([part[token : token + 1] for part in model.query], axis=-1)
+        seen = np.concatenate([model.latent, model.rope], axis=-1)[chosen, None]
+        expected = dense_attention(query, seen, model.latent[chosen, None], scale=SCALE)
+        np.testing.assert_allclose(out[token : token + 1], expected, atol=2e-6)
 
 
 @pytest.fixture(params=available_isas())

@@ -113,6 +113,7 @@ def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
         ("mistral-7b-v0.1", {"use_sliding_window": False}, "use_sliding_window is false"),
         ("mistral-7b-v0.1", {"layer_types": ["full_attention"] * 32}, "layer_types is "),
         ("deepseek-v3", {"sliding_window": 4096}, "sliding_window is 4096, but deepseek_v3 attends as if it were null"),
+        ("deepseek-v3", {"index_topk": 2048}, "index_topk is 2048, but deepseek_v3 attends as if it were null"),
         ("deepseek-v3", {"linear_attn_config": {"kda_layers": [1]}}, "which has linear-attention states"),
         ("kimi-k2.5", {"text_config": {"model_type": "deepseek_v2"}}, 'text_config.model_type is "deepseek_v2"'),
         ("pythia-1.4b", {"num_key_value_heads": 4}, "num_key_value_heads is 4, but gpt_neox attends as if it were 16"),
