@@ -416,9 +416,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens` or more. Floats are cast to the cache's dtype or quantised to its format. `stream`
-        is that of the prepare. For a layer with latents (`LatentSpec`) `key` is the latent ``[T, latent_dim]`` and
-        `value` the rotated part ``[T, rope_dim]``.
+        T is the batch's `num_tokens` or more. Floats are cast or quantised as the layer's spec says; a `LatentSpec` takes
+        latents ``[T, latent_dim]`` and rotated parts ``[T, rope_dim]``. `stream` is that of the prepare.
 
         Raises
         ------
@@ -440,12 +439,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         `paged_attention` are accepted except `rows` and `cu_query_lens`, which the batch supplies; window, scale,
         softcap and sinks default to those of the layer's spec.
 
-        For a layer with latents (`LatentSpec`) `query` is a pair: the query multiplied by the key projection of its
-        head, ``[T, num_query_heads, latent_dim]``, and its rotated part ``[T, num_query_heads, rope_dim]``. The options
-        are those of `latent_attention`; with `indices` the queries attend to the listed slots only.
-
-        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query; for latents
-        ``[T, num_query_heads, latent_dim]``, which the value projection of each head turns into values.
+        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query. For a layer with
+        latents, `query` is the pair ``(query_latent, query_rope)`` of `latent_attention`, with its options and result.
 
         Raises
         ------

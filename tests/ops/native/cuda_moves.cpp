@@ -346,8 +346,8 @@ PC_TEST(more_units_than_a_launch_counts_are_written_in_turns) {
       rows->token_stride = 2 * dim * heads;
     }
     for (Cache* cache : {&args.key_cache, &args.value_cache}) {
-      *cache = {address(int64_t{1} << 42), Float::BF16,     1 << 20, 16, heads, dim,
-                32 * heads * dim,          2 * heads * dim, 2 * dim};
+      *cache = {address(int64_t{1} << 42), Float::BF16, 1 << 20,       16, heads, dim, 32 * heads * dim,
+                2 * heads * dim,           2 * dim,     Format::Plain, {}};
     }
     if (random.one_in(2)) args.value_cache.head_stride *= 2;
     args.slots = {address(int64_t{1} << 41), tokens, random.pick({4, 8}), false};
