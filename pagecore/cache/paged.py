@@ -416,7 +416,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens` or more. Floats are cast or quantised as the layer's spec says; a `LatentSpec` takes
+        T is the batch's `num_tokens` or more. Floats are cast or quantised to the spec's format. A `LatentSpec` takes
         latents ``[T, latent_dim]`` and rotated parts ``[T, rope_dim]``. `stream` is that of the prepare.
 
         Raises
@@ -437,15 +437,13 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
 
         T is the batch's `num_tokens`, or more with trailing padding, whose output is 0. All options of
         `paged_attention` are accepted except `rows` and `cu_query_lens`, which the batch supplies; window, scale,
-        softcap and sinks default to those of the layer's spec.
-
-        The result is ``[T, num_query_heads, v_head_dim]`` in the framework and dtype of the query. For a layer with
-        latents, `query` is the pair ``(query_latent, query_rope)`` of `latent_attention`, with its options and result.
+        softcap and sinks default to those of the layer's spec. The result is ``[T, num_query_heads, v_head_dim]`` in the
+        framework and dtype of the query. For a layer with latents, `query` is the pair ``(query_latent, query_rope)`` of
+        `latent_attention`, with its options and result.
 
         Raises
         ------
         PagecoreError
             As `write`, `paged_attention` and `latent_attention`; InvalidSequence also for a batch of `prepare_arrival`.
         """
-        step = own_step(self._parts.state, batch)
-        return step.run(attend_step, self._parts, layer, query, batch, options)
+        return own_step(self._parts.state, batch).run(attend_step, self._parts, layer, query, batch, options)
