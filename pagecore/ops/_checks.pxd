@@ -20,11 +20,6 @@ cdef Tensor stored_array(object array, str name)
 # float_array() of `ndim` axes, aligned, with a contiguous last axis. Axes from `first_full` on must not be empty;
 # `axes` describes all axes in messages.
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes)
-cdef Tensor cache_tensor(object array, str name)
-
-# ShapeError unless key and value cache agree in blocks, block_size and heads.
-cdef int check_caches(Tensor key_cache, Tensor value_cache) except -1
-
 
 # True if every element starts at a multiple of its size.
 cdef inline bint is_aligned(Tensor tensor) noexcept:

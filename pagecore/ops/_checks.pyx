@@ -82,21 +82,6 @@ cdef Tensor listed_tensor(object array, str name):
         raise not_float(name, dtype) from None
 
 
-cdef Tensor cache_tensor(object array, str name):
-    return float_tensor(array, name, 4, 1, "[num_blocks, block_size, num_kv_heads, head_dim]")
-
-
-cdef int check_caches(Tensor key_cache, Tensor value_cache) except -1:
-    cdef int i
-    for i in range(3):
-        if key_cache.shape_[i] != value_cache.shape_[i]:
-            raise ShapeError(
-                f"key_cache has shape {key_cache.shape} and value_cache {value_cache.shape}; blocks, block_size and kv "
-                "heads must be equal, only head_dim may differ"
-            )
-    return 0
-
-
 cdef int refuse_rank(Tensor tensor, str name, int ndim, str axes) except -1:
     raise ShapeError(f"{name} has shape {tensor.shape}; it must have {ndim} axes: {axes}")
 

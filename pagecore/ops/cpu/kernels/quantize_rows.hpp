@@ -1,0 +1,176 @@
+// Rows of numbers to codes and scales, in the formats with a scale a row: one function for each dtype.
+//
+// Numbers are read twice: for the scales of kLanes rows or groups, which are computed as one vector, then for the
+// codes.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/codes.hpp"
+#include "pagecore/ops/cpu/kernels/convert.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+// Rows of one call, and the bytes from one to the next.
+struct RowBatch {
+  const char* source;
+  char* codes;
+  char* scales;
+  int64_t source_step;
+  int64_t codes_step;
+  int64_t scales_step;
+  int64_t count;
+  int64_t dim;
+  float factor;  // the given one
+};
+
+using QuantizeRows = void (*)(const RowBatch&);
+
+PC_FORCE_INLINE void store_part_of_codes(char* row, int64_t offset, IntVec codes, int64_t count) {
+  if (count == kLanes) return store_codes(row + offset, codes);
+  char padded[kLanes];
+  store_codes(padded, codes);
+  __builtin_memcpy(row + offset, padded, static_cast<size_t>(count));
+}
+
+PC_FORCE_INLINE void store_part_of_nibbles(char* row, int64_t offset, IntVec codes, int64_t count) {
+  if (count == kLanes) return store_nibbles(row + offset / 2, codes);
+  char padded[kLanes];
+  store_nibbles(padded, codes);
+  __builtin_memcpy(row + offset / 2, padded, static_cast<size_t>(count / 2));
+}
+
+// Bits of |v|, which are in the order of the numbers; NaN is above infinity.
+PC_FORCE_INLINE IntVec magnitude_bits(Vec v) { return (IntVec)v & kMagnitudeBits; }
+
+// The same with 0 for NaN.
+PC_FORCE_INLINE IntVec known_bits(Vec v) {
+  const IntVec bits = magnitude_bits(v);
+  return bits & (bits <= kInfinityBits);
+}
+
+template <Float From, bool kKnown>
+PC_FORCE_INLINE int32_t row_magnitude(const char* source, int64_t dim) {
+  IntVec most{};
+  for_each_vector<From>(source, dim,
+                        [&](int64_t, Vec v, int64_t) { most = max(most, kKnown ? known_bits(v) : magnitude_bits(v)); });
+  return max_of_lanes(most)[0];
+}
+
+// One number for each row of a vector's worth.
+union PerRow {
+  float numbers[kLanes];
+  int32_t bits[kLanes];
+  IntVec vector;
+  Vec floats;
+};
+
+// Calls visit(first, count) for each kLanes rows.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_rows(const RowBatch& batch, Visit&& visit) {
+  for (int64_t first = 0; first < batch.count; first += kLanes) {
+    visit(first, batch.count - first < kLanes ? batch.count - first : kLanes);
+  }
+}
+
+PC_FORCE_INLINE const char* source_of(const RowBatch& batch, int64_t row) {
+  return batch.source + row * batch.source_step;
+}
+PC_FORCE_INLINE char* codes_of(const RowBatch& batch, int64_t row) { return batch.codes + row * batch.codes_step; }
+PC_FORCE_INLINE char* scales_of(const RowBatch& batch, int64_t row) { return batch.scales + row * batch.scales_step; }
+
+PC_FORCE_INLINE void store_scales(const RowBatch& batch, int64_t first, int64_t count, IntVec scales) {
+  PerRow of_row;
+  of_row.vector = scales;
+  for (int64_t k = 0; k < count; ++k) __builtin_memcpy(scales_of(batch, first + k), &of_row.bits[k], 4);
+}
+
+template <Float From>
+void quantize_float8_token(const RowBatch& batch) {
+  for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
+    PerRow most{}, inverse;
+    for (int64_t k = 0; k < count; ++k) {
+      const char* source = source_of(batch, first + k);
+      most.bits[k] = row_magnitude<From, false>(source, batch.dim);
+      if (most.bits[k] > kInfinityBits) most.bits[k] = row_magnitude<From, true>(source, batch.dim);
+    }
+    const Vec amax = (Vec)min(most.vector, splat_bits(kLargestBits));
+    const Vec scale = max(amax / splat(448.0f), splat(1e-6f));
+    inverse.floats = splat(1.0f) / scale;
+    for (int64_t k = 0; k < count; ++k) {
+      char* codes = codes_of(batch, first + k);
+      const Vec factor = splat(inverse.numbers[k]);
+      for_each_vector<From>(source_of(batch, first + k), batch.dim, [&](int64_t i, Vec v, int64_t part) {
+        store_part_of_codes(codes, i, e4m3_codes(v * factor), part);
+      });
+    }
+    store_scales(batch, first, count, (IntVec)scale);
+  });
+}
+
+template <Float From>
+void quantize_int8_token(const RowBatch& batch) {
+  for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
+    PerRow most{}, inverse;
+    for (int64_t k = 0; k < count; ++k) {
+      most.bits[k] = row_magnitude<From, false>(source_of(batch, first + k), batch.dim);
+    }
+    const IntVec known = most.vector <= kInfinityBits;
+    const Vec scale = max((Vec)min(most.vector, splat_bits(kLargestBits)) / splat(127.0f), splat(1e-6f));
+    inverse.floats = (Vec)((IntVec)(splat(1.0f) / scale) & known);
+    for (int64_t k = 0; k < count; ++k) {
+      char* codes = codes_of(batch, first + k);
+      const Vec factor = splat(inverse.numbers[k]);
+      const IntVec used = factor > 0.0f;
+      for_each_vector<From>(source_of(batch, first + k), batch.dim, [&](int64_t i, Vec v, int64_t part) {
+        store_part_of_codes(codes, i, integer_codes(rounded(v * factor), -128.0f, 127.0f) & used, part);
+      });
+    }
+    store_scales(batch, first, count, select(known, (IntVec)scale, splat_bits(0x7fc00000)));
+  });
+}
+
+// The least and the largest number of a row and 0; NaN is ignored, and noted.
+template <Float From>
+PC_FORCE_INLINE bool read_range(const char* source, int64_t dim, float& least, float& largest) {
+  Vec low{}, high{};
+  IntVec nan{};
+  for_each_vector<From>(source, dim, [&](int64_t, Vec v, int64_t) {
+    nan = nan | (v != v);
+    low = min(v, low);
+    high = max(v, high);
+  });
+  least = -max_of_lanes(-low)[0];
+  largest = max_of_lanes(high)[0];
+  return any_lane(nan);
+}
+
+template <Float From>
+void quantize_int4_token(const RowBatch& batch) {
+  for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
+    PerRow low{}, high{}, nan{}, inverse, zero;
+    for (int64_t k = 0; k < count; ++k) {
+      const char* source = source_of(batch, first + k);
+      nan.bits[k] = -static_cast<int32_t>(read_range<From>(source, batch.dim, low.numbers[k], high.numbers[k]));
+    }
+    const Vec largest = (Vec)splat_bits(kLargestBits);
+    const Vec least = max(low.floats, -largest);
+    const Vec scale = max(min(min(high.floats, largest) - least, largest) / splat(15.0f), splat(1e-6f));
+    inverse.floats = splat(1.0f) / scale;
+    const IntVec point = integer_codes(rounded(-least * inverse.floats), 0.0f, 15.0f);
+    inverse.vector = inverse.vector & ~nan.vector;
+    zero.floats = __builtin_convertvector(point, Vec);
+    for (int64_t k = 0; k < count; ++k) {
+      char* codes = codes_of(batch, first + k);
+      const Vec factor = splat(inverse.numbers[k]), shift = splat(zero.numbers[k]);
+      const IntVec used = factor > 0.0f;
+      for_each_vector<From>(source_of(batch, first + k), batch.dim, [&](int64_t i, Vec v, int64_t part) {
+        const IntVec code = integer_codes(rounded(v * factor) + shift, 0.0f, 15.0f);
+        store_part_of_nibbles(codes, i, code & used, part);
+      });
+    }
+    store_scales(batch, first, count, select(nan.vector, splat_bits(0x7fc00000), ((IntVec)scale & ~15) | point));
+  });
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
