@@ -17,7 +17,7 @@ import numpy as np
 
 from pagecore.arrays.dtypes import DTYPES, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.ops._formats import NAMES
+from pagecore.ops._formats import NAMES as _NAMES
 
 
 def quantize(x, format, scale=None):
@@ -234,7 +234,7 @@ cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* plac
         return None
     if not is_cast(kind) and kind != Format.NVFP4:
         raise UnsupportedOption(
-            f"format {NAMES[<int>kind]!r} computes its scales and has no given factor; leave scale out"
+            f"format {_NAMES[<int>kind]!r} computes its scales and has no given factor; leave scale out"
         )
     factors = scale_numbers(scale, "scale", heads, True, place)
     if factors is None:
