@@ -1,7 +1,7 @@
 """Quantised caches on the host: decode, prefill and writes of each format, against bfloat16 in the same run.
 
 Every format holds the same random key and value in the same scattered blocks. The relative error of a format compares
-its output with that over bfloat16, by the Frobenius norm. A write reads as many bytes as the write of bfloat16, so the
+its output with that over bfloat16, by the Frobenius norm. A write reads the same bytes as the write of bfloat16, so the
 ratio of their times is the ratio of bytes read.
 """
 

@@ -415,8 +415,8 @@ class PagedKVCache(SwapMethods, CacheReader):
     def write(self, layer: int, key: Any, value: Any, batch: Batch, *, stream: object = None) -> None:
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
-        T is the batch's `num_tokens` or more. Floats are cast or quantised to the cache's dtype or format. `stream` is that
-        of the prepare.
+        T is the batch's `num_tokens` or more. Floats are cast to the cache's dtype or quantised to its format. `stream`
+        is that of the prepare.
 
         Raises
         ------

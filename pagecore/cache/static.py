@@ -226,8 +226,8 @@ def _check_alike(first: tuple[Plane, ...], other: tuple[Plane, ...]) -> None:
             )
     if len(first) != len(other):
         raise UnsupportedOption(
-            "some layers store scales beside codes and others do not; a static cache keeps all layers in one array: "
-            "make one cache for each format, or a PagedKVCache"
+            "some layers store scales in addition to codes and others do not; a static cache keeps all layers in one "
+            "array: make one cache for each format, or a PagedKVCache"
         )
 
 

@@ -240,8 +240,8 @@ def paged_attention(
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
     if place.device_type == CPU:
         run_attention(
-            q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers, slopes,
-            bits, key_scales, value_scales, result, lse,
+            q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers,
+            slopes, bits, key_scales, value_scales, result, lse,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,

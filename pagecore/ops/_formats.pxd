@@ -9,7 +9,7 @@ from pagecore.ops.args cimport Cache, Format, cache_array
 # Keys or values of a cache: codes and, if the format computes scales, the plane that stores them.
 cdef class StoredCache:
     cdef Tensor codes    # [num_blocks, block_size, num_kv_heads, dim / codes_per_byte]
-    cdef Tensor plane    # [num_blocks, block_size, num_kv_heads, groups] or, of one group, without the last axis; or None
+    cdef Tensor plane    # [num_blocks, block_size, num_kv_heads, groups], or None; of one group also without that axis
     cdef Format format
     cdef int64_t dim     # numbers of a row
 
@@ -27,7 +27,8 @@ cdef object given_factor(StoredCache cache, object scale, object global_scale, s
 # ShapeError unless both have the same blocks, block_size and heads.
 cdef int check_stored(StoredCache keys, StoredCache values) except -1
 
-# The format of a name; `four_over_six` is set to True for "nvfp4_4over6". UnsupportedOption, with the list, for any other.
+# The format of a name; sets `four_over_six` to True for "nvfp4_4over6". UnsupportedOption, with the list, for any
+# other name.
 cdef Format named_format(object name, bint* four_over_six) except *
 
 # Numbers that share a stored scale; 0 for a row.

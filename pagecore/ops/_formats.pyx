@@ -8,7 +8,6 @@ from pagecore.arrays.codes cimport LAST_FLOAT, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT
 from pagecore.ops._checks cimport (
     check_aligned,
     check_last_axis,
-    check_length,
     check_rank,
     check_writable,
     stored_array,

@@ -17,7 +17,7 @@ import numpy as np
 
 from pagecore.arrays.dtypes import DTYPES, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.ops._formats import NAMES
+from pagecore.ops._formats import NAMES as _NAMES
 
 
 def quantize(x, format, scale=None):
@@ -192,8 +192,8 @@ cdef int64_t row_scales(Format kind, int64_t dim) noexcept:
 cdef int check_rows(Tensor tensor, str name) except -1:
     if tensor.device_type != CPU:
         raise UnsupportedOption(
-            f"{name} is on {tensor.device}; quantize and dequantize run on the host: pass a copy there, or use write_kv "
-            "and paged_attention, which convert on the device"
+            f"{name} is on {tensor.device}; quantize and dequantize run on the host: pass a copy there, or use "
+            "write_kv and paged_attention, which convert on the device"
         )
     if tensor.ndim == 0:
         raise ShapeError(f"{name} has no axes; it must be [..., D]")
@@ -206,7 +206,9 @@ cdef Tensor stored_scales(object scales, Tensor codes, Format kind, str format, 
     cdef int i
     if is_cast(kind):
         if scales is not None:
-            raise UnsupportedOption(f"format {format!r} stores no scales; pass its factor as scale, and leave scales out")
+            raise UnsupportedOption(
+                f"format {format!r} stores no scales; pass its factor as scale, and leave scales out"
+            )
         return None
     if scales is None:
         raise UnsupportedOption(f"format {format!r} stores scales; pass them as scales")
@@ -231,7 +233,9 @@ cdef Tensor factors_of(Format kind, object scale, Tensor rows, const Place* plac
     if scale is None:
         return None
     if not is_cast(kind) and kind != Format.NVFP4:
-        raise UnsupportedOption(f"format {NAMES[<int>kind]!r} computes its scales and has no given factor; leave scale out")
+        raise UnsupportedOption(
+            f"format {_NAMES[<int>kind]!r} computes its scales and has no given factor; leave scale out"
+        )
     factors = scale_numbers(scale, "scale", heads, True, place)
     if factors is None:
         return None

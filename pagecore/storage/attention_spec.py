@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
@@ -167,7 +167,7 @@ class AttentionSpec:
         heads = parallel.heads(self.num_kv_heads)
         sinks = None if self.sinks is None else tuple(self.sinks)
         num_query_heads = self.num_query_heads if sinks is None else len(sinks)
-        factors = {
+        factors: dict[str, Any] = {
             name: factor[heads.start : heads.stop]
             for name in ("key_scale", "value_scale")
             if isinstance(factor := getattr(self, name), tuple)

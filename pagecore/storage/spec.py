@@ -106,8 +106,8 @@ def check_spec(spec: object, who: str = "spec", *, attends: bool = False) -> Non
         Name of the spec in messages, such as "layer 3".
     attends : bool
         Require that `write` and `attend` can serve a plane named "key" or "value": both must be present, with equal
-        numbers of heads, ``(heads, dim)`` per token and of a float dtype, or with the attribute `format` in its codes
-        beside its planes of scales. Planes of other names are only stored.
+        numbers of heads, ``(heads, dim)`` per token and of a float dtype. With the attribute `format` they hold its
+        codes, and planes "key_scale" and "value_scale" its scales. Planes of other names are only stored.
 
     Raises
     ------

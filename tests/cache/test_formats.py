@@ -336,7 +336,7 @@ def test_attention_reads_the_stored_numbers_after_every_move(format):
         for sequence, count in ((first, 3), (second, 1)):
             keys, values = read(cache.spec(layer), layer, places[sequence])
             expected_ = dense_attention(query[begin : begin + count], keys, values, window=window)
-            np.testing.assert_allclose(found[begin : begin + count], expected_, rtol=2e-2, atol=2e-2)
+            np.testing.assert_allclose(found[begin : begin + count], expected_, rtol=1e-4, atol=1e-4)
             begin += count
     cache.commit(batch)
 

@@ -13,7 +13,7 @@ from tests.ops.cases import DTYPES
 
 ALL = (*FORMATS, "nvfp4_4over6")
 LAYOUTS = ("NHD", "HND", "blockwise", "interleaved", "padded", "reversed")
-# What no test writes; as a float8 code and as a scale it is NaN.
+# A byte that no test writes; as a float8 code and in a scale it is NaN.
 POISON = 0xFF
 
 

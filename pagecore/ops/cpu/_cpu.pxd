@@ -14,8 +14,8 @@ from pagecore.ops.cpu.args cimport Codec, HostCalls
 cdef int attention(
     Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
     Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
-    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale, Tensor value_scale, Tensor out,
-    Tensor lse) except -1
+    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
+    Tensor value_scale, Tensor out, Tensor lse) except -1
 
 # Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(

@@ -41,7 +41,7 @@ PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
 PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
 
-// Zeros that stand for a row of keys or values that must not be read.
+// Zeros that replace a row of keys or values that must not be read.
 PC_FORCE_INLINE int64_t zero_numbers(int64_t dim, int64_t value_dim) {
   return padded(dim > value_dim ? dim : value_dim);
 }

@@ -7,7 +7,7 @@
 
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "tests/ops/native/floats.hpp"
+#include "tests/ops/native/stored.hpp"
 
 using namespace pagecore;
 using namespace pagecore::test;
@@ -187,26 +187,31 @@ class Case {
     return std::make_unique<Array>(random_, std::move(shape), size_of(type));
   }
 
+  // Keys or values: plain, or in a format that can store the dim.
+  std::unique_ptr<Stored> stored(Float type, int64_t dim) {
+    Format format = random_.one_in(2) ? random_.pick(kFormats) : Format::Plain;
+    if (!Stored::stores(format, dim)) format = Format::E4M3Token;
+    return std::make_unique<Stored>(random_, format, type, num_blocks_, block_size_, num_kv_heads_, dim);
+  }
+
   void make_arrays() {
     query_type_ = meets_pairs_ ? Float::BF16 : random_.pick(kFloats);
     out_type_ = random_.one_in(2) ? query_type_ : random_.pick(kFloats);
     key_type_ = meets_pairs_ ? Float::BF16 : random_.pick(kFloats);
     value_type_ = meets_pairs_ || random_.one_in(2) ? key_type_ : random_.pick(kFloats);
     query_ = floats({num_tokens_, num_heads_, dim_}, query_type_);
-    key_ = floats({num_blocks_, block_size_, num_kv_heads_, dim_}, key_type_);
-    value_ = floats({num_blocks_, block_size_, num_kv_heads_, value_dim_}, value_type_);
+    key_ = stored(key_type_, dim_);
+    value_ = stored(value_type_, value_dim_);
     out_ = floats({num_tokens_, num_heads_, value_dim_}, out_type_);
     lse_ = floats({num_tokens_, num_heads_}, Float::F32);
     query_->fill_bytes(-1);  // NaN in every type
-    key_->fill_bytes(-1);
-    value_->fill_bytes(-1);
     for (int64_t token = 0; token < cu_.back(); ++token) fill(*query_, query_type_, {token}, num_heads_, dim_);
     for (size_t i = 0; i < sequences_.size(); ++i) {
       for (int64_t key = 0; key < sequences_[i].length; ++key) {
         if (!attended(i, key)) continue;
         const auto [block, within] = place(i, key);
-        fill(*key_, key_type_, {block, within}, num_kv_heads_, dim_);
-        fill(*value_, value_type_, {block, within}, num_kv_heads_, value_dim_);
+        key_->fill(random_, block, within);
+        value_->fill(random_, block, within);
       }
     }
     poison_outputs();
@@ -232,8 +237,8 @@ class Case {
 
   void make_args() {
     args_.query = as_rows(*query_, query_type_);
-    args_.key = as_cache(*key_, key_type_);
-    args_.value = as_cache(*value_, value_type_);
+    args_.key = key_->cache();
+    args_.value = value_->cache();
     args_.out = as_rows(*out_, out_type_);
     has_lse_ = !random_.one_in(4);
     if (has_lse_) args_.lse = as_lse(*lse_);
@@ -254,7 +259,9 @@ class Case {
   // ---- comparing
 
   void compare() {
-    for (const Array* array : {query_.get(), key_.get(), value_.get(), out_.get(), lse_.get()}) array->memory().check();
+    for (const Array* array : {query_.get(), out_.get(), lse_.get()}) array->memory().check();
+    key_->check_guards();
+    value_->check_guards();
     for (size_t i = 0; i < sequences_.size(); ++i) {
       for (int64_t query = 0; query < sequences_[i].queries; ++query) {
         for (int64_t head = 0; head < num_heads_; ++head) compare_row(i, query, head);
@@ -272,10 +279,9 @@ class Case {
   [[nodiscard]] double score(size_t i, int64_t query, int64_t head, int64_t key) const {
     const auto [block, within] = place(i, key);
     const char* q = query_->at({sequences_[i].query_begin + query, head, 0});
-    const char* k = key_->at({block, within, head / group_, 0});
     double product = 0.0;
     for (int64_t d = 0; d < dim_; ++d)
-      product += widen(query_type_, q + d * size_of(query_type_)) * widen(key_type_, k + d * size_of(key_type_));
+      product += widen(query_type_, q + d * size_of(query_type_)) * key_->number(block, within, head / group_, d);
     product *= args_.scale * (key_scale_ ? (*key_scale_)[head / group_] : 1.0);
     if (args_.softcap != 0.0) product = args_.softcap * std::tanh(product / args_.softcap);
     const int64_t position = sequences_[i].length - sequences_[i].queries + query;
@@ -297,16 +303,16 @@ class Case {
       const double weight = std::exp(scores[static_cast<size_t>(key)] - top);
       total += weight;
       const auto [block, within] = place(i, key);
-      const char* v = value_->at({block, within, head / group_, 0});
       for (size_t d = 0; d < out.size(); ++d) {
-        const double value = widen(value_type_, v + static_cast<int64_t>(d) * size_of(value_type_));
+        const double value = value_->number(block, within, head / group_, static_cast<int64_t>(d));
         out[d] += weight * value;
         size[d] += weight * std::fabs(value);
       }
     }
     const double factor = total == 0.0 ? 0.0 : (value_scale_ ? (*value_scale_)[head / group_] : 1.0) / total;
     // If all inputs are bfloat16, the weights may be rounded to bfloat16 like the output.
-    const bool rounds = query_type_ == Float::BF16 && key_type_ == Float::BF16 && value_type_ == Float::BF16;
+    const bool rounds =
+        query_type_ == Float::BF16 && key_->number_type() == Float::BF16 && value_->number_type() == Float::BF16;
     const double bound = out_type_ == Float::BF16 ? (rounds ? 1e-2 : 5e-3) : out_type_ == Float::F16 ? 1e-3 : 3e-5;
     for (size_t d = 0; d < out.size(); ++d) {
       const double found = widen(out_type_, out_->at({token, head, static_cast<int64_t>(d)}));
@@ -389,7 +395,8 @@ class Case {
   bool has_mask_ = false, has_lse_ = false, needs_cu_ = true;
   std::optional<HeadNumbers> sinks_, slopes_, key_scale_, value_scale_;
   Float query_type_, key_type_, value_type_, out_type_;
-  std::unique_ptr<Array> query_, key_, value_, out_, lse_;
+  std::unique_ptr<Array> query_, out_, lse_;
+  std::unique_ptr<Stored> key_, value_;
   std::optional<IdTable> table_;
   std::optional<Ids> lens_ids_, rows_ids_, cu_ids_;
   std::optional<Guarded> mask_memory_;

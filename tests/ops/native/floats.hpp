@@ -65,9 +65,17 @@ inline TokenArray as_rows(const Array& array, Float type) {
   return {array.data(), type, array.shape(0), array.shape(1), array.shape(2), array.stride(0), array.stride(1)};
 }
 inline Cache as_cache(const Array& array, Float type) {
-  return {array.data(),   type,           array.shape(0),  array.shape(1),
-          array.shape(2), array.shape(3), array.stride(0), array.stride(1),
-          array.stride(2)};
+  return {array.data(),
+          type,
+          array.shape(0),
+          array.shape(1),
+          array.shape(2),
+          array.shape(3),
+          array.stride(0),
+          array.stride(1),
+          array.stride(2),
+          Format::Plain,
+          {}};
 }
 inline BlockArray as_blocks(const Array& array, int32_t dtype) {
   BlockArray blocks;

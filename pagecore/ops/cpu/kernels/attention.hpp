@@ -14,6 +14,9 @@
 // of the vector width, the tile is packed first. Values are always packed for AMX and for tiles in which rows attend to
 // different keys.
 //
+// Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
+// cache; softmax applies the float32 scales of tokens.
+//
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.
 #pragma once

@@ -1,10 +1,11 @@
 // The rows of the keys or values of a cache, for the heads of one pass.
 //
 // Plain rows are read where they are. Rows of a quantised cache are unpacked to bfloat16, a tile of a head at a time,
-// into memory that stays in L1.
+// into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/unpack_panels.hpp"
+#include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
+#include "pagecore/ops/cpu/kernels/pack_value_codes.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {

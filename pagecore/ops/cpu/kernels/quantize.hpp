@@ -253,7 +253,8 @@ constexpr int64_t kGroupBatch = 256;
 // Calls scale_of(source, count, bytes, number) for each kLanes groups of a row, which returns the bytes of their scales
 // and a number for each; stores the bytes, and calls code(source, codes, number) for each group.
 template <Float From, int kGroup, int kCodesPerByte, typename ScaleOf, typename Code>
-PC_FORCE_INLINE void for_each_group(const RowBatch& batch, ScaleOf&& scale_of, Code&& code) {
+PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, Code&& code) {
+  const RowBatch batch = given;  // stores of codes cannot change the copy
   constexpr int64_t kSource = kGroup * kSize<From>, kCodes = kGroup / kCodesPerByte;
   const int64_t groups = batch.dim / kGroup;
   const int64_t rows = groups < kGroupBatch ? kGroupBatch / groups : 1;
@@ -276,9 +277,9 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& batch, ScaleOf&& scale_of, C
       }
       const float* used = numbers;
       for (int64_t row = first; row < last; ++row) {
-        for (int64_t g = begin; g < end; ++g) {
-          code(source_of(batch, row) + g * kSource, codes_of(batch, row) + g * kCodes, splat(*used++));
-        }
+        const char* source = source_of(batch, row) + begin * kSource;
+        char* codes = codes_of(batch, row) + begin * kCodes;
+        for (int64_t g = begin; g < end; ++g, source += kSource, codes += kCodes) code(source, codes, splat(*used++));
       }
     }
   }

@@ -16,7 +16,7 @@ using namespace cpu::PC_ISA;
 TokenRows tokens_of(const TileView& tile) { return {tile.base, tile.offsets}; }
 TileUse use_of(const TileView& tile) { return {tile.first, tile.last, tile.used}; }
 // Prefetching changes nothing, at any address.
-NextRows next_rows_of(const TileView& tile, int64_t row_bytes) { return {0, tokens_of(tile), row_bytes}; }
+NextRows next_rows_of(const TileView& tile, int64_t row_bytes) { return {0, tokens_of(tile), row_bytes, {}}; }
 
 void pack_any_keys(Float type, const TileView& tile, int64_t dim, float* panel) {
   with_float(type, [&]<Float T>() {
