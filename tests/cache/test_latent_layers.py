@@ -218,8 +218,8 @@ def test_an_indexer_selects_the_tokens_of_each_query():
     slots = slots_of(positions, group.block_table, cache.block_size, **lists)
     out = cache.attend(0, tuple(part[:20] for part in model.query), batch, indices=slots)
     cache.commit(batch)
-    for token, chosen in enumerate(positions):
-        chosen = chosen[chosen >= 0]
+    for token, listed in enumerate(positions):
+        chosen = listed[listed >= 0]
         assert len(chosen) == min(5, token + 1)
         assert (chosen <= token).all()
         query = np.concatenate([part[token : token + 1] for part in model.query], axis=-1)
