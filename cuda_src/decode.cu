@@ -23,8 +23,7 @@
 // is used, across the ends of items (round_loop.cuh). The rings of a CTA take 64 to 80 KiB (pc_decode_ring), so that
 // two CTAs have 128 KiB in flight on a multiprocessor of an H200. That is 3.5 times its share of 4.8 TB/s in a
 // microsecond, and enough while one of the two CTAs ends an item. Padded dims have less in flight: 80 KiB, 2.2 times,
-// for head dim
-// 80. Block ids are loaded one tile before the copies that need them.
+// for head dim 80. Block ids are loaded one tile before the copies that need them.
 //
 // Bytes: keys and values are read once; queries once for each split; partial rows, float32, are written once and read
 // once.
@@ -36,33 +35,32 @@
 
 namespace pagecore {
 
-// The phases of run_rounds. The ring and the rows are variables of the kernel, as in general.cu.
-template <typename Tile, typename Ring, typename Rows>
+// The phases of run_rounds.
+template <typename Tile, typename TileRing, typename TileRows>
 class DecodeWorker {
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   using Exchange = DecodeExchange<Tile>;
 
  public:
+  using Ring = TileRing;
+  using Rows = TileRows;
   static constexpr int kStages = Tile::kStages;
+  // Every item is opened, and join() loads whether its tile is split: a flag would take a register.
+  static constexpr bool kJoinsAll = true;
 
-  PC_MEMBER DecodeWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads, Ring& ring,
-                         Rows& rows)
+  PC_MEMBER DecodeWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads)
       : shared_(shared),
         heads_(heads),
         rule_(make_rule<typename Rows::Options>(p, heads.kv)),
-        ring_(ring),
-        rows_(rows),
         keys_{0, 0},
         token_(0),
         num_rows_(0) {}
 
-  PC_MEMBER void load(const PcAttentionParams& p, int stage) { ring_.fill(p, stage); }
-
-  PC_MEMBER int open(const PcAttentionParams& p, int i, int stage) {
+  PC_MEMBER int open(const PcAttentionParams& p, Rows& rows, int i, int stage, bool& /*split*/) {
     PcWorkItem item = load_item(p.schedule, i);
     const Sequence sequence = load_sequence(p, item.sequence);
     clamp_item(p, sequence, item);
-    rows_.load(p, heads_, sequence, item, rule_.negate);
+    rows.load(p, heads_, sequence, item, rule_.negate);
     token_ = ItemRounds::first_token(item) + pc_warp() * Tile::kTokens;
     keys_ = {item.key_begin, item.key_end};
     num_rows_ = item.query_count * heads_.count;
@@ -72,22 +70,22 @@ class DecodeWorker {
     return rounds;
   }
 
-  PC_MEMBER void attend(const PcAttentionParams& p, int stage) {
-    ring_.wait();
+  PC_MEMBER void attend(const PcAttentionParams& p, const Ring& ring, Rows& rows, int stage) {
+    ring.wait();
     if (keys_.overlaps(token_, Tile::kTokens)) {
-      rows_.score(p, rule_, ring_.keys(stage), token_);
-      rows_.softmax(rule_.factor);
-      rows_.accumulate(p, ring_.values(stage), token_);
+      rows.score(p, rule_, ring.keys(stage), token_);
+      rows.softmax(rule_.factor);
+      rows.accumulate(p, ring.values(stage), token_);
     }
     token_ += ItemRounds::kStep;
   }
 
-  PC_MEMBER void store(const PcAttentionParams& p, int i, int stage, int rounds) {
+  PC_MEMBER void store(const PcAttentionParams& p, Rows& rows, int i, int stage, int rounds) {
     if (rounds != 0) return;
     const Exchange exchange(shared_, stage);
-    rows_.complete();
+    rows.complete();
     pc_sync_warp();
-    exchange.store(rows_, rule_.factor, num_rows_);
+    exchange.store(rows, rule_.factor, num_rows_);
     pc_sync_block();  // fault: decode_barrier_before_sums
     write_rows(p, i, exchange, true);
     pc_sync_block();  // fault: decode_barrier_after_sums
@@ -123,15 +121,15 @@ class DecodeWorker {
       const RowEnd end = end_row(sums.top, sums.sum, sink);
       PC_UNROLL
       for (int k = 0; k < 4; ++k) sums.x[k] *= end.factor * value_scale;
-      store_result<4>(p, item, splits, query, head, d, sums.x, end.lse);
+      const ResultRow target = result_row(p, item, splits, query, head);
+      store_floats<4>(target.type, target.data, target.first + d, sums.x);
+      if (d == 0) target.store_lse(end.lse);
     }
   }
 
   Shared<pc_uint8> shared_;
   Heads heads_;
   ScoreRule rule_;
-  Ring& ring_;
-  Rows& rows_;
   KeyRange keys_;  // of the item
   int token_;      // first token of the warp's tile
   int num_rows_;   // of the item
@@ -147,8 +145,8 @@ void decode(const PcAttentionParams p) {
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeRing<Tile> ring(p, shared, heads, work);
   DecodeRows<Tile, Options> rows(shared);
-  DecodeWorker<Tile, DecodeRing<Tile>, DecodeRows<Tile, Options>> worker(p, shared, heads, ring, rows);
-  run_rounds(p, work, worker);
+  DecodeWorker<Tile, DecodeRing<Tile>, DecodeRows<Tile, Options>> worker(p, shared, heads);
+  run_rounds(p, work, worker, ring, rows);
   clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
 }
 
@@ -163,8 +161,8 @@ void decode_stored(const PcStoredAttentionParams params) {
   const WorkRange work = load_work(p.schedule, pc_block_x());
   DecodeStoredRing<Tile> ring(params, shared, heads, work);
   StoredRows<Tile, Options> rows(params, shared);
-  DecodeWorker<Tile, DecodeStoredRing<Tile>, StoredRows<Tile, Options>> worker(p, shared, heads, ring, rows);
-  run_rounds(p, work, worker);
+  DecodeWorker<Tile, DecodeStoredRing<Tile>, StoredRows<Tile, Options>> worker(p, shared, heads);
+  run_rounds(p, work, worker, ring, rows);
   clear_padding(p, recompute_block_heads(p), first_padding_row(p));  // no register holds these during the rounds
 }
 

@@ -41,28 +41,27 @@ struct Piece {
   int index;
 };
 
-// The phases of run_rounds. The ring and the rows are variables of the kernel: as members they cost up to 8 registers.
-template <int kDim, typename Options, typename Ring>
+// The phases of run_rounds.
+template <int kDim, typename Options, typename TileRing>
 class GeneralWorker {
   using Tile = GeneralTile<kDim>;
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   using Exchange = GeneralExchange<kDim>;
 
  public:
+  using Ring = TileRing;
+  using Rows = GeneralRows<kDim, Options>;
   static constexpr int kStages = Tile::kStages;
+  static constexpr bool kJoinsAll = false;  // items without rows in the block are skipped
 
-  PC_MEMBER GeneralWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads, Ring& ring,
-                          GeneralRows<kDim, Options>& rows)
+  PC_MEMBER GeneralWorker(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads)
       : shared_(shared),
         heads_(heads),
         rule_(make_rule<Options>(p, heads.kv)),
-        ring_(ring),
-        rows_(rows),
         block_{heads.count, 0, p.fold_tokens != 0},
         keys_{0, 0},
         piece_{false, true, 0},
         token_(0),
-        joins_(false),
         more_(false) {
     const pc_int64 element = p.query_type == PC_FLOAT32 ? 4 : 2;
     const pc_uint64 steps = p.out.token_stride | p.out.head_stride | p.value_dim;
@@ -70,9 +69,10 @@ class GeneralWorker {
   }
 
   // Begins a pass over the items, for the rows of the block.
-  PC_MEMBER void start_pass(const PcAttentionParams& p, const WorkRange& work) {
+  PC_MEMBER void start_pass(const PcAttentionParams& p, const WorkRange& work, Ring& ring) {
     more_ = false;
-    ring_.start(p, work, block_);
+    piece_ = {false, true, 0};
+    ring.start(p, work, block_);
   }
 
   // Moves the block to its next rows; returns false if no item has any.
@@ -81,9 +81,7 @@ class GeneralWorker {
     return more_;
   }
 
-  PC_MEMBER void load(const PcAttentionParams& p, int stage) { ring_.fill(p, stage); }
-
-  PC_MEMBER int open(const PcAttentionParams& p, int i, int stage) {
+  PC_MEMBER int open(const PcAttentionParams& p, Rows& rows, int i, int stage, bool& split) {
     PcWorkItem item = load_item(p.schedule, i);
     const Splits splits = splits_of(item);
     const Sequence sequence = load_sequence(p, item.sequence);
@@ -91,8 +89,8 @@ class GeneralWorker {
     if (block_.rows(item) == 0) return 0;
     const bool ends = item.query_count * heads_.count <= block_.first_row + Tile::kWarps * Tile::kRows;
     more_ = more_ || !ends;
-    joins_ = ends && splits.count > 1;
-    rows_.load(p, heads_, sequence, item, block_, rule_.negate);
+    split = ends && splits.count > 1;
+    rows.load(p, heads_, sequence, item, block_, rule_.negate);
     const int rounds = ItemRounds::count(item);
     token_ = ItemRounds::first_token(item);
     keys_ = {item.key_begin, item.key_end};
@@ -107,35 +105,33 @@ class GeneralWorker {
     return rounds;
   }
 
-  PC_MEMBER void attend(const PcAttentionParams& p, int stage) {
-    ring_.wait(stage, keys_.overlaps(token_ + pc_warp() * Tile::kTokens, Tile::kTokens));
-    const bool shares_tiles = rows_.sharers() != Tile::kWarps;
+  PC_MEMBER void attend(const PcAttentionParams& p, const Ring& ring, Rows& rows, int stage) {
+    ring.wait(stage, keys_.overlaps(token_ + pc_warp() * Tile::kTokens, Tile::kTokens));
+    const bool shares_tiles = rows.sharers() != Tile::kWarps;
     if (shares_tiles) pc_sync_block();  // fault: general_barrier_before_tiles
-    for (int w = pc_warp() % rows_.sharers(); rows_.has_rows() && w < Tile::kWarps; w += rows_.sharers()) {
+    for (int w = pc_warp() % rows.sharers(); rows.has_rows() && w < Tile::kWarps; w += rows.sharers()) {
       const int token = token_ + w * Tile::kTokens;
       if (!keys_.overlaps(token, Tile::kTokens)) continue;
-      rows_.compute_weights(p, rule_, ring_.keys(stage, w), token);
-      rows_.accumulate(ring_.values(stage, w));
+      rows.compute_weights(p, rule_, ring.keys(stage, w), token);
+      rows.accumulate(ring.values(stage, w));
     }
     token_ += ItemRounds::kStep;
     if (shares_tiles) pc_sync_block();  // fault: general_barrier_after_tiles
   }
 
-  PC_MEMBER void store(const PcAttentionParams& p, int i, int stage, int rounds) {
+  PC_MEMBER void store(const PcAttentionParams& p, Rows& rows, int i, int stage, int rounds) {
     piece_.last = rounds == 0;
     if (!piece_.last && !(piece_.folds && token_ % p.fold_tokens == 0)) return;
     const Exchange exchange(shared_, stage);
-    rows_.store(exchange.sums(pc_warp()), exchange.o(pc_warp()), rule_.factor);
+    rows.store(exchange.sums(pc_warp()), exchange.o(pc_warp()), rule_.factor);
     pc_sync_block();
     write_rows(p, i, stage, true);
     pc_sync_block();
     ++piece_.index;
-    rows_.clear();
+    rows.clear();
   }
 
   PC_MEMBER void join(const PcAttentionParams& p, int i) {
-    if (!joins_) return;
-    joins_ = false;
     PcWorkItem item = load_item(p.schedule, i);
     const Splits splits = splits_of(item);
     clamp_queries(p, item);
@@ -185,7 +181,9 @@ class GeneralWorker {
         PC_UNROLL
         for (int k = 0; k < N; ++k) x[k] = joined.x[k] * (end.factor * value_scale);
       }
-      store_result<N>(p, item, splits, query, head, d, x, end.lse);
+      const ResultRow target = result_row(p, item, splits, query, head);
+      store_floats<N>(target.type, target.data, target.first + d, x);
+      if (d == 0) target.store_lse(end.lse);
     }
   }
 
@@ -222,13 +220,10 @@ class GeneralWorker {
   Shared<pc_uint8> shared_;
   Heads heads_;
   ScoreRule rule_;
-  Ring& ring_;
-  GeneralRows<kDim, Options>& rows_;
   GeneralBlock<kDim> block_;
   KeyRange keys_;  // of the item
   Piece piece_;
   int token_;     // first token of the round
-  bool joins_;    // the last rows of the item have been written, and its tile is split
   bool more_;     // an item has rows after those of the block
   bool by_four_;  // four elements of the output can be stored together
 };
@@ -237,10 +232,10 @@ template <int kDim, typename Options, typename Ring>
 PC_DEVICE void attend_general(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
                               int padding, const WorkRange& work, Ring& ring) {
   GeneralRows<kDim, Options> rows(shared);
-  GeneralWorker<kDim, Options, Ring> worker(p, shared, heads, ring, rows);
+  GeneralWorker<kDim, Options, Ring> worker(p, shared, heads);
   do {
-    worker.start_pass(p, work);
-    run_rounds(p, work, worker);
+    worker.start_pass(p, work, ring);
+    run_rounds(p, work, worker, ring, rows);
   } while (worker.next_rows());
   clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
 }

@@ -96,29 +96,33 @@ PC_DEVICE Splits splits_of(const PcWorkItem& item) {
   return {item.partial - item.split * item.query_count, item.query_count, item.split, item.num_splits};
 }
 
-// Stores N elements of a part's own normalised sum from element d on; `row` is Splits::row().
-template <int N>
-PC_DEVICE void store_partial(const PcAttentionParams& p, pc_int64 row, int head, int d, const float (&x)[N]) {
-  store_floats<N>(PC_FLOAT32, p.partial_out, (row * p.num_query_heads + head) * p.value_dim + d, x);
-}
-
+// `row`: Splits::row().
 PC_DEVICE void store_partial_lse(const PcAttentionParams& p, pc_int64 row, int head, float lse) {
   Global<float>(p.partial_lse).store(row * p.num_query_heads + head, lse);
 }
 
-// Stores N elements of a finished row from element d on, and with the first of them its lse: to the output, or to the
-// item's partial row if its tile is split.
-template <int N>
-PC_DEVICE void store_result(const PcAttentionParams& p, const PcWorkItem& item, const Splits& splits, int query,
-                            int head, int d, const float (&x)[N], float lse) {
+// The target of a finished row: a row of the output, or a partial row.
+struct ResultRow {
+  PcFloat type;
+  pc_address data;
+  pc_int64 first;  // element of `data` with the row's first dim
+  pc_address lse;  // 0: the call wants none
+  pc_int64 lse_at;
+
+  PC_MEMBER void store_lse(float x) const {
+    if (lse != 0) Global<float>(lse).store(lse_at, x);
+  }
+};
+
+// Returns the row of the output, or the item's partial row if its tile is split.
+PC_DEVICE ResultRow result_row(const PcAttentionParams& p, const PcWorkItem& item, const Splits& splits, int query,
+                               int head) {
   if (splits.count == 1) {
     const int query_row = item.query_begin + query;
-    store_floats<N>(p.query_type, p.out.data, row_offset(p.out, query_row, head) + d, x);
-    if (d == 0) store_lse(p, query_row, head, lse);
-  } else {
-    store_partial<N>(p, splits.row(query), head, d, x);
-    if (d == 0) store_partial_lse(p, splits.row(query), head, lse);
+    return {p.query_type, p.out.data, row_offset(p.out, query_row, head), p.lse, lse_offset(p, query_row, head)};
   }
+  const pc_int64 row = splits.row(query) * p.num_query_heads + head;
+  return {PC_FLOAT32, p.partial_out, row * p.value_dim, p.partial_lse, row};
 }
 
 // ---- joining parts
