@@ -36,14 +36,14 @@
 namespace pagecore {
 
 // The phases of run_rounds.
-template <typename Tile, typename RingOfTile, typename RowsOfTile>
+template <typename Tile, typename TileRing, typename TileRows>
 class DecodeWorker {
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   using Exchange = DecodeExchange<Tile>;
 
  public:
-  using Ring = RingOfTile;
-  using Rows = RowsOfTile;
+  using Ring = TileRing;
+  using Rows = TileRows;
   static constexpr int kStages = Tile::kStages;
   // Every item is opened, and join() loads whether its tile is split: a flag would take a register.
   static constexpr bool kJoinsAll = true;

@@ -42,14 +42,14 @@ struct Piece {
 };
 
 // The phases of run_rounds.
-template <int kDim, typename Options, typename RingOfTile>
+template <int kDim, typename Options, typename TileRing>
 class GeneralWorker {
   using Tile = GeneralTile<kDim>;
   using ItemRounds = Rounds<Tile::kTokens, Tile::kWarps>;
   using Exchange = GeneralExchange<kDim>;
 
  public:
-  using Ring = RingOfTile;
+  using Ring = TileRing;
   using Rows = GeneralRows<kDim, Options>;
   static constexpr int kStages = Tile::kStages;
   static constexpr bool kJoinsAll = false;  // items without rows in the block are skipped
