@@ -19,14 +19,14 @@ constexpr bool pc_has_whole_units(PcFormat format, int dim) {
 
 // Codes become halves, which hold them exactly; UE8M0 scales exceed halves, so that such codes become bfloat16, and
 // queries must be bfloat16 too. Queries of bfloat16 are otherwise converted to halves, each row times a power of two.
-// mxfp8 has no instance for 256 dims: it would spill on sm_80.
+// UE8M0 formats have no instance for 256 dims: it would spill on sm_80.
 constexpr PcStoredKernel pc_stored_kernel(PcFormat key, PcFormat value, PcFloat query_type, int head_dim,
                                           int value_dim) {
   const bool wide = key == PC_FP4_BLOCK16 || key == PC_MXFP8;
   const int larger = head_dim > value_dim ? head_dim : value_dim;
   const int dim = larger <= 64 ? 64 : larger <= 128 ? 128 : 256;
   const bool serves = key == value && key != PC_PLAIN && query_type != PC_FLOAT32 &&
-                      (!wide || query_type == PC_BFLOAT16) && larger <= (key == PC_MXFP8 ? 128 : pc_max_matrix_dim) &&
+                      (!wide || query_type == PC_BFLOAT16) && larger <= (wide ? 128 : pc_max_matrix_dim) &&
                       pc_has_whole_units(key, head_dim) && pc_has_whole_units(key, value_dim);
   return {wide ? PC_BFLOAT16 : PC_FLOAT16, pc_is_packed(key) ? 4 : 8, serves ? dim : 0};
 }

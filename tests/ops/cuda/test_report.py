@@ -119,11 +119,12 @@ FORMAT_NUMBERS = {name: number for number, name in enumerate(FORMATS, 1)}
         ("int4_token", (256, 256), "bfloat16", "decode_stored<pc_half,4,256,Plain>"),
         ("nvfp4", (64, 64), "bfloat16", "decode_stored<pc_half,4,64,Plain>"),
         ("mxfp8", (128, 128), "bfloat16", "decode_stored<pc_bfloat16,8,128,Plain>"),
-        ("fp4_block16", (256, 256), "bfloat16", "decode_stored<pc_bfloat16,4,256,Plain>"),
-        # Scales of a row that end within a word, dims, and queries without an instance.
+        ("fp4_block16", (128, 64), "bfloat16", "decode_stored<pc_bfloat16,4,128,Plain>"),
+        # Rows of scales with part of a word; dims and queries without an instance.
         ("nvfp4", (96, 96), "bfloat16", "general_stored<128,Plain>"),
         ("mxfp8", (64, 64), "bfloat16", "general_stored<64,Plain>"),
         ("mxfp8", (256, 256), "bfloat16", "general_stored<256,Plain>"),
+        ("fp4_block16", (256, 64), "bfloat16", "general_stored<256,Plain>"),
         ("fp4_block16", (128, 128), "float16", "general_stored<128,Plain>"),
         ("int8_token", (128, 128), "float32", "general_stored<128,Plain>"),
         ("int8_token", (72, 72), "float16", "general_stored<128,Plain>"),
