@@ -130,7 +130,7 @@ class PrefillItemRun {
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) {
       const int first = part * Tile::kKeys;
-      if (part == kLatePart && parts.attended[part]) rows_.softmax(p, first_key(token, part), sums_);
+      if (part == kLatePart && parts.attended[part]) rows_.softmax(p, token + first, sums_);
       if (not_finite != 0) {
         const auto own = static_cast<typename Tile::PartBits>(not_finite >> first & Tile::kPartMask);
         if (parts.attended[part]) sums_.accumulate_not_finite(shared_, own, first);
