@@ -51,7 +51,7 @@ class Absorbed:
     def query(self, query: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [tokens, heads, latent_dim] and [tokens, heads, rope_dim] of a query [tokens, heads, dim]."""
         nope, rope = query[..., : self._nope], query[..., self._nope :]
-        return torch.einsum("thn,hnl->thl", nope, self._key), rope
+        return torch.einsum("thd,hdl->thl", nope, self._key), rope
 
     def value(self, attended: torch.Tensor) -> torch.Tensor:
         """Return values [tokens, heads, v_head_dim] of an output in the latent space [tokens, heads, latent_dim]."""
