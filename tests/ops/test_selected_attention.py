@@ -179,3 +179,21 @@ def test_a_selection_needs_no_more_than_the_attended_keys():
     out = case.run(blocks=[[[-1]], [[0]]])
     assert (out[0] == 0).all()
     assert ops.select(np.zeros((2, 1, 4), np.float32), 1, lens=[0, 1])[1].tolist() == [[0], [1]]
+
+
+@pytest.mark.parametrize("format", ["float8_token", "int8_token", "int4_token", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "indices"])
+def test_selected_rows_of_a_quantised_cache(isa, format, by_block):
+    case = make_case(Shape(seq_lens=(300, 33, 1, 130), query_lens=(7, 1, 1, 2), query_dtype="bfloat16"))
+    unit = case.key_cache.shape[1] if by_block else 1
+    lists, counts = random_selection(case, unit, seed=5)
+    poison(case, lists, counts, unit)
+    codes, scales, exact = {}, {}, {}
+    for name in ("key_cache", "value_cache"):
+        codes[name], scales[name] = pagecore.quantize(np.ascontiguousarray(getattr(case, name)), format)
+        exact[name] = pagecore.dequantize(codes[name], format, scales[name])
+    names = NAMES[by_block]
+    options = {names[0]: lists, names[1]: counts}
+    stored = replace(case, **codes)
+    got = stored.run(key_scale=scales["key_cache"], value_scale=scales["value_cache"], **options)
+    assert_output_close(got, expect(replace(case, **exact), lists, counts, unit)[0])

@@ -1,0 +1,52 @@
+"""PagedCache with a quantised format: logits near those of the model's dtype, and the same tokens with every reuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.interop.transformers import PagedCache
+from pagecore.storage.formats import FORMATS
+from tests.interop.families import dynamic_cache, left_padded, make_cache, make_model, prompts, torch
+from tests.interop.generations import run
+
+# Relative error of the logits; random models have no outliers, and their attention is nearly uniform.
+BOUNDS = {"int8_token": 0.02, "float8_e5m2": 0.15, "nvfp4": 0.4, "int4_token": 0.4, "fp4_block16": 0.4}
+
+
+def logits(model, ids, mask, cache):
+    with torch.no_grad():
+        return model(ids, attention_mask=mask, past_key_values=cache).logits[mask.bool()].float()
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "mxfp8"])  # needs a head dim of 32
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_logits_are_near_those_of_the_models_dtype(family, format):
+    model, ids = make_model(family), prompts(columns=30)
+    mask = left_padded(ids)
+    expected = logits(model, ids, mask, dynamic_cache(model))
+    cache = make_cache(model, format=format)
+    got = logits(model, ids, mask, cache)
+    assert 0 < (got - expected).norm() / expected.norm() < BOUNDS.get(format, 0.08)
+    assert cache.kv.spec(0).format == format
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_beams_and_reused_prefixes_give_the_tokens_of_a_fresh_cache(family):
+    model, ids = make_model(family), prompts()
+    cache = make_cache(model, format="int8_token")
+    fresh = run(model, ids, cache, num_beams=3)
+    cache.reset()
+    cache.begin(ids)
+    assert run(model, ids, cache, num_beams=3) == fresh
+    cache.kv.check_invariants()
+
+
+def test_a_format_beside_layers_is_refused():
+    model = make_model("llama")
+    model.set_attn_implementation("pagecore")
+    layers = [PagedCache(model, num_blocks=8).kv.spec(0)] * model.config.num_hidden_layers
+    with pytest.raises(UnsupportedOption, match="format is 'nvfp4', and layers are given"):
+        PagedCache(model, layers=layers, format="nvfp4", num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="format is 'fp7'; use one of float8_e4m3fn"):
+        PagedCache(model, format="fp7", num_blocks=8)
