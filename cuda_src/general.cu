@@ -68,9 +68,12 @@ class GeneralWorker {
     by_four_ = steps % 4 == 0 && p.out.data % (4 * element) == 0;
   }
 
-  // Begins a pass over the items, for the rows of the block.
+  // Begins a pass over the items, for the rows of the block. Fields of the last item are cleared although open() sets
+  // them, so that they take no registers until then.
   PC_MEMBER void start_pass(const PcAttentionParams& p, const WorkRange& work, Ring& ring) {
     more_ = false;
+    token_ = 0;
+    keys_ = {0, 0};
     piece_ = {false, true, 0};
     ring.start(p, work, block_);
   }
