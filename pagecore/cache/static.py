@@ -207,7 +207,7 @@ class StaticKVCache:
 def _planes_of(spec: Spec) -> tuple[Plane, ...]:
     """Return the planes that a static cache holds; raise UnsupportedOption for a spec with any others."""
     planes = {plane.name: plane for plane in spec.planes}
-    stored = format_of(spec)
+    stored = format_of(spec) if {"key", "value"} <= planes.keys() else None
     scales = {"key_scale", "value_scale"} if stored is not None and stored.scale_dtype is not None else set()
     if planes.keys() != {"key", "value"} | scales:
         raise UnsupportedOption(

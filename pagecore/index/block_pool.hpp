@@ -109,7 +109,7 @@ class BlockPool::Transaction {
 
   // Precondition: num_free() > 0.
   [[nodiscard]] BlockId take() {
-    BlockId block;
+    BlockId block = kNullBlock;
     take({&block, 1});
     return block;
   }

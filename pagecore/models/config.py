@@ -107,7 +107,8 @@ def read_model_config(
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
     fields.check_aliases()
-    unread = unserved_attention(lambda name: None if name in family.defaults else fields.given(name))
+    own = {"kv_lora_rank"} if family.stores_latents else set()
+    unread = unserved_attention(lambda name: None if name in own else fields.given(name))
     _refuse_unserved(fields, model_type, unread)
     num_layers = fields.integer("num_hidden_layers", max=LAYERS_MAX)
     heads = fields.integer("num_attention_heads")

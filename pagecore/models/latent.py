@@ -31,11 +31,15 @@ def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None) ->
             "because latent attention computes a key and a value for every head"
         )
     rope_dim = fields.integer("qk_rope_head_dim")
+    mscale = _mscale(fields)
+    scale = (fields.integer("qk_nope_head_dim") + rope_dim) ** -0.5 * mscale * mscale
+    if not math.isfinite(scale):
+        fields.refuse(f"the rotary embedding multiplies the scores by {scale}; correct its mscale_all_dim and factor")
     spec = LatentSpec(
         fields.integer("kv_lora_rank"),
         rope_dim,
         heads,
-        scale=(fields.integer("qk_nope_head_dim") + rope_dim) ** -0.5 * _mscale(fields) ** 2,
+        scale=scale,
         dtype=dtype,
     )
     return spec if format is None else spec.with_format(format)
@@ -57,7 +61,9 @@ def _mscale(fields: Fields) -> float:
 def _rope(fields: Fields) -> Fields | None:
     """Return the parameters of the rotary embedding; older files call them rope_scaling, which takes precedence."""
     for name in ("rope_scaling", "rope_parameters"):
-        given = fields.value(name)
+        given = fields.given(name)
+        if given is None:
+            given = fields.defaults.get(name)  # transformers replaces null by the family's default
         if given is not None and not isinstance(given, Mapping):
             fields.refuse(f"{fields.describe(name)}; it must be an object")
         if given:

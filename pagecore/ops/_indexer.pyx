@@ -165,7 +165,8 @@ def index_scores(
     ----------
     query : array, [T, H, D]
         float32, float16 or bfloat16.
-    weights : numbers, [T, H]
+    weights : array, [T, H]
+        float32, float16 or bfloat16.
     key_cache : array, [num_blocks, block_size, D]
         float8_e4m3fn, or plain float32, float16 or bfloat16.
     scale_cache : array, [num_blocks, block_size, 1], or None

@@ -9,7 +9,7 @@ from pagecore.ops._indices cimport given_indices, index_tensor
 from pagecore.ops._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes, one_head
 from pagecore.ops._numbers cimport finite_number, head_numbers, read_flag, read_window
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same, check_own_elements
-from pagecore.ops._place cimport Place, check_place, find_place, finished, new_result
+from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, finished, new_result
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport index_array, lse_array, per_head, table_array, token_array
 from pagecore.ops.cpu._cpu cimport (
@@ -69,6 +69,8 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
 
     Notes
     -----
+    NaN remains NaN, except in "nvfp4_ds_mla", where a NaN of the latent becomes 0.
+
     Multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", 2024.
 
     Examples
@@ -106,6 +108,8 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
         rope_plane = (
             columns_of(planes.latent, latent_dim, rope_dim)
             if planes.rope is None else columns_of(planes.rope, 0, rope_dim))
+        if place.device_type != CPU:
+            await_arrays((latent, rope, latent_cache, rope_cache, slot_mapping), &place)
         write_kv(
             columns_of(numbers, 0, latent_dim), columns_of(turned, 0, rope_dim),
             columns_of(planes.latent, 0, latent_dim), rope_plane, slots,
@@ -180,7 +184,8 @@ def latent_attention(
         Return ``(out, lse)``. lse is the natural logarithm of the denominator of the softmax, float32 [T, H].
     plan : AttentionPlan, optional
         A plan of `plan_attention` with ``num_kv_heads=1`` for these lengths and options; with `indices` one for
-        `index_lens` with ``causal=False``.
+        `index_lens` with ``causal=False``. A batch-invariant plan makes the bits of a row independent of the other
+        sequences and of `num_threads`, but not of the chunks in which a prompt is computed.
 
     Returns
     -------
@@ -228,7 +233,7 @@ def latent_attention(
     read_window(window, &left, &right)
     cdef LatentArgs args
     args.call.causal, args.call.window_left, args.call.window_right = read_flag(causal, "causal"), left, right
-    args.call.scale = finite_number(scale, "scale") * factor
+    args.call.scale = finite_number(finite_number(scale, "scale") * factor, "scale times latent_scale")
     cdef bint returns_lse = read_flag(return_lse, "return_lse")
     cdef list lists = (
         sequence_lists(&args, q, block_table, seq_lens, rows, cu_query_lens, index_lens, planes, &place)

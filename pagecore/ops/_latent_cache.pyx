@@ -159,8 +159,8 @@ cdef double latent_factor(object scale, str name, LatentPlanes planes) except? -
     if scale is None:
         return 1.0
     cdef double factor = finite_number(scale, name)
-    if factor <= 0.0:
-        raise UnsupportedOption(f"{name} is {factor}; expected a finite number above 0")
+    if not <float>factor > 0.0:
+        raise UnsupportedOption(f"{name} is {factor}; expected a number that is finite and above 0 as a float32")
     if factor != 1.0 and not planes.has_factor:
         stored = planes.format or "plain numbers"
         raise UnsupportedOption(f"{name} is {factor}, but a cache of {stored} takes no factor; leave it out")

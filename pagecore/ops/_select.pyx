@@ -144,6 +144,9 @@ def score_tokens(
     lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
     args.width = max(0, int(lens.numpy().max(initial=0)))
     cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
+    if args.width > table.shape_[1] * batch.block_size:
+        raise ShapeError(
+            f"seq_lens holds {args.width}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens")
     return scored(args, batch, q, table, lens, rows, cu_query_lens, query, &place)
 
 
@@ -269,13 +272,13 @@ cdef object row_lengths(object lens, Tensor scores):
         given = np.asarray(lens.numpy() if isinstance(lens, Tensor) else lens)
     except Exception as error:
         raise ShapeError(f"lens is {brief(lens)}; expected integers: {brief(error)}") from None
-    if given.dtype.kind not in "iu":
+    if given.size and given.dtype.kind not in "iu":
         raise UnsupportedDtype(f"lens holds {given.dtype}; it must hold integers")
     if given.shape != leading[: given.ndim]:
         raise ShapeError(
             f"lens has shape {given.shape} and scores {scores.shape}; expected a number, or the leading axes of scores"
         )
-    return np.ascontiguousarray(given, np.int64).reshape(-1)
+    return np.array(given, np.int64).reshape(-1)  # a copy: the numbers that were checked are those that are used
 
 
 cdef Tensor host_query(object query, Place* place):

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage.checks import as_float, as_tuple, flag, require_int, shown
+from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.formats import as_format
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.sparse_spec import Channels, checked_channels, summary_planes
@@ -121,17 +121,14 @@ class AttentionSpec:
         """Return the given factor of keys or values as a float, or as a tuple with one for each head."""
         given = getattr(self, name)
         if isinstance(given, str | bytes) or not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
-            factor: float | tuple[float, ...] = as_float(name, given)
+            factor: float | tuple[float, ...] = as_factor(name, given)
         else:
-            factor = tuple(as_float(f"an entry of {name}", each) for each in given)
+            factor = tuple(as_factor(f"an entry of {name}", each) for each in given)
             if len(factor) != self.num_kv_heads:
                 raise ShapeError(
                     f"{name} has {len(factor)} entries; expected a number, or one per key-value head: "
                     f"{self.num_kv_heads}"
                 )
-        for each in factor if isinstance(factor, tuple) else (factor,):
-            if not (math.isfinite(each) and each > 0):
-                raise ShapeError(f"{name} is {each}; expected a finite number above 0")
         if factor != 1.0 and (self.format is None or not as_format(self.format).takes_factor):
             which = (
                 "a spec without a format"

@@ -72,6 +72,16 @@ def as_tuple(name: str, values: Iterable[Any], entries: str) -> tuple[Any, ...]:
     raise ShapeError(f"{name} is {shown(values)}; expected {entries}")
 
 
+def as_factor(name: str, value: SupportsFloat) -> float:
+    """Return a factor of stored numbers as a float; raise ShapeError unless it is finite and above 0 as a float32."""
+    factor = as_float(name, value)
+    with np.errstate(over="ignore"):
+        single = np.float32(factor)
+    if not (np.isfinite(single) and single > 0):
+        raise ShapeError(f"{name} is {factor}; expected a number that is finite and above 0 as a float32")
+    return factor
+
+
 def as_float(name: str, value: SupportsFloat) -> float:
     """Return `value` as a float; raise ShapeError for non-numbers, including numeric strings."""
     given: object = value

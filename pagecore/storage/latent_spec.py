@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
+from pagecore.storage.checks import INT32_MAX, as_factor, as_float, flag, require_int, shown
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import CACHE_DTYPES, Plane
 
@@ -103,7 +103,7 @@ class LatentSpec:
         if self.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(f"dtype is {self.dtype}; a cache stores {', '.join(CACHE_DTYPES)}, or use format=")
         put("joint", flag("joint", self.joint))
-        put("key_scale", as_float("key_scale", self.key_scale))
+        put("key_scale", as_factor("key_scale", self.key_scale))
         self._check_format()
 
     def _check_format(self) -> None:
@@ -118,8 +118,6 @@ class LatentSpec:
                 "numbers: use 'float8_e4m3fn', or no format"
             )
         factor = self.key_scale
-        if not (math.isfinite(factor) and factor > 0):
-            raise ShapeError(f"key_scale is {factor}; expected a finite number above 0")
         if factor != 1.0 and self.format != "float8_e4m3fn":
             which = "a spec without a format" if self.format is None else f"format {self.format!r}, which has its own,"
             raise UnsupportedOption(f"key_scale is {factor}, but {which} takes none; leave it out")

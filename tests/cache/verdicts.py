@@ -109,7 +109,7 @@ def judge(
     world, call = cell.ready()
     run = inject(call)
     try:
-        problem = wrong_error(run, may_lack_memory) or _verdict(world, call, run, states, may_lack_memory)
+        problem = wrong_error(run, may_lack_memory) or _verdict(cell, world, call, run, states, may_lack_memory)
     except PagecoreError as error:
         problem = f"broken: {type(error).__name__}: {error}"
     except AssertionError as error:
@@ -131,13 +131,16 @@ def wrong_error(run, may_lack_memory):
     return f"wrong error: {kind.__name__}: {message}"
 
 
-def _verdict(world, call, run, states, may_lack_memory):
+def _verdict(cell, world, call, run, states, may_lack_memory):
     before, after = states
     if is_locked(world.cache):
         return "locked: another thread waits for the cache for ever"
     check_invariants(world)
     now = snapshot(world)
     is_done = same_end(now, after, may_lack_memory)
+    if now.exact != before.exact and not is_done and now.exact == lost_batch(cell):
+        audit(world)
+        return ""
     if now.exact != before.exact and not is_done and not (may_lack_memory and has_evicted(now, before)):
         return f"half done: {differences(now, before)} | {differences(now, after)}"
     if run.finished and not is_done:
@@ -150,6 +153,16 @@ def _verdict(world, call, run, states, may_lack_memory):
             return f"not repeatable: {differences(again, after)}"
     audit(world)
     return ""
+
+
+def lost_batch(cell: Cell) -> object:
+    """Return the state after a prepare whose new batch was collected: an interrupt on its return loses the batch."""
+    if cell.operation not in ("prepare", "prepare_arrival"):
+        return None
+    world, call = cell.ready()
+    call()
+    world.cache.abandon(world.batches.pop("new"))
+    return snapshot(world).exact
 
 
 def is_locked(cache):

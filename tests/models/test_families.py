@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.models import read_model_config, specs_from_config
+from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.storage import LatentSpec
 from tests.models.published import PUBLISHED
@@ -132,3 +132,12 @@ def test_a_format_of_latents_is_that_of_their_rows():
         specs_from_config(config, format="int8_token")
     with pytest.raises(ShapeError, match="latent_dim is 256 and rope_dim 32"):
         specs_from_config(PUBLISHED["minicpm3-4b"], format="nvfp4")
+
+
+def test_null_rotary_parameters_mean_the_familys_default():
+    config = PUBLISHED["the fewest fields of mistral4"]
+    expected = specs_from_config(config)[0].scale
+    assert specs_from_config(config | {"rope_parameters": None})[0].scale == expected
+    with pytest.raises(ConfigError, match="the rotary embedding multiplies the scores by inf"):
+        rope = {"rope_type": "yarn", "factor": 1e300, "mscale_all_dim": 1e300}
+        specs_from_config(config | {"rope_parameters": rope})

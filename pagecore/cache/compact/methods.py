@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -72,10 +73,20 @@ class CompactMethods(PartsOwner):
 
 def _by_group(keep: ArrayLike | Iterable[ArrayLike], num_groups: int) -> list[ArrayLike]:
     """Return one list for all groups, or one for each."""
-    is_nested = isinstance(keep, list | tuple) and len(keep) > 0 and np.ndim(keep[0]) > 0
-    if not is_nested and np.ndim(keep) < 2:  # type: ignore[arg-type]
-        return [keep]  # type: ignore[list-item]
-    listed = list(keep)  # type: ignore[arg-type]
+    given: Any = (
+        keep
+        if isinstance(keep, list | tuple) or hasattr(keep, "ndim") or not isinstance(keep, Iterable)
+        else list(keep)
+    )
+    try:
+        is_nested = isinstance(given, list | tuple) and len(given) > 0 and np.ndim(given[0]) > 0
+        if not is_nested and np.ndim(given) < 2:
+            return [given]
+    except ValueError:
+        raise ShapeError(
+            "keep holds lists of unequal depth; give positions, or one list of positions for each group"
+        ) from None
+    listed = list(given)
     if len(listed) != num_groups:
         raise ShapeError(f"keep has {len(listed)} lists; give one for all groups, or one for each of {num_groups}")
     return listed

@@ -25,9 +25,12 @@ def padded_selection(options: dict[str, Any], num_sequences: int, padded: int) -
 
 def _padded(array: Any, count: int, padded: int, filler: int) -> Any:
     """Return a copy with empty lists for padding; an array that has another number of lists is left to its checks."""
-    lists = np.asarray(array) if isinstance(array, list | tuple) else as_tensor(array).numpy()
-    if lists.ndim == 0 or lists.shape[0] != count:
+    try:
+        lists = np.asarray(array) if isinstance(array, list | tuple) else as_tensor(array).numpy()
+    except ValueError:  # lists of unequal lengths
         return array
-    filled = np.full((padded, *lists.shape[1:]), filler, lists.dtype)
+    if lists.ndim == 0 or lists.shape[0] != count or lists.dtype.kind not in "iu":
+        return array
+    filled = np.full((padded, *lists.shape[1:]), filler, np.int64)
     filled[:count] = lists
     return filled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -62,12 +64,19 @@ def _weight(module: torch.nn.Module, layer: int) -> torch.Tensor:
     """Return the weight [heads * (nope + v_head_dim), latent_dim] of the layer's projection."""
     linear = getattr(module, "kv_b_proj", None)
     weight = getattr(linear, "weight", None)
-    is_plain = isinstance(linear, torch.nn.Linear) and type(linear).forward is torch.nn.Linear.forward
-    if not is_plain or linear is None or linear.bias is not None or weight is None or weight.dtype not in _FLOATS:
+    if weight is None or not _is_plain(linear) or weight.dtype not in _FLOATS or weight.is_meta:
         kind = type(linear).__name__ if weight is None else f"{type(linear).__name__} of {weight.dtype}"
         raise UnsupportedOption(
-            f"kv_b_proj of layer {layer} is a {kind}; latents are read through a plain linear layer without bias, in "
-            "float32, float16 or bfloat16: merge adapters and dequantise the layer, or use another cache"
+            f"kv_b_proj of layer {layer} is a {kind}; latents are read through a plain linear layer without bias or "
+            "hooks, in float32, float16 or bfloat16: merge adapters and dequantise the layer, or use another cache"
         )
     found: torch.Tensor = weight
     return found
+
+
+def _is_plain(linear: Any) -> bool:
+    """Return True for a linear layer whose output is its weight times the input, and nothing else."""
+    if not isinstance(linear, torch.nn.Linear) or type(linear).forward is not torch.nn.Linear.forward:
+        return False
+    is_hooked = "forward" in vars(linear) or linear._forward_hooks or linear._forward_pre_hooks
+    return linear.bias is None and not is_hooked
