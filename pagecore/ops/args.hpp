@@ -67,7 +67,7 @@ struct Cache {
   int64_t token_stride = 0;
   int64_t head_stride = 0;
   Format format = Format::Plain;
-  ScalePlane scales;
+  ScalePlane scales{};
 };
 
 // Bytes of the codes of `dim` numbers of a cache.

@@ -138,6 +138,6 @@ def test_null_rotary_parameters_mean_the_familys_default():
     config = PUBLISHED["the fewest fields of mistral4"]
     expected = specs_from_config(config)[0].scale
     assert specs_from_config(config | {"rope_parameters": None})[0].scale == expected
+    rope = {"rope_type": "yarn", "factor": 1e300, "mscale_all_dim": 1e300}
     with pytest.raises(ConfigError, match="the rotary embedding multiplies the scores by inf"):
-        rope = {"rope_type": "yarn", "factor": 1e300, "mscale_all_dim": 1e300}
         specs_from_config(config | {"rope_parameters": rope})
