@@ -146,7 +146,8 @@ def score_tokens(
     cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
     if args.width > table.shape_[1] * batch.block_size:
         raise ShapeError(
-            f"seq_lens holds {args.width}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens")
+            f"seq_lens holds {args.width}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} "
+            "tokens")
     return scored(args, batch, q, table, lens, rows, cu_query_lens, query, &place)
 
 
