@@ -20,7 +20,7 @@ from bench.attention_load import Load, Paged, Shape
 from bench.runner import Bench, Work
 from bench.targets import FORMAT_DECODE_RATIO_MIN, FORMAT_WRITE_RATIO_MIN
 from pagecore import paged_attention, write_kv
-from pagecore.storage.formats import FORMATS, Format
+from pagecore.arrays.formats import FORMATS, Format
 
 PLAIN, BLOCK = "bfloat16", 16
 DRAM = Shape(32, 8, 128, 8, 16384)

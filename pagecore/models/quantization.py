@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pagecore.arrays.formats import FORMATS
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
-from pagecore.storage.formats import FORMATS
 
 __all__ = ["requested_format"]
 

@@ -34,6 +34,10 @@ cdef Format named_format(object name, bint* four_over_six) except *
 # Numbers that share a stored scale; 0 for a row.
 cdef int64_t group_of(Format format) noexcept
 
+# Dtypes of the codes, and of the stored scales: -1 if a format stores none.
+cdef int code_dtype(Format format) noexcept
+cdef int scale_dtype(Format format) noexcept
+
 # Codes of two numbers in a byte.
 cdef inline bint is_packed(Format format) noexcept:
     return format == Format.I4Token or format == Format.FP4Block16 or format == Format.NVFP4

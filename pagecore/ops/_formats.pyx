@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport LAST_FLOAT, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT32, INT8, UINT8
+from pagecore.arrays.codes cimport LAST_FLOAT, UINT8
 from pagecore.ops._checks cimport (
     check_aligned,
     check_last_axis,
@@ -20,16 +20,28 @@ from pagecore.ops.args cimport Format
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.arrays.formats import FORMATS
 
-# The names of the formats, in the order of the enum.
-NAMES = (
-    None, "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token", "fp4_block16", "nvfp4", "mxfp8",
-)
+# The table by the numbers of the enum; a format without stored scales has NO_SCALES.
+NAMES = (None, *FORMATS)
 FOUR_OVER_SIX = "nvfp4_4over6"
-PAIRS = (
-    "float8_e4m3fn and float32 ('float8_token'), int8 and float32 ('int8_token'), uint8 and float32 ('int4_token'), "
-    "uint8 and uint8 ('fp4_block16'), uint8 and float8_e4m3fn ('nvfp4'), float8_e4m3fn and uint8 ('mxfp8')"
-)
+cdef enum:
+    NUM_FORMATS = 9
+    NO_SCALES = -1
+cdef int code_dtypes[NUM_FORMATS]
+cdef int scale_dtypes[NUM_FORMATS]
+cdef int64_t groups_of[NUM_FORMATS]
+
+
+def _fill_table():
+    assert len(NAMES) == NUM_FORMATS
+    for number, entry in enumerate(FORMATS.values(), 1):
+        code_dtypes[number] = entry.dtype.code
+        scale_dtypes[number] = NO_SCALES if entry.scale_dtype is None else entry.scale_dtype.code
+        groups_of[number] = entry.group or 0
+
+
+_fill_table()
 
 
 @cython.freelist(8)
@@ -40,46 +52,41 @@ cdef class StoredCache:
 # ---- formats
 
 cdef int64_t group_of(Format format) noexcept:
-    if format == Format.FP4Block16 or format == Format.NVFP4:
-        return 16
-    return 32 if format == Format.MXFP8 else 0
+    return groups_of[<int>format]
+
+
+cdef int code_dtype(Format format) noexcept:
+    return code_dtypes[<int>format]
+
+
+cdef int scale_dtype(Format format) noexcept:
+    return scale_dtypes[<int>format]
 
 
 cdef Format format_of(Tensor codes, Tensor plane, str label) except *:
     """Return the format of codes and stored scales; `plane` is None if the cache has none."""
-    cdef int code = codes.dtype_code, scale
+    cdef int number, code = codes.dtype_code, scale = NO_SCALES if plane is None else plane.dtype_code
+    if code <= LAST_FLOAT and plane is None:
+        return Format.Plain
+    for number in range(1, NUM_FORMATS):
+        if code_dtypes[number] == code and scale_dtypes[number] == scale:
+            return <Format>number
     if plane is None:
-        if code <= LAST_FLOAT:
-            return Format.Plain
-        if code == FLOAT8_E4M3FN:
-            return Format.E4M3
-        if code == FLOAT8_E5M2:
-            return Format.E5M2
+        wanted = " or ".join(
+            f"{entry.scale_dtype} for {entry.name}" for entry in FORMATS.values() if entry.dtype == codes.dtype)
         raise UnsupportedOption(
             f"{label}_cache is {codes.dtype} and {label}_scale is not an array of stored scales; pass the plane "
-            f"[num_blocks, block_size, num_kv_heads, groups]: float32 for "
-            f"{'int8_token' if code == INT8 else 'int4_token, uint8 for fp4_block16, or float8_e4m3fn for nvfp4'}"
+            f"[num_blocks, block_size, num_kv_heads, groups]: {wanted}"
         )
-    scale = plane.dtype_code
-    if code == FLOAT8_E4M3FN and scale == FLOAT32:
-        return Format.E4M3Token
-    if code == INT8 and scale == FLOAT32:
-        return Format.I8Token
-    if code == UINT8 and scale == FLOAT32:
-        return Format.I4Token
-    if code == UINT8 and scale == UINT8:
-        return Format.FP4Block16
-    if code == UINT8 and scale == FLOAT8_E4M3FN:
-        return Format.NVFP4
-    if code == FLOAT8_E4M3FN and scale == UINT8:
-        return Format.MXFP8
     if code <= LAST_FLOAT:
         raise UnsupportedOption(
             f"{label}_scale has shape {plane.shape} and {label}_cache is {codes.dtype}, which stores no scales; pass a "
             "float or one number for each head, or a cache of codes"
         )
+    pairs = ", ".join(
+        f"{entry.dtype} and {entry.scale_dtype} ({entry.name!r})" for entry in FORMATS.values() if entry.scale_dtype)
     raise UnsupportedDtype(
-        f"{label}_cache is {codes.dtype} and {label}_scale {plane.dtype}; use codes and scales of one format: {PAIRS}"
+        f"{label}_cache is {codes.dtype} and {label}_scale {plane.dtype}; use codes and scales of one format: {pairs}"
     )
 
 

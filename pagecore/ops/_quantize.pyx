@@ -4,9 +4,9 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.arrays.codes cimport LAST_FLOAT, CPU, FLOAT8_E4M3FN, FLOAT8_E5M2, FLOAT32, INT8, UINT8, DType
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU, DType
 from pagecore.ops._checks cimport any_tensor, check_aligned, check_last_axis, float_array
-from pagecore.ops._formats cimport group_of, is_cast, is_packed, named_format
+from pagecore.ops._formats cimport code_dtype, group_of, is_cast, is_packed, named_format, scale_dtype
 from pagecore.ops._numbers cimport scale_numbers
 from pagecore.ops._place cimport Place, find_place, finished, new_result
 from pagecore.ops.args cimport Format
@@ -159,20 +159,6 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32"):
 
 
 # ---- sizes of a format
-
-cdef int code_dtype(Format kind) noexcept:
-    if is_packed(kind):
-        return UINT8
-    if kind == Format.I8Token:
-        return INT8
-    return FLOAT8_E5M2 if kind == Format.E5M2 else FLOAT8_E4M3FN
-
-
-cdef int scale_dtype(Format kind) noexcept:
-    if kind == Format.NVFP4:
-        return FLOAT8_E4M3FN
-    return FLOAT32 if group_of(kind) == 0 else UINT8
-
 
 cdef int64_t unit_of(Format kind) noexcept:
     """Return the number that must divide the length of a row."""

@@ -16,8 +16,8 @@ from pagecore import (
     SwapSpace,
     TensorParallel,
 )
+from pagecore.arrays.formats import FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage.formats import FORMATS
 from tests.cache.caches import Planes, normal, owned_memory
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES

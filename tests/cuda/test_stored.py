@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pagecore.arrays.formats import FORMATS
 from pagecore.ops import paged_attention, plan_attention
-from pagecore.storage.formats import FORMATS
 from tests.cuda.attention_cases import SINKS, SLOPES
 from tests.cuda.kit import Kit
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pagecore.arrays.formats import FORMATS
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers import PagedCache
-from pagecore.storage.formats import FORMATS
 from tests.interop.families import dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import run
 

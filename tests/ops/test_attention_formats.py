@@ -10,8 +10,8 @@ import pytest
 
 import pagecore
 from pagecore import errors, ops
+from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cpu import _cpu
-from pagecore.storage.formats import FORMATS
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, make_case, random_mask
 from tests.ops.format_cases import DIMS, FormatCase, make_format_case

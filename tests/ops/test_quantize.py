@@ -10,8 +10,8 @@ import pytest
 
 import pagecore
 from pagecore import errors
+from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cpu import _cpu
-from pagecore.storage.formats import FORMATS
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 from tests.ops.written_cases import ALL, factor_of, hard_numbers, kind_of

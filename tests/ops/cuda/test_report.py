@@ -8,12 +8,12 @@ import json
 import pytest
 
 from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cuda import report, usage
 from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
 from pagecore.ops.cuda.manifest import Instance, instance, instances
 from pagecore.ops.cuda.report import main, paths, paths_table
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
-from pagecore.storage.formats import FORMATS
 from tests.arrays.fake_runtime import FakeRuntime
 
 LOG = """\

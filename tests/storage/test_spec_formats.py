@@ -5,9 +5,9 @@ import pickle
 import numpy as np
 import pytest
 
+from pagecore.arrays.formats import FORMATS, as_format
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import AttentionSpec, TensorParallel
-from pagecore.storage.formats import FORMATS, as_format
 
 # Bytes of key and value of one token: 4 heads of 64 and 32.
 BYTES = {

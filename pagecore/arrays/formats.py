@@ -1,4 +1,7 @@
-"""Formats of stored keys and values: the dtype of the codes, and the scales that go with them."""
+"""Formats of stored keys and values: the dtype of the codes, and the scales that go with them.
+
+The table is in the order of the native enum (format.hpp), from 1 on.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pagecore.arrays import DType
+from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.checks import shown
 
 
 @dataclass(frozen=True)
@@ -78,5 +81,5 @@ def as_format(name: object) -> Format:
     """Return the format of a name; raise UnsupportedOption, with the list, for any other."""
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join(FORMATS)}")
+        raise UnsupportedOption(f"format is {brief(name)}; use one of {', '.join(FORMATS)}")
     return found
