@@ -1,3 +1,5 @@
+from pagecore.arrays.formats import FORMATS as FORMATS
+
 NAMES: tuple[str | None, ...]
 FOUR_OVER_SIX: str
 
