@@ -30,10 +30,12 @@ ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
 _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
 _OPTIONS = {
-    **dict.fromkeys(("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale"), _ARRAY),
-    "plan": _ARRAY,
+    **dict.fromkeys(("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "plan"), _ARRAY),
+    **dict.fromkeys(("key_scale", "value_scale", "key_scale_cache", "value_scale_cache"), _ARRAY),
+    **dict.fromkeys(("blocks", "block_counts", "indices", "index_counts"), _ARRAY),
+    **dict.fromkeys(("key_min", "key_max", "label", "label_channels"), _ARRAY),
     "scale": (*_NUMBER, type(None)),
-    "softcap": _NUMBER,
+    **dict.fromkeys(("softcap", "key_global_scale", "value_global_scale"), _NUMBER),
     "causal": (int,),
 }
 
@@ -105,6 +107,20 @@ def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
     if key_cache.ndim != 4:
         raise ShapeError(f"key_cache has shape {tuple(key_cache.shape)}; it must have 4 axes")
     return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
+
+
+def refuse_stream(options: dict[str, Any]) -> None:
+    """Remove the option `stream`; raise UnsupportedOption unless it is None."""
+    if options.pop("stream", None) is not None:
+        raise UnsupportedOption(
+            "stream is not an option of the torch operators, which run on torch's current stream; leave stream out, or "
+            "call the function of the package pagecore"
+        )
+
+
+def is_plane(scale: Any) -> bool:
+    """Return whether a scale is a plane of stored scales, ``[num_blocks, block_size, Hkv, groups]``."""
+    return isinstance(scale, torch.Tensor) and scale.ndim > 1
 
 
 def window_sides(window: Window) -> tuple[int, int]:

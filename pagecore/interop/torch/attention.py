@@ -10,7 +10,14 @@ from pagecore import ops
 from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.torch import registration
-from pagecore.interop.torch.arguments import Scale, Window, check_arguments, per_head_scale, window_sides
+from pagecore.interop.torch.arguments import (
+    Scale,
+    Window,
+    check_arguments,
+    per_head_scale,
+    refuse_stream,
+    window_sides,
+)
 
 
 def plan_attention(
@@ -104,7 +111,9 @@ def paged_attention(
     block_table : Tensor, integers [rows, max_blocks]
     seq_lens : Tensor, integers [B]
     window : int, (int or None, int or None), optional
-    key_scale, value_scale : float or Tensor [Hkv], optional
+        Numbers, or the codes of a format; the last axis of uint8 codes has half the length.
+    key_scale, value_scale : float, Tensor [Hkv] or Tensor [num_blocks, block_size, Hkv, groups], optional
+        A given factor, or the plane of the scales of a format.
     out : Tensor, [T, Hq, Dv], optional
         Mutated and returned. Not supported together with `return_lse`.
     return_lse : bool
@@ -132,11 +141,7 @@ def paged_attention(
         options["key_scale"] = per_head_scale(key_scale, key_cache)
     if value_scale is not None:
         options["value_scale"] = per_head_scale(value_scale, key_cache)
-    if options.pop("stream", None) is not None:
-        raise UnsupportedOption(
-            "stream is not an option of the torch operator, which runs on torch's current stream; leave stream out, or "
-            "call pagecore.paged_attention"
-        )
+    refuse_stream(options)
     if type(options.get("plan")) is ops.AttentionPlan:
         raise UnsupportedOption(
             "plan is an AttentionPlan, which the torch operator does not take; pass the result of "

@@ -10,11 +10,15 @@ import torch
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.torch.plans import check_lengths, check_plan, empty_plan
 
+_CODES = (torch.int8, torch.uint8)
+_WRITTEN = ("key_scale_cache", "value_scale_cache", "key_min", "key_max", "label")
 
-def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, **scales: Any) -> None:
+
+def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any, **options: Any) -> None:
     _check_traced(("key", key, 3), ("value", value, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
-    _refuse_meta_mix(key, slot_mapping=slots, **scales)
-    _refuse_symbolic_offset(key_cache=key_cache, value_cache=value_cache)
+    _refuse_meta_mix(key, slot_mapping=slots, **options)
+    written = {name: options[name] for name in _WRITTEN if options.get(name) is not None}
+    _refuse_symbolic_offset(key_cache=key_cache, value_cache=value_cache, **written)
 
 
 def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
@@ -26,7 +30,8 @@ def _paged_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, l
     _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
     _refuse_meta_mix(query, block_table=table, seq_lens=lens, **options)
     check_plan(options.get("plan"), query, key_cache, lens)
-    return query.new_empty((query.shape[0], query.shape[1], value_cache.shape[3]))
+    dim = value_cache.shape[3] * (2 if value_cache.dtype == torch.uint8 else 1)  # a byte of a format holds two numbers
+    return query.new_empty((query.shape[0], query.shape[1], dim))
 
 
 def _paged_attention_lse(query: Any, *arrays: Any, **options: Any) -> Any:
@@ -59,7 +64,7 @@ def _check_traced(first: tuple[str, Any, int], *others: tuple[str, Any, int]) ->
     for name, array, ndim in (first, *others):
         if array.ndim != ndim:
             raise ShapeError(f"{name} has shape {tuple(array.shape)}; it must have {ndim} axes")
-        if not array.is_floating_point():
+        if not (array.is_floating_point() or (name.endswith("_cache") and array.dtype in _CODES)):
             raise UnsupportedDtype(f"{name} is {array.dtype}; float32, float16 and bfloat16 are served: convert it")
         if array.device != first[1].device:
             raise DeviceError(f"{name} is on {array.device} and {first[0]} on {first[1].device}; move one to the other")

@@ -6,12 +6,38 @@ from collections.abc import Callable
 from typing import Any
 
 from pagecore import ops
+from pagecore.errors import UnsupportedOption
 from pagecore.interop.torch.plans import check_lengths, empty_plan
 from pagecore.ops.cuda._device_plan import plan_lengths
 
 
-def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slot_mapping: Any, **scales: Any) -> None:
-    ops.write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
+def _write_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    *,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    key_scale_cache: Any = None,
+    value_scale_cache: Any = None,
+    **options: Any,
+) -> None:
+    scales = {
+        "key_scale": _one_scale("key", key_scale, key_scale_cache),
+        "value_scale": _one_scale("value", value_scale, value_scale_cache),
+    }
+    ops.write_kv(key, value, key_cache, value_cache, slot_mapping, **scales, **options)
+
+
+def _one_scale(name: str, factor: Any, plane: Any) -> Any:
+    if factor is not None and plane is not None:
+        raise UnsupportedOption(
+            f"{name}_scale and {name}_scale_cache are both given; a format has given factors or stored scales: pass "
+            f"one (the factor of nvfp4 is {name}_global_scale)"
+        )
+    return factor if plane is None else plane
 
 
 def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:

@@ -11,7 +11,9 @@ _ATTENTION = (
     "Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, {out}*, "
     "Tensor? rows=None, Tensor? cu_query_lens=None, float? scale=None, bool causal=True, SymInt window_left=-1, "
     "SymInt window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? mask=None, "
-    "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? plan=None"
+    "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? plan=None, float key_global_scale=1.0, "
+    "float value_global_scale=1.0, Tensor? blocks=None, Tensor? block_counts=None, Tensor? indices=None, "
+    "Tensor? index_counts=None"
 )
 _PLAN = (
     "Tensor? cu_query_lens, Tensor seq_lens, *, SymInt num_tokens, int num_query_heads, int num_kv_heads, "
@@ -19,7 +21,9 @@ _PLAN = (
 )
 _WRITE = (
     "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *, "
-    "Tensor? key_scale=None, Tensor? value_scale=None"
+    "Tensor? key_scale=None, Tensor? value_scale=None, Tensor(c!)? key_scale_cache=None, "
+    "Tensor(d!)? value_scale_cache=None, float key_global_scale=1.0, float value_global_scale=1.0, str? format=None, "
+    "Tensor(e!)? key_min=None, Tensor(f!)? key_max=None, Tensor(g!)? label=None, Tensor? label_channels=None"
 )
 _SCHEMAS = {
     "write_kv": f"({_WRITE}) -> ()",

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from pagecore.interop.torch import registration
-from pagecore.interop.torch.arguments import WRITE_ARRAYS, Scale, check_arguments, per_head_scale
+from pagecore.interop.torch.arguments import (
+    WRITE_ARRAYS,
+    Scale,
+    check_arguments,
+    is_plane,
+    per_head_scale,
+    refuse_stream,
+)
 
 
 def write_kv(
@@ -19,6 +27,7 @@ def write_kv(
     *,
     key_scale: Scale = None,
     value_scale: Scale = None,
+    **options: Any,
 ) -> None:
     """Write new keys and values into paged caches: `pagecore.write_kv` as a torch operator.
 
@@ -28,11 +37,15 @@ def write_kv(
     value : Tensor, [T, Hkv, Dv]
     key_cache : Tensor, [num_blocks, block_size, Hkv, D]
     value_cache : Tensor, [num_blocks, block_size, Hkv, Dv]
-        Mutated. All tensors are on one device.
+        Mutated. Numbers, or the codes of a format. All tensors are on one device.
     slot_mapping : Tensor, integers [at most T]
         ``block * block_size + offset`` of each token; a negative slot writes nothing.
-    key_scale, value_scale : float or Tensor [Hkv], optional
-        Keys and values are divided by their scale before they are stored.
+    key_scale, value_scale : float, Tensor [Hkv] or Tensor [num_blocks, block_size, Hkv, groups], optional
+        A given factor, by which keys or values are divided; or the plane of the scales of a format, which is mutated.
+        The operator itself takes such a plane as `key_scale_cache` or `value_scale_cache`.
+    **options
+        The other options of `pagecore.write_kv`, except `stream`: `key_global_scale`, `value_global_scale`, `format`,
+        and `key_min`, `key_max` and `label`, which are mutated.
 
     Raises
     ------
@@ -41,13 +54,12 @@ def write_kv(
     PagecoreError
         As `pagecore.write_kv`. Tracing a graph already raises for shapes, dtypes and devices.
     """
-    if key_scale is None and value_scale is None:
-        check_arguments(key, value, key_cache, value_cache, slot_mapping, names=WRITE_ARRAYS)
-        registration.write_kv(key, value, key_cache, value_cache, slot_mapping)
-        return
-    scales = {"key_scale": per_head_scale(key_scale, key_cache), "value_scale": per_head_scale(value_scale, key_cache)}
-    check_arguments(key, value, key_cache, value_cache, slot_mapping, options=scales, names=WRITE_ARRAYS)
-    registration.write_kv(key, value, key_cache, value_cache, slot_mapping, **scales)
+    refuse_stream(options)
+    for name, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
+        if scale is not None:
+            options[f"{name}_cache" if is_plane(scale) else name] = per_head_scale(scale, key_cache)
+    check_arguments(key, value, key_cache, value_cache, slot_mapping, options=options, names=WRITE_ARRAYS)
+    registration.write_kv(key, value, key_cache, value_cache, slot_mapping, **options)
 
 
 def copy_blocks(
