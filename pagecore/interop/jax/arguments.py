@@ -5,7 +5,7 @@ The checks and errors equal those of `pagecore.ops`. The handlers check the numb
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,57 +15,8 @@ from pagecore.arrays.refusals import brief
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.jax import _xla
 
-Layout = Literal["NHD", "HND"]
 INT32 = np.iinfo(np.int32)
 FLOATS = ("float32", "float16", "bfloat16")
-
-
-class CacheShape:
-    """The common shape of a key cache and a value cache: of one layer, or with `layer` of a stack of layers."""
-
-    def __init__(self, key_cache: Any, value_cache: Any, layer: Any, layout: str) -> None:
-        check_layout(layout)
-        self.heads_first = layout == "HND"
-        inner = "num_kv_heads, block_size" if self.heads_first else "block_size, num_kv_heads"
-        self._stacked = layer is not None
-        axes = f"[{'num_layers, ' if self._stacked else ''}num_blocks, {inner}, head_dim]"
-        key, value = self._one(key_cache, "key_cache", axes), self._one(value_cache, "value_cache", axes)
-        if key[:-1] != value[:-1]:
-            raise ShapeError(
-                f"key_cache has shape {key_cache.shape} and value_cache {value_cache.shape}; only their last axes, "
-                "head_dim, may differ"
-            )
-        self.num_blocks, first, second, self.key_dim = key[-4:]
-        self.block_size, self.num_heads = (second, first) if self.heads_first else (first, second)
-        self.value_dim = value[-1]
-        self.layer = None if layer is None else _layer_number(layer, key[0])
-
-    def _one(self, array: Any, name: str, axes: str) -> tuple[int, ...]:
-        if not isinstance(array, jax.Array):
-            raise UnsupportedDtype(
-                f"{name} is a {type(array).__name__}, which JAX would copy; pass a jax.Array, or as_jax(tensor) to "
-                "read a pagecore.Tensor"
-            )
-        _check_float(array, name)
-        ndim = 5 if self._stacked else 4
-        if array.ndim != ndim:
-            hint = "without layer=, a cache has one layer" if ndim == 4 else "with layer=, caches are stacked"
-            raise ShapeError(f"{name} has shape {array.shape}; it must have {ndim} axes: {axes} ({hint})")
-        return _without_empty(array, name, ndim - 3, axes)
-
-
-def check_layout(layout: object) -> None:
-    """Raise UnsupportedOption unless `layout` is "NHD" or "HND"."""
-    if not isinstance(layout, str) or layout not in ("NHD", "HND"):
-        raise UnsupportedOption(f"layout is {brief(layout)}; it must be 'NHD' or 'HND', the order of a block's axes")
-
-
-def _layer_number(layer: Any, num_layers: int) -> Any:
-    if isinstance(layer, int | np.integer):
-        if not 0 <= layer < num_layers:
-            raise ShapeError(f"layer is {layer} and the caches hold {num_layers} layers; layers start at 0")
-        return jnp.int32(layer)
-    return indices(layer, "layer", 0, "a number")
 
 
 def floats(array: Any, name: str, axes: str, first_full: int) -> jax.Array:
@@ -73,7 +24,7 @@ def floats(array: Any, name: str, axes: str, first_full: int) -> jax.Array:
     array = _as_jax(array, name)
     _check_float(array, name)
     check_rank(array, name, 3, axes)
-    _without_empty(array, name, first_full, axes)
+    without_empty(array, name, first_full, axes)
     return array
 
 
@@ -82,7 +33,8 @@ def _check_float(array: Any, name: str) -> None:
         raise UnsupportedDtype(f"{name} is {array.dtype}; float32, float16 and bfloat16 are served: convert it")
 
 
-def _without_empty(array: Any, name: str, first_full: int, axes: str) -> tuple[int, ...]:
+def without_empty(array: Any, name: str, first_full: int, axes: str) -> tuple[int, ...]:
+    """Return the shape of an array; raise ShapeError if an axis from `first_full` on is empty."""
     shape: tuple[int, ...] = array.shape
     for axis in range(first_full, len(shape)):
         if shape[axis] == 0:

@@ -11,7 +11,7 @@ import numpy as np
 from pagecore.arrays import Tensor, as_tensor, like
 from pagecore.cache import Batch
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.jax.arguments import Layout, check_layout
+from pagecore.interop.jax.caches import Layout, check_layout
 from pagecore.storage.checks import require_int
 
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "pagecore/interop/jax/call_frame.hpp"
 #include "pagecore/ops/cpu/host_calls.hpp"
@@ -33,6 +34,8 @@ enum Optional : int64_t {
   kMask,
   kKeyScale,
   kValueScale,
+  kKeyPlane,
+  kValuePlane,
   kAddresses
 };
 
@@ -58,6 +61,16 @@ class Options {
     case XLA_FFI_DataType_F16: return Float::F16;
     case XLA_FFI_DataType_BF16: return Float::BF16;
     default: fail(ErrorKind::Internal, "pagecore is inconsistent: XLA dtype ", buffer.dtype, " is not a float");
+  }
+}
+
+[[nodiscard]] inline Float stored_type(const XLA_FFI_Buffer& buffer) {
+  switch (buffer.dtype) {
+    case XLA_FFI_DataType_F8E4M3FN: return Float::F8E4M3FN;
+    case XLA_FFI_DataType_F8E5M2: return Float::F8E5M2;
+    case XLA_FFI_DataType_S8: return Float::I8;
+    case XLA_FFI_DataType_U8: return Float::U8;
+    default: return float_type(buffer);
   }
 }
 
@@ -107,30 +120,57 @@ class Options {
 }
 
 // Axes of cache arrays: [layer,] block, token, head, dim, or with heads before tokens.
-struct CacheView {
-  bool heads_first;
-  const XLA_FFI_Buffer* layer;  // null: the array holds one layer
+class CacheView {
+ public:
+  CacheView(CallFrame& frame, const XLA_FFI_Buffer* layer)
+      : heads_first_(frame.integer("heads_first") != 0), layer_(layer) {}
 
-  [[nodiscard]] Cache of(const XLA_FFI_Buffer& buffer) const {
-    PC_ASSERT(buffer.rank == (layer == nullptr ? 4 : 5));
-    const int64_t* dims = buffer.dims + (layer == nullptr ? 0 : 1);
-    Cache cache{static_cast<char*>(buffer.data), float_type(buffer)};
-    cache.num_blocks = dims[0];
-    cache.block_size = dims[heads_first ? 2 : 1];
-    cache.num_heads = dims[heads_first ? 1 : 2];
-    cache.dim = dims[3];
-    const int64_t row = cache.dim * size_of(cache.type), inner = dims[2] * row;
-    cache.block_stride = dims[1] * inner;
-    cache.token_stride = heads_first ? row : inner;
-    cache.head_stride = heads_first ? inner : row;
-    if (layer != nullptr) {
-      const int64_t at = indices_of(layer).at(0);
-      PC_EXPECTS(at >= 0 && at < buffer.dims[0], ShapeError, "layer is ", at, " and the caches hold ", buffer.dims[0],
-                 " layers; layers start at 0");
-      cache.data += at * cache.num_blocks * cache.block_stride;
+  // `plane` holds the stored scales of the format; null if it has none.
+  [[nodiscard]] Cache of(const XLA_FFI_Buffer& codes, int64_t format, const XLA_FFI_Buffer* plane) const {
+    const Strided at = strided(codes);
+    Cache cache{at.data, stored_type(codes)};
+    cache.format = static_cast<Format>(format);
+    cache.num_blocks = at.dims[0];
+    cache.block_size = at.dims[heads_first_ ? 2 : 1];
+    cache.num_heads = at.dims[heads_first_ ? 1 : 2];
+    cache.dim = at.dims[3] * (cache.type == Float::U8 ? 2 : 1);
+    cache.block_stride = at.block_stride;
+    cache.token_stride = at.token_stride;
+    cache.head_stride = at.head_stride;
+    if (plane != nullptr) {
+      const Strided scales = strided(*plane);
+      cache.scales = {scales.data, scales.block_stride, scales.token_stride, scales.head_stride};
     }
     return cache;
   }
+
+ private:
+  // One layer of a buffer, with strides in bytes.
+  struct Strided {
+    char* data;
+    const int64_t* dims;
+    int64_t block_stride;
+    int64_t token_stride;
+    int64_t head_stride;
+  };
+
+  [[nodiscard]] Strided strided(const XLA_FFI_Buffer& buffer) const {
+    PC_ASSERT(buffer.rank == (layer_ == nullptr ? 4 : 5));
+    const int64_t* dims = buffer.dims + (layer_ == nullptr ? 0 : 1);
+    const int64_t row = dims[3] * size_of(stored_type(buffer)), inner = dims[2] * row;
+    Strided at{static_cast<char*>(buffer.data), dims, dims[1] * inner, inner, row};
+    if (heads_first_) std::swap(at.token_stride, at.head_stride);
+    if (layer_ != nullptr) {
+      const int64_t layer = indices_of(layer_).at(0);
+      PC_EXPECTS(layer >= 0 && layer < buffer.dims[0], ShapeError, "layer is ", layer, " and the caches hold ",
+                 buffer.dims[0], " layers; layers start at 0");
+      at.data += layer * dims[0] * at.block_stride;
+    }
+    return at;
+  }
+
+  bool heads_first_;
+  const XLA_FFI_Buffer* layer_;  // null: an array holds one layer
 };
 
 // ---- custom calls
@@ -160,10 +200,8 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
     args.table = table_of(frame.next_argument());
     args.seq_lens = indices_of(&frame.next_argument());
     Options options(frame);
-    const CacheView view{frame.integer("heads_first") != 0, options.next(kLayer)};
+    const CacheView view(frame, options.next(kLayer));
     args.query = rows_of(query);
-    args.key = view.of(keys);
-    args.value = view.of(values);
     args.rows = indices_of(options.next(kRows));
     args.cu_query_lens = indices_of(options.next(kCuQueryLens));
     args.scale = frame.number("scale");
@@ -180,6 +218,8 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
     }
     args.key_scale = scales_of(options.next(kKeyScale), "key_scale", false);
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", false);
+    args.key = view.of(keys, frame.integer("key_format"), options.next(kKeyPlane));
+    args.value = view.of(values, frame.integer("value_format"), options.next(kValuePlane));
     args.out = rows_of(frame.next_result());
     if (frame.has_more_results()) {
       args.lse = {static_cast<char*>(frame.next_result().data), args.out.num_tokens, args.out.num_heads * 4, 4};
@@ -190,64 +230,85 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
   });
 }
 
-// The next result, a cache with the contents of `given`. Usually it aliases `given`, or XLA has already copied `given`
+// The next result, an array with the contents of `given`. Usually it aliases `given`, or XLA has already copied `given`
 // and passes the copy as both. Otherwise the contents are copied here.
-[[nodiscard]] inline const XLA_FFI_Buffer& cache_result(CallFrame& frame, const XLA_FFI_Buffer& given) {
+[[nodiscard]] inline const XLA_FFI_Buffer& written_result(CallFrame& frame, const XLA_FFI_Buffer& given) {
   const XLA_FFI_Buffer& result = frame.next_result();
   if (result.data == given.data) return result;
-  int64_t bytes = size_of(float_type(given));
+  int64_t bytes = size_of(stored_type(given));
   for (int64_t i = 0; i < given.rank; ++i) bytes *= given.dims[i];
   std::memcpy(result.data, given.data, static_cast<size_t>(bytes));
   return result;
 }
 
-struct CacheAddresses {
-  uint64_t key_cache;
-  uint64_t value_cache;
+// The arrays that a write changes. A plane of scales is null if the cache has none.
+struct Written {
+  const XLA_FFI_Buffer* key_cache;
+  const XLA_FFI_Buffer* value_cache;
+  const XLA_FFI_Buffer* key_scale;
+  const XLA_FFI_Buffer* value_scale;
+
+  // Replaces each array by its result.
+  void take_results(CallFrame& frame) {
+    for (const XLA_FFI_Buffer** each : {&key_cache, &value_cache, &key_scale, &value_scale}) {
+      if (*each != nullptr) *each = &written_result(frame, **each);
+    }
+  }
+
+  // Fails if XLA has copied an array. `recorded` is the result of addresses() before XLA could copy one.
+  void check_addresses(const XLA_FFI_Buffer* recorded) const {
+    if (recorded == nullptr) return;
+    const std::pair<const XLA_FFI_Buffer*, const char*> named[] = {
+        {key_cache, "key_cache"}, {value_cache, "value_cache"}, {key_scale, "key_scale"}, {value_scale, "value_scale"}};
+    const char* next = static_cast<const char*>(recorded->data);
+    for (const auto& [buffer, name] : named) {
+      if (buffer == nullptr) continue;
+      uint64_t before;
+      std::memcpy(&before, next, sizeof before);
+      next += sizeof before;
+      PC_EXPECTS(before == reinterpret_cast<uintptr_t>(buffer->data), UnsupportedOption, name,
+                 " was copied, because its old contents are used after this write, or because it is sharded; use the "
+                 "returned array from here on, and jax.shard_map over devices, or pass copy=None to allow the copy");
+    }
+  }
 };
 
-// Fails if XLA has copied a cache. `recorded` is the result of addresses() before XLA could copy the caches.
-inline void check_addresses(const XLA_FFI_Buffer& keys, const XLA_FFI_Buffer& values, const XLA_FFI_Buffer* recorded) {
-  if (recorded == nullptr) return;
-  CacheAddresses before;
-  std::memcpy(&before, recorded->data, sizeof before);
-  const bool is_key_in_place = before.key_cache == reinterpret_cast<uintptr_t>(keys.data);
-  PC_EXPECTS(is_key_in_place && before.value_cache == reinterpret_cast<uintptr_t>(values.data), UnsupportedOption,
-             is_key_in_place ? "value_cache" : "key_cache",
-             " was copied, because its old contents are used after this write, or because it is sharded; use the "
-             "returned cache from here on, and jax.shard_map over devices, or pass copy=None to allow the copy");
-}
-
-// key, value, key_cache, value_cache, slot_mapping, options -> key_cache, value_cache
+// key, value, key_cache, value_cache, slot_mapping, options -> key_cache, value_cache[, key_plane][, value_plane]
 inline XLA_FFI_Error* write_kv(XLA_FFI_CallFrame* call) noexcept {
   return serve(call, [](CallFrame& frame, cpu::Failure& failure) {
     WriteArgs args;
     args.key = rows_of(frame.next_argument());
     args.value = rows_of(frame.next_argument());
-    const XLA_FFI_Buffer& keys = frame.next_argument();
-    const XLA_FFI_Buffer& values = frame.next_argument();
+    Written written{&frame.next_argument(), &frame.next_argument(), nullptr, nullptr};
     args.slots = indices_of(&frame.next_argument());
     Options options(frame);
-    const CacheView view{frame.integer("heads_first") != 0, options.next(kLayer)};
+    const CacheView view(frame, options.next(kLayer));
     args.key_scale = scales_of(options.next(kKeyScale), "key_scale", true);
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", true);
-    check_addresses(keys, values, options.next(kAddresses));
-    args.key_cache = view.of(cache_result(frame, keys));
-    args.value_cache = view.of(cache_result(frame, values));
+    written.key_scale = options.next(kKeyPlane);
+    written.value_scale = options.next(kValuePlane);
+    written.check_addresses(options.next(kAddresses));
+    written.take_results(frame);
+    args.key_cache = view.of(*written.key_cache, frame.integer("key_format"), written.key_scale);
+    args.value_cache = view.of(*written.value_cache, frame.integer("value_format"), written.value_scale);
+    args.four_over_six = frame.integer("four_over_six") != 0;
     PC_ASSERT(frame.is_done());
     const PlainArithmetic arithmetic;
     return host.calls->write_kv(args, threads_of_a_call(), failure);
   });
 }
 
-// key_cache, value_cache -> CacheAddresses, as four uint32
+// Arrays -> the address of each, as two uint32.
 inline XLA_FFI_Error* addresses(XLA_FFI_CallFrame* call) noexcept {
   return serve(call, [](CallFrame& frame, cpu::Failure&) {
-    CacheAddresses current;
-    current.key_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
-    current.value_cache = reinterpret_cast<uintptr_t>(frame.next_argument().data);
-    std::memcpy(frame.next_result().data, &current, sizeof current);
-    return frame.is_done();
+    const XLA_FFI_Buffer& result = frame.next_result();
+    char* next = static_cast<char*>(result.data);
+    while (!frame.is_done()) {
+      const uint64_t address = reinterpret_cast<uintptr_t>(frame.next_argument().data);
+      std::memcpy(next, &address, sizeof address);
+      next += sizeof address;
+    }
+    return true;
   });
 }
 

@@ -13,20 +13,31 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.jax import _xla
 from pagecore.interop.jax.arguments import (
     INT32,
-    CacheShape,
-    Layout,
     check_length,
     flat_mask,
     floats,
     head_numbers,
     indices,
     number,
-    scales,
     switch,
 )
+from pagecore.interop.jax.caches import CachePair, Layout
 
 # Optional operands in the order of `Optional` in handlers.hpp; an attribute of the call lists those that are present.
-OPTIONAL = ("layer", "rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "key_scale", "value_scale", "addresses")
+OPTIONAL = (
+    "layer",
+    "rows",
+    "cu_query_lens",
+    "sinks",
+    "alibi_slopes",
+    "mask",
+    "key_scale",
+    "value_scale",
+    "key_plane",
+    "value_plane",
+    "addresses",
+)
+WRITTEN = (2, 3)  # positions of the caches among the arrays of write_kv
 SMALLEST_SOFTCAP = 1e-30  # equals that of pagecore.ops
 
 
@@ -48,6 +59,8 @@ def paged_attention(
     mask: Any = None,
     key_scale: Any = None,
     value_scale: Any = None,
+    key_global_scale: float = 1.0,
+    value_global_scale: float = 1.0,
     return_lse: bool = False,
     layer: Any = None,
     layout: Layout = "NHD",
@@ -60,15 +73,19 @@ def paged_attention(
     Parameters
     ----------
     query : array, [T, Hq, D]
-        float32, float16 or bfloat16. Each cache has its own dtype of these three.
+        float32, float16 or bfloat16.
     key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
-        With `layer`, stacks of such arrays along a new first axis.
+        Each in its own dtype of these three, or the codes of a format; the last axis of uint8 codes has half the
+        length. With `layer`, stacks of such arrays along a new first axis.
     block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes, mask, return_lse
         As in `pagecore.paged_attention`; indices are int32, or int64 under x64.
     scale, softcap, causal, window
         As in `pagecore.paged_attention`; must be known when the function is traced.
-    key_scale, value_scale : float or array, [Hkv], optional
-        Stored numbers are multiplied by their scale. May be traced.
+    key_scale, value_scale : float, [Hkv], or jax.Array, [num_blocks, block_size, Hkv, groups], optional
+        Stored numbers are multiplied by their scale, given for the layer or for each head; or the plane of the stored
+        scales of a format, with the axes of the caches. May be traced.
+    key_global_scale, value_global_scale : float
+        Given factor of an "nvfp4" cache; must be known when the function is traced.
     layer : int or integer array, [], optional
         Index of the layer in stacked caches. May be traced, as in a scan over layers. The caches are not sliced or
         copied.
@@ -89,11 +106,13 @@ def paged_attention(
         While the function runs: invalid numbers in the arrays, with the name of pagecore's error, such as
         "InvalidBlock: ...".
     """
-    cache = CacheShape(key_cache, value_cache, layer, layout)
+    cache = CachePair(
+        (key_cache, value_cache), (key_scale, value_scale), (key_global_scale, value_global_scale), layer, layout
+    )
     query = floats(query, "query", "[num_tokens, num_query_heads, head_dim]", 1)
     num_tokens, num_heads, dim = query.shape
-    if dim != cache.key_dim:
-        raise ShapeError(f"query has shape {query.shape}; axis 2 must have length {cache.key_dim}, as key_cache has")
+    if dim != cache.key.dim:
+        raise ShapeError(f"query has shape {query.shape}; axis 2 must have length {cache.key.dim}, as key_cache has")
     if num_heads % cache.num_heads != 0:
         raise ShapeError(
             f"query has {num_heads} heads and key_cache {cache.num_heads}; the number of query heads must be a "
@@ -101,15 +120,12 @@ def paged_attention(
         )
     lens = indices(seq_lens, "seq_lens", 1, "[num_sequences]")
     table = indices(block_table, "block_table", 2, "[num_sequences, max_blocks]")
-    optional = {"layer": cache.layer} | _query_indices(query, table, lens, rows, cu_query_lens)
+    optional = cache.operands(divides=False) | _query_indices(query, table, lens, rows, cu_query_lens)
     optional |= _per_head(num_heads, sinks=sinks, alibi_slopes=alibi_slopes)
     if mask is not None:
         optional["mask"] = flat_mask(mask)
-    optional["key_scale"] = scales(key_scale, "key_scale", cache.num_heads, divides=False)
-    optional["value_scale"] = scales(value_scale, "value_scale", cache.num_heads, divides=False)
-    attributes = _attributes(dim**-0.5 if scale is None else scale, softcap, causal, window)
-    attributes["heads_first"] = np.int64(cache.heads_first)
-    results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value_dim), query.dtype)]
+    attributes = cache.attributes() | _attributes(dim**-0.5 if scale is None else scale, softcap, causal, window)
+    results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value.dim), query.dtype)]
     if switch(return_lse, "return_lse"):
         results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
     arrays = (query, key_cache, value_cache, table, lens)
@@ -161,10 +177,13 @@ def write_kv(
     *,
     key_scale: Any = None,
     value_scale: Any = None,
+    key_global_scale: float = 1.0,
+    value_global_scale: float = 1.0,
+    four_over_six: bool = False,
     layer: Any = None,
     layout: Layout = "NHD",
     copy: bool | None = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Write new keys and values into paged caches: `pagecore.write_kv` for JAX. Use the returned caches afterwards.
 
     Inside a jitted function whose caches are donated, XLA reuses the memory of the arguments for the returned caches,
@@ -175,11 +194,17 @@ def write_kv(
     key, value : array, [T, Hkv, D] and [T, Hkv, Dv]
         float32, float16 or bfloat16.
     key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
-        Each cache has its own dtype of these three. With `layer`, stacks of such arrays along a new first axis.
+        Each in its own dtype of these three, or the codes of a format. With `layer`, stacks of such arrays along a new
+        first axis.
     slot_mapping : integers, [T'], T' <= T
         ``block * block_size + offset`` of token t; a negative slot writes nothing.
-    key_scale, value_scale : float or array, [Hkv], optional
-        Keys and values are divided by their scale before they are stored.
+    key_scale, value_scale : float, [Hkv], or jax.Array, [num_blocks, block_size, Hkv, groups], optional
+        Keys and values are divided by their scale before they are stored; or the plane of the scales of a format, which
+        the call computes, with the axes of the caches.
+    key_global_scale, value_global_scale : float
+        Given factor of an "nvfp4" cache.
+    four_over_six : bool
+        Compute the scales of "nvfp4" caches by the format "nvfp4_4over6" of `pagecore.write_kv`.
     layer, layout
         As in `paged_attention`.
     copy : False or None
@@ -190,6 +215,8 @@ def write_kv(
     -------
     key_cache, value_cache : jax.Array
         The caches with the new tokens. The arguments are unchanged or donated.
+    key_scale, value_scale : jax.Array
+        The planes of stored scales, if such were given, with those of the new tokens.
 
     Raises
     ------
@@ -201,14 +228,16 @@ def write_kv(
     """
     if copy is not None and copy is not False:
         raise UnsupportedOption(f"copy is {brief(copy)}; it must be False, or None to allow XLA to copy the caches")
-    cache = CacheShape(key_cache, value_cache, layer, layout)
+    cache = CachePair(
+        (key_cache, value_cache), (key_scale, value_scale), (key_global_scale, value_global_scale), layer, layout
+    )
     key = floats(key, "key", "[num_tokens, num_kv_heads, head_dim]", 1)
     value = floats(value, "value", "[num_tokens, num_kv_heads, head_dim]", 1)
     check_length(value, "value", 0, key.shape[0], "the tokens of key")
     check_length(key, "key", 1, cache.num_heads, "the heads of key_cache")
     check_length(value, "value", 1, cache.num_heads, "the heads of value_cache")
-    check_length(key, "key", 2, cache.key_dim, "the head_dim of key_cache")
-    check_length(value, "value", 2, cache.value_dim, "the head_dim of value_cache")
+    check_length(key, "key", 2, cache.key.dim, "the head_dim of key_cache")
+    check_length(value, "value", 2, cache.value.dim, "the head_dim of value_cache")
     slots = indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]")
     if slots.shape[0] > key.shape[0]:
         raise ShapeError(f"slot_mapping has {slots.shape[0]} slots; it must have at most {key.shape[0]}, one per token")
@@ -217,25 +246,38 @@ def write_kv(
         raise UnsupportedOption(
             f"the cache has {num_slots} slots, more than int32 can index; set jax_enable_x64 and pass int64"
         )
-    optional: dict[str, Any] = {
-        "layer": cache.layer,
-        "key_scale": scales(key_scale, "key_scale", cache.num_heads, divides=True),
-        "value_scale": scales(value_scale, "value_scale", cache.num_heads, divides=True),
-    }
+    optional = cache.operands(divides=True)
+    named = {"key_cache": key_cache, "value_cache": value_cache}
+    named |= {f"{name.removesuffix('_plane')}_scale": plane for name, plane in cache.planes.items()}
     if copy is False and not jax.config.jax_disable_jit:
-        for name, array in (("key_cache", key_cache), ("value_cache", value_cache)):
-            if not isinstance(array, jax.core.Tracer):
-                raise UnsupportedOption(
-                    f"{name} is not an argument of a function under jax.jit, so it would be copied; donate it to a "
-                    "jitted function, or pass copy=None to allow the copy"
-                )
-        result = [jax.ShapeDtypeStruct((4,), np.uint32)]
-        (optional["addresses"],) = _call("addresses", (key_cache, value_cache), result, operation="write_kv")
-    attributes = {"heads_first": np.int64(cache.heads_first)}
-    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (key_cache, value_cache)]
+        optional["addresses"] = _addresses(named)
+    attributes = cache.attributes() | {"four_over_six": np.int64(_is_four_over_six(cache, four_over_six))}
+    results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in named.values()]
     arrays = (key, value, key_cache, value_cache, slots)
-    written = _call("write_kv", arrays, results, optional, attributes, {2: 0, 3: 1})
-    return written[0], written[1]
+    return tuple(_call("write_kv", arrays, results, optional, attributes, (*WRITTEN, *cache.planes)))
+
+
+def _addresses(written: dict[str, jax.Array]) -> jax.Array:
+    """Return the addresses of the arrays of a write before XLA can copy them."""
+    for name, array in written.items():
+        if not isinstance(array, jax.core.Tracer):
+            raise UnsupportedOption(
+                f"{name} is not an argument of a function under jax.jit, so it would be copied; donate it to a "
+                "jitted function, or pass copy=None to allow the copy"
+            )
+    result = [jax.ShapeDtypeStruct((2 * len(written),), np.uint32)]
+    (addresses,) = _call("addresses", tuple(written.values()), result, operation="write_kv")
+    return addresses
+
+
+def _is_four_over_six(cache: CachePair, wanted: Any) -> bool:
+    if not switch(wanted, "four_over_six"):
+        return False
+    for label, each in (("key", cache.key), ("value", cache.value)):
+        if each.format is None or each.format.name != "nvfp4":
+            held = each.format.name if each.format else each.codes.dtype
+            raise UnsupportedOption(f"four_over_six is True and {label}_cache is {held}; only nvfp4 has this option")
+    return True
 
 
 def _call(
@@ -244,13 +286,19 @@ def _call(
     results: list[Any],
     optional: dict[str, Any] | None = None,
     attributes: dict[str, Any] | None = None,
-    aliases: dict[int, int] | None = None,
+    written: tuple[str | int, ...] = (),
     *,
     operation: str | None = None,
 ) -> list[jax.Array]:
-    """Make one custom call. Errors name `operation`, by default the target."""
+    """Make one custom call. Errors name `operation`, by default the target.
+
+    The results reuse the memory of `written`: positions in `arrays` and names of optional operands.
+    """
     given = {name: array for name, array in (optional or {}).items() if array is not None}
-    operands = [*arrays, *(given[name] for name in OPTIONAL if name in given)]
+    names = [name for name in OPTIONAL if name in given]
+    operands = [*arrays, *(given[name] for name in names)]
+    positions = [each if isinstance(each, int) else len(arrays) + names.index(each) for each in written]
+    aliases = {position: result for result, position in enumerate(positions)} or None
     bits = sum(1 << OPTIONAL.index(name) for name in given)
     call = jax.ffi.ffi_call(f"pagecore_{target}", results, input_output_aliases=aliases)
     attributes = {"given": np.int64(bits)} | (attributes or {})

@@ -79,11 +79,8 @@ def test_a_result_that_does_not_alias_its_argument_has_the_old_contents_and_the_
     """A call without input_output_aliases, which pagecore itself never makes."""
     rows, caches, slots = random_write(6)
     results = [jax.ShapeDtypeStruct(cache.shape, cache.dtype) for cache in caches]
-    call = jax.jit(
-        lambda *arrays: jax.ffi.ffi_call("pagecore_write_kv", results)(
-            *arrays, given=np.int64(0), heads_first=np.int64(0)
-        )
-    )
+    plain = dict.fromkeys(("given", "heads_first", "key_format", "value_format", "four_over_six"), np.int64(0))
+    call = jax.jit(lambda *arrays: jax.ffi.ffi_call("pagecore_write_kv", results)(*arrays, **plain))
     given = [jax.numpy.array(cache) for cache in caches]
     after = call(*rows, *given, slots)
     assert same(given, caches)

@@ -66,7 +66,8 @@ Floats normal(Random& random, Shape shape) {
 struct Call {
   std::vector<XLA_FFI_Buffer*> arguments;
   std::vector<XLA_FFI_Buffer*> results;
-  std::map<std::string, int64_t> integers = {{"given", 0}, {"heads_first", 0}};
+  std::map<std::string, int64_t> integers = {
+      {"given", 0}, {"heads_first", 0}, {"key_format", 0}, {"value_format", 0}, {"four_over_six", 0}};
   std::map<std::string, double> numbers = {};
 
   void give(xla::Optional option, XLA_FFI_Buffer* argument) {
