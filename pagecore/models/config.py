@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -51,10 +51,11 @@ def specs_from_config(
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, olmo2, olmo3, starcoder2, cohere, cohere2,
     granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, mistral3, glm4v, qwen2_vl,
     qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
-    glm4_moe_lite, minicpm3, mistral4 and youtu, and of the text model of kimi_k25, gives a `LatentSpec`. Sparse latent
-    attention (DeepSeek-V3.2), linear-attention and recurrent states (Qwen3-Next, Mamba) and chunked attention (Llama 4)
-    raise UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or
-    the attention, and that the family does not read, raises; it is never ignored.
+    glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
+    that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Linear-attention and recurrent
+    states (Qwen3-Next, Mamba) and chunked attention (Llama 4) raise UnsupportedOption. Missing fields have the defaults
+    of transformers 5. A field that would change the cache or the attention, and that the family does not read, raises;
+    it is never ignored.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def read_model_config(
     own = {"kv_lora_rank"} if family.stores_latents else set()
     unread = unserved_attention(lambda name: None if name in own else fields.given(name))
     _refuse_unserved(fields, model_type, unread)
-    num_layers = fields.integer("num_hidden_layers", max=LAYERS_MAX)
+    num_layers = family.attentions * fields.integer("num_hidden_layers", max=LAYERS_MAX // family.attentions)
     heads = fields.integer("num_attention_heads")
     if family.stores_latents:
         return _latent_model(whole, fields, model_type, num_layers, heads, dtype, sinks, format)
@@ -148,11 +149,16 @@ def _latent_model(
     sinks: Sinks | None,
     format: str | None,
 ) -> ModelConfig:
-    """Return the specs of a family with latent attention; all layers are equal."""
+    """Return the specs of a family with latent attention; layers differ at most by their index keys."""
     _sinks(model_type, num_layers, heads, sinks)
     spec = latent_spec(fields, heads, stored_dtype(whole, fields, dtype), requested_format(whole, fields, format))
+    layers = (spec,) * num_layers
+    indexes = FAMILIES[model_type].indexes
+    if indexes is not None:
+        indexed = replace(spec, index_dim=fields.integer("index_head_dim"))
+        layers = tuple(indexed if each else spec for each in indexes(fields, num_layers))
     _refuse_unread(fields, model_type, fields.integer("qk_nope_head_dim") + spec.rope_dim, heads, [None] * num_layers)
-    return ModelConfig(model_type, (spec,) * num_layers, _max_length(fields))
+    return ModelConfig(model_type, layers, _max_length(fields))
 
 
 def _max_length(fields: Fields) -> int | None:

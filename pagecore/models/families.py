@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
+from pagecore.models.indexer import every_layer_indexes, layers_that_index
 
 __all__ = ["FAMILIES", "FLAT", "RENAMED", "TEXT_MODELS", "Family"]
 
@@ -32,6 +33,11 @@ class Family:
         The family's own names of required fields.
     stores_latents : bool
         True for latent attention: layers are described by `LatentSpec`.
+    indexes : callable, optional
+        Returns, for latent attention with an indexer, True for each layer that stores index keys, from fields and the
+        number of layers.
+    attentions : int
+        Attention layers in each of `num_hidden_layers`.
     """
 
     defaults: Mapping[str, object]
@@ -40,6 +46,8 @@ class Family:
     scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
     aliases: Mapping[str, str] = field(default_factory=dict)
     stores_latents: bool = False
+    indexes: Callable[[Fields, int], list[bool]] | None = None
+    attentions: int = 1
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -144,6 +152,24 @@ MISTRAL_4 = {
     "qk_nope_head_dim": 64,
     "rope_parameters": {"rope_type": "yarn", "factor": 128.0, "mscale_all_dim": 1.0},
 }
+# Sparse latent attention: an indexer selects the keys.
+DEEPSEEK_32 = {
+    **LATENT,
+    "num_key_value_heads": 128,
+    "layer_types": None,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+}
+GLM_DSA = {
+    **DEEPSEEK_32,
+    **dict.fromkeys(("indexer_types", "index_topk_pattern")),
+    "num_key_value_heads": 64,
+    "qk_nope_head_dim": 192,
+    "index_n_heads": 32,
+    "index_topk_freq": 1,
+    "index_skip_topk_offset": 2,
+}
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(GROUPED),
@@ -185,6 +211,9 @@ FAMILIES: Mapping[str, Family] = {
     "glm4_moe_lite": Family(GLM_4_MOE_LITE, stores_latents=True),
     "minicpm3": Family(MINICPM_3, stores_latents=True),
     "mistral4": Family(MISTRAL_4, stores_latents=True),
+    "deepseek_v32": Family(DEEPSEEK_32, stores_latents=True, indexes=every_layer_indexes),
+    "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
+    "longcat_flash": Family(LATENT, aliases={"num_hidden_layers": "num_layers"}, stores_latents=True, attentions=2),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }
 # Multimodal models, with the type of the text model in their `text_config`.

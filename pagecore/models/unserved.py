@@ -24,7 +24,6 @@ KINDS: Mapping[str, str] = {
 }
 # Fields that are only set in models with such layers.
 FIELDS: Mapping[str, str] = {
-    "kv_lora_rank": LATENT,
     "linear_num_value_heads": LINEAR,
     "linear_attn_config": LINEAR,
     "mamba_d_state": RECURRENT,
@@ -32,11 +31,10 @@ FIELDS: Mapping[str, str] = {
     "state_size": RECURRENT,
     "lru_width": RECURRENT,
     "conv_L_cache": CONVOLUTION,
+    "kv_lora_rank": LATENT,
 }
 # Model types whose config.json may have none of these fields.
 TYPES: Mapping[str, str] = {
-    "deepseek_v32": LATENT,
-    "longcat_flash": LATENT,
     "qwen3_next": LINEAR,
     "qwen3_5": LINEAR,
     "qwen3_5_text": LINEAR,
@@ -96,7 +94,7 @@ def unserved_kind(model_type: object, given: Callable[[str], Any]) -> str | None
             return f"{KINDS[kind]} (layer_types[{layer}] = {kind!r})"
     by_type = TYPES.get(model_type) if isinstance(model_type, str) else None
     if _listed(given):
-        return by_type if by_type == LATENT else None
+        return None
     slides = given("sliding_window") is not None and given("use_sliding_window") is not False
     if isinstance(given("attention_chunk_size"), int) and not slides:
         return f"{CHUNKED} (attention_chunk_size = {given('attention_chunk_size')})"

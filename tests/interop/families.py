@@ -44,6 +44,10 @@ _EXPERTS = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+# Two attention layers in each of num_layers.
+_LONGCAT = {name: value for name, value in (_LATENT | _EXPERTS).items() if name != "num_hidden_layers"}
+_LONGCAT |= {"num_layers": 2, "head_dim": 4, "moe_topk": 2, "zero_expert_num": 2}
+_LONGCAT |= {"ffn_hidden_size": 128, "expert_ffn_hidden_size": 32}
 _MSCALE = _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
 
 # For each family: the prefix of its class names, and its config fields.
@@ -71,6 +75,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("Glm4MoeLite", _LATENT | _EXPERTS),
     "mistral4": ("Mistral4", _LATENT | _EXPERTS),
     "axk1": ("AXK1", _LATENT | _EXPERTS),
+    "longcat_flash": ("LongcatFlash", _LONGCAT),
 }
 CONFIGS = {"Gemma3": "Gemma3TextConfig"}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,21 @@ from pagecore import AttentionSpec, LatentSpec
 from pagecore.errors import ShapeError, UnsupportedOption
 from tests.interop.families import FAMILIES, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import computed, expect, run
+from tests.models.published import PUBLISHED
 
 from pagecore.interop.transformers import latents  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
 
-LATENT_FAMILIES = ["deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "glm4_moe_lite", "mistral4", "axk1"]
+LATENT_FAMILIES = [
+    "deepseek_v2",
+    "deepseek_v3",
+    "minicpm3",
+    "youtu",
+    "glm4_moe_lite",
+    "mistral4",
+    "axk1",
+    "longcat_flash",
+]
 EVERY_FAMILY = pytest.mark.parametrize("family", LATENT_FAMILIES)
 
 
@@ -41,7 +53,7 @@ def test_rows_of_the_cache_are_the_latents_that_the_model_computes(family):
     cache = make_cache(model)
     logits(model, ids, cache)
     cache.reset()
-    module = model.base_model.layers[0].self_attn
+    module = next(each for each in model.modules() if hasattr(each, "kv_b_proj"))
     for layer, expected in enumerate(reference.layers):
         spec = cache.kv.spec(layer)
         assert spec.scale == pytest.approx(module.scaling, rel=1e-12)
@@ -251,3 +263,9 @@ def test_a_compiled_model_gives_equal_tokens():
 
 def test_every_family_with_latents_is_compared():
     assert set(LATENT_FAMILIES) <= set(FAMILIES)
+
+
+def test_a_model_with_an_indexer_is_refused_by_name():
+    config = SimpleNamespace(model_type="deepseek_v32", to_dict=lambda: PUBLISHED["deepseek-v3.2"])
+    with pytest.raises(UnsupportedOption, match="deepseek_v32 selects keys with an indexer.*use another cache"):
+        specs_of_model(config, "bfloat16")

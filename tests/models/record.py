@@ -68,6 +68,7 @@ def latent_layer(module):
         "rope_dim": width - latent,
         "scale": module.scaling,
         "window": None,
+        "index_dim": module.indexer.wk.out_features if getattr(module, "indexer", None) is not None else None,
     }
 
 

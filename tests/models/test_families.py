@@ -50,7 +50,8 @@ def assert_latent(spec, layer):
     scale = layer["scale"]
     assert spec.scale == pytest.approx(scale, rel=1e-12)
     expected = LatentSpec(layer["latent_dim"], layer["rope_dim"], layer["num_query_heads"], scale=scale)
-    assert replace(spec, scale=scale, dtype="bfloat16") == expected
+    assert replace(spec, scale=scale, dtype="bfloat16", index_dim=None) == expected
+    assert spec.index_dim == layer["index_dim"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -141,3 +142,33 @@ def test_null_rotary_parameters_mean_the_familys_default():
     rope = {"rope_type": "yarn", "factor": 1e300, "mscale_all_dim": 1e300}
     with pytest.raises(ConfigError, match="the rotary embedding multiplies the scores by inf"):
         specs_from_config(config | {"rope_parameters": rope})
+
+
+def test_layers_with_an_indexer_store_index_keys():
+    frequency = [spec.index_dim for spec in specs_from_config(PUBLISHED["glm-5 with shared indexers"])]
+    assert frequency == [128, 128, 128, None, None, None, 128, None, None, None, 128, None]
+    pattern = specs_from_config(PUBLISHED["glm-5 with a pattern of indexers"])
+    assert [spec.index_dim for spec in pattern] == [128, 128, None, None, 128, None]
+    assert {plane.name for plane in pattern[0].planes} == {"latent", "index_key", "index_scale"}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"index_topk_pattern": "SFFFFF"}, ConfigError, r"index_topk_pattern\[0\] is 'shared'.*make it 'full'"),
+        ({"index_topk_pattern": "FFXFFF"}, ConfigError, r'index_topk_pattern\[2\] is "X"; expected .full. \(F\)'),
+        (
+            {"indexer_types": ["full"] * 5},
+            ConfigError,
+            "indexer_types is .* each of num_hidden_layers, 6",
+        ),
+        (
+            {"layer_types": ["full_attention"] * 6},
+            UnsupportedOption,
+            "6 layers must be 'indexed_attention'",
+        ),
+    ],
+)
+def test_invalid_indexers_are_refused(change, error, words):
+    with pytest.raises(error, match=words):
+        specs_from_config(PUBLISHED["glm-5 with a pattern of indexers"] | change)

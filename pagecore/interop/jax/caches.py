@@ -18,7 +18,7 @@ Layout = Literal["NHD", "HND"]
 Pair: TypeAlias = tuple[Any, Any]  # of keys and of values
 CODES = frozenset(str(format.dtype) for format in FORMATS.values())
 _FORMAT_OF = {(str(f.dtype), str(f.scale_dtype) if f.scale_dtype else None): f for f in FORMATS.values()}
-_NUMBER_OF = {name: number for number, name in enumerate(FORMATS, 1)}  # as in format.hpp; 0 is no format
+_NUMBER_OF = {name: number for number, name in enumerate(FORMATS, 1)}  # as in format.hpp; 0: numbers are stored
 
 
 class StoredCache:

@@ -46,7 +46,13 @@ def specs_of_model(
     if config.model_type in FAMILIES:
         if FAMILIES[config.model_type].stores_latents and not latents:
             return _expanded(config, dtype, format)
-        return specs_from_config(config.to_dict(), dtype=dtype, format=format)
+        specs = specs_from_config(config.to_dict(), dtype=dtype, format=format)
+        if any(isinstance(spec, LatentSpec) and spec.index_dim for spec in specs):
+            raise UnsupportedOption(
+                f"the {config.model_type} selects keys with an indexer, whose keys a PagedCache does not store; use "
+                "another cache"
+            )
+        return specs
     attention = unserved_kind(config.model_type, lambda name: _given(config, name))
     if attention is not None:
         raise UnsupportedOption(
