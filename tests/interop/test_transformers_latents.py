@@ -267,5 +267,5 @@ def test_every_family_with_latents_is_compared():
 
 def test_a_model_with_an_indexer_is_refused_by_name():
     config = SimpleNamespace(model_type="deepseek_v32", to_dict=lambda: PUBLISHED["deepseek-v3.2"])
-    with pytest.raises(UnsupportedOption, match="deepseek_v32 selects keys with an indexer.*use another cache"):
+    with pytest.raises(UnsupportedOption, match=r"deepseek_v32 selects keys with an indexer.*use another cache"):
         specs_of_model(config, "bfloat16")
