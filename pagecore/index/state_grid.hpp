@@ -1,0 +1,66 @@
+// Lengths at which a sequence keeps a checkpoint of its recurrent state.
+//
+//   prefill   before + k * chunk, the last such length that is a multiple of the block size: the kernel has a state
+//             after each chunk of its tokens, and the prefix tree keeps states between blocks
+//   decode    multiples of lcm(chunk, block size, interval)
+//
+// A step of at most 1 + draft_tokens tokens is a decode step.
+#pragma once
+
+#include <numeric>
+
+#include "pagecore/native/checks.hpp"
+#include "pagecore/native/ids.hpp"
+
+namespace pagecore {
+
+class StateGrid {
+ public:
+  StateGrid(int64_t chunk, int64_t interval, int64_t block_size, int64_t draft_tokens)
+      : chunk_(checked("chunk", chunk, 1)),
+        block_(checked("the least common multiple of the block sizes", block_size, 1)),
+        drafts_(checked("draft_tokens", draft_tokens, 0)) {
+    PC_EXPECTS(drafts_ <= kMaxDrafts, ShapeError, "draft_tokens is ", draft_tokens, "; use at most ", kMaxDrafts);
+    PC_EXPECTS(checked("interval", interval, 1) % chunk == 0, ShapeError, "interval is ", interval,
+               ", which is not a multiple of the chunk of ", chunk, " tokens; use a multiple");
+    decode_ = std::lcm(block_, interval);  // the interval is a multiple of the chunk
+  }
+
+  [[nodiscard]] int32_t draft_tokens() const { return static_cast<int32_t>(drafts_); }
+  [[nodiscard]] bool is_decode(TokenCount count) const { return count <= 1 + drafts_; }
+
+  // The checkpoint of a step from `before` tokens to `before + count`; 0 for none.
+  [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count) const {
+    return is_decode(count) ? in_decode(before, count) : in_prefill(before, count);
+  }
+  // The checkpoint of a decode step of which `accepted` tokens stay; 0 for none.
+  [[nodiscard]] TokenCount in_decode(TokenCount before, TokenCount accepted) const {
+    const int64_t last = (int64_t{before} + accepted) / decode_ * decode_;
+    return last > before ? static_cast<TokenCount>(last) : 0;
+  }
+
+ private:
+  static constexpr int64_t kMaxDrafts = 1023;
+  static constexpr int64_t kMaxSize = INT32_MAX;
+
+  static int64_t checked(const char* name, int64_t value, int64_t least) {
+    PC_EXPECTS(value >= least && value <= kMaxSize, ShapeError, name, " is ", value, "; use ", least, " to ", kMaxSize);
+    return value;
+  }
+
+  [[nodiscard]] TokenCount in_prefill(TokenCount before, TokenCount count) const {
+    // The remainders of before + k * chunk repeat after block / gcd values of k.
+    const int64_t chunks = count / chunk_, first = chunks - block_ / std::gcd(chunk_, block_);
+    for (int64_t k = chunks; k > 0 && k > first; --k) {
+      if ((before + k * chunk_) % block_ == 0) return static_cast<TokenCount>(before + k * chunk_);
+    }
+    return 0;
+  }
+
+  int64_t chunk_;
+  int64_t block_;
+  int64_t drafts_;
+  int64_t decode_;
+};
+
+}  // namespace pagecore
