@@ -9,7 +9,15 @@ from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._block_tables_core cimport view
 from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._integers cimport Integers, as_counts, as_int64, as_integers, as_row, new_int32
+from pagecore.index._integers cimport (
+    Integers,
+    address_of,
+    as_counts,
+    as_int64,
+    as_integers,
+    as_row,
+    new_int32,
+)
 from pagecore.index._state_buffers cimport StateBuffers
 from pagecore.index._step_buffers cimport StepBuffers
 
@@ -87,6 +95,7 @@ Slots of a `StatePool` for the sequences of block tables.
         if tables.num_rows:
             raise UnsupportedOption(f"the tables have {tables.num_rows} rows; make the state table before adding rows")
         self.tables = tables
+        self.row_lengths = <const int32_t*> address_of(tables.row_lengths)
         self.is_in_place = in_place
         self.slots = BlockPool(num_slots)
         cdef StateOptions options
@@ -100,16 +109,17 @@ Slots of a `StatePool` for the sequences of block tables.
 
     # Rows.
 
-    def add(self, prefix=None, state=0):
+    def add(self, prefix=None, state=0, length=None):
         """Start a sequence in the lowest unused row.
 
         Parameters
         ----------
-        prefix : array_like of int, optional
-            As in `BlockTables.add`.
+        prefix, length
+            As in `BlockTables.add`: blocks to share, and the number of their tokens that count as computed. A prefill
+            that passes the end of a prefix longer than `length` keeps its checkpoint before that end.
         state : int
-            Slot of the state after the prefix, which gets one more reference from the row and one as its checkpoint; 0
-            without a prefix.
+            Slot of the state after `length` tokens, which gets one more reference from the row and one as its
+            checkpoint; 0 if no token counts as computed.
 
         Returns
         -------
@@ -123,15 +133,16 @@ Slots of a `StatePool` for the sequences of block tables.
             Every row is in use.
         """
         cdef int64_t slot = as_int64(state, "state")
-        cdef object added = self.tables.add(prefix)
+        cdef object added = self.tables.add(prefix, length)
         cdef int32_t row = added
-        cdef int32_t length = self.tables.length_raw(row)
+        cdef int32_t computed = self.tables.length_raw(row)
+        cdef int64_t shared = self.tables.row_raw(row, 0).size() * <int64_t> self.tables.block_sizes[0]
         try:
-            deref(self.native).check_state(length, slot)
+            deref(self.native).check_state(computed, slot)
         except BaseException:
             self.tables.remove_raw(&row, 1)
             raise
-        deref(self.native).add(row, length, <int32_t> slot)
+        deref(self.native).add(row, computed, <int32_t> slot, <int32_t> shared)
         return added
 
     def fork(self, row):
@@ -259,11 +270,11 @@ Slots of a `StatePool` for the sequences of block tables.
     ) except -1:
         cdef vector[int32_t] all_blocks
         cdef bint has_blocks
-        self._read_lengths(rows, counts)
         self.lacks_slots = not deref(self.native).try_reserve(
-            view(rows), view(counts), self.lengths, deref(states.native), keeps
+            view(rows), view(counts), self.row_lengths, deref(states.native), keeps
         )
         if self.lacks_slots:
+            self.tables._check_step(view(rows), view(counts))
             return False
         try:
             has_blocks = self.tables.try_prepare_raw(rows.data, counts.data, rows.size, buffers, all_blocks)
@@ -276,15 +287,6 @@ Slots of a `StatePool` for the sequences of block tables.
         deref(self.native).take(view(rows), view(counts), deref(states.native))
         return True
 
-    cdef int _read_lengths(self, Integers rows, Integers counts) except -1:
-        """Store the lengths of the rows in the block tables, after a check of the step."""
-        cdef Py_ssize_t i
-        self.tables._check_step(view(rows), view(counts))
-        self.lengths.resize(rows.size)
-        for i in range(rows.size):
-            self.lengths[i] = self.tables.length_raw(rows.data[i])
-        return 0
-
     def shortage(self, rows, counts, keep_checkpoints=True):
         """Return the number of slots that `prepare` would lack; blocks are not counted. Nothing changes.
 
@@ -296,8 +298,8 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers added = as_counts(counts, which.size, "count")
         cdef bint keeps = as_keeps(keep_checkpoints)
-        self._read_lengths(which, added)
-        return deref(self.native).shortage(view(which), view(added), self.lengths, keeps)
+        self.tables._check_step(view(which), view(added))
+        return deref(self.native).shortage(view(which), view(added), self.row_lengths, keeps)
 
     def commit(self, rows, accepted=None):
         """Keep the states after the accepted tokens of steps in flight, and their checkpoints.
@@ -402,13 +404,21 @@ Slots of a `StatePool` for the sequences of block tables.
             raise ShapeError(f"length is {most}; use 0 or more")
         return deref(self.native).resume_length(as_row(row), <int32_t> min(most, INT32_MAX))
 
-    def checkpoint_length(self, before, count):
-        """Return the length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none."""
+    def checkpoint_length(self, before, count, shared=0):
+        """Return the length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none.
+
+        Parameters
+        ----------
+        before, count : int
+        shared : int
+            Tokens of the prefix that the sequence began with.
+        """
         cdef int64_t length = as_int64(before, "before")
         cdef int64_t added = as_int64(count, "count")
+        cdef int64_t branch = min(max(as_int64(shared, "shared"), 0), INT32_MAX)
         if length < 0 or added < 0 or length > INT32_MAX or added > INT32_MAX - length:
             raise ShapeError(f"a step from {length} tokens by {added}; use lengths from 0 to {INT32_MAX}")
-        return deref(self.native).grid_length(<int32_t> length, <int32_t> added)
+        return deref(self.native).grid_length(<int32_t> length, <int32_t> added, <int32_t> branch)
 
     @property
     def in_place(self):

@@ -2,13 +2,17 @@
 //
 //   prefill   before + k * chunk, the last such length that is a multiple of the block size: the kernel has a state
 //             after each chunk of its tokens, and the prefix tree keeps states between blocks
+//   branch    a prefill that passes the end of the keys and values that the sequence shares keeps its checkpoint before
+//             that end instead, because other sequences branch off there
 //   decode    multiples of lcm(chunk, block size, interval)
 //
 // A step of at most 1 + draft_tokens tokens is a decode step.
 #pragma once
 
+#include <algorithm>
 #include <numeric>
 
+#include "pagecore/index/divider.hpp"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/native/ids.hpp"
 
@@ -24,19 +28,24 @@ class StateGrid {
     PC_EXPECTS(checked("interval", interval, 1) % chunk == 0, ShapeError, "interval is ", interval,
                ", which is not a multiple of the chunk of ", chunk, " tokens; use a multiple");
     decode_ = std::lcm(block_, interval);  // the interval is a multiple of the chunk
+    if (decode_ <= kMaxSize) decode_size_ = Divider(static_cast<TokenCount>(decode_));
   }
 
   [[nodiscard]] int32_t draft_tokens() const { return static_cast<int32_t>(drafts_); }
   [[nodiscard]] bool is_decode(TokenCount count) const { return count <= 1 + drafts_; }
 
-  // The checkpoint of a step from `before` tokens to `before + count`; 0 for none.
-  [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count) const {
-    return is_decode(count) ? in_decode(before, count) : in_prefill(before, count);
+  // The checkpoint of a step from `before` tokens to `before + count`; 0 for none. Others share the sequence up to
+  // `branch` tokens.
+  [[nodiscard]] TokenCount checkpoint(TokenCount before, TokenCount count, TokenCount branch) const {
+    if (is_decode(count)) return in_decode(before, count);
+    const TokenCount shared = branch > before ? in_prefill(before, std::min(count, branch - before)) : 0;
+    return shared > 0 ? shared : in_prefill(before, count);
   }
   // The checkpoint of a decode step of which `accepted` tokens stay; 0 for none.
   [[nodiscard]] TokenCount in_decode(TokenCount before, TokenCount accepted) const {
-    const int64_t last = (int64_t{before} + accepted) / decode_ * decode_;
-    return last > before ? static_cast<TokenCount>(last) : 0;
+    if (decode_ > kMaxSize) return 0;
+    const TokenCount size = decode_size_.divisor(), last = decode_size_.floor(before + accepted) * size;
+    return last > before ? last : 0;
   }
 
  private:
@@ -61,6 +70,7 @@ class StateGrid {
   int64_t block_;
   int64_t drafts_;
   int64_t decode_;
+  Divider decode_size_{1};
 };
 
 }  // namespace pagecore

@@ -102,13 +102,14 @@ TokenCount StateTable::resume_length(RowId row, TokenCount length) const {
 
 // Changes of rows.
 
-void StateTable::add(RowId row, TokenCount length, BlockId state) {
+void StateTable::add(RowId row, TokenCount length, BlockId state, TokenCount branch) {
   PC_ASSERT(row >= 0 && row < max_sequences_ && !at(row).is_used);
   const std::lock_guard lock(slots_);
   Row& entry = at(row);
   entry.is_used = true;
   entry.running = entry.checkpoint = state;
   entry.length = entry.checkpoint_length = length;
+  entry.branch = branch;
   share(state);
   share(state);
 }
@@ -123,6 +124,7 @@ void StateTable::fork(RowId row, RowId child) {
   entry.checkpoint = parent.checkpoint;
   entry.length = parent.length;
   entry.checkpoint_length = parent.checkpoint_length;
+  entry.branch = parent.branch;
   share(entry.running);
   share(entry.checkpoint);
 }
@@ -167,6 +169,7 @@ void StateTable::reorder(RowSpan rows, RowSpan parents) {
     row.checkpoint = saved_[i].checkpoint;
     row.length = saved_[i].length;
     row.checkpoint_length = saved_[i].checkpoint_length;
+    row.branch = saved_[i].branch;
   }
 }
 

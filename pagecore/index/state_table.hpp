@@ -53,9 +53,10 @@ class StateTable {
   StateTable(const StateTable&) = delete;
   StateTable& operator=(const StateTable&) = delete;
 
-  // Rows. A row begins with a state after `length` tokens, which it shares, or without one for length 0.
+  // Rows. A row begins with a state after `length` tokens, which it shares, or without one for length 0. The block
+  // tables share its keys and values up to `branch` tokens.
   void check_state(TokenCount length, int64_t state) const;
-  void add(RowId row, TokenCount length, BlockId state);
+  void add(RowId row, TokenCount length, BlockId state, TokenCount branch);
   // Throws unless the rows are used and distinct, and no step of theirs is in flight.
   void check_idle(RowSpan rows, const char* verb);
   void fork(RowId row, RowId child);
@@ -69,8 +70,9 @@ class StateTable {
   // Forgets the checkpoints of idle rows; returns the number of slots that became free.
   int64_t drop_checkpoints(RowSpan rows);
 
-  // A step. `lengths` are those of the rows in the block tables. Returns false, with nothing taken, if slots are short.
-  [[nodiscard]] bool try_reserve(RowSpan rows, CountSpan counts, CountSpan lengths, const StateBuffers& out,
+  // A step. `lengths` has an entry for each row of the block tables. Returns false, with nothing taken, if slots are
+  // short.
+  [[nodiscard]] bool try_reserve(RowSpan rows, CountSpan counts, const TokenCount* lengths, const StateBuffers& out,
                                  bool keeps_checkpoints);
   // After try_reserve(): begin the step, or undo the reservation.
   void take(RowSpan rows, CountSpan counts, StateBuffers& out);
@@ -78,7 +80,7 @@ class StateTable {
   // Throws OutOfBlocks with the figures of the last try_reserve() or shortage().
   [[noreturn]] void fail_out_of_slots() const;
   // The number of slots that try_reserve() would lack.
-  [[nodiscard]] int64_t shortage(RowSpan rows, CountSpan counts, CountSpan lengths, bool keeps_checkpoints);
+  [[nodiscard]] int64_t shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints);
 
   // Throws unless a step of every row is in flight of which accepted[i] tokens can stay. Writes the lengths after it.
   void check_commit(RowSpan rows, CountSpan accepted, std::span<TokenCount> lengths);
@@ -100,8 +102,8 @@ class StateTable {
   // Tokens of the step in flight; 0 without one.
   [[nodiscard]] TokenCount step_count(RowId row) const { return used(row).count; }
   // The length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none.
-  [[nodiscard]] TokenCount grid_length(TokenCount before, TokenCount count) const {
-    return grid_.checkpoint(before, count);
+  [[nodiscard]] TokenCount grid_length(TokenCount before, TokenCount count, TokenCount branch) const {
+    return grid_.checkpoint(before, count, branch);
   }
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] size_t nbytes() const { return rows_.nbytes() + written_.nbytes(); }
@@ -117,6 +119,7 @@ class StateTable {
     BlockId checkpoint;
     TokenCount length;
     TokenCount checkpoint_length;
+    TokenCount branch;
     // Of the step in flight:
     TokenCount count;
     BlockId planned;  // slot of a checkpoint inside a prefill, or null
@@ -149,11 +152,11 @@ class StateTable {
   // Length of a checkpoint that needs a slot of its own, because the step goes on after it; 0 for none.
   [[nodiscard]] TokenCount inner_checkpoint(const Row& row, TokenCount count) const {
     if (count <= 0 || grid_.is_decode(count)) return 0;
-    const TokenCount length = grid_.checkpoint(row.length, count);
+    const TokenCount length = grid_.checkpoint(row.length, count, row.branch);
     return length < row.length + count ? length : 0;
   }
 
-  void check_step(RowSpan rows, CountSpan counts, CountSpan lengths);
+  void check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths);
   void count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints);
   void correct_shared(RowSpan rows, CountSpan counts);
   void take_row(RowId row, TokenCount count, StateBuffers& out);

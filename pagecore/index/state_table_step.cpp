@@ -13,15 +13,15 @@ namespace pagecore {
 
 // Counting.
 
-void StateTable::check_step(RowSpan rows, CountSpan counts, CountSpan lengths) {
-  PC_EXPECTS(rows.size() == counts.size() && rows.size() == lengths.size(), ShapeError, counts.size(),
-             " counts are given for ", rows.size(), " rows; give one for each, or one for all");
+void StateTable::check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths) {
+  PC_EXPECTS(rows.size() == counts.size(), ShapeError, counts.size(), " counts are given for ", rows.size(),
+             " rows; give one for each, or one for all");
   check_idle(rows, "prepared");
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = at(rows[i]);
     PC_EXPECTS(counts[i] >= 0 && counts[i] <= INT32_MAX - row.length, ShapeError, "row ", rows[i],
                " cannot be extended by ", counts[i], " tokens; use 0 to ", INT32_MAX - row.length);
-    PC_EXPECTS(lengths[i] == row.length, InvalidSequence, "row ", rows[i], " has ", lengths[i],
+    PC_EXPECTS(lengths[rows[i]] == row.length, InvalidSequence, "row ", rows[i], " has ", lengths[rows[i]],
                " tokens in the block tables and a state after ", row.length,
                "; change its row through the state table, or cut it to the state's length");
   }
@@ -61,7 +61,7 @@ void StateTable::correct_shared(RowSpan rows, CountSpan counts) {
   }
 }
 
-int64_t StateTable::shortage(RowSpan rows, CountSpan counts, CountSpan lengths, bool keeps_checkpoints) {
+int64_t StateTable::shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints) {
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
   const std::lock_guard lock(slots_);
@@ -69,7 +69,7 @@ int64_t StateTable::shortage(RowSpan rows, CountSpan counts, CountSpan lengths, 
   return std::max<int64_t>(needed_ - available_, 0);
 }
 
-bool StateTable::try_reserve(RowSpan rows, CountSpan counts, CountSpan lengths, const StateBuffers& out,
+bool StateTable::try_reserve(RowSpan rows, CountSpan counts, const TokenCount* lengths, const StateBuffers& out,
                              bool keeps_checkpoints) {
   PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
              " sequences; the state buffers have room for ", out.max_sequences());
@@ -148,7 +148,7 @@ void StateTable::fill_row(RowId number, size_t i, BlockId read, StateBuffers& ou
   out.state_read()[i] = read;
   out.state_write()[i] = slots[num - 1];
   if (out.draft_write(i) != nullptr && grid_.is_decode(row.count)) std::copy_n(slots, num, out.draft_write(i));
-  const TokenCount kept = row.has_checkpoint ? grid_.checkpoint(row.length, row.count) : 0;
+  const TokenCount kept = row.has_checkpoint ? grid_.checkpoint(row.length, row.count, row.branch) : 0;
   if (kept == 0) return;
   out.checkpoint_lengths()[i] = kept;
   if (row.planned != kNullBlock) {
@@ -239,7 +239,8 @@ void StateTable::commit_row(RowId number, TokenCount accepted) {
 BlockId StateTable::keep_checkpoint(Row& row, const BlockId* slots, TokenCount accepted, BlockId last) {
   if (!row.has_checkpoint || accepted == 0) return kNullBlock;
   const bool is_decode = grid_.is_decode(row.count);
-  const TokenCount length = is_decode ? grid_.in_decode(row.length, accepted) : grid_.checkpoint(row.length, row.count);
+  const TokenCount length =
+      is_decode ? grid_.in_decode(row.length, accepted) : grid_.checkpoint(row.length, row.count, row.branch);
   if (length == 0) return kNullBlock;
   BlockId slot = kNullBlock;
   if (length == row.length + accepted) {

@@ -93,15 +93,61 @@ def test_worked_example_d4_checkpoint_of_a_decode_step(before, after, kept):
     assert made.states.checkpoint_length(before, after - before) == kept
 
 
+@pytest.mark.parametrize(
+    ("full", "state", "kept"),
+    [(280, 192, 256), (250, 192, 0), (256, 192, 256), (230, 192, 0), (320, 320, 0), (130, 0, 128), (63, 0, 0)],
+)
+def test_worked_example_d5_checkpoint_at_a_branch_point(full, state, kept):
+    """A prefill of 1,000 tokens keeps the checkpoint where the shared tokens end, otherwise its last one."""
+    states = Made().states
+    assert states.checkpoint_length(state, 1000, shared=full) == (kept or states.checkpoint_length(state, 1000))
+
+
+def test_a_sequence_begins_with_the_deepest_state_of_a_longer_shared_prefix():
+    made = Made()
+    first = made.states.add()
+    for count in (64, 200, 26):  # checkpoints at 64, 256
+        made.compute(first, count)
+        if count == 64:
+            state, length = made.states.checkpoint(first)
+            made.states.slots.share(state)  # a prefix cache
+    blocks = made.tables.blocks(first)[:18]  # 288 tokens
+    row = made.states.add(prefix=blocks, state=state, length=length)
+    assert (made.states.length(row), made.tables.length(row), made.tables.capacity(row)) == (64, 64, 288)
+    made.prepare([row], [736])
+    slots = made.step.slot_mappings[0]
+    assert (slots[:224] == -1).all()
+    assert (slots[224:736] >= 0).all()
+    assert made.slots.checkpoint_lengths[0] == 256  # the branch point
+    assert made.work == ([], [[state, int(made.slots.state_read[0])]])
+    made.states.commit([row])
+    assert made.states.checkpoint(row)[1] == 256
+    assert made.tables.pools[0].ref_counts()[blocks].tolist() == [2] * 18
+    made.prepare([row], [200])
+    assert made.slots.checkpoint_lengths[0] == 992
+    made.states.slots.free(state)
+    made.states.check_invariants(exclusive=True)
+
+
+def test_a_shared_prefix_without_a_state_is_computed_from_the_start():
+    made = Made()
+    first = made.row_of(100)
+    row = made.states.add(prefix=made.tables.blocks(first)[:5], length=0)
+    assert (made.states.length(row), made.states.slot(row)) == (0, 0)
+    made.prepare([row], [100])
+    assert made.step.slot_mappings[0][:81].tolist() == [-1] * 80 + [8 * 16]
+    assert made.work[0] == [3]
+
+
 def test_checkpoint_lengths_equal_those_of_the_twin():
     random = np.random.default_rng(0)
     for _ in range(300):
         chunk, block, drafts = (int(n) for n in random.integers((1, 1, 0), (9, 9, 4)))
         interval = chunk * int(random.integers(1, 4))
         made = Made(block_size=block, drafts=drafts, chunk=chunk, interval=interval, max_sequences=1)
-        before, count = (int(n) for n in random.integers(0, 60, 2))
-        expected = checkpoint_length(before, count, chunk, interval, block, drafts)
-        assert made.states.checkpoint_length(before, count) == expected
+        before, count, shared = (int(n) for n in random.integers(0, 60, 3))
+        expected = checkpoint_length(before, count, chunk, interval, block, drafts, shared)
+        assert made.states.checkpoint_length(before, count, shared) == expected
 
 
 def test_worked_example_d7_slots_are_allocated_in_order_and_run_out():

@@ -89,7 +89,12 @@ class StatesMachine(RuleBasedStateMachine):
             assert not self.both("add", [[0]] * len(self.pools), state)[1]
             return
         slot, ids, blocks = data.draw(st.sampled_from(self.foreign))
-        row, is_done = self.both("add", blocks, slot)
+        if data.draw(st.booleans()):  # keys and values of more tokens than the state
+            longer = [each for each in self.foreign if each[1][: len(ids)] == ids]
+            blocks = data.draw(st.sampled_from(longer))[2]
+        if data.draw(st.integers(0, 5)) == 5:  # keys and values without a state
+            slot, ids = 0, ()
+        row, is_done = self.both("add", blocks, slot, len(ids))
         if is_done:
             self.tokens[row] = ids
 

@@ -39,16 +39,20 @@ class State:
     spare: int = 0
     checkpoint: int = 0
     checkpoint_length: int = 0
+    branch: int = 0  # tokens whose keys and values others share
     step: Step | None = None
 
 
-def checkpoint_length(before: int, count: int, chunk: int, interval: int, block: int, drafts: int) -> int:
+def checkpoint_length(
+    before: int, count: int, chunk: int, interval: int, block: int, drafts: int, branch: int = 0
+) -> int:
     """Return the length at which a step keeps a checkpoint, by trying every length."""
     if count <= 1 + drafts:
         grid = math.lcm(chunk, interval, block)
         lengths = [n for n in range(before + 1, before + count + 1) if n % grid == 0]
     else:
         lengths = [n for n in range(before + chunk, before + count + 1, chunk) if n % block == 0]
+        lengths = [n for n in lengths if n <= branch] or lengths
     return max(lengths, default=0)
 
 
@@ -110,29 +114,34 @@ class StateTable:
             raise OutOfBlocks("slots")
         return self.slots.take()
 
-    def kept(self, before: int, count: int) -> int:
-        return checkpoint_length(before, count, *self.grid)
+    def kept(self, state: State, count: int) -> int:
+        return checkpoint_length(state.length, count, *self.grid, state.branch)
 
     # Rows.
 
-    def add(self, prefix: list[list[int]] | None = None, state: int = 0) -> int:
+    def add(self, prefix: list[list[int]] | None = None, state: int = 0, computed: int | None = None) -> int:
         with self.all_or_nothing():
-            row = self.tables.add(prefix)
-            length = self.tables.rows[row].length
+            row = self.tables.add(prefix, computed)
+            length, shared_to = self.tables.rows[row].length, self.tables.rows[row].shared_to
             if not 0 <= state < self.slots.num_blocks:
                 raise InvalidBlock(str(state))
             if (length == 0) != (state == 0):
                 raise ShapeError(str(state))
             if state and not self.slots.holders[state]:
                 raise DoubleFree(str(state))
-            self.states[row] = State(length, self.share(state), 0, self.share(state), length)
+            self.states[row] = State(length, self.share(state), 0, self.share(state), length, shared_to)
         return row
 
     def fork(self, row: int) -> int:
         (parent,) = self.idle([row])
         child = self.tables.fork(row)
         self.states[child] = State(
-            parent.length, self.share(parent.running), 0, self.share(parent.checkpoint), parent.checkpoint_length
+            parent.length,
+            self.share(parent.running),
+            0,
+            self.share(parent.checkpoint),
+            parent.checkpoint_length,
+            parent.branch,
         )
         return child
 
@@ -147,7 +156,7 @@ class StateTable:
         if step := state.step:
             self.drop(*reversed(step.written[self.in_place :]), step.planned)
         self.drop(state.checkpoint, state.spare, state.running)
-        state.__init__()  # type: ignore[misc]
+        state.__init__(branch=state.branch)  # type: ignore[misc]
 
     def reorder(self, rows: list[int], parents: list[int]) -> None:
         if len(rows) != len(parents):
@@ -164,6 +173,7 @@ class StateTable:
             self.drop(state.checkpoint, state.running)
             state.length, state.running = source.length, source.running
             state.checkpoint, state.checkpoint_length = source.checkpoint, source.checkpoint_length
+            state.branch = source.branch
 
     def truncate(self, rows: list[int], lengths: list[int], keep_capacity: bool = False) -> None:
         states = self.idle(rows)
@@ -229,7 +239,7 @@ class StateTable:
     def begin(self, state: State, step: Step, found: dict[str, list[object]]) -> None:
         state.step = step
         is_decode = step.count <= 1 + self.drafts
-        kept = self.kept(state.length, step.count) if step.keeps and step.count else 0
+        kept = self.kept(state, step.count) if step.keeps and step.count else 0
         if step.count:
             self.take_slots(state, step, found)
             step.written += [self.take() for _ in range(step.count - 1 if is_decode else 0)]
@@ -285,7 +295,7 @@ class StateTable:
             state.running, left[at] = left[at], 0
         else:
             old = 0
-        kept = self.kept(state.length, accepted if is_decode else step.count) if step.keeps and accepted else 0
+        kept = self.kept(state, accepted if is_decode else step.count) if step.keeps and accepted else 0
         if kept:
             if kept == state.length + accepted:
                 slot = self.share(state.running)
