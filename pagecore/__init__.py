@@ -3,7 +3,8 @@
 Each token is stored in a slot of a block. Keys and values are written to slots, and attention reads them through block
 tables. `PagedKVCache` manages all of this. Its parts are public too: `BlockPool` and `BlockTables` allocate blocks, and
 `write_kv` and `paged_attention` work on any arrays that support DLPack. Engines with their own request tables use
-`SlotAllocator`, `RequestTable` and, for prefix reuse, `RadixTree`. `StaticKVCache` is a cache without blocks.
+`SlotAllocator`, `RequestTable` and, for prefix reuse, `RadixTree`. `StatePool` and `StateTable` hold the states of
+recurrent layers. `StaticKVCache` is a cache without blocks.
 """
 
 from pagecore.arrays import DType, Tensor, as_dtype, as_tensor, empty, zeros
@@ -37,7 +38,16 @@ from pagecore.errors import (
     UnsupportedDtype,
     UnsupportedOption,
 )
-from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator, StepBuffers
+from pagecore.index import (
+    BlockPool,
+    BlockTables,
+    RadixTree,
+    RequestTable,
+    SlotAllocator,
+    StateBuffers,
+    StateTable,
+    StepBuffers,
+)
 from pagecore.models import ConfigError, specs_from_config
 from pagecore.ops import (
     AttentionPlan,
@@ -64,7 +74,7 @@ from pagecore.ops import (
     write_latent,
 )
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, TensorParallel
+from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, StatePool, StateSpec, TensorParallel
 
 __version__ = "0.1.0"
 
@@ -101,6 +111,10 @@ __all__ = [
     "Sequence",
     "ShapeError",
     "SlotAllocator",
+    "StateBuffers",
+    "StatePool",
+    "StateSpec",
+    "StateTable",
     "StaticCacheConfig",
     "StaticKVCache",
     "StepBuffers",

@@ -18,7 +18,7 @@ ROOMS = {
     "arrays": {"errors", "native"},
     "index": {"errors", "native"},
     "ops": {"arrays", "errors", "native"},
-    "storage": {"arrays", "errors"},
+    "storage": {"ops", "arrays", "errors"},
     "models": {"storage", "arrays", "errors"},
     "cache": {"index", "storage", "ops", "arrays", "errors"},
     "serving": {"cache", "models", "storage", "ops", "arrays", "errors"},

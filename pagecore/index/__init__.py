@@ -1,4 +1,4 @@
-"""Block ids: the pool, block tables, slot allocator, request table and prefix tree; storage holds the bytes."""
+"""Ids of blocks and slots: pool, block and state tables, allocator, request table and prefix tree."""
 
 from pagecore.index._block_pool import BlockPool
 from pagecore.index._block_tables import BlockTables
@@ -7,6 +7,8 @@ from pagecore.index._radix_tree import RadixTree
 from pagecore.index._radix_values import Evicted, Inserted, Match
 from pagecore.index._request_table import RequestTable
 from pagecore.index._slot_allocator import SlotAllocator
+from pagecore.index._state_buffers import StateBuffers
+from pagecore.index._state_table import StateTable
 from pagecore.index._step_buffers import StepBuffers
 
 __all__ = [
@@ -20,5 +22,7 @@ __all__ = [
     "Receipt",
     "RequestTable",
     "SlotAllocator",
+    "StateBuffers",
+    "StateTable",
     "StepBuffers",
 ]

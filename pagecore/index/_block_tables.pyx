@@ -74,7 +74,7 @@ Block tables of sequences, for one group of layers or several.
 
     # Rows.
 
-    def add(self, prefix=None):
+    def add(self, prefix=None, length=None):
         """Start a sequence in the lowest unused row.
 
         Parameters
@@ -82,20 +82,24 @@ Block tables of sequences, for one group of layers or several.
         prefix : array_like of int, optional
             Full blocks that the sequence begins with; each gets one more reference. Leading zeros are holes. With
             groups, one list for each, all for the same number of tokens.
+        length : int, optional
+            Tokens of the prefix that count as computed; by default all. A step over the others neither copies nor
+            writes their blocks, and its slots there are -1: layers with a state compute these tokens again, and the
+            keys and values that attention reads are there already. `truncate` below the row's length ends that.
 
         Returns
         -------
         int
-            The row. Its length is 0, or the number of tokens of the prefix.
+            The row. Its length is `length`, 0 without a prefix.
 
         Raises
         ------
         OutOfRows
             Every row is in use.
         ShapeError
-            The prefix is too long, or its length differs between groups.
+            The prefix is too long, or its length differs between groups, or `length` is not within it.
         InvalidBlock, DoubleFree
-            A prefix block is outside its pool, or is free.
+            A prefix block is outside its pool, or is free, or is a hole after `length` tokens.
         """
         cdef vector[span[const_int32]] lists
         cdef Integers blocks
@@ -107,8 +111,11 @@ Block tables of sequences, for one group of layers or several.
                 lists.push_back(view(blocks))
             if lists.size() != <size_t> len(self.pools):
                 raise ShapeError(f"expected {len(self.pools)} prefix lists, one for each group, got {lists.size()}")
+        cdef int64_t computed = -1 if length is None else max(as_int64(length, "length"), -2)
+        if length is not None and computed < 0:
+            raise ShapeError(f"length is {length}; use 0 or more")
         cdef object added = self._next_row()  # made before anything changes
-        self.add_raw(lists)
+        self.add_raw(lists, computed)
         return added
 
     def fork(self, row):

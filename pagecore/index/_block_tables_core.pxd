@@ -26,7 +26,8 @@ cdef class TablesCore:
 
     # The raw interface, for the cache: the methods of the same names for n rows, without Python objects. A call that
     # raises has changed nothing.
-    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix) except -1
+    # `length` is -1 for all tokens of the prefix.
+    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix, int64_t length=*) except -1
     cdef int32_t fork_raw(self, int32_t row) except -1
     cdef int remove_raw(self, const int32_t* rows, Py_ssize_t n) except -1
     cdef int reorder_raw(self, const int32_t* rows, const int32_t* parents, Py_ssize_t n) except -1

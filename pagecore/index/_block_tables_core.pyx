@@ -227,8 +227,8 @@ cdef class TablesCore:
     cdef int64_t num_free_rows(self) noexcept:
         return deref(self.native).max_sequences() - deref(self.native).num_rows()
 
-    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix) except -1:
-        return deref(self.native).add(prefix)
+    cdef int32_t add_raw(self, const vector[span[const_int32]]& prefix, int64_t length=-1) except -1:
+        return deref(self.native).add(prefix, length)
 
     cdef int32_t fork_raw(self, int32_t row) except -1:
         return deref(self.native).fork(row)

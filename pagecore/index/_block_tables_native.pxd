@@ -38,7 +38,7 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
             vector[shared_ptr[NativeBlockPool]], vector[int64_t], int64_t, int64_t
         ) except +raise_python_error
         int32_t next_row()
-        int32_t add(const vector[span[const_int32]]& prefix) except +raise_python_error
+        int32_t add(const vector[span[const_int32]]& prefix, int64_t length) except +raise_python_error
         int32_t fork(int32_t row) except +raise_python_error
         void remove(Int32s rows) except +raise_python_error
         void reorder(Int32s rows, Int32s parents) except +raise_python_error

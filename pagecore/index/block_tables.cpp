@@ -133,11 +133,15 @@ int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> pref
   return length;
 }
 
-void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockId> blocks) const {
+void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockId> blocks, int64_t length) const {
   const BlockPool::Transaction& pool = pool_of(group);
+  const int64_t first_shared = length / group.block_size.divisor();  // blocks from here on are read, but not written
   bool is_hole = true;
-  for (const BlockId block : blocks) {
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const BlockId block = blocks[i];
     is_hole = is_hole && block == kNullBlock;
+    PC_EXPECTS(!is_hole || static_cast<int64_t>(i) < first_shared, InvalidBlock, "entry ", i,
+               " of a prefix is a hole after its first ", length, " tokens; only computed tokens can have holes");
     if (is_hole) continue;
     PC_EXPECTS(block > kNullBlock && block < pool.num_blocks(), InvalidBlock, "block ", block,
                " cannot be in a prefix; use ids from 1 to ", pool.num_blocks() - 1, ", after leading zeros");
@@ -162,16 +166,24 @@ RowId BlockTables::take_row(TokenCount length) {
   const RowId row = id - 1;
   lengths_[static_cast<size_t>(row)] = length;
   rows_[static_cast<size_t>(row)].is_used = true;
+  rows_[static_cast<size_t>(row)].shared_to = 0;
   mark_lengths({&row, 1});
   return row;
 }
 
-RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix) {
-  const int64_t length = check_prefix(prefix);
+RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix, int64_t length) {
+  const int64_t shared_to = check_prefix(prefix);
+  if (length == kWhole) length = shared_to;
+  PC_EXPECTS(length >= 0 && length <= shared_to, ShapeError, "length is ", length, " and the prefix has ", shared_to,
+             " tokens; use 0 to ", shared_to);
   check_row_left();
   const PoolsLock lock(pools_);
-  for (size_t i = 0; i < prefix.size(); ++i) check_prefix_blocks(groups_[i], prefix[i]);
+  for (size_t i = 0; i < prefix.size(); ++i) {
+    check_prefix_blocks(groups_[i], prefix[i],
+                        length < shared_to ? length : shared_to + groups_[i].block_size.divisor());
+  }
   const RowId row = take_row(static_cast<TokenCount>(length));
+  rows_[static_cast<size_t>(row)].shared_to = static_cast<TokenCount>(shared_to);
   for (size_t i = 0; i < prefix.size(); ++i) {
     Group& group = groups_[i];
     std::copy(prefix[i].begin(), prefix[i].end(), entries(group, row));
@@ -192,6 +204,7 @@ RowId BlockTables::fork(RowId parent) {
   const PoolsLock lock(pools_);
   for (const Group& group : groups_) check_shareable(group, parent, static_cast<int64_t>(groups_.size()));
   const RowId row = take_row(lengths_[static_cast<size_t>(parent)]);
+  rows_[static_cast<size_t>(row)].shared_to = rows_[static_cast<size_t>(parent)].shared_to;
   for (Group& group : groups_) {
     const BlockRun run = group.runs[static_cast<size_t>(parent)];
     const BlockId* blocks = entries(group, parent);
@@ -265,7 +278,12 @@ void BlockTables::truncate(RowSpan rows, CountSpan lengths, bool keep_capacity) 
   for (size_t g = 0; g < groups_.size() && !keep_capacity; ++g) {
     for (size_t i = 0; i < rows.size(); ++i) shrink(groups_[g], rows[i], groups_[g].block_size.ceil(lengths[i]));
   }
-  for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = lengths[i];
+  for (size_t i = 0; i < rows.size(); ++i) {
+    TokenCount& length = lengths_[static_cast<size_t>(rows[i])];
+    TokenCount& shared_to = rows_[static_cast<size_t>(rows[i])].shared_to;
+    if (lengths[i] < length || !keep_capacity) shared_to = std::min(shared_to, lengths[i]);
+    length = lengths[i];
+  }
   mark_lengths(rows);
 }
 

@@ -48,6 +48,7 @@ bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, 
     shrink(group, row, last);
   }
   lengths_[static_cast<size_t>(row)] = length;
+  rows_[static_cast<size_t>(row)].shared_to = 0;
   mark_lengths({&row, 1});
   return true;
 }

@@ -8,7 +8,7 @@
 //   first = 1: has tokens, copied if shared    held = 3: new from here on    last = 4
 //
 // Tokens that another cache has computed arrive after a window has moved past most of them: blocks before first_taken
-// are left as they are, or become holes.
+// are left as they are, or become holes. Shared blocks of tokens that only other layers compute again are left, too.
 #include <algorithm>
 
 #include "pagecore/index/block_tables.hpp"
@@ -206,8 +206,9 @@ void BlockTables::commit_group(Group& group, RowSpan rows, CountSpan counts, Slo
   for (size_t i = 0; i < rows.size(); ++i) {
     TokenCount length = lengths_[static_cast<size_t>(rows[i])];
     TokenCount count = counts[i];
-    if (first_token > length) [[unlikely]] {
-      const auto skipped = static_cast<TokenCount>(std::min<int64_t>(first_token - length, count));
+    const int64_t first_own = std::max<int64_t>(first_token, rows_[static_cast<size_t>(rows[i])].shared_to);
+    if (first_own > length) [[unlikely]] {
+      const auto skipped = static_cast<TokenCount>(std::min<int64_t>(first_own - length, count));
       slots = std::fill_n(slots, skipped, static_cast<Slot>(kPaddingSlot));
       length += skipped;
       count -= skipped;

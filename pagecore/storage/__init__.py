@@ -7,6 +7,8 @@ from pagecore.storage.memory import free_memory, parse_memory
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.pool import KVPool
 from pagecore.storage.spec import Plane, Spec
+from pagecore.storage.state_pool import StatePool, state_budget
+from pagecore.storage.state_spec import StateSpec
 
 __all__ = [
     "AttentionSpec",
@@ -15,7 +17,10 @@ __all__ = [
     "LatentSpec",
     "Plane",
     "Spec",
+    "StatePool",
+    "StateSpec",
     "TensorParallel",
     "free_memory",
     "parse_memory",
+    "state_budget",
 ]

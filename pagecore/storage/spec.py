@@ -138,8 +138,8 @@ def _checked_planes(spec: Spec, who: str) -> dict[str, Plane]:
             raise UnsupportedOption(f"{who} has {shown(plane)} among its planes; expected a Plane")
         if plane.per == "sequence":
             raise UnsupportedOption(
-                f"{who} stores plane {plane.name!r} per sequence, as recurrent states are, which is not supported; "
-                "store planes per token or per block"
+                f"{who} stores plane {plane.name!r} per sequence, as recurrent states are, which block pools do "
+                "not hold; use a StatePool for it, and store planes per token or per block here"
             )
         if plane.name in planes:
             raise UnsupportedOption(f"{who} has two planes named {plane.name!r}; give each plane a unique name")

@@ -12,8 +12,19 @@ import pagecore.index._native_view as native_view
 import pagecore.index._radix_core as core
 import pagecore.index._radix_query as query
 import pagecore.index._radix_values as values
+import pagecore.index._state_buffers as state_buffers
 import pagecore.index._step_buffers as step_buffers
-from pagecore.index import BlockPool, BlockTables, RadixTree, Receipt, RequestTable, SlotAllocator, StepBuffers
+from pagecore.index import (
+    BlockPool,
+    BlockTables,
+    RadixTree,
+    Receipt,
+    RequestTable,
+    SlotAllocator,
+    StateBuffers,
+    StateTable,
+    StepBuffers,
+)
 
 SEALED = [
     Receipt,
@@ -22,6 +33,7 @@ SEALED = [
     query.Insertion,
     native_view.NativeMemory,
     step_buffers.StepMemory,
+    state_buffers.StateMemory,
     namespace_key.Interned,
 ]
 
@@ -52,6 +64,8 @@ def objects():
         "allocator": SlotAllocator(pool, 4),
         "group": SlotAllocator(pool, 4).free_group(),
         "buffers": StepBuffers(1, 2),
+        "states": StateTable(BlockTables(pool, max_sequences=1, max_blocks_per_sequence=2), 2),
+        "state buffers": StateBuffers(1, 2),
         "requests": RequestTable(2, 2),
         "tree": tree,
         "receipt": tree.match_and_lock([1]),
@@ -67,7 +81,9 @@ def test_objects_with_native_memory_are_neither_copied_nor_pickled(name):
             call(made)
 
 
-@pytest.mark.parametrize("name", ["pool", "tables", "allocator", "group", "buffers", "requests"])
+@pytest.mark.parametrize(
+    "name", ["pool", "tables", "allocator", "group", "buffers", "requests", "states", "state buffers"]
+)
 def test_nothing_is_made_without_its_sizes(name):
     kind = type(objects()[name])
     for make in (kind, lambda: kind.__new__(kind), type("Own", (kind,), {})):

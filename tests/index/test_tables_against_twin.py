@@ -102,7 +102,8 @@ class TablesMachine(RuleBasedStateMachine):
             wild = data.draw(st.integers(0, 9)) == 0
             block = st.integers(-1, pool.num_blocks) if wild else block
             prefix.append([0] * holes + data.draw(st.lists(block, min_size=count - holes, max_size=count - holes)))
-        self.both("add", prefix)
+        lengths = st.integers(-1, num_tokens + 1) | st.just(num_tokens)
+        self.both("add", prefix, data.draw(st.none() | lengths))
 
     @rule(row=st.integers(-1, MAX_SEQUENCES))
     def fork(self, row):

@@ -55,6 +55,36 @@ def test_copies_follow_the_order_of_the_pairs(layout):
     assert one == [np.ascontiguousarray(cache).tobytes() for cache in expected]
 
 
+@pytest.mark.parametrize("isa", pagecore.available_isas())
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dims", [(64, 4, 64), (61, 3, 67)])
+def test_copies_larger_than_the_caches_are_exact(layout, dims, isa):
+    """No block is both a source and a target, so that streaming stores copy them."""
+    shape = (70, *dims)
+    blocks = np.random.default_rng(2).permutation(70)
+    chosen = np.stack([np.repeat(blocks[:20], 2), blocks[20:60]], axis=1)
+    chosen[::7] = chosen[::7, :1]  # copies to themselves
+    before = random_numbers(shape, "float32", 3)
+
+    def work() -> list[Any]:
+        made = [empty_cache(layout, shape, np.dtype(np.float32)) for _ in range(2)]
+        for i, cache in enumerate(made):
+            cache[...] = before + i
+        ops.copy_blocks(made, chosen, independent=True)
+        return made
+
+    used = pagecore.isa()
+    pagecore.set_isa(isa)
+    try:
+        one, *more = on_each(work)
+    finally:
+        pagecore.set_isa(used)
+    assert all(result == one for result in more)
+    expected = before.copy()
+    expected[chosen[:, 1]] = before[chosen[:, 0]]
+    assert one == [np.ascontiguousarray(expected + i).tobytes() for i in range(2)]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_of_two_transfers_to_a_block_the_later_one_stays(layout):
     sources = caches(layout, 0)

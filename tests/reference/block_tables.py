@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
+from pagecore.errors import InvalidBlock, InvalidSequence, OutOfBlocks, OutOfRows, ShapeError
 from tests.reference.block_pool import BlockPool
 
 
@@ -15,6 +15,7 @@ from tests.reference.block_pool import BlockPool
 class Row:
     length: int
     blocks: list[list[int]]  # of each group
+    shared_to: int = 0  # tokens before it are not written
 
 
 @dataclass
@@ -87,15 +88,21 @@ class BlockTables:
 
     # Rows.
 
-    def add(self, prefix: list[list[int]] | None = None) -> int:
+    def add(self, prefix: list[list[int]] | None = None, length: int | None = None) -> int:
         blocks = prefix or [[] for _ in self.pools]
         tokens = {len(part) * size for part, size in zip(blocks, self.block_sizes, strict=True)}
         if len(tokens) > 1 or max(tokens) > self.max_length:
             raise ShapeError(str(tokens))
+        shared_to = max(tokens)
+        computed = shared_to if length is None else length
+        if not 0 <= computed <= shared_to:
+            raise ShapeError(str(length))
         with self.all_or_nothing():
-            row = self.new_row(Row(max(tokens), [list(part) for part in blocks]))
-            for pool, part in zip(self.pools, blocks, strict=True):
+            row = self.new_row(Row(computed, [list(part) for part in blocks], shared_to))
+            for pool, part, size in zip(self.pools, blocks, self.block_sizes, strict=True):
                 first = next((i for i, block in enumerate(part) if block), len(part))
+                if computed < shared_to and first > computed // size:
+                    raise InvalidBlock("a hole")
                 for block in part[first:]:
                     pool.share([block])
         return row
@@ -153,7 +160,7 @@ class BlockTables:
                 needed[-1] += self.touch(group, self.rows[number], count, firsts[group])
             slots.append([
                 self.rows[number].blocks[group][position // size] * size + position % size
-                if position // size >= firsts[group] else -1
+                if position // size >= firsts[group] and position >= self.rows[number].shared_to else -1
                 for number, count in zip(rows, counts, strict=True)
                 for position in range(self.rows[number].length, self.rows[number].length + count)
             ])  # fmt: skip
@@ -172,6 +179,8 @@ class BlockTables:
             return pool.take() if pool.num_free else -1
 
         for at in sorted({position // size for position in range(row.length, row.length + count)}):
+            if (at + 1) * size <= row.shared_to and row.length < row.shared_to:
+                continue
             if at < first:
                 blocks += [0] * (at == len(blocks))
             elif at == len(blocks):
@@ -209,6 +218,8 @@ class BlockTables:
                 if not keep_capacity:
                     self.shrink(group, row, -(-length // size))
         for row, length in zip(cut, lengths, strict=True):
+            if length < row.length or not keep_capacity:
+                row.shared_to = min(row.shared_to, length)
             row.length = length
 
     def release_before(self, rows: list[int], group: int, positions: list[int]) -> int:

@@ -10,6 +10,7 @@
 #include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/stream_copies.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -94,6 +95,22 @@ struct Written {
   bool operator<(const Written& other) const { return block != other.block ? block < other.block : pair < other.pair; }
 };
 
+// Lists the pairs of different blocks; returns false if a block is written twice, or both read and written.
+bool list_independent(const std::vector<int64_t>& sources, const std::vector<int64_t>& targets,
+                      std::vector<CopyRun>& out) {
+  std::vector<int64_t> written;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] == targets[i]) continue;
+    out.push_back({sources[i], targets[i], 1});
+    written.push_back(targets[i]);
+  }
+  std::sort(written.begin(), written.end());
+  if (std::adjacent_find(written.begin(), written.end()) != written.end()) return false;
+  return std::none_of(out.begin(), out.end(), [&](const CopyRun& run) {
+    return std::binary_search(written.begin(), written.end(), run.source);
+  });
+}
+
 }  // namespace
 
 void check_independent(const Indices& source_ids, const Indices& target_ids, bool one_cache) {
@@ -138,8 +155,14 @@ void copy_blocks(const std::vector<BlockArray>& arrays, const Indices& source_id
   // A later pair reads what earlier pairs wrote, so each thread copies its part of every block through all pairs in
   // order.
   num_threads = threads_to_move(bytes, num_threads);
+  std::vector<CopyRun> runs;
+  const bool streams = bytes > l2_bytes() && list_independent(sources, targets, runs);
   parallel_for(num_threads, num_threads, [&](int64_t part, int64_t) noexcept {
     for (size_t i = 0; i < arrays.size(); ++i) {
+      if (streams) {
+        stream_copies(arrays[i], runs, part, num_threads);
+        continue;
+      }
       const auto block = [&](int64_t id) { return arrays[i].data + id * arrays[i].block_stride; };
       for (size_t pair = 0; pair < sources.size(); ++pair) {
         if (sources[pair] == targets[pair]) continue;

@@ -10,6 +10,7 @@
 #include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
+#include "pagecore/ops/cpu/stream_copies.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {
@@ -235,6 +236,25 @@ void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<B
     written += copied * elements(sources[i], 0) * moves.back().target_itemsize;
   }
   move_all(moves, runs, written, Direction::Scatter, 1, num_threads);
+}
+
+void stream_copies(const BlockArray& array, const std::vector<CopyRun>& runs, int64_t part, int64_t num_parts) {
+  BlockArray cut = array;
+  int outer = 0;  // the axis of the longest stride is divided
+  for (int i = 1; i < array.ndim; ++i) {
+    if (array.shape[i] > 1 && std::llabs(array.strides[i]) > std::llabs(array.strides[outer])) outer = i;
+  }
+  if (array.ndim > 0) {
+    const int64_t begin = array.shape[outer] * part / num_parts;
+    cut.data += begin * array.strides[outer];
+    cut.shape[outer] = array.shape[outer] * (part + 1) / num_parts - begin;
+  } else if (part > 0) {
+    return;
+  }
+  if (runs.empty() || empty(cut, 0)) return;
+  Move move = move_blocks(cut, cut);
+  move.streams = true;
+  kernels().move(move, runs.data(), std::ssize(runs));
 }
 
 }  // namespace pagecore::cpu

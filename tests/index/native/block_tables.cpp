@@ -170,10 +170,15 @@ class TablesLife {
     for (const auto& part : prefix) lists.emplace_back(part);
     std::vector<std::span<const BlockId>> parts;
     for (const auto& list : lists) parts.push_back(list.span());
+    int64_t length = BlockTables::kWhole;
+    if (!prefix.empty() && random_.one_in(2)) {
+      length = random_.between(0, std::ssize(prefix[0]) * model_.block_sizes[0]);
+      if (random_.one_in(15)) length = random_.pick({int64_t{-2}, length + 100});
+    }
     RowId expected = -1, made = -1;
     if (agree(
-            model_, "add", [&](ModelTables& model) { expected = model.add(prefix); },
-            [&] { made = tables_->add(parts); })) {
+            model_, "add", [&](ModelTables& model) { expected = model.add(prefix, length); },
+            [&] { made = tables_->add(parts, length); })) {
       PC_CHECK(made == expected, "row ", made, ", expected ", expected);
     }
   }

@@ -14,6 +14,7 @@ namespace pagecore::test {
 struct ModelRow {
   TokenCount length = 0;
   std::vector<std::vector<BlockId>> blocks;  // of each group
+  TokenCount shared_to = 0;                  // tokens before it are not written
 };
 
 struct PendingCopy {
@@ -41,7 +42,7 @@ class ModelTables {
     return *std::min_element(block_sizes.begin(), block_sizes.end()) * int64_t{max_blocks};
   }
 
-  RowId add(const std::vector<std::vector<BlockId>>& prefix) {
+  RowId add(const std::vector<std::vector<BlockId>>& prefix, int64_t computed) {
     ModelRow row;
     row.blocks.resize(num_groups());
     if (!prefix.empty()) {
@@ -50,15 +51,22 @@ class ModelTables {
       for (size_t g = 0; g < num_groups(); ++g)
         expect(std::ssize(prefix[g]) * block_sizes[g] == length, ErrorKind::ShapeError);
       expect(length <= max_length(), ErrorKind::ShapeError);
-      row.length = static_cast<TokenCount>(length);
+      row.length = row.shared_to = static_cast<TokenCount>(length);
       row.blocks = prefix;
+    }
+    if (computed != BlockTables::kWhole) {
+      expect(computed >= 0 && computed <= row.length, ErrorKind::ShapeError);
+      row.length = static_cast<TokenCount>(computed);
     }
     const RowId made = new_row(row);
     for (size_t g = 0; g < num_groups(); ++g) {
       bool is_hole = true;
-      for (const BlockId block : row.blocks[g]) {
-        is_hole = is_hole && block == kNullBlock;
-        if (!is_hole) pool(g).share(block);
+      for (size_t i = 0; i < row.blocks[g].size(); ++i) {
+        is_hole = is_hole && row.blocks[g][i] == kNullBlock;
+        const bool is_computed =
+            row.length == row.shared_to || static_cast<TokenCount>(i + 1) * block_sizes[g] <= row.length;
+        expect(!is_hole || is_computed, ErrorKind::InvalidBlock);
+        if (!is_hole) pool(g).share(row.blocks[g][i]);
       }
     }
     return made;
@@ -132,7 +140,11 @@ class ModelTables {
     for (size_t g = 0; g < num_groups() && !keep_capacity; ++g) {
       for (size_t i = 0; i < names.size(); ++i) shrink(g, rows[names[i]], ceil(g, lengths[i]));
     }
-    for (size_t i = 0; i < names.size(); ++i) rows[names[i]].length = lengths[i];
+    for (size_t i = 0; i < names.size(); ++i) {
+      ModelRow& row = rows[names[i]];
+      if (lengths[i] < row.length || !keep_capacity) row.shared_to = std::min(row.shared_to, lengths[i]);
+      row.length = lengths[i];
+    }
   }
 
   int64_t release_before(const Rows& names, int64_t group, const Counts& positions) {
@@ -241,6 +253,10 @@ class ModelTables {
     for (int64_t position = row.length; position < int64_t{row.length} + count; ++position) {
       const auto at = static_cast<size_t>(position / block_sizes[g]);
       const bool is_first = position == row.length || position % block_sizes[g] == 0;
+      if (position < row.shared_to) {
+        slots.push_back(kPaddingSlot);
+        continue;
+      }
       if (position / block_sizes[g] < first) {
         if (at == blocks.size()) blocks.push_back(kNullBlock);
         slots.push_back(kPaddingSlot);

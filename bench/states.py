@@ -1,0 +1,125 @@
+"""Recurrent states: copies and zeros of slots against numpy.copyto, and a decode step against one without states.
+
+A copy that fits the caches is dominated by the checks of the call, about 10 us; only larger ones have a target.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import numpy as np
+
+from bench.runner import Bench, Job
+from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
+from pagecore.storage import StatePool, StateSpec
+from pagecore.storage.state_shapes import delta_planes, mamba2_planes, short_conv_planes
+
+COPY_TARGET = 0.9
+SLOTS = 4
+BLOCK = 16
+MIB = 1 << 20
+
+
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Run copies and zeros of three models, and prepare + commit of decode rows."""
+    models = {
+        "Qwen3-Next, 12 layers": (StateSpec(delta_planes(16, 32, 128, 128)), 12),
+        "Mamba-2 8192, 8 layers": (StateSpec(mamba2_planes(8192, 8, 128, 64, 128)), 8),
+        "LFM2, 10 layers": (StateSpec(short_conv_planes(2048)), 10),
+    }
+    for name, (spec, layers) in models.items():
+        _copies(bench, name, spec, bench.pick(layers, 1))
+    for in_place in (True, False):
+        _steps(bench, in_place)
+
+
+def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
+    pool = StatePool(spec, 2 * SLOTS + 1, num_layers=layers)
+    sources, targets = list(range(1, SLOTS + 1)), list(range(SLOTS + 1, 2 * SLOTS + 1))
+    nbytes = SLOTS * pool.bytes_per_slot
+    pool.zero(sources + targets)
+    source, target = (np.ones(nbytes, np.uint8) for _ in range(2))
+    last = pool.planes()[-1].numpy()
+
+    def check() -> None:
+        last[sources] = 3
+        pool.copy(sources, targets)
+        assert (last[targets] == 3).all()
+        pool.zero(targets)
+        assert not last[targets].any()
+
+    sizes = {"layers": layers, "slots": SLOTS, "bytes_per_slot": pool.bytes_per_slot}
+    bench.compare(
+        f"copy {SLOTS} slots, {nbytes / MIB:.1f} MiB, {name}",
+        partial(pool.copy, sources, targets),
+        {"numpy.copyto": partial(np.copyto, target, source)},
+        check=check,
+        nbytes=nbytes,
+        at_least={"numpy.copyto": COPY_TARGET} if nbytes > 8 * MIB else None,
+        sizes=sizes,
+    )
+    bench.compare(
+        f"zero {SLOTS} slots, {nbytes / MIB:.1f} MiB, {name}",
+        partial(pool.zero, targets),
+        {"numpy.copyto": partial(np.copyto, target, source)},
+        check=check,
+        nbytes=nbytes,
+        sizes=sizes,
+    )
+
+
+class _Rows:
+    """Rows of uneven lengths up to the context, with or without states."""
+
+    def __init__(self, batch_size: int, context: int, with_states: bool, in_place: bool = True) -> None:
+        columns = (context + 4096) // BLOCK
+        self.tables = BlockTables(
+            BlockPool(batch_size * columns + 1),
+            block_sizes=BLOCK,
+            max_sequences=batch_size,
+            max_blocks_per_sequence=columns,
+        )
+        self.states = StateTable(self.tables, 3 * batch_size + 1, in_place=in_place) if with_states else None
+        self.step = StepBuffers(batch_size, context)
+        self.slots = StateBuffers(batch_size)
+        self.rows = np.arange(batch_size, dtype=np.int32)
+        self.counts = np.ones(batch_size, np.int32)
+        for row in range(batch_size):
+            if self.states is None:
+                self.tables.prepare([self.tables.add()], context - row % 256, self.step)
+            else:
+                self.states.prepare([self.states.add()], context - row % 256, self.step, self.slots)
+                self.states.commit([row])
+
+    def prepare(self) -> None:
+        if self.states is None:
+            self.tables.prepare(self.rows, self.counts, self.step)
+        else:
+            self.states.prepare(self.rows, self.counts, self.step, self.slots)
+
+    def commit(self) -> None:
+        if self.states is not None:
+            self.states.commit(self.rows)
+
+
+def _steps(bench: Bench, in_place: bool) -> None:
+    batch_size, context = bench.pick((256, 8192), (8, 512))
+    ours, plain = (_Rows(batch_size, context, with_states, in_place) for with_states in (True, False))
+
+    def check() -> None:
+        ours.prepare()
+        plain.prepare()
+        np.testing.assert_array_equal(ours.step.seq_lens, plain.step.seq_lens)
+        np.testing.assert_array_equal(ours.step.slot_mappings[0] % BLOCK, plain.step.slot_mappings[0] % BLOCK)
+        assert len(set(ours.slots.state_write.tolist())) == batch_size
+        ours.commit()
+
+    kind = "in place" if in_place else "two slots"
+    bench.compare(
+        f"prepare {batch_size} decode rows with states, {kind}",
+        Job(ours.prepare, after=ours.commit),
+        {"block tables alone": Job(plain.prepare)},
+        check=check,
+        sizes={"rows": batch_size, "context": context, "block_size": BLOCK},
+    )

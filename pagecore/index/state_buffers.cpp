@@ -1,0 +1,72 @@
+#include "pagecore/index/state_buffers.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+namespace {
+
+constexpr size_t kAlignment = 16;  // int32 values in 64 bytes, which JAX requires for shared memory
+constexpr int64_t kMaxDrafts = 1023;
+
+size_t aligned(size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
+
+int32_t checked(const char* name, int64_t value, int64_t most) {
+  PC_EXPECTS(value >= 0 && value <= most, ShapeError, name, " is ", value, "; use 0 to ", most);
+  return static_cast<int32_t>(value);
+}
+
+// Values of all arrays for S sequences: five arrays [S], one [S, 2] and one [S, width].
+size_t total_size(size_t sequences, size_t width) {
+  return 5 * aligned(sequences) + aligned(2 * sequences) + aligned(sequences * width);
+}
+
+}  // namespace
+
+StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
+    : max_sequences_(checked("max_sequences", max_sequences, std::numeric_limits<int32_t>::max() - 1)),
+      draft_tokens_(checked("draft_tokens", draft_tokens, kMaxDrafts)),
+      memory_(total_size(static_cast<size_t>(max_sequences_), width()) + kAlignment),
+      image_size_(total_size(static_cast<size_t>(max_sequences_), width())) {
+  const auto sequences = static_cast<size_t>(max_sequences_);
+  const auto start = reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(int32_t);
+  int32_t* at = memory_.data() + (aligned(start) - start);
+  const auto carve = [&at](size_t size) {
+    int32_t* const begin = at;
+    at += aligned(size);
+    return begin;
+  };
+  state_read_ = carve(sequences);
+  state_write_ = carve(sequences);
+  checkpoint_write_ = carve(sequences);
+  checkpoint_lengths_ = carve(sequences);
+  zeros_ = carve(sequences);
+  copies_ = carve(2 * sequences);
+  draft_write_ = carve(sequences * width());
+}
+
+void StateBuffers::begin(int32_t num_sequences) {
+  const auto old = static_cast<size_t>(num_sequences_);
+  for (int32_t* array : {state_read_, state_write_, checkpoint_write_, checkpoint_lengths_}) std::fill_n(array, old, 0);
+  std::fill_n(draft_write_, old * width(), 0);
+  std::fill_n(zeros_, num_zeros_, 0);
+  std::fill_n(copies_, 2 * static_cast<size_t>(num_copies_), 0);
+  num_zeros_ = num_copies_ = 0;
+  num_sequences_ = num_sequences;
+}
+
+void StateBuffers::check_invariants() const {
+  const auto is_zero = [&](const int32_t* array, size_t from, size_t to) {
+    return std::all_of(array + from, array + to, [](int32_t value) { return value == 0; });
+  };
+  const auto used = static_cast<size_t>(num_sequences_), all = static_cast<size_t>(max_sequences_);
+  for (const int32_t* array : {state_read_, state_write_, checkpoint_write_, checkpoint_lengths_})
+    PC_ASSERT(is_zero(array, used, all));
+  PC_ASSERT(is_zero(draft_write_, used * width(), all * width()));
+  PC_ASSERT(is_zero(zeros_, static_cast<size_t>(num_zeros_), all));
+  PC_ASSERT(is_zero(copies_, 2 * static_cast<size_t>(num_copies_), 2 * all));
+}
+
+}  // namespace pagecore

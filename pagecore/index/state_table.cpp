@@ -1,0 +1,245 @@
+// Rows of the state table: add, fork, reorder, truncate, remove, invariants. Steps are in state_table_step.cpp.
+#include "pagecore/index/state_table.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <mutex>
+
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+namespace {
+
+int32_t checked_rows(int64_t value) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 1;
+  PC_EXPECTS(value >= 1 && value <= kMost, ShapeError, "max_sequences is ", value, "; use 1 to ", kMost);
+  return static_cast<int32_t>(value);
+}
+
+}  // namespace
+
+StateTable::StateTable(std::shared_ptr<BlockPool> slots, const StateOptions& options, int64_t max_sequences)
+    : owner_(std::move(slots)),
+      slots_(*owner_),
+      grid_(options.chunk, options.interval, options.block_size, options.draft_tokens),
+      in_place_(options.in_place),
+      max_sequences_(checked_rows(max_sequences)),
+      rows_(static_cast<size_t>(max_sequences_)),
+      written_(static_cast<size_t>(max_sequences_) * static_cast<size_t>(grid_.draft_tokens() + 1)) {}
+
+StateTable::~StateTable() {
+  const std::lock_guard lock(slots_);
+  for (RowId row = 0; row < max_sequences_; ++row) {
+    if (at(row).is_used) release(at(row));
+  }
+}
+
+// Checks.
+
+void StateTable::refuse_row(RowId row) const {
+  fail(ErrorKind::InvalidSequence, "row ", row,
+       " is not in use in the state table; use a row that its add or fork returned and that was not removed");
+}
+
+void StateTable::check_used(RowSpan rows) {
+  ++num_calls_;
+  for (const RowId row : rows) {
+    static_cast<void>(used(row));
+    PC_EXPECTS(at(row).seen != num_calls_, InvalidSequence, "row ", row,
+               " is repeated in one call; list each row once");
+    at(row).seen = num_calls_;
+  }
+}
+
+void StateTable::check_idle(RowSpan rows, const char* verb) {
+  check_used(rows);
+  for (const RowId row : rows) {
+    PC_EXPECTS(!at(row).in_flight, InvalidSequence, "row ", row, " cannot be ", verb,
+               " while a step of it is in flight; commit or abandon the step first");
+  }
+}
+
+void StateTable::check_state(TokenCount length, int64_t state) const {
+  PC_EXPECTS(state >= kNullBlock && state < slots_.num_blocks(), InvalidBlock, "state is slot ", state,
+             "; use slots 1 to ", slots_.num_blocks() - 1, ", or 0 for no state");
+  PC_EXPECTS((length == 0) == (state == kNullBlock), ShapeError, "a prefix of ", length, " tokens with state slot ",
+             state, "; a prefix needs the slot of the state after it, and no prefix needs no slot");
+  if (state == kNullBlock) return;
+  const std::lock_guard lock(slots_);
+  PC_EXPECTS(slots_.ref_count(static_cast<BlockId>(state)) > 0, DoubleFree, "state slot ", state,
+             " is free; only slots with references can be shared");
+}
+
+void StateTable::check_truncate(RowSpan rows, CountSpan lengths) {
+  check_idle(rows, "truncated");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = at(rows[i]);
+    const bool is_known = lengths[i] == row.length || lengths[i] == 0 ||
+                          (row.checkpoint != kNullBlock && lengths[i] == row.checkpoint_length);
+    PC_EXPECTS(is_known, ShapeError, "row ", rows[i], " cannot be cut to ", lengths[i], " tokens: it has states after ",
+               row.checkpoint_length > 0 ? concat("0, ", row.checkpoint_length, " and ", row.length)
+                                         : concat("0 and ", row.length),
+               "; use resume_length() and compute the tokens after it again");
+  }
+}
+
+void StateTable::check_reorder(RowSpan rows, RowSpan parents) {
+  PC_EXPECTS(rows.size() == parents.size(), ShapeError, parents.size(), " parents are given for ", rows.size(),
+             " rows; give one for each");
+  for (const RowId parent : parents) {
+    PC_EXPECTS(!used(parent).in_flight, InvalidSequence, "row ", parent,
+               " cannot be a parent while a step of it is in flight; commit or abandon the step first");
+  }
+  check_idle(rows, "reordered");
+  saved_.reserve(rows.size());
+}
+
+TokenCount StateTable::resume_length(RowId row, TokenCount length) const {
+  const Row& entry = used(row);
+  if (entry.length <= length) return entry.length;
+  return entry.checkpoint != kNullBlock && entry.checkpoint_length <= length ? entry.checkpoint_length : 0;
+}
+
+// Changes of rows.
+
+void StateTable::add(RowId row, TokenCount length, BlockId state, TokenCount branch) {
+  PC_ASSERT(row >= 0 && row < max_sequences_ && !at(row).is_used);
+  const std::lock_guard lock(slots_);
+  Row& entry = at(row);
+  entry.is_used = true;
+  entry.running = entry.checkpoint = state;
+  entry.length = entry.checkpoint_length = length;
+  entry.branch = branch;
+  share(state);
+  share(state);
+}
+
+void StateTable::fork(RowId row, RowId child) {
+  PC_ASSERT(child >= 0 && child < max_sequences_ && !at(child).is_used);
+  const std::lock_guard lock(slots_);
+  const Row& parent = at(row);
+  Row& entry = at(child);
+  entry.is_used = true;
+  entry.running = parent.running;
+  entry.checkpoint = parent.checkpoint;
+  entry.length = parent.length;
+  entry.checkpoint_length = parent.checkpoint_length;
+  entry.branch = parent.branch;
+  share(entry.running);
+  share(entry.checkpoint);
+}
+
+void StateTable::release(Row& row) {
+  if (row.in_flight) {
+    const auto number = static_cast<RowId>(&row - rows_.data());
+    drop_written(number, in_place_ ? 1 : 0);
+    drop(row.planned);
+    end_flight(row);
+  }
+  drop(row.checkpoint);
+  drop(row.spare);
+  drop(row.running);
+  row.length = row.checkpoint_length = 0;
+}
+
+void StateTable::remove(RowSpan rows) {
+  const std::lock_guard lock(slots_);
+  for (const RowId row : rows) {
+    release(at(row));
+    at(row).is_used = false;
+  }
+}
+
+// New references are taken before old ones are dropped, so that no slot that stays is free in between.
+void StateTable::reorder(RowSpan rows, RowSpan parents) {
+  const std::lock_guard lock(slots_);
+  saved_.clear();
+  for (const RowId parent : parents) saved_.push_back(at(parent));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] == parents[i]) continue;
+    share(saved_[i].running);
+    share(saved_[i].checkpoint);
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i] == parents[i]) continue;
+    Row& row = at(rows[i]);
+    drop(row.checkpoint);
+    drop(row.running);
+    row.running = saved_[i].running;
+    row.checkpoint = saved_[i].checkpoint;
+    row.length = saved_[i].length;
+    row.checkpoint_length = saved_[i].checkpoint_length;
+    row.branch = saved_[i].branch;
+  }
+}
+
+void StateTable::truncate(RowSpan rows, CountSpan lengths) {
+  const std::lock_guard lock(slots_);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Row& row = at(rows[i]);
+    if (lengths[i] == row.length) continue;
+    if (lengths[i] == 0) {
+      release(row);
+      continue;
+    }
+    share(row.checkpoint);
+    drop(row.running);
+    row.running = row.checkpoint;
+    row.length = row.checkpoint_length;
+  }
+}
+
+int64_t StateTable::drop_checkpoints(RowSpan rows) {
+  check_idle(rows, "stripped of its checkpoint");
+  const std::lock_guard lock(slots_);
+  const int64_t before = slots_.num_free();
+  for (const RowId row : rows) {
+    drop(at(row).checkpoint);
+    at(row).checkpoint_length = 0;
+  }
+  return slots_.num_free() - before;
+}
+
+// Invariants.
+
+void StateTable::check_row(RowId row, const Row& entry, std::vector<int32_t>& held) const {
+  PC_ASSERT(entry.length >= 0 && entry.checkpoint_length >= 0);
+  PC_ASSERT(entry.is_used || !entry.in_flight);
+  PC_ASSERT(entry.running != kNullBlock || entry.length == 0);
+  PC_ASSERT((entry.checkpoint != kNullBlock) == (entry.checkpoint_length > 0));
+  PC_ASSERT(entry.checkpoint_length <= entry.length);
+  PC_ASSERT(!in_place_ || entry.spare == kNullBlock);
+  const auto count = [&](BlockId slot) {
+    PC_ASSERT(slot >= kNullBlock && slot < slots_.num_blocks() && (entry.is_used || slot == kNullBlock));
+    ++held[static_cast<size_t>(slot)];
+  };
+  for (const BlockId slot : {entry.running, entry.spare, entry.checkpoint}) count(slot);
+  if (!entry.in_flight) {
+    PC_ASSERT(entry.planned == kNullBlock && entry.source == kNullBlock && entry.count == 0);
+    return;
+  }
+  count(entry.planned);
+  const size_t num = num_written(entry.count);
+  for (size_t i = 0; i < num; ++i) {
+    const BlockId slot = written(row)[i];
+    PC_ASSERT(slot != kNullBlock && slots_.ref_count(slot) == 1);
+    if (in_place_ && i == 0) {
+      PC_ASSERT(slot == entry.running);
+    } else {
+      count(slot);
+    }
+  }
+}
+
+void StateTable::check_invariants(bool exclusive) const {
+  const std::lock_guard lock(slots_);
+  std::vector<int32_t> held(static_cast<size_t>(slots_.num_blocks()));
+  for (RowId row = 0; row < max_sequences_; ++row) check_row(row, rows_[static_cast<size_t>(row)], held);
+  for (BlockId slot = 1; slot < slots_.num_blocks(); ++slot) {
+    const int32_t counted = std::max(slots_.ref_count(slot), 0);
+    PC_ASSERT(held[static_cast<size_t>(slot)] <= counted);
+    PC_ASSERT(!exclusive || held[static_cast<size_t>(slot)] == counted);
+  }
+}
+
+}  // namespace pagecore

@@ -1,0 +1,201 @@
+// State table: the slots of a state pool that hold the recurrent state of each row of block tables.
+//
+//   row   running  spare  checkpoint        the state after `length` tokens is in `running`,
+//    0       4       -     9 (64 tokens)    that after `checkpoint_length` tokens in `checkpoint`
+//    1       9       -     9 (64 tokens)    a fork, or a sequence that begins with a cached state: shares slots
+//
+// A step reads the running state and writes it again. In place, a shared slot is copied before the step and a row
+// without a state gets a zeroed slot. Otherwise the step writes the spare slot and commit() swaps the two, so that
+// abandoning it restores the row. A decode step of a table with drafts writes one slot for each of its tokens, and
+// commit() keeps that of the last accepted token.
+//
+// I1: slots are counted in a pool like blocks: every non-null field of a row, and every slot that a step in flight
+//     writes, is one reference. In place, the first slot that a step writes is `running`, and counted once.
+// I2: a row without a running slot has length 0; a row without a checkpoint has checkpoint_length 0.
+// I3: a slot that a step writes has no other reference. Slots of checkpoints are never written.
+// I4: an unused row has no slots.
+// All or nothing: try_reserve() takes every slot that a step needs, or none; take() and give_back() cannot fail. Calls
+// named check_ throw, and the calls after them cannot fail. The owner changes rows of the block tables in between.
+// Cost: O(rows of the call), and of their drafts. Threads: one writer; other holders share and free slots between its
+// calls.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pagecore/index/block_pool.hpp"
+#include "pagecore/index/state_buffers.hpp"
+#include "pagecore/index/state_grid.hpp"
+#include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/native/checks.hpp"
+#include "pagecore/native/ids.hpp"
+
+namespace pagecore {
+
+// Sizes of a state table; see StateGrid. `block_size` is the least common multiple of those of the block tables.
+struct StateOptions {
+  int64_t chunk;
+  int64_t interval;
+  int64_t block_size;
+  int64_t draft_tokens;
+  bool in_place;
+};
+
+class StateTable {
+ public:
+  using RowSpan = std::span<const RowId>;
+  using CountSpan = std::span<const TokenCount>;
+
+  StateTable(std::shared_ptr<BlockPool> slots, const StateOptions& options, int64_t max_sequences);
+  ~StateTable();
+  StateTable(const StateTable&) = delete;
+  StateTable& operator=(const StateTable&) = delete;
+
+  // Rows. A row begins with a state after `length` tokens, which it shares, or without one for length 0. The block
+  // tables share its keys and values up to `branch` tokens.
+  void check_state(TokenCount length, int64_t state) const;
+  void add(RowId row, TokenCount length, BlockId state, TokenCount branch);
+  // Throws unless the rows are used and distinct, and no step of theirs is in flight.
+  void check_idle(RowSpan rows, const char* verb);
+  void fork(RowId row, RowId child);
+  void check_reorder(RowSpan rows, RowSpan parents);
+  void reorder(RowSpan rows, RowSpan parents);
+  void check_truncate(RowSpan rows, CountSpan lengths);
+  void truncate(RowSpan rows, CountSpan lengths);
+  // Throws unless the rows are used and distinct; a step of theirs may be in flight.
+  void check_used(RowSpan rows);
+  void remove(RowSpan rows);
+  // Forgets the checkpoints of idle rows; returns the number of slots that became free.
+  int64_t drop_checkpoints(RowSpan rows);
+
+  // A step. `lengths` has an entry for each row of the block tables. Returns false, with nothing taken, if slots are
+  // short.
+  [[nodiscard]] bool try_reserve(RowSpan rows, CountSpan counts, const TokenCount* lengths, const StateBuffers& out,
+                                 bool keeps_checkpoints);
+  // After try_reserve(): begin the step, or undo the reservation.
+  void take(RowSpan rows, CountSpan counts, StateBuffers& out);
+  void give_back();
+  // Throws OutOfBlocks with the figures of the last try_reserve() or shortage().
+  [[noreturn]] void fail_out_of_slots() const;
+  // The number of slots that try_reserve() would lack.
+  [[nodiscard]] int64_t shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints);
+
+  // Throws unless a step of every row is in flight of which accepted[i] tokens can stay. Writes the lengths after it.
+  void check_commit(RowSpan rows, CountSpan accepted, std::span<TokenCount> lengths);
+  void commit(RowSpan rows, CountSpan accepted);
+  // Throws unless a step of every row is in flight. Writes the lengths after abandon() or undo().
+  void check_flight(RowSpan rows, bool has_run, std::span<TokenCount> lengths);
+  // Ends steps that may have run: in place, rows return to their checkpoints.
+  void abandon(RowSpan rows);
+  // Reverts take() of steps of which nothing has run.
+  void undo(RowSpan rows);
+
+  [[nodiscard]] TokenCount length(RowId row) const { return used(row).length; }
+  [[nodiscard]] BlockId slot(RowId row) const { return used(row).running; }
+  [[nodiscard]] BlockId checkpoint(RowId row) const { return used(row).checkpoint; }
+  [[nodiscard]] TokenCount checkpoint_length(RowId row) const { return used(row).checkpoint_length; }
+  // The longest length up to `length` that truncate() accepts.
+  [[nodiscard]] TokenCount resume_length(RowId row, TokenCount length) const;
+  [[nodiscard]] bool is_in_flight(RowId row) const { return used(row).in_flight; }
+  // Tokens of the step in flight; 0 without one.
+  [[nodiscard]] TokenCount step_count(RowId row) const { return used(row).count; }
+  // The length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none.
+  [[nodiscard]] TokenCount grid_length(TokenCount before, TokenCount count, TokenCount branch) const {
+    return grid_.checkpoint(before, count, branch);
+  }
+  [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
+  [[nodiscard]] size_t nbytes() const { return rows_.nbytes() + written_.nbytes(); }
+
+  // `exclusive`: this table is the only holder of slots of its pool.
+  void check_invariants(bool exclusive) const;
+
+ private:
+  struct Row {
+    uint64_t seen;  // number of the last call with this row
+    BlockId running;
+    BlockId spare;
+    BlockId checkpoint;
+    TokenCount length;
+    TokenCount checkpoint_length;
+    TokenCount branch;
+    // Of the step in flight:
+    TokenCount count;
+    BlockId planned;  // slot of a checkpoint inside a prefill, or null
+    BlockId source;   // slot that the step's slot was copied from, or null
+    bool is_used;
+    bool in_flight;
+    bool is_fresh;        // the step took a zeroed running slot
+    bool took_spare;      // the step took the slot that it writes
+    bool has_checkpoint;  // the step keeps a checkpoint where the grid has one
+  };
+
+  [[nodiscard]] Row& at(RowId row) { return rows_[static_cast<size_t>(row)]; }
+  [[nodiscard]] const Row& used(RowId row) const {
+    const bool is_used = row >= 0 && row < max_sequences_ && rows_[static_cast<size_t>(row)].is_used;
+    if (!is_used) [[unlikely]]
+      refuse_row(row);
+    return rows_[static_cast<size_t>(row)];
+  }
+  [[noreturn, gnu::cold]] void refuse_row(RowId row) const;
+  [[noreturn, gnu::cold]] void refuse_partial(RowId row, TokenCount accepted, TokenCount count) const;
+
+  // The slots that a step of `count` tokens writes: one for each token of a decode step, otherwise one.
+  [[nodiscard]] size_t num_written(TokenCount count) const {
+    return count > 1 && grid_.is_decode(count) ? static_cast<size_t>(count) : static_cast<size_t>(count > 0);
+  }
+  [[nodiscard]] BlockId* written(RowId row) {
+    return written_.data() + static_cast<size_t>(row) * static_cast<size_t>(grid_.draft_tokens() + 1);
+  }
+  [[nodiscard]] const BlockId* written(RowId row) const { return const_cast<StateTable*>(this)->written(row); }
+  // Length of a checkpoint that needs a slot of its own, because the step goes on after it; 0 for none.
+  [[nodiscard]] TokenCount inner_checkpoint(const Row& row, TokenCount count) const {
+    if (count <= 0 || grid_.is_decode(count)) return 0;
+    const TokenCount length = grid_.checkpoint(row.length, count, row.branch);
+    return length < row.length + count ? length : 0;
+  }
+
+  void check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths);
+  void count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints);
+  void correct_shared(RowSpan rows, CountSpan counts);
+  void take_row(RowId row, TokenCount count, StateBuffers& out);
+  [[nodiscard]] BlockId next_reserved() {
+    PC_ASSERT(num_taken_ < reserved_.size());
+    return reserved_[num_taken_++];
+  }
+  void fill_row(RowId row, size_t i, BlockId read, StateBuffers& out);
+  void commit_row(RowId row, TokenCount accepted);
+  [[nodiscard]] BlockId keep_checkpoint(Row& row, const BlockId* slots, TokenCount accepted, BlockId last);
+  void share(BlockId slot) {
+    if (slot != kNullBlock) slots_.share(slot);
+  }
+  void drop(BlockId& slot) {
+    if (slot != kNullBlock) slots_.drop(slot);
+    slot = kNullBlock;
+  }
+  void release(Row& row);
+  void end_flight(Row& row);
+  void drop_written(RowId row, size_t from);
+  void check_row(RowId row, const Row& entry, std::vector<int32_t>& held) const;
+
+  std::shared_ptr<BlockPool> owner_;
+  mutable BlockPool::Transaction slots_;
+  StateGrid grid_;
+  bool in_place_;
+  int32_t max_sequences_;
+  ZeroedArray<Row> rows_;
+  ZeroedArray<BlockId> written_;  // 1 + draft_tokens entries of each row
+  uint64_t num_calls_ = 0;
+  int64_t needed_ = 0;  // of the last count_slots()
+  int64_t available_ = 0;
+  bool keeps_checkpoints_ = false;
+
+  // Scratch, kept so that calls rarely allocate.
+  std::vector<BlockId> reserved_;
+  size_t num_taken_ = 0;  // of reserved_
+  std::vector<BlockId> shared_;
+  std::vector<Row> saved_;
+};
+
+}  // namespace pagecore

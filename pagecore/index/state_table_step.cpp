@@ -1,0 +1,300 @@
+// A step over state slots: reserve, take, then commit, abandon or undo.
+//
+// try_reserve() counts the slots that take() will take, in the order in which it visits the rows, and takes them from
+// the pool at once. In place, a row copies its state if another holder shares the slot; of several rows that share a
+// slot with no other holder, the last one writes in place.
+#include <algorithm>
+#include <mutex>
+
+#include "pagecore/index/state_table.hpp"
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore {
+
+// Counting.
+
+void StateTable::check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths) {
+  PC_EXPECTS(rows.size() == counts.size(), ShapeError, counts.size(), " counts are given for ", rows.size(),
+             " rows; give one for each, or one for all");
+  check_idle(rows, "prepared");
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = at(rows[i]);
+    PC_EXPECTS(counts[i] >= 0 && counts[i] <= INT32_MAX - row.length, ShapeError, "row ", rows[i],
+               " cannot be extended by ", counts[i], " tokens; use 0 to ", INT32_MAX - row.length);
+    PC_EXPECTS(lengths[rows[i]] == row.length, InvalidSequence, "row ", rows[i], " has ", lengths[rows[i]],
+               " tokens in the block tables and a state after ", row.length,
+               "; change its row through the state table, or cut it to the state's length");
+  }
+}
+
+// Sets needed_ and available_. Every touch of a shared slot counts as a copy: an upper bound, exact unless all holders
+// of a slot are rows of the step.
+void StateTable::count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints) {
+  keeps_checkpoints_ = keeps_checkpoints;
+  available_ = slots_.num_free();
+  needed_ = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = at(rows[i]);
+    if (counts[i] == 0) continue;
+    needed_ += static_cast<int64_t>(num_written(counts[i])) - 1;
+    needed_ += keeps_checkpoints && inner_checkpoint(row, counts[i]) > 0;
+    if (in_place_) {
+      needed_ += row.running == kNullBlock || slots_.ref_count(row.running) > 1;
+    } else {
+      needed_ += (row.running == kNullBlock) + (row.spare == kNullBlock);
+    }
+  }
+  if (in_place_ && needed_ > 0) correct_shared(rows, counts);
+}
+
+void StateTable::correct_shared(RowSpan rows, CountSpan counts) {
+  shared_.clear();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const BlockId slot = at(rows[i]).running;
+    if (counts[i] > 0 && slot != kNullBlock && slots_.ref_count(slot) > 1) shared_.push_back(slot);
+  }
+  std::sort(shared_.begin(), shared_.end());
+  int32_t touches = 0;
+  for (size_t i = 0; i < shared_.size(); ++i) {
+    touches = i > 0 && shared_[i - 1] == shared_[i] ? touches + 1 : 1;
+    needed_ -= touches == slots_.ref_count(shared_[i]);
+  }
+}
+
+int64_t StateTable::shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints) {
+  check_step(rows, counts, lengths);
+  shared_.reserve(rows.size());
+  const std::lock_guard lock(slots_);
+  count_slots(rows, counts, keeps_checkpoints);
+  return std::max<int64_t>(needed_ - available_, 0);
+}
+
+bool StateTable::try_reserve(RowSpan rows, CountSpan counts, const TokenCount* lengths, const StateBuffers& out,
+                             bool keeps_checkpoints) {
+  PC_EXPECTS(rows.size() <= static_cast<size_t>(out.max_sequences()), ShapeError, "the step has ", rows.size(),
+             " sequences; the state buffers have room for ", out.max_sequences());
+  PC_EXPECTS(out.draft_tokens() == grid_.draft_tokens(), ShapeError, "the state buffers are for ", out.draft_tokens(),
+             " draft tokens and the table for ", grid_.draft_tokens(), "; use equal numbers");
+  check_step(rows, counts, lengths);
+  shared_.reserve(rows.size());
+  const std::lock_guard lock(slots_);
+  count_slots(rows, counts, keeps_checkpoints);
+  if (needed_ > available_) return false;
+  reserved_.resize(static_cast<size_t>(needed_));
+  slots_.take(reserved_);
+  return true;
+}
+
+// In reverse order, so that the pool's stack is as before.
+void StateTable::give_back() {
+  const std::lock_guard lock(slots_);
+  for (size_t i = reserved_.size(); i-- > 0;) slots_.drop(reserved_[i]);
+  reserved_.clear();
+}
+
+void StateTable::fail_out_of_slots() const {
+  throw Error(concat(needed_, " state slots are needed and ", available_,
+                     " are free; remove a row, drop checkpoints or make num_slots larger"),
+              {needed_}, {available_});
+}
+
+// Taking.
+
+void StateTable::take(RowSpan rows, CountSpan counts, StateBuffers& out) {
+  const std::lock_guard lock(slots_);
+  num_taken_ = 0;
+  out.begin(static_cast<int32_t>(rows.size()));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    take_row(rows[i], counts[i], out);
+    if (counts[i] > 0) fill_row(rows[i], i, at(rows[i]).running, out);
+  }
+  PC_ASSERT(num_taken_ == reserved_.size());
+  reserved_.clear();
+}
+
+void StateTable::take_row(RowId number, TokenCount count, StateBuffers& out) {
+  Row& row = at(number);
+  row.in_flight = true;
+  row.count = count;
+  row.has_checkpoint = keeps_checkpoints_;
+  if (count == 0) return;
+  BlockId* slots = written(number);
+  if (row.running == kNullBlock) {
+    row.running = next_reserved();
+    row.is_fresh = true;
+    out.add_zero(row.running);
+  } else if (in_place_ && slots_.ref_count(row.running) > 1) {
+    row.source = row.running;
+    row.running = next_reserved();
+    slots_.drop(row.source);
+    out.add_copy({row.source, row.running});
+  }
+  if (in_place_) {
+    slots[0] = row.running;
+  } else {
+    row.took_spare = row.spare == kNullBlock;
+    slots[0] = row.took_spare ? next_reserved() : row.spare;
+    row.spare = kNullBlock;
+  }
+  const size_t num = num_written(count);
+  for (size_t i = 1; i < num; ++i) slots[i] = next_reserved();
+  if (keeps_checkpoints_ && inner_checkpoint(row, count) > 0) row.planned = next_reserved();
+}
+
+void StateTable::fill_row(RowId number, size_t i, BlockId read, StateBuffers& out) {
+  const Row& row = at(number);
+  const BlockId* slots = written(number);
+  const size_t num = num_written(row.count);
+  out.state_read()[i] = read;
+  out.state_write()[i] = slots[num - 1];
+  if (out.draft_write(i) != nullptr && grid_.is_decode(row.count)) std::copy_n(slots, num, out.draft_write(i));
+  const TokenCount kept = row.has_checkpoint ? grid_.checkpoint(row.length, row.count, row.branch) : 0;
+  if (kept == 0) return;
+  out.checkpoint_lengths()[i] = kept;
+  if (row.planned != kNullBlock) {
+    out.checkpoint_write()[i] = row.planned;
+  } else {  // the state after the step, or after one of its tokens
+    out.checkpoint_write()[i] = num > 1 ? slots[kept - row.length - 1] : slots[0];
+  }
+}
+
+// Ending.
+
+void StateTable::end_flight(Row& row) {
+  row.in_flight = row.is_fresh = row.took_spare = row.has_checkpoint = false;
+  row.count = 0;
+  row.source = kNullBlock;
+}
+
+void StateTable::drop_written(RowId row, size_t from) {
+  BlockId* slots = written(row);
+  for (size_t i = num_written(at(row).count); i-- > from;) drop(slots[i]);
+}
+
+void StateTable::refuse_partial(RowId row, TokenCount accepted, TokenCount count) const {
+  fail(ErrorKind::UnsupportedOption, accepted, " of ", count, " tokens of row ", row,
+       " are accepted, but it has no state after them: ",
+       grid_.is_decode(count) ? "in place, the first token of a step must be accepted; abandon the step instead"
+                              : "only steps of up to 1 + draft_tokens tokens can be accepted in part; accept all, "
+                                "abandon the step, or make the table with more draft_tokens");
+}
+
+void StateTable::check_commit(RowSpan rows, CountSpan accepted, std::span<TokenCount> lengths) {
+  PC_EXPECTS(rows.size() == accepted.size(), ShapeError, accepted.size(), " accepted counts are given for ",
+             rows.size(), " rows; give one for each, or one for all");
+  check_flight(rows, true, lengths);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = at(rows[i]);
+    PC_EXPECTS(accepted[i] >= 0 && accepted[i] <= row.count, ShapeError, accepted[i], " tokens of row ", rows[i],
+               " are accepted; its step has ", row.count, ", use 0 to ", row.count);
+    const bool is_known = accepted[i] == row.count || (accepted[i] > 0 ? grid_.is_decode(row.count) : !in_place_);
+    if (!is_known) refuse_partial(rows[i], accepted[i], row.count);
+    lengths[i] = row.length + accepted[i];
+  }
+}
+
+void StateTable::check_flight(RowSpan rows, bool has_run, std::span<TokenCount> lengths) {
+  check_used(rows);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = at(rows[i]);
+    PC_EXPECTS(row.in_flight, InvalidSequence, "row ", rows[i], " has no step in flight; prepare one first");
+    lengths[i] = has_run && in_place_ && row.count > 0 ? row.checkpoint_length : row.length;
+  }
+}
+
+void StateTable::commit(RowSpan rows, CountSpan accepted) {
+  const std::lock_guard lock(slots_);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (at(rows[i]).count > 0) commit_row(rows[i], accepted[i]);
+    end_flight(at(rows[i]));
+  }
+}
+
+void StateTable::commit_row(RowId number, TokenCount accepted) {
+  Row& row = at(number);
+  BlockId* slots = written(number);
+  const size_t num = num_written(row.count);
+  const size_t kept = accepted == 0 ? num : num == 1 ? 0 : static_cast<size_t>(accepted) - 1;  // num: none
+  BlockId before = in_place_ ? kNullBlock : row.running;
+  if (kept < num) row.running = slots[kept];
+  const BlockId of_checkpoint = keep_checkpoint(row, slots, accepted, row.running);
+  row.length += accepted;
+  if (kept == num) before = kNullBlock;
+  if (kept < num) slots[kept] = kNullBlock;
+  for (size_t i = 0; i < num; ++i) {
+    if (slots[i] == of_checkpoint) slots[i] = kNullBlock;
+  }
+  if (before != kNullBlock && slots_.ref_count(before) == 1) {
+    row.spare = before;  // no other holder: the next step writes it
+  } else {
+    drop(before);
+    for (size_t i = 0; i < num && !in_place_ && row.spare == kNullBlock; ++i) std::swap(row.spare, slots[i]);
+  }
+  for (size_t i = num; i-- > 0;) drop(slots[i]);
+  drop(row.planned);
+}
+
+// Replaces the checkpoint by that of the step, if it has one among the accepted tokens; returns its slot. `last` is the
+// running slot after the step, which a checkpoint at the end of the step shares.
+BlockId StateTable::keep_checkpoint(Row& row, const BlockId* slots, TokenCount accepted, BlockId last) {
+  if (!row.has_checkpoint || accepted == 0) return kNullBlock;
+  const bool is_decode = grid_.is_decode(row.count);
+  const TokenCount length =
+      is_decode ? grid_.in_decode(row.length, accepted) : grid_.checkpoint(row.length, row.count, row.branch);
+  if (length == 0) return kNullBlock;
+  BlockId slot = kNullBlock;
+  if (length == row.length + accepted) {
+    slot = last;
+    slots_.share(last);
+  } else {
+    slot = is_decode ? slots[length - row.length - 1] : row.planned;
+    row.planned = kNullBlock;
+  }
+  drop(row.checkpoint);
+  row.checkpoint = slot;
+  row.checkpoint_length = length;
+  return slot;
+}
+
+void StateTable::abandon(RowSpan rows) {
+  const std::lock_guard lock(slots_);
+  for (const RowId number : rows) {
+    Row& row = at(number);
+    if (row.count > 0) {
+      drop(row.planned);
+      drop_written(number, 1);
+      if (in_place_) {
+        drop(row.running);
+        share(row.checkpoint);
+        row.running = row.checkpoint;
+        row.length = row.checkpoint_length;
+      } else {
+        std::swap(row.spare, written(number)[0]);
+      }
+    }
+    end_flight(row);
+  }
+}
+
+void StateTable::undo(RowSpan rows) {
+  const std::lock_guard lock(slots_);
+  for (size_t i = rows.size(); i-- > 0;) {
+    Row& row = at(rows[i]);
+    if (row.count > 0) {
+      drop(row.planned);
+      drop_written(rows[i], 1);
+      if (!in_place_) {
+        std::swap(row.spare, written(rows[i])[0]);
+        if (row.took_spare) drop(row.spare);
+      }
+      if (row.is_fresh || row.source != kNullBlock) {
+        share(row.source);
+        drop(row.running);
+        row.running = row.source;
+      }
+    }
+    end_flight(row);
+  }
+}
+
+}  // namespace pagecore

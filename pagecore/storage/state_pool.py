@@ -1,0 +1,294 @@
+"""StatePool: the bytes of the recurrent states of sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fractions import Fraction
+from typing import Any, SupportsFloat, SupportsIndex
+
+import numpy as np
+
+from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
+from pagecore.arrays.devices import device_name
+from pagecore.errors import DeviceError, InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.ops import copy_blocks, transfer_blocks
+from pagecore.storage.adoption import Span, refuse_overlap
+from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_float, as_tuple, member, require_int, shown
+from pagecore.storage.memory import Memory, parse_memory
+from pagecore.storage.pool import blocks_within
+from pagecore.storage.spec import Plane
+from pagecore.storage.state_spec import StateSpec
+
+Specs = StateSpec | Iterable[StateSpec]
+
+
+class StatePool:
+    """The planes of all state layers of a model, divided into slots that the layers share.
+
+    A slot has one entry of each plane in each layer. Slot 0 is the null slot: padding reads and writes it, and nothing
+    that is written there is kept. A `StateTable` decides which slot a sequence reads and writes, and lists the slots to
+    zero and to copy before a step.
+
+    Parameters
+    ----------
+    specs : StateSpec, or list of StateSpec
+        Spec of each state layer; one spec together with `num_layers`.
+    num_slots : int
+        Slots, including the null slot.
+    num_layers : int, optional
+        Number of layers of a single spec; 1 by default.
+    device : str
+        "cpu", "cuda" or another CUDA device, such as "cuda:1".
+    buffers : list, optional
+        Memory of the caller, used instead of allocated: layer by layer, and within a layer plane by plane, writable
+        C-contiguous arrays ``[num_slots, *plane.shape]`` of the plane's dtype, of any type that `as_tensor` accepts.
+        The views alias them and keep them alive. Nothing is written.
+
+    Raises
+    ------
+    ShapeError, UnsupportedOption, UnsupportedDtype, DeviceError
+        Invalid specs, sizes, device or buffers.
+    NotEnoughMemory
+        The allocation failed.
+
+    Notes
+    -----
+    Memory that the pool allocates on CUDA is zeroed; on the host only the null slot is, and other slots hold whatever
+    the heap held until they are zeroed or copied to.
+
+    Examples
+    --------
+    >>> from pagecore import StatePool, StateSpec
+    >>> from pagecore.storage.state_shapes import delta_planes
+    >>> pool = StatePool(StateSpec(delta_planes(2, 4, 8, 8)), num_slots=5, num_layers=3)
+    >>> pool.plane("temporal", layer=2).shape
+    (5, 4, 8, 8)
+    >>> pool.zero([1, 2])
+    >>> pool.copy([1], [3])
+    """
+
+    def __init__(
+        self,
+        specs: Specs,
+        num_slots: int,
+        *,
+        num_layers: int | None = None,
+        device: str = "cpu",
+        buffers: Iterable[object] | None = None,
+    ) -> None:
+        self.specs = _listed(specs, num_layers)
+        self.num_slots = require_int("num_slots", num_slots, min=2)
+        self.device = device_name(device)
+        places = [(layer, plane) for layer, spec in enumerate(self.specs) for plane in spec.planes]
+        shapes = [(self.num_slots, *plane.shape) for _, plane in places]
+        if buffers is None:
+            make = empty if self.device == "cpu" else zeros
+            views = [make(shape, plane.dtype, self.device) for shape, (_, plane) in zip(shapes, places, strict=True)]
+        else:
+            views = _adopted(buffers, places, self.num_slots, self.device)
+        self._views = {(layer, plane.name): view for (layer, plane), view in zip(places, views, strict=True)}
+        self._zeros = _zeros_for(views, self.device)
+        if buffers is None and self.device == "cpu":
+            for view in views:
+                view[0] = 0
+
+    @property
+    def num_layers(self) -> int:
+        """Number of state layers."""
+        return len(self.specs)
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot in all layers."""
+        return sum(spec.nbytes for spec in self.specs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+        return self.num_slots * self.bytes_per_slot
+
+    def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
+        """Return one plane of one state layer, ``[num_slots, *plane.shape]``; it aliases the pool.
+
+        Raises
+        ------
+        UnsupportedOption
+            The layer has no plane of that name.
+        ShapeError
+            The pool does not have that layer.
+        """
+        number = member("layer", layer, self.num_layers, "the pool")
+        names = [plane.name for plane in self.specs[number].planes]
+        if name not in names:
+            raise UnsupportedOption(f"plane {shown(name)} is not stored; layer {number} has {', '.join(names)}")
+        return self._views[number, name]
+
+    def planes(self) -> list[Tensor]:
+        """Return every plane of every layer, layer by layer; they alias the pool."""
+        return list(self._views.values())
+
+    def copy(self, source: Any, target: Any, *, stream: object = None) -> None:
+        """Copy whole slots, in all layers and planes.
+
+        Parameters
+        ----------
+        source, target : int, or integers [n] on the host
+            No slot is a target twice, or both a source and a target.
+        stream : int or a stream, optional
+            On CUDA, the stream of the copies; by default the current stream of CuPy.
+
+        Raises
+        ------
+        InvalidBlock
+            A slot is outside of the pool, or a target is the null slot.
+        ShapeError, UnsupportedDtype
+            Arrays that are not integers of one length.
+        UnsupportedOption
+            A slot is a target twice, or both a source and a target. After every error nothing has been copied.
+        """
+        sources, targets = _slots("source", source), _slots("target", target)
+        if sources.shape != targets.shape:
+            raise ShapeError(f"source has {sources.size} slots and target {targets.size}; give one target for each")
+        if (targets == 0).any():
+            raise InvalidBlock("a target is slot 0, the null slot, which keeps nothing; use slots from 1")
+        self.copy_pairs(np.stack([sources, targets], axis=1), stream=stream)
+
+    def copy_pairs(self, pairs: Any, *, stream: object = None) -> None:
+        """Copy whole slots by pairs (source, target), which may be in the memory of the device.
+
+        On CUDA the copies are submitted to `stream`, and pairs in device memory are read when they run: a captured
+        graph copies the pairs of each replay. A pair of equal slots, such as (0, 0) as padding, is skipped.
+
+        Parameters
+        ----------
+        pairs : integers, [n, 2]
+            No slot is a target twice, or both a source and a target.
+        stream : int or a stream, optional
+
+        Raises
+        ------
+        InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
+            As in `copy`. Pairs in CUDA memory are checked under `debug` only; otherwise pairs with slots outside of the
+            pool are skipped.
+        """
+        copy_blocks(self.planes(), pairs, independent=True, stream=stream)
+
+    def zero(self, slots: Any, *, stream: object = None) -> None:
+        """Zero whole slots, in all layers and planes.
+
+        Parameters
+        ----------
+        slots : int, or integers [n] on the host
+            Distinct slots from 1.
+        stream : int or a stream, optional
+            On CUDA, the stream of the work; by default the current stream of CuPy.
+
+        Raises
+        ------
+        InvalidBlock
+            A slot is outside of the pool, or is the null slot.
+        ShapeError, UnsupportedDtype, UnsupportedOption
+            Slots that are not integers, or not distinct. After every error nothing has been written.
+        """
+        targets = _slots("slots", slots)
+        pairs = np.stack([np.ones_like(targets), targets], axis=1)
+        for sources, planes in self._zeros:
+            transfer_blocks(sources, planes, pairs, independent=True, stream=stream)
+
+    @staticmethod
+    def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, device: str = "cpu") -> int:
+        """Return the number of slots that fit into `memory`, including the null slot.
+
+        Raises
+        ------
+        NotEnoughMemory
+            Fewer than two slots fit.
+        ShapeError, UnsupportedOption
+            An invalid budget, or invalid specs.
+        """
+        one = sum(spec.nbytes for spec in _listed(specs, num_layers))
+        return min(blocks_within(parse_memory(memory, device), one), INT32_MAX)
+
+    def __repr__(self) -> str:
+        return (
+            f"StatePool({self.num_layers} layers, {self.num_slots} slots, {self.nbytes / 2**20:.1f} MiB on "
+            f"{self.device})"
+        )
+
+
+def state_budget(memory: Memory, state_ratio: SupportsFloat = 0.9, device: str = "cpu") -> int:
+    """Return the bytes of a budget that belong to states, where `state_ratio` is state bytes over KV bytes.
+
+    Raises
+    ------
+    ShapeError
+        An invalid budget, or a ratio that is not a finite number above 0.
+    """
+    ratio = as_float("state_ratio", state_ratio)
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise ShapeError(f"state_ratio is {ratio}; give a finite number above 0, such as 0.9")
+    return math.floor(parse_memory(memory, device) * Fraction(ratio) / (1 + Fraction(ratio)))
+
+
+def _listed(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:
+    if isinstance(specs, StateSpec):
+        return (specs,) * require_int("num_layers", 1 if num_layers is None else num_layers, max=LAYERS_MAX)
+    listed = as_tuple("specs", specs, "a StateSpec, or a list with one StateSpec for each state layer")
+    for layer, spec in enumerate(listed):
+        if not isinstance(spec, StateSpec):
+            raise UnsupportedOption(f"state layer {layer} is {shown(spec)}; expected a StateSpec")
+    if not listed:
+        raise ShapeError("specs is empty; give at least one StateSpec")
+    if num_layers is not None and require_int("num_layers", num_layers, max=None) != len(listed):
+        raise ShapeError(f"num_layers is {shown(num_layers)}, but specs lists {len(listed)}; leave num_layers out")
+    return listed
+
+
+def _slots(name: str, given: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    slots = np.atleast_1d(np.asarray(given))
+    if slots.ndim != 1:
+        raise ShapeError(f"{name} has shape {slots.shape}; expected one axis of slots")
+    if slots.size == 0:
+        return np.zeros(0, np.int64)
+    if slots.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{name} is {slots.dtype}; expected integers")
+    return slots.astype(np.int64)
+
+
+def _adopted(buffers: Iterable[object], places: list[tuple[int, Plane]], num_slots: int, device: str) -> list[Tensor]:
+    """Check the caller's arrays, one for each plane of each layer, and return them as tensors."""
+    given = as_tuple("buffers", buffers, "a list of arrays, layer by layer and within a layer plane by plane")
+    if len(given) != len(places):
+        raise ShapeError(f"{len(given)} buffers are given; expected {len(places)}, one for each plane of each layer")
+    views: list[Tensor] = []
+    for array, (layer, plane) in zip(given, places, strict=True):
+        view, name = as_tensor(array), f"buffer of plane {plane.name!r} of layer {layer}"
+        shape = (num_slots, *plane.shape)
+        if view.device != device:
+            raise DeviceError(f"the {name} is on {view.device}; the pool is on {device}: pass memory there")
+        if view.dtype != plane.dtype:
+            raise UnsupportedDtype(f"the {name} is {view.dtype}; expected {plane.dtype}")
+        if view.shape != shape:
+            raise ShapeError(f"the {name} has shape {view.shape}; expected {shape}")
+        if view.readonly:
+            raise UnsupportedOption(f"the {name} is read-only; pass a writable array")
+        if view.strides != strided(view, shape).strides:
+            raise ShapeError(f"the {name} has strides {view.strides}; pass a C-contiguous array")
+        views.append(view)
+    names = [f"buffer of plane {plane.name!r} of layer {layer}" for layer, plane in places]
+    refuse_overlap(
+        Span(name, view.pointer, view.pointer + view.nbytes) for name, view in zip(names, views, strict=True)
+    )
+    return views
+
+
+def _zeros_for(planes: list[Tensor], device: str) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return (sources, targets) for each call of `transfer_blocks`; all sources alias the zeros of one slot."""
+    held = zeros((max(plane[0].nbytes for plane in planes),), "uint8", device)
+    alike: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+    for plane in planes:
+        sources, targets = alike.setdefault(plane.shape[1], ([], []))
+        sources.append(strided(held, (2, *plane.shape[1:]), (0, *plane.strides[1:]), 0, plane.dtype))
+        targets.append(plane)
+    return list(alike.values())

@@ -1,0 +1,403 @@
+"""StateTable: the slots of rows through steps, forks, checkpoints and drafts."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from pagecore.errors import OutOfBlocks
+from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
+from tests.reference.state_table import checkpoint_length
+
+
+class Made:
+    """A state table over one group of blocks, with the buffers of its steps."""
+
+    def __init__(self, num_slots=17, block_size=16, num_blocks=257, max_sequences=8, drafts=0, **options):
+        self.tables = BlockTables(
+            BlockPool(num_blocks), block_sizes=block_size, max_sequences=max_sequences, max_blocks_per_sequence=64
+        )
+        self.states = StateTable(self.tables, num_slots, draft_tokens=drafts, **options)
+        self.step = StepBuffers(max_sequences, 2048)
+        self.slots = StateBuffers(max_sequences, drafts)
+
+    def prepare(self, rows, counts, **options):
+        self.states.prepare(rows, counts, self.step, self.slots, **options)
+        n = self.slots.num_sequences
+        return self.slots.state_read[:n].tolist(), self.slots.state_write[:n].tolist()
+
+    def compute(self, row, count):
+        """Run a step of one row."""
+        found = self.prepare([row], [count])
+        self.states.commit([row])
+        return found
+
+    def row_of(self, *counts, **add):
+        row = self.states.add(**add)
+        for count in counts:
+            self.compute(row, count)
+        return row
+
+    @property
+    def work(self):
+        return self.slots.zeros.tolist(), self.slots.copies.tolist()
+
+
+def test_a_new_row_gets_a_zeroed_slot_and_keeps_it():
+    made = Made()
+    row = made.states.add()
+    assert made.prepare([row], [10]) == ([1], [1])
+    assert made.work == ([1], [])
+    made.states.commit([row])
+    assert made.prepare([row], [1]) == ([1], [1])
+    assert made.work == ([], [])
+    assert made.states.slot(row) == 1
+    assert (made.states.length(row), made.tables.length(row)) == (10, 11)  # the step is in flight
+    made.states.check_invariants(exclusive=True)
+
+
+def test_padding_refers_to_the_null_slot():
+    made = Made(drafts=2)
+    rows = [made.states.add() for _ in range(3)]
+    made.prepare(rows, [100, 2, 3])
+    made.states.commit(rows)
+    made.prepare(rows[:1], 1)
+    for array in (made.slots.state_read, made.slots.state_write, made.slots.checkpoint_write, made.slots.draft_write):
+        assert array[0].any() or array is made.slots.checkpoint_write
+        assert not array[1:].any()
+    made.slots.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "new", "kept"),
+    [(192, 88, 256), (0, 230, 192), (0, 63, 0), (192, 63, 0), (0, 64, 64), (100, 300, 356)],
+)
+def test_worked_example_d3_checkpoint_of_a_prefill(prefix, new, kept):
+    block_size = 4 if prefix == 100 else 16
+    assert Made(block_size=block_size).states.checkpoint_length(prefix, new) == kept
+
+
+def test_worked_example_d3_a_checkpoint_lies_between_blocks_and_chunks():
+    assert Made(block_size=128).states.checkpoint_length(0, 200) == 128  # lcm(64, 128)
+    assert Made(block_size=128).states.checkpoint_length(64, 100) == 128  # one chunk after 64
+    assert Made(block_size=16).states.checkpoint_length(100, 300) == 0  # 356 is inside of a block
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kept"),
+    [(255, 256, 256), (511, 512, 512), (254, 255, 0), (256, 257, 0),
+     (254, 258, 256), (250, 255, 0), (256, 260, 0), (510, 515, 512)],
+)  # fmt: skip
+def test_worked_example_d4_checkpoint_of_a_decode_step(before, after, kept):
+    made = Made(drafts=0 if after == before + 1 else 4)
+    assert made.states.checkpoint_length(before, after - before) == kept
+
+
+@pytest.mark.parametrize(
+    ("full", "state", "kept"),
+    [(280, 192, 256), (250, 192, 0), (256, 192, 256), (230, 192, 0), (320, 320, 0), (130, 0, 128), (63, 0, 0)],
+)
+def test_worked_example_d5_checkpoint_at_a_branch_point(full, state, kept):
+    """A prefill of 1,000 tokens keeps the checkpoint where the shared tokens end, otherwise its last one."""
+    states = Made().states
+    assert states.checkpoint_length(state, 1000, shared=full) == (kept or states.checkpoint_length(state, 1000))
+
+
+def test_a_sequence_begins_with_the_deepest_state_of_a_longer_shared_prefix():
+    made = Made()
+    first = made.states.add()
+    for count in (64, 200, 26):  # checkpoints at 64, 256
+        made.compute(first, count)
+        if count == 64:
+            state, length = made.states.checkpoint(first)
+            made.states.slots.share(state)  # a prefix cache
+    blocks = made.tables.blocks(first)[:18]  # 288 tokens
+    row = made.states.add(prefix=blocks, state=state, length=length)
+    assert (made.states.length(row), made.tables.length(row), made.tables.capacity(row)) == (64, 64, 288)
+    made.prepare([row], [736])
+    slots = made.step.slot_mappings[0]
+    assert (slots[:224] == -1).all()
+    assert (slots[224:736] >= 0).all()
+    assert made.slots.checkpoint_lengths[0] == 256  # the branch point
+    assert made.work == ([], [[state, int(made.slots.state_read[0])]])
+    made.states.commit([row])
+    assert made.states.checkpoint(row)[1] == 256
+    assert made.tables.pools[0].ref_counts()[blocks].tolist() == [2] * 18
+    made.prepare([row], [200])
+    assert made.slots.checkpoint_lengths[0] == 992
+    made.states.slots.free(state)
+    made.states.check_invariants(exclusive=True)
+
+
+def test_a_shared_prefix_without_a_state_is_computed_from_the_start():
+    made = Made()
+    first = made.row_of(100)
+    row = made.states.add(prefix=made.tables.blocks(first)[:5], length=0)
+    assert (made.states.length(row), made.states.slot(row)) == (0, 0)
+    made.prepare([row], [100])
+    assert made.step.slot_mappings[0][:81].tolist() == [-1] * 80 + [8 * 16]
+    assert made.work[0] == [3]
+
+
+def test_checkpoint_lengths_equal_those_of_the_twin():
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        chunk, block, drafts = (int(n) for n in random.integers((1, 1, 0), (9, 9, 4)))
+        interval = chunk * int(random.integers(1, 4))
+        made = Made(block_size=block, drafts=drafts, chunk=chunk, interval=interval, max_sequences=1)
+        before, count, shared = (int(n) for n in random.integers(0, 60, 3))
+        expected = checkpoint_length(before, count, chunk, interval, block, drafts, shared)
+        assert made.states.checkpoint_length(before, count, shared) == expected
+
+
+def test_worked_example_d7_slots_are_allocated_in_order_and_run_out():
+    made = Made(num_slots=4)
+    rows = [made.states.add() for _ in range(4)]
+    assert made.prepare(rows[:3], 1) == ([1, 2, 3], [1, 2, 3])
+    with pytest.raises(OutOfBlocks, match="1 state slots are needed and 0 are free") as short:
+        made.prepare(rows[3:], 1)
+    assert (short.value.requested, short.value.available) == (1, 0)
+    assert made.states.shortage(rows[3:], 1) == 1
+    made.states.remove(rows[1])
+    assert made.prepare(rows[3:], 1) == ([2], [2])
+    assert made.work == ([2], [])
+
+
+def test_a_prefill_keeps_a_checkpoint_in_a_slot_of_its_own():
+    made = Made()
+    row = made.states.add()
+    made.prepare([row], [100])
+    assert (made.slots.checkpoint_lengths[0], made.slots.checkpoint_write[0]) == (64, 2)
+    assert made.states.checkpoint(row) is None
+    made.states.commit([row])
+    assert made.states.checkpoint(row) == (2, 64)
+    made.prepare([row], [3], keep_checkpoints=False)
+    assert (made.slots.checkpoint_lengths[0], made.slots.checkpoint_write[0]) == (0, 0)
+
+
+def test_a_checkpoint_at_the_end_of_a_step_is_copied_before_the_next():
+    made = Made()
+    row = made.states.add()
+    made.prepare([row], [128])
+    assert (made.slots.checkpoint_lengths[0], made.slots.checkpoint_write[0], made.slots.state_write[0]) == (128, 1, 1)
+    made.states.commit([row])
+    assert made.states.checkpoint(row) == (1, 128)
+    assert made.prepare([row], [1]) == ([2], [2])
+    assert made.work == ([], [[1, 2]])
+    made.states.commit([row])
+    made.states.check_invariants(exclusive=True)
+
+
+def test_a_new_checkpoint_frees_the_one_before_unless_another_holder_has_it():
+    made = Made()
+    row = made.row_of(100)
+    made.states.slots.share(2)  # a prefix cache
+    made.compute(row, 92)  # 192 tokens
+    made.compute(row, 100)
+    slot, length = made.states.checkpoint(row)
+    assert length == 256
+    assert made.states.slots.ref_count(2) == 1
+    made.states.slots.free(2)
+    assert made.states.slots.ref_count(slot) == 1
+
+
+def test_a_fork_copies_the_state_and_the_last_holder_writes_in_place():
+    made = Made()
+    row = made.row_of(10)
+    child = made.states.fork(row)
+    assert (made.states.slot(child), made.states.length(child)) == (1, 10)
+    assert made.prepare([child, row], 1) == ([2, 1], [2, 1])
+    assert made.work == ([], [[1, 2]])
+    made.states.commit([child, row])
+    made.states.check_invariants(exclusive=True)
+
+
+def test_beams_of_one_parent_need_one_slot_each():
+    made = Made(num_slots=5)
+    row = made.row_of(10)
+    beams = [row] + [made.states.fork(row) for _ in range(3)]
+    read, write = made.prepare(beams, 1)
+    assert read == write
+    assert sorted(write) == [1, 2, 3, 4]
+    made.states.commit(beams)
+    made.states.reorder(beams, [beams[1]] * 4)
+    assert [made.states.slot(beam) for beam in beams] == [write[1]] * 4
+    made.states.check_invariants(exclusive=True)
+
+
+def test_a_sequence_begins_with_a_cached_state_which_is_never_written():
+    made = Made()
+    first = made.row_of(100)
+    slot, length = made.states.checkpoint(first)
+    blocks = made.tables.blocks(first)[: length // 16]
+    row = made.states.add(prefix=blocks, state=slot)
+    assert (made.states.length(row), made.states.checkpoint(row)) == (64, (2, 64))
+    assert made.prepare([row], [1]) == ([3], [3])
+    assert made.work == ([], [[2, 3]])
+    made.states.commit([row])
+    made.states.remove([first, row])
+    assert made.states.slots.num_used == 0
+
+
+def test_in_place_abandon_returns_to_the_checkpoint():
+    made = Made()
+    row = made.row_of(100)
+    made.prepare([row], [1])
+    assert made.states.abandon([row]).tolist() == [64]
+    assert (made.states.length(row), made.tables.length(row), made.states.slot(row)) == (64, 64, 2)
+    assert made.prepare([row], [36])[0] == [1]
+    assert made.work == ([], [[2, 1]])
+    fresh = made.states.add()
+    made.prepare([fresh], [5])
+    assert made.states.abandon([fresh]).tolist() == [0]
+    assert made.states.slot(fresh) == 0
+
+
+def test_undo_restores_a_step_of_which_nothing_has_run():
+    made = Made(drafts=2)
+    row = made.row_of(100)
+    child, fresh = made.states.fork(row), made.states.add()
+    before = made.states.slots.ref_counts().tolist()
+    steps = [row, child, fresh], [3, 70, 100]
+    first = made.prepare(*steps), made.work
+    assert made.states.undo([row, child, fresh]).tolist() == [100, 100, 0]
+    assert made.states.slots.ref_counts().tolist() == before
+    assert made.prepare(*steps), made.work == first
+    made.states.check_invariants(exclusive=True)
+
+
+def test_ping_pong_swaps_two_slots_and_abandons_exactly():
+    made = Made(in_place=False)
+    row = made.states.add()
+    assert made.prepare([row], [10]) == ([1], [2])
+    assert made.work == ([1], [])
+    made.states.commit([row])
+    assert made.prepare([row], [1]) == ([2], [1])
+    assert made.states.abandon([row]).tolist() == [10]
+    assert made.prepare([row], [1]) == ([2], [1])
+    made.states.commit([row], accepted=[0])
+    assert made.prepare([row], [1]) == ([2], [1])
+    made.states.commit([row])
+    assert (made.states.length(row), made.states.slot(row)) == (11, 1)
+    assert made.states.slots.num_used == 2
+
+
+def test_ping_pong_gives_a_checkpoint_away_and_takes_a_new_slot():
+    made = Made(in_place=False)
+    row = made.row_of(64)  # reads 1, writes 2, which is the checkpoint as well
+    assert made.states.checkpoint(row) == (2, 64)
+    assert made.prepare([row], [1]) == ([2], [1])  # a cached state is read without a copy
+    assert made.work == ([], [])
+    made.states.commit([row])
+    assert made.prepare([row], [1]) == ([1], [3])
+    made.states.commit([row])
+    made.states.remove(row)
+    assert made.states.slots.num_used == 0
+
+
+def test_a_fork_that_does_not_work_in_place_reads_the_shared_slot():
+    made = Made(in_place=False)
+    row = made.row_of(10)
+    child = made.states.fork(row)
+    read, write = made.prepare([row, child], 1)
+    assert read == [2, 2]
+    assert write == [1, 3]
+    assert made.work == ([], [])
+    made.states.commit([row, child])
+    made.states.check_invariants(exclusive=True)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("accepted", [1, 2, 3, 4])
+def test_a_speculative_step_keeps_the_state_after_its_last_accepted_token(in_place, accepted):
+    made = Made(drafts=3, in_place=in_place)
+    row = made.row_of(10)
+    _, write = made.prepare([row], [4])
+    slots = made.slots.draft_write[0].tolist()
+    assert len(set(slots)) == 4
+    assert write == [slots[3]]
+    assert made.states.slots.num_used == 4 + (not in_place)
+    made.states.commit([row], accepted=[accepted])
+    assert made.states.slot(row) == slots[accepted - 1]
+    assert made.states.length(row) == made.tables.length(row) == 10 + accepted
+    assert made.states.slots.num_used == 1 + (not in_place)
+    made.states.check_invariants(exclusive=True)
+
+
+def test_a_speculative_step_that_passes_the_grid_keeps_the_slot_of_that_token():
+    made = Made(drafts=3, interval=64)
+    row = made.row_of(62)
+    made.prepare([row], [4])
+    slots = made.slots.draft_write[0].tolist()
+    assert (made.slots.checkpoint_lengths[0], made.slots.checkpoint_write[0]) == (64, slots[1])
+    made.states.commit([row], accepted=[3])
+    assert made.states.checkpoint(row) == (slots[1], 64)
+    assert made.states.slot(row) == slots[2]
+    other = made.row_of(62)
+    made.prepare([other], [4])
+    made.states.commit([other], accepted=[1])  # 63 tokens: the checkpoint is not reached
+    assert made.states.checkpoint(other) is None
+
+
+def test_rows_are_truncated_to_their_checkpoint_or_to_nothing():
+    made = Made()
+    row = made.row_of(100)
+    assert [made.states.resume_length(row, n) for n in (0, 63, 64, 99, 100, 10**12)] == [0, 0, 64, 64, 100, 100]
+    made.states.truncate(row, 64)
+    assert (made.states.length(row), made.tables.length(row), made.states.slot(row)) == (64, 64, 2)
+    made.states.truncate(row, 0)
+    assert (made.states.slot(row), made.states.checkpoint(row), made.states.slots.num_used) == (0, None, 0)
+
+
+def test_dropped_checkpoints_free_their_slots():
+    made = Made()
+    row, other = made.row_of(100), made.row_of(128)
+    assert made.states.drop_checkpoints([row, other]) == 1  # the other one is the running state
+    assert made.states.checkpoint(row) is made.states.checkpoint(other) is None
+    assert made.prepare([row, other], 1)[0] == [1, 3]
+    assert made.work == ([], [])
+
+
+def test_blocks_and_slots_are_taken_together_or_not_at_all():
+    made = Made(num_blocks=9, num_slots=5)
+    rows = [made.states.add() for _ in range(5)]
+    with pytest.raises(OutOfBlocks, match="blocks are needed"):
+        made.prepare(rows[:2], [100, 100])
+    with pytest.raises(OutOfBlocks, match="state slots are needed"):
+        made.prepare(rows, 1)
+    assert (made.tables.pools[0].num_used, made.states.slots.num_used) == (0, 0)
+    assert made.tables.lengths(rows).tolist() == [0] * 5
+    assert made.prepare(rows[:3], 1)[0] == [1, 2, 3]
+
+
+def test_steps_of_different_rows_may_be_in_flight_together():
+    made = Made(max_sequences=2)
+    first, second = made.states.add(), made.states.add()
+    made.prepare([first], [5])
+    other = StateBuffers(2)
+    made.states.prepare([second], [7], StepBuffers(2, 16), other)
+    assert made.slots.state_read[0] == 1
+    assert other.state_read[0] == 2
+    made.states.commit([second, first])
+    assert [made.states.length(row) for row in (first, second)] == [5, 7]
+
+
+def test_slots_return_to_the_pool_with_the_table():
+    made = Made()
+    made.row_of(100)
+    pool = made.states.slots
+    assert pool.num_used == 2
+    del made
+    gc.collect()
+    assert pool.num_used == 0
+
+
+def test_state_buffers_are_aligned_views_that_outlive_their_owner():
+    buffers = StateBuffers(5, 2)
+    arrays = [buffers.state_read, buffers.state_write, buffers.checkpoint_write, buffers.checkpoint_lengths]
+    assert all(array.ctypes.data % 64 == 0 and array.dtype == np.int32 for array in [*arrays, buffers.draft_write])
+    assert buffers.draft_write.shape == (5, 3)
+    assert StateBuffers(5).draft_write is None
+    del buffers
+    gc.collect()
+    assert not any(array.any() for array in arrays)
