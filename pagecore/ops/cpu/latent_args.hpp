@@ -110,6 +110,7 @@ struct LatentScratch {
   float* floats;     // float32 [64, width]
   float* values;     // a packed strip of the values: pairs [32, 32], or floats [64, 32]
   float* scores;     // [64, columns]
+  float* top;        // [columns], greatest scores of a tile
   float* weights;    // [columns, 64], float32 or bfloat16
   float* acc;        // [columns, latent width], sums since the last fold
   float* max;        // [columns]
@@ -137,6 +138,7 @@ PC_FORCE_INLINE int64_t carve_latent(uintptr_t base, int64_t rows, int64_t laten
   scratch.floats = take(kTileTokens * width);
   scratch.values = take(kTileTokens * 32);
   scratch.scores = take(kTileTokens * columns);
+  scratch.top = take(columns);
   scratch.weights = take(kTileTokens * columns);
   scratch.acc = take(columns * latent);
   scratch.max = take(columns);

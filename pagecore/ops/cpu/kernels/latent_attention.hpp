@@ -111,17 +111,20 @@ class LatentPass {
   void attend(const LatentTile& tile, const LatentTile& next) {
     const bool whole = see_tile(args_, batch_, item_, tile, scratch_);
     RowPrefetch prefetch(next.latent + next.first, next.last - next.first, latent_row_bytes(args_.cache));
-    score(tile, prefetch);
-    const auto scale = static_cast<float>(args_.call.scale);
+    score(tile, next, prefetch);
+    const bool by_quads = kHasQuads && pairs_;  // which scale the scores
+    const float scale = by_quads ? 1.0f : static_cast<float>(args_.call.scale);
     for (int64_t column = 0; column < columns_; column += kLanes) {
       const bool all = whole && column + kLanes <= rows_;
+      const TileScores scores{tile.first, tile.last, all, by_quads && all && tile.last - tile.first == kTileTokens,
+                              scale};
       if constexpr (kHasPairs) {
         if (pairs_) {
-          softmax_column_pairs(scratch_, columns_, column, tile.first, tile.last, all, scale);
+          softmax_column_pairs(scratch_, columns_, column, scores);
           continue;
         }
       }
-      softmax_column(scratch_, columns_, column, tile.first, tile.last, all, scale);
+      softmax_column(scratch_, columns_, column, scores);
     }
     accumulate(tile, whole, prefetch);
   }
@@ -152,15 +155,16 @@ class LatentPass {
   // True if the rows of a group are adjacent in the cache, in the form of unpacked rows.
   [[nodiscard]] bool is_unpacked(const LatentTile& tile, int begin) const {
     if (!in_place_ || begin < tile.first || begin + kGroupTokens > tile.last) return false;
+    bool adjacent = true;
     for (int t = 1; t < kGroupTokens; ++t) {
-      if (tile.latent[begin + t] != tile.latent[begin] + t * tile_.stride) return false;
+      adjacent &= tile.latent[begin + t] == tile.latent[begin] + t * tile_.stride;
     }
-    return true;
+    return adjacent;
   }
 
-  void score(const LatentTile& tile, RowPrefetch& prefetch) {
+  void score(const LatentTile& tile, const LatentTile& next, RowPrefetch& prefetch) {
     if constexpr (kHasQuads) {
-      if (pairs_) return score_by_quads(tile, prefetch);
+      if (pairs_) return score_by_quads(tile, next);
     }
     for (int group = 0; group < kTileGroups; ++group) unpack(tile, group);
     const int groups = in_place_ ? 1 : kTileGroups;  // that are multiplied together
@@ -172,15 +176,18 @@ class LatentPass {
   }
 
   // Each group is multiplied right after it has been unpacked.
-  void score_by_quads(const LatentTile& tile, RowPrefetch& prefetch) {
+  void score_by_quads(const LatentTile& tile, const LatentTile& next) {
+    const RowsAhead ahead{next.latent + next.first, next.last - next.first, latent_row_bytes(args_.cache)};
+    const QuadScores scores{scratch_.query,  width_,      columns_, static_cast<float>(args_.call.scale),
+                            scratch_.scores, scratch_.top};
+    for (int64_t column = 0; column < columns_; column += kLanes) store(scratch_.top + column, splat(-kInfinity));
     tile_.first = tile.first / kGroupTokens;
     tile_.last = (tile.last + kGroupTokens - 1) / kGroupTokens;
     for (int group = tile_.first; group < tile_.last; ++group) {
       const int begin = group * kGroupTokens, end = begin + kGroupTokens;
       unpack(tile, group);
       score_group(tile_, group, tile.first > begin ? tile.first - begin : 0,
-                  tile.last < end ? tile.last - begin : kGroupTokens, scratch_.query, width_, columns_, scratch_.scores,
-                  prefetch);
+                  tile.last < end ? tile.last - begin : kGroupTokens, scores, ahead);
     }
   }
 
@@ -195,7 +202,7 @@ class LatentPass {
     if constexpr (kHasQuads) {
       if (pairs_ && (whole || are_finite(tile_, latent_))) {
         const auto* weights = reinterpret_cast<const uint32_t*>(scratch_.weights);
-        return add_values(tile_, latent_, {weights, scratch_.acc, latent_, scratch_.factor}, columns_, prefetch);
+        return add_values(tile_, latent_, {weights, scratch_.acc, latent_, scratch_.factor}, columns_);
       }
     }
     for (int64_t column = 0; column < latent_; column += kStripColumns) {

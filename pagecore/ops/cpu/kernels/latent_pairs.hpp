@@ -29,6 +29,23 @@ struct TileRows {
   int last = kTileGroups;
 };
 
+// Rows to prefetch during the products of a tile: one for each of its tokens, in equal steps.
+struct RowsAhead {
+  const char* const* rows = nullptr;
+  int count = 0;
+  int64_t row_bytes = 0;
+};
+
+// The right side of the scores, and where they go.
+struct QuadScores {
+  const float* panel;
+  int64_t width;
+  int64_t columns;
+  float scale;
+  float* scores;  // [64, columns]
+  float* top;     // [columns], raised to the greatest score of each row
+};
+
 // The weights of a tile, pairs of tokens, and the sums that they are added to.
 struct ValueProduct {
   const uint32_t* weights;  // [rows, 32]
@@ -64,83 +81,130 @@ inline void pack_quads(const uint16_t* numbers, int64_t width, int64_t columns, 
   }
 }
 
-// Writes the scores of four tokens and 16 query rows to out [4, columns].
-inline void score_quads(const char* tokens, int64_t stride, const float* panel, int64_t width, int64_t columns,
-                        float* out, RowPrefetch& prefetch) {
-  RowPrefetch next = prefetch;
-  Vec sums[kQuadTokens][4] = {};
-  for (int64_t d = 0; d < width; d += kQuadBytes / 2, panel += 4 * columns, tokens += kQuadBytes) {
-    next.step();
-    Vec quads[kQuadTokens];
-#pragma GCC unroll 4
-    for (int t = 0; t < kQuadTokens; ++t) quads[t] = repeat_quad(tokens + t * stride);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      const Vec queries = load(panel + i * kLanes);
-#pragma GCC unroll 4
-      for (int t = 0; t < kQuadTokens; ++t) sums[t][i] = add_pairs(sums[t][i], quads[t], queries);
-    }
+// Runs of lines to prefetch: `advance` bytes in each step, or in each fourth of the steps if there are four runs.
+struct LinesAhead {
+  const char* run[kQuadTokens];
+  int runs;
+  int64_t advance;
+};
+
+// Returns the rows to prefetch during `steps` steps: those of four tokens from `place` on, or `tokens` again.
+PC_FORCE_INLINE LinesAhead lines_ahead(const RowsAhead& next, int place, const char* tokens, int64_t steps) {
+  if (place + kQuadTokens > next.count) return {{tokens}, 1, 0};
+  const char* const* rows = next.rows + place;
+  const int64_t apart = rows[1] - rows[0];
+  if (apart >= next.row_bytes && apart < 2 * next.row_bytes && rows[3] - rows[0] == 3 * apart) {
+    return {{rows[0]}, 1, (kQuadTokens * apart + steps - 1) / steps};
   }
-  prefetch = next;
+  return {{rows[0], rows[1], rows[2], rows[3]}, kQuadTokens, (kQuadTokens * next.row_bytes + steps - 1) / steps};
+}
+
+// Writes the scores of four tokens and 16 query rows to out [4, columns], and prefetches lines meanwhile.
+//
+// Not inlined: its loop needs all registers.
+[[gnu::noinline]] inline void score_quads(const QuadScores& p, const char* tokens, int64_t stride, int64_t column,
+                                          float* out, const LinesAhead& ahead) {
+  const float* panel = p.panel + 4 * column;
+  const int64_t panel_stride = 4 * p.columns, advance = ahead.advance;
+  const int64_t steps = p.width / (kQuadBytes / 2) / ahead.runs;
+  Vec sums[kQuadTokens][4] = {};
+#pragma GCC unroll 1
+  for (int run = 0; run < ahead.runs; ++run) {
+    const char* line = ahead.run[run];
+    int64_t step = steps;
+    do {
+      __builtin_prefetch(line, 0, 3);
+      Vec quads[kQuadTokens];
+#pragma GCC unroll 4
+      for (int t = 0; t < kQuadTokens; ++t) quads[t] = repeat_quad(tokens + t * stride);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const Vec queries = load(panel + i * kLanes);
+#pragma GCC unroll 4
+        for (int t = 0; t < kQuadTokens; ++t) sums[t][i] = add_pairs(sums[t][i], quads[t], queries);
+      }
+      line += advance;
+      panel += panel_stride;
+      tokens += kQuadBytes;
+    } while (--step > 0);
+  }
+  Vec top = load(p.top + column);
 #pragma GCC unroll 4
   for (int t = 0; t < kQuadTokens; ++t) {
-    store(out + t * columns, add_ones(add_twos(sums[t][0], sums[t][2]), add_twos(sums[t][1], sums[t][3])));
+    const Vec x = add_ones(add_twos(sums[t][0], sums[t][2]), add_twos(sums[t][1], sums[t][3])) * p.scale;
+    store(out + t * p.columns, x);
+    top = max(top, x);
   }
+  store(p.top + column, top);
 }
 
 // Writes the scores of tokens [first, last) of a group, and of up to three tokens on either side.
-inline void score_group(const TileRows& tile, int group, int first, int last, const float* panel, int64_t width,
-                        int64_t columns, float* scores, RowPrefetch& prefetch) {
-  for (int64_t column = 0; column < columns; column += kLanes) {
+inline void score_group(const TileRows& tile, int group, int first, int last, const QuadScores& p,
+                        const RowsAhead& next) {
+  for (int64_t column = 0; column < p.columns; column += kLanes) {
     for (int t = first / kQuadTokens * kQuadTokens; t < last; t += kQuadTokens) {
-      score_quads(tile.group[group] + t * tile.stride, tile.stride, panel + 4 * column, width, columns,
-                  scores + (group * kGroupTokens + t) * columns + column, prefetch);
+      const char* tokens = tile.group[group] + t * tile.stride;
+      const int place = group * kGroupTokens + t;
+      const LinesAhead ahead = lines_ahead(column == 0 ? next : RowsAhead{}, place, tokens, p.width / (kQuadBytes / 2));
+      score_quads(p, tokens, tile.stride, column, p.scores + place * p.columns + column, ahead);
     }
   }
+}
+
+// {quarter kFrom of a, of b, quarter kFrom + 1 of a, of b}
+template <int kFrom, int... I>
+PC_FORCE_INLINE Vec zip_quarters(Vec a, Vec b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, ((I / 8 + kFrom) * 4 + I / 4 % 2 * kLanes + I % 4)...);
 }
 
 // Adds the products of 16 or 32 columns for eight rows.
 template <int N>
-void add_value_block(const TileRows& tile, int64_t column, const ValueProduct& p, int64_t row, RowPrefetch& prefetch) {
-  RowPrefetch next = prefetch;
-  Vec sums[kValueRows][N] = {};
+[[gnu::noinline]] void add_value_block(const TileRows& tile, int64_t column, const ValueProduct& p, int64_t row) {
+  Vec sums[kValueRows][2] = {};
   const uint32_t* weights = p.weights + (row * kTileTokens + tile.first * kGroupTokens) / 2;
 #pragma GCC unroll 1
   for (int group = tile.first; group < tile.last; ++group) {
     const char* values = tile.group[group] + 2 * column;
+#pragma GCC unroll 1
     for (int t = 0; t < kGroupTokens; t += 2, values += 2 * tile.stride, ++weights) {
-      next.step();
       // A row has 32 numbers or more from any multiple of 16 on.
       const auto a = (Halves)load(reinterpret_cast<const float*>(values));
       const auto b = (Halves)load(reinterpret_cast<const float*>(values + tile.stride));
-      const Vec pairs[2] = {(Vec)zip<0>(a, b, TwiceLanes{}), (Vec)zip<kLanes>(a, b, TwiceLanes{})};
+      // Zips in each quarter of a vector take any port of the processor; the quarters change places below.
+      const Vec pairs[2] = {(Vec)_mm512_unpacklo_epi16((__m512i)a, (__m512i)b),
+                            (Vec)_mm512_unpackhi_epi16((__m512i)a, (__m512i)b)};
 #pragma GCC unroll 8
       for (int r = 0; r < kValueRows; ++r) {
         const Vec weight = (Vec)(BitVec{} + weights[r * kTileTokens / 2]);
-#pragma GCC unroll 2
-        for (int n = 0; n < N; ++n) sums[r][n] = add_pairs(sums[r][n], weight, pairs[n]);
+        sums[r][0] = add_pairs(sums[r][0], weight, pairs[0]);
+        sums[r][1] = add_pairs(sums[r][1], weight, pairs[1]);
       }
     }
   }
-  prefetch = next;
+  float* out = p.acc + row * p.stride + column;
+  bool changes = false;
+  for (int r = 0; r < kValueRows; ++r) changes |= p.factor[row + r] != 1.0f;
 #pragma GCC unroll 8
-  for (int r = 0; r < kValueRows; ++r) {
+  for (int r = 0; r < kValueRows; ++r, out += p.stride) {
+    const Vec parts[2] = {zip_quarters<0>(sums[r][0], sums[r][1], Lanes{}),
+                          zip_quarters<2>(sums[r][0], sums[r][1], Lanes{})};
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
-      add_product(p.acc + (row + r) * p.stride + column + n * kLanes, sums[r][n], p.factor + row + r);
+      // An addition has the bits of a multiplication by 1, and other ports of the processor.
+      const Vec old = load(out + n * kLanes);
+      store(out + n * kLanes, changes ? fma(old, splat(p.factor[row + r]), parts[n]) : old + parts[n]);
     }
   }
 }
 
 // Adds the products of `rows` rows, a multiple of 8, with the first `latent` numbers of each token.
-inline void add_values(const TileRows& tile, int64_t latent, const ValueProduct& p, int64_t rows,
-                       RowPrefetch& prefetch) {
+inline void add_values(const TileRows& tile, int64_t latent, const ValueProduct& p, int64_t rows) {
   for (int64_t column = 0; column < latent; column += kValueColumns) {
     for (int64_t row = 0; row < rows; row += kValueRows) {
       if (latent - column < kValueColumns) {
-        add_value_block<1>(tile, column, p, row, prefetch);
+        add_value_block<1>(tile, column, p, row);
       } else {
-        add_value_block<2>(tile, column, p, row, prefetch);
+        add_value_block<2>(tile, column, p, row);
       }
     }
   }
@@ -167,10 +231,8 @@ inline bool are_finite(const TileRows& tile, int64_t latent) {
 constexpr bool kHasQuads = false;
 
 inline void pack_quads(const uint16_t*, int64_t, int64_t, int64_t, float*) { __builtin_trap(); }
-inline void score_group(const TileRows&, int, int, int, const float*, int64_t, int64_t, float*, RowPrefetch&) {
-  __builtin_trap();
-}
-inline void add_values(const TileRows&, int64_t, const ValueProduct&, int64_t, RowPrefetch&) { __builtin_trap(); }
+inline void score_group(const TileRows&, int, int, int, const QuadScores&, const RowsAhead&) { __builtin_trap(); }
+inline void add_values(const TileRows&, int64_t, const ValueProduct&, int64_t) { __builtin_trap(); }
 inline bool are_finite(const TileRows&, int64_t) { __builtin_trap(); }
 
 #endif

@@ -16,26 +16,42 @@ struct SoftmaxColumn {
   Vec factor;
 };
 
+// Scores of kLanes query rows for tokens [first, last) of a tile.
+struct TileScores {
+  int first;
+  int last;
+  bool whole;    // the rows attend to all of the tokens
+  bool has_top;  // scratch.top has the greatest scores, and the scores are scaled
+  float scale;
+};
+
 // Scales the scores [64, columns] of kLanes query rows, sets those of tokens that a row does not attend to to -inf, and
-// updates the rows' maxima and factors. If `whole`, the rows attend to all tokens [first, last).
-PC_FORCE_INLINE SoftmaxColumn begin_softmax(const LatentScratch& scratch, int64_t columns, int64_t column, int first,
-                                            int last, bool whole, float scale) {
+// returns the greatest of each row.
+PC_FORCE_INLINE Vec scale_scores(const LatentScratch& scratch, int64_t columns, int64_t column, const TileScores& s) {
   float* scores = scratch.scores + column;
+  if (s.has_top) return load(scratch.top + column);
   IntVec low, high;
   __builtin_memcpy(&low, scratch.low + column, sizeof low);
   __builtin_memcpy(&high, scratch.high + column, sizeof high);
-  for (int t = 0; t < first; ++t) store(scores + t * columns, splat(-kInfinity));
+  for (int t = 0; t < s.first; ++t) store(scores + t * columns, splat(-kInfinity));
+  for (int t = s.last; t < kTileTokens; ++t) store(scores + t * columns, splat(-kInfinity));
   Vec top = splat(-kInfinity);
-  for (int t = first; t < last; ++t) {
-    Vec x = load(scores + t * columns) * scale;
-    if (!whole) {
+  for (int t = s.first; t < s.last; ++t) {
+    Vec x = load(scores + t * columns) * s.scale;
+    if (!s.whole) {
       const IntVec attended = (low <= t) & (high > t);
       x = attended ? x : splat(-kInfinity);
     }
     store(scores + t * columns, x);
     top = max(top, x);
   }
-  for (int t = last; t < kTileTokens; ++t) store(scores + t * columns, splat(-kInfinity));
+  return top;
+}
+
+// Scales the scores, and updates the rows' maxima and factors.
+PC_FORCE_INLINE SoftmaxColumn begin_softmax(const LatentScratch& scratch, int64_t columns, int64_t column,
+                                            const TileScores& scores) {
+  const Vec top = scale_scores(scratch, columns, column, scores);
   const Vec old_max = load(scratch.max + column);
   const Vec new_max = max(old_max, top);
   const Vec origin = new_max == -kInfinity ? Vec{} : new_max;
@@ -50,9 +66,9 @@ PC_FORCE_INLINE void add_weights(const LatentScratch& scratch, int64_t column, c
 }
 
 // Turns the scores of kLanes query rows into weights [columns, 64].
-PC_FORCE_INLINE void softmax_column(const LatentScratch& scratch, int64_t columns, int64_t column, int first, int last,
-                                    bool whole, float scale) {
-  const SoftmaxColumn rows = begin_softmax(scratch, columns, column, first, last, whole, scale);
+PC_FORCE_INLINE void softmax_column(const LatentScratch& scratch, int64_t columns, int64_t column,
+                                    const TileScores& scores) {
+  const SoftmaxColumn rows = begin_softmax(scratch, columns, column, scores);
   Vec added = {};
   for (int t = 0; t < kTileTokens; t += kLanes) {
     Vec square[kLanes];
@@ -85,16 +101,16 @@ PC_FORCE_INLINE Vec zip_bf16([[maybe_unused]] Vec even, [[maybe_unused]] Vec odd
 }
 
 // The same, rounded to bfloat16: pairs of tokens are transposed together.
-PC_FORCE_INLINE void softmax_column_pairs(const LatentScratch& scratch, int64_t columns, int64_t column, int first,
-                                          int last, bool whole, float scale) {
-  const SoftmaxColumn rows = begin_softmax(scratch, columns, column, first, last, whole, scale);
+PC_FORCE_INLINE void softmax_column_pairs(const LatentScratch& scratch, int64_t columns, int64_t column,
+                                          const TileScores& scores) {
+  const SoftmaxColumn rows = begin_softmax(scratch, columns, column, scores);
   Vec added = {}, added_odd = {};
   for (int pair = 0; pair < kTileTokens / 2; pair += kLanes) {
     Vec square[kLanes];
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
-      const float* scores = scratch.scores + 2 * (pair + i) * columns + column;
-      const Vec even = exp(load(scores) - rows.origin), odd = exp(load(scores + columns) - rows.origin);
+      const float* even_scores = scratch.scores + 2 * (pair + i) * columns + column;
+      const Vec even = exp(load(even_scores) - rows.origin), odd = exp(load(even_scores + columns) - rows.origin);
       added += even;
       added_odd += odd;
       square[i] = zip_bf16(even, odd);

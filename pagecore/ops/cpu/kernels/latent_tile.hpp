@@ -31,7 +31,10 @@ inline void locate_tokens(const LatentArgs& args, const Indices& blocks, int64_t
   for (int t = tile.first; t < tile.last; ++block, within = 0) {
     // The check has read this number before; another thread may have changed it since.
     const int64_t named = blocks.at(block), id = named >= 0 && named < cache.num_blocks ? named : 0;
-    for (; t < tile.last && within < cache.block_size; ++t, ++within) tile.place(t, latent_row(cache, id, within));
+    const int64_t left = cache.block_size - within;
+    const int end = left < tile.last - t ? t + static_cast<int>(left) : tile.last;
+    LatentRow row = latent_row(cache, id, within);
+    for (; t < end; ++t, row.latent += cache.token_stride, row.rope += cache.rope_token_stride) tile.place(t, row);
   }
 }
 
