@@ -3,11 +3,13 @@
 from pagecore.ops._attention import merge_attention, paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
 from pagecore.ops._debug import debug
-from pagecore.ops._indexer import index_scores, select_topk, slots_of, write_index
-from pagecore.ops._latent import gather_latent, latent_attention, write_latent
+from pagecore.ops._indexer import index_scores, write_index
+from pagecore.ops._latent import latent_attention
+from pagecore.ops._latent_rows import gather_latent, write_latent
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
+from pagecore.ops._topk import select_topk, slots_of
 from pagecore.ops._write import write_kv
 
 __all__ = [

@@ -3,17 +3,6 @@ from typing import Any
 
 from pagecore.ops._plan import AttentionPlan
 
-def write_latent(
-    latent: Any,
-    rope: Any,
-    latent_cache: Any,
-    rope_cache: Any,
-    slot_mapping: Any,
-    *,
-    format: str | None = None,
-    scale: float | None = None,
-    stream: Any = None,
-) -> None: ...
 def latent_attention(
     query_latent: Any,
     query_rope: Any,
@@ -35,15 +24,4 @@ def latent_attention(
     out: Any = None,
     return_lse: bool = False,
     plan: AttentionPlan | None = None,
-) -> Any: ...
-def gather_latent(
-    latent_cache: Any,
-    rope_cache: Any,
-    block_table: Any,
-    seq_lens: Any,
-    *,
-    rows: Any = None,
-    format: str | None = None,
-    latent_scale: float | None = None,
-    dtype: Any = "float32",
 ) -> Any: ...

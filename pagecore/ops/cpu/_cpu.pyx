@@ -81,8 +81,12 @@ from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
 
 
-cdef PlanView view_of(AttentionPlan plan) noexcept:
-    cdef PlanView view
+# Fills the view of a plan that a call reads, and returns its address; NULL without a plan. The plan cannot be changed
+# until the call ends its reading.
+cdef const PlanView* begin_reading(AttentionPlan plan, PlanView& view) noexcept:
+    if plan is None:
+        return NULL
+    plan.num_readers += 1
     view.items = plan.plan.items()
     view.num_items = plan.plan.counts().num_items
     view.num_partial_rows = plan.plan.counts().num_partial_rows
@@ -95,7 +99,12 @@ cdef PlanView view_of(AttentionPlan plan) noexcept:
     view.window_left = plan.plan.options.window_left
     view.window_right = plan.plan.options.window_right
     view.batch_invariant = plan.plan.options.batch_invariant
-    return view
+    return &view
+
+
+cdef void end_reading(AttentionPlan plan) noexcept:
+    if plan is not None:
+        plan.num_readers -= 1
 
 
 cdef int attention(
@@ -123,17 +132,12 @@ cdef int attention(
     args.out = token_array(out)
     args.lse = lse_array(lse)
     args.selection = selection
-    if plan is None:
-        with nogil:
-            run_attention(args, NULL, num_threads)
-        return 0
-    view = view_of(plan)
-    plan.num_readers += 1
+    cdef const PlanView* given = begin_reading(plan, view)
     try:
         with nogil:
-            run_attention(args, &view, num_threads)
+            run_attention(args, given, num_threads)
     finally:
-        plan.num_readers -= 1
+        end_reading(plan)
     return 0
 
 
@@ -346,17 +350,12 @@ cdef void move_slots(
 cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1:
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()
-    if plan is None:
-        with nogil:
-            run_latent_attention(args, NULL, num_threads)
-        return 0
-    view = view_of(plan)
-    plan.num_readers += 1
+    cdef const PlanView* given = begin_reading(plan, view)
     try:
         with nogil:
-            run_latent_attention(args, &view, num_threads)
+            run_latent_attention(args, given, num_threads)
     finally:
-        plan.num_readers -= 1
+        end_reading(plan)
     return 0
 
 

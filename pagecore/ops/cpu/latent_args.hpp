@@ -105,15 +105,19 @@ PC_FORCE_INLINE int64_t latent_row_width(const LatentCache& cache) {
 
 // Scratch memory of one pass with `rows` query rows, padded to `columns`.
 struct LatentScratch {
-  float* query;      // right side of the scores: pairs [width / 2, columns], or floats [width, columns]
+  float* query;      // the queries as the kernel multiplies them: bfloat16 or float32 [width, columns]
   uint16_t* halves;  // bfloat16 [64, width], the unpacked rows of a tile
   float* floats;     // float32 [64, width]
-  float* values;     // a strip of the right side of the sums: pairs [32, 32], or floats [64, 32]
+  float* values;     // a packed strip of the values: pairs [32, 32], or floats [64, 32]
   float* scores;     // [64, columns]
+  float* top;        // [columns], greatest scores of a tile
   float* weights;    // [columns, 64], float32 or bfloat16
-  float* acc;        // [columns, latent width]
+  float* acc;        // [columns, latent width], sums since the last fold
   float* max;        // [columns]
   float* sum;
+  float* total_acc;  // sums before the last fold
+  float* total_max;
+  float* total_sum;
   float* factor;
   int32_t* low;  // [columns]; row r attends to keys [low[r], high[r]) of the tile
   int32_t* high;
@@ -134,10 +138,14 @@ PC_FORCE_INLINE int64_t carve_latent(uintptr_t base, int64_t rows, int64_t laten
   scratch.floats = take(kTileTokens * width);
   scratch.values = take(kTileTokens * 32);
   scratch.scores = take(kTileTokens * columns);
+  scratch.top = take(columns);
   scratch.weights = take(kTileTokens * columns);
   scratch.acc = take(columns * latent);
   scratch.max = take(columns);
   scratch.sum = take(columns);
+  scratch.total_acc = take(columns * latent);
+  scratch.total_max = take(columns);
+  scratch.total_sum = take(columns);
   scratch.factor = take(columns);
   scratch.low = reinterpret_cast<int32_t*>(take(columns));
   scratch.high = reinterpret_cast<int32_t*>(take(columns));

@@ -23,7 +23,7 @@ class RowPrefetch {
 
   PC_FORCE_INLINE void step() {
     if (row_ == last_) return;
-    prefetch_line(line_);
+    __builtin_prefetch(line_, 0, 3);
     line_ += kLine;
     if (line_ < end_) return;
     if (++row_ != last_) begin_row();

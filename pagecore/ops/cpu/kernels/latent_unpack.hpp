@@ -215,5 +215,21 @@ inline void unpack_floats(const LatentCache& cache, const LatentRow& row, uint16
   clear_numbers(to, rope_at + cache.rope_dim, width);
 }
 
+// Writes the numbers of a row, latent and rope, times `factor`.
+inline void read_latent_row(const LatentCache& cache, int64_t block, int64_t offset, float factor, char* out,
+                            Float type) {
+  alignas(64) uint16_t halves[kLatentWidthMax];
+  alignas(64) float numbers[kLatentWidthMax];
+  unpack_floats(cache, latent_row(cache, block, offset), halves, numbers);
+  const float* rope = numbers + latent_width(cache);
+  for (int64_t d = 0; d < cache.rope_dim; ++d) numbers[cache.latent_dim + d] = rope[d];
+  const int64_t dim = cache.latent_dim + cache.rope_dim;
+  with_float(type, [&]<Float T>() {
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      store_part<T>(out, d, load(numbers + d) * factor, dim - d < kLanes ? dim - d : kLanes);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,24 @@
+from typing import Any
+
+def write_latent(
+    latent: Any,
+    rope: Any,
+    latent_cache: Any,
+    rope_cache: Any,
+    slot_mapping: Any,
+    *,
+    format: str | None = None,
+    scale: float | None = None,
+    stream: Any = None,
+) -> None: ...
+def gather_latent(
+    latent_cache: Any,
+    rope_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    rows: Any = None,
+    format: str | None = None,
+    latent_scale: float | None = None,
+    dtype: Any = "float32",
+) -> Any: ...

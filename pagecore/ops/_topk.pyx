@@ -1,0 +1,135 @@
+"""The best positions of index scores, and the slots of positions, on the host."""
+
+from cpython.object cimport PyObject
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
+
+from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.ops._checks cimport any_tensor, check_length, float_tensor
+from pagecore.ops._indices cimport given_indices, index_tensor
+from pagecore.ops._place cimport Place, find_place, finished, new_result
+from pagecore.ops.args cimport index_array, table_array
+from pagecore.ops.cpu._cpu cimport select_topk as run_select, slots_of as run_slots
+from pagecore.ops.cpu.latent cimport SlotsArgs, TopkArgs
+
+from operator import index
+
+import numpy as np
+
+from pagecore.arrays.refusals import brief
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+
+
+cdef int64_t positive(object value, str name) except -1:
+    try:
+        number = index(value)
+    except TypeError:
+        raise ShapeError(f"{name} is {brief(value)}; expected an integer of at least 1") from None
+    if not 1 <= number <= INT32_MAX:
+        raise ShapeError(f"{name} is {number}; it must be 1 to {INT32_MAX}")
+    return number
+
+
+def select_topk(scores, k, lens=None):
+    """Select the positions of the k greatest scores of each row, best first; equal scores by ascending position.
+
+    Parameters
+    ----------
+    scores : array, [T, n]
+        float32.
+    k : int
+    lens : integers, [T], optional
+        Number of leading scores of each row that count; n by default.
+
+    Returns
+    -------
+    array, [T, k]
+        int32 positions; -1 where a row has fewer than k scores above -inf. NaN is never selected. A new array in the
+        framework of `scores`.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype, DeviceError, NotEnoughMemory
+        Invalid arrays or lengths.
+    """
+    cdef Place place
+    cdef Tensor given = float_tensor(scores, "scores", 2, 2, "[num_tokens, n]")
+    find_place(&place, given, "scores", scores, None)
+    if place.device_type != CPU:
+        raise UnsupportedOption("scores is on CUDA; select_topk runs on the host only: copy the array there")
+    if given.dtype_code != FLOAT32:
+        raise UnsupportedDtype(f"scores is {given.dtype}; it must be float32, as returned by index_scores")
+    if given.shape_[1] > INT32_MAX:
+        raise ShapeError(f"scores has shape {given.shape}; positions must fit int32")
+    cdef Tensor counts = None
+    if lens is not None:
+        counts = index_tensor(lens, "lens", 1, "[num_tokens]", &place)
+        check_length(counts, "lens", 0, given.shape_[0], "one for each row of scores")
+    cdef int64_t shape[2]
+    shape[0], shape[1] = given.shape_[0], positive(k, "k")
+    cdef Tensor result = new_result(2, shape, INT32, scores, &place)
+    cdef TopkArgs args
+    args.scores, args.score_stride = <const float*>given.data, given.strides_[0] // 4
+    args.num_rows, args.width, args.k = shape[0], given.shape_[1], shape[1]
+    args.lens = index_array(counts)
+    args.out = <int32_t*>result.data
+    run_select(args)
+    return finished(result, scores, &place)
+
+
+def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=None):
+    """Return the slots of positions of sequences: ``block_table[row, p // block_size] * block_size + p % block_size``.
+
+    Parameters
+    ----------
+    positions : integers, [T, n]
+        A negative position has slot -1.
+    block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
+    block_size : int
+    rows, cu_query_lens
+        As for `paged_attention`: by default each sequence has one row of positions.
+
+    Returns
+    -------
+    array, [T, n]
+        int32, for `indices` of `latent_attention`, in the framework of `positions`.
+
+    Raises
+    ------
+    ShapeError
+        A position is past its row of the table, or the shapes do not match.
+    InvalidBlock, InvalidSequence
+        A block is negative or its slots do not fit int32, or a row is outside the table.
+    UnsupportedDtype, DeviceError, NotEnoughMemory
+        Arrays are not supported.
+    """
+    cdef Place place
+    cdef int64_t tokens = positive(block_size, "block_size")
+    place.device_type, place.device_id, place.stream = CPU, 0, 0
+    place.name = <PyObject*>"positions"
+    cdef Tensor wanted = given_indices(positions, "positions", 2, "[num_tokens, n]", NULL)
+    if wanted.dtype_code == INT64:
+        values = wanted.numpy()
+        if values.size and values.max() > INT32_MAX:
+            raise ShapeError(f"positions holds {values.max()}; positions must fit int32")
+    narrow = np.ascontiguousarray(np.maximum(wanted.numpy(), -1), np.int32)
+    cdef Tensor numbers = any_tensor(narrow, "positions")
+    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", NULL)
+    cdef Tensor picked = None, cu = None
+    cdef int64_t num_sequences = table.shape_[0]
+    if rows is not None:
+        picked = index_tensor(rows, "rows", 1, "[num_sequences]", NULL)
+        num_sequences = picked.shape_[0]
+    if cu_query_lens is not None:
+        cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", NULL)
+        check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than the sequences")
+    else:
+        check_length(numbers, "positions", 0, num_sequences, "one row for each sequence, or pass cu_query_lens=")
+    cdef Tensor result = new_result(2, numbers.shape_, INT32, positions, &place)
+    cdef SlotsArgs args
+    args.positions, args.out = <const int32_t*>numbers.data, <int32_t*>result.data
+    args.num_tokens, args.width = numbers.shape_[0], numbers.shape_[1]
+    args.table, args.rows, args.cu_query_lens = table_array(table), index_array(picked), index_array(cu)
+    args.num_sequences, args.block_size = num_sequences, tokens
+    run_slots(args)
+    return finished(result, positions, &place)
