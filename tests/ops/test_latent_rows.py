@@ -56,6 +56,24 @@ def test_packed_rows_equal_the_twin(format, dtype):
         assert got.tobytes() == twin(row.astype(np.float32))
 
 
+@pytest.mark.parametrize("format", ROW_BYTES)
+def test_nan_and_infinity_are_read_back(format):
+    """A NaN remains NaN, in "nvfp4_ds_mla" with the numbers that share its scale."""
+    rows = np.random.default_rng(3).standard_normal((5, 576)).astype(np.float32)
+    rows[0, 5], rows[1, 511], rows[2, [16, 31]], rows[3, 40], rows[4, 530] = np.nan, np.inf, -np.inf, np.nan, np.nan
+    cache = stored(format, rows)
+    for row, got in zip(rows[:4], cache, strict=False):
+        assert got.tobytes() == getattr(reference, format)(row)
+    group = 16 if format == "nvfp4_ds_mla" else 1
+    expected = np.zeros((5, 576), bool)
+    for row, column in ((0, 5), (3, 40)):
+        expected[row, column // group * group :][:group] = True
+    expected[4, 530] = True
+    read = gather_latent(np.concatenate([cache[:1], cache])[:, None], None, [[1, 2, 3, 4, 5]], [5])
+    assert (np.isnan(read) == expected).all()
+    assert not np.isinf(read).any()
+
+
 def test_e4m3_codes_are_those_of_the_twin():
     every = np.arange(0, 0x10000, dtype=np.uint16).view(BF16)
     every = np.concatenate([every, np.zeros(-len(every) % 576, BF16)]).reshape(-1, 576)

@@ -41,16 +41,25 @@ void write_fp8_ds_mla(const float* latent, const float* rope, char* row) {
   }
 }
 
+// A NaN makes the scale of its group NaN, because e2m1 has none.
+void write_nvfp4_group(const float* x, int64_t group, char* row) {
+  if (std::any_of(x, x + kNvfp4Tile, [](float number) { return number != number; })) {
+    row[nvfp4_scale_at(group)] = kE4M3NaN;
+    std::memset(row + group * kNvfp4Tile / 2, 0, kNvfp4Tile / 2);
+    return;
+  }
+  const uint8_t code = to_e4m3(std::max(greatest(x, kNvfp4Tile) / kE2M1Max, 0x1p-9f));
+  const float scale = from_e4m3(code);
+  row[nvfp4_scale_at(group)] = static_cast<char>(code);
+  for (int64_t i = 0; i < kNvfp4Tile; i += 2) {
+    const int pair = to_e2m1(x[i] / scale) | to_e2m1(x[i + 1] / scale) << 4;
+    row[(group * kNvfp4Tile + i) / 2] = static_cast<char>(pair);
+  }
+}
+
 void write_nvfp4_ds_mla(const float* latent, const float* rope, char* row) {
   for (int64_t group = 0; group < kPackedLatentDim / kNvfp4Tile; ++group) {
-    const float* x = latent + group * kNvfp4Tile;
-    const uint8_t code = to_e4m3(std::max(greatest(x, kNvfp4Tile) / kE2M1Max, 0x1p-9f));
-    const float scale = from_e4m3(code);
-    row[nvfp4_scale_at(group)] = static_cast<char>(code);
-    for (int64_t i = 0; i < kNvfp4Tile; i += 2) {
-      const int pair = to_e2m1(x[i] / scale) | to_e2m1(x[i + 1] / scale) << 4;
-      row[(group * kNvfp4Tile + i) / 2] = static_cast<char>(pair);
-    }
+    write_nvfp4_group(latent + group * kNvfp4Tile, group, row);
   }
   quantise_e4m3(rope, kPackedRopeDim, 1.0f, row + kNvfp4RopeAt);
 }
