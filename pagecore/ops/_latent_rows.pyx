@@ -84,8 +84,8 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
 
     Notes
     -----
-    Infinities become the largest number of the format. NaN remains NaN; in the latent of "nvfp4_ds_mla" it makes the
-    scale of its 16 numbers NaN, and so all of them.
+    Infinities become the largest code of the largest scale, which "fp8_ds_mla" reads as infinity. NaN remains NaN; in
+    the latent of "nvfp4_ds_mla" it makes the scale of its 16 numbers NaN, and so all of them.
 
     Multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", 2024.
 

@@ -20,13 +20,16 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     _cpu.set_isa(before)
 
 
-def test_example(isa):
+def test_worked_example_variants_a7_index_scores(isa):
     query = np.array([[[1, 0], [0, 1]], [[1, 1], [-1, 1]]], np.float32)
     weights = np.array([[1, 2], [0.5, 1]], np.float32)
     keys = np.array([[1, 1], [-1, 2], [3, -1], [0, 0]], np.float32)[None]
     scores = index_scores(query, weights, keys, None, [[0]], [4], cu_query_lens=[0, 2], causal=False)
     assert scores.tolist() == [[3, 4, 3, 0], [1, 3.5, 1, 0]]
     assert select_topk(scores, 2, [3, 4]).tolist() == [[1, 0], [1, 0]]
+
+
+def test_worked_example_variants_a8_slots_of_positions():
     assert slots_of([[0, 63, 64, 130, -1]], [[7, 3, 9]], 64).tolist() == [[448, 511, 192, 578, -1]]
 
 
