@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pagecore import debug, errors, index_scores, slots_of, write_index
+from pagecore.arrays import strided
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.cuda.memory import calls_of
@@ -53,8 +54,6 @@ def test_worked_example_variants_a6_page_on_a_device(cuda):
     rows = ((((7 * d + 13 * t) % 101) - 50) / 25).astype(np.float32).astype(BF16)
     rows[3] = 0
     page = cuda.put(np.zeros((2, 64 * 132), np.uint8))
-    from pagecore.arrays import strided
-
     keys = strided(page, (2, 64, 128), (8448, 128, 1), 0, "float8_e4m3fn")
     scales = strided(page, (2, 64, 1), (8448, 4, 4), 8192, "float32")
     write_index(cuda.put(rows), keys, scales, cuda.put(np.arange(64, 128)))
@@ -171,7 +170,9 @@ def test_a_nan_reaches_only_the_scores_of_its_key(cuda):
 def test_large_and_small_queries_keep_their_digits(cuda):
     """Numbers that a half does not hold, in queries of bfloat16 whose heads differ in magnitude."""
     case = Scored(64, 128, "bfloat16")
-    case.query = (case.query.astype(np.float32) * np.float32(10.0) ** np.linspace(-30, 30, 64)[None, :, None]).astype(BF16)
+    case.query = (case.query.astype(np.float32) * np.float32(10.0) ** np.linspace(-30, 30, 64)[None, :, None]).astype(
+        BF16
+    )
     case.weights = (10.0 ** np.linspace(30, -30, 64)[None] * np.ones((6, 1))).astype(BF16)
     case.check(cuda.get(index_scores(*case.arrays(cuda)[:5], case.lens, cu_query_lens=case.cu)))
 
@@ -180,8 +181,9 @@ def test_tokens_without_a_sequence_see_nothing(cuda):
     case = Scored(4, 128, "bfloat16")
     query, weights, keys, scales, table, lens = case.arrays(cuda)
     cu, rows = cuda.put(np.array([0, 2, 2, 3])), cuda.put(np.array([0, 1, 9]))
-    got = cuda.get(index_scores(query, weights, keys, scales, table, lens, rows=rows, cu_query_lens=cu,
-                                out=cuda.empty((6, 150))))
+    got = cuda.get(
+        index_scores(query, weights, keys, scales, table, lens, rows=rows, cu_query_lens=cu, out=cuda.empty((6, 150)))
+    )
     assert np.isfinite(got[:2, :149]).all()
     assert np.isneginf(got[2:]).all()
 
