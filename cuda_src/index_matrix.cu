@@ -78,10 +78,13 @@ PC_DEVICE float load_head(const PcIndexScoreParams& params, int token, int head,
     operands[s][high] = pc_pack<pc_half>(x[4 * s] * by.factor, x[4 * s + 1] * by.factor);
     operands[s][2 + high] = pc_pack<pc_half>(x[4 * s + 2] * by.factor, x[4 * s + 3] * by.factor);
   }
-  return exists ? weight_of(params, token, head) * by.inverse : 0.0f;
+  return exists ? weight_of(params, token, head) * by.inverse : 0.0f;  // fault: index_factor_of_a_head
 }
 
-PC_DEVICE float positive_part(float x) { return x < 0.0f ? 0.0f : x; }  // NaN is not below 0, and so propagates
+// NaN is not below 0, and so propagates.
+PC_DEVICE float positive_part(float x) {
+  return x < 0.0f ? 0.0f : x;  // fault: index_positive_part
+}
 
 template <typename T, int kTiles>
 PC_DEVICE void score_row(const PcIndexScoreParams& params, int token, const IndexRow& line) {
@@ -124,9 +127,11 @@ PC_DEVICE void score_row(const PcIndexScoreParams& params, int token, const Inde
     PC_UNROLL
     for (int column = 0; column < 2; ++column) {
       PC_UNROLL
-      for (int mask = 4; mask < 32; mask *= 2) sums[column] += pc_shuffle_xor(sums[column], mask);
+      for (int mask = 4; mask < 32; mask *= 2) {
+        sums[column] += pc_shuffle_xor(sums[column], mask);  // fault: index_heads_of_a_column
+      }
       const int key = 2 * (pc_lane() % 4) + column;
-      const float scale = pc_shuffle(keys.scale, 4 * key);
+      const float scale = pc_shuffle(keys.scale, 4 * key);  // fault: index_scale_of_a_key
       if (pc_lane() < 4 && position + key < limit) line.out.store(position + key, sums[column] * scale);
     }
   }

@@ -29,7 +29,8 @@ struct IndexRow {
     end = min_of(begin + params.keys_per_block, params.width);
     visible = 0;
     if (row < 0) return;
-    visible = length_of(params.batch, query.sequence) - (params.causal ? query.later : 0);
+    const int hidden = params.causal ? query.later : 0;  // fault: index_hidden_keys
+    visible = length_of(params.batch, query.sequence) - hidden;
   }
 
   PC_MEMBER KeyPosition key(const PcIndexScoreParams& params, int position) const {

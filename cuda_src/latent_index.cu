@@ -27,7 +27,7 @@ void write_index_keys(const PcIndexWriteParams params) {
     largest = pc_max(largest, largest_of(x));
   }
   largest = largest_of_lanes(largest, lanes);
-  if (!exists) return;
+  if (!exists) return;  // fault: index_keys_past_the_end
   const SlotOffset place = slot_of_token(params.slots, token);
   if (!place.is_written) return;
   const float scale = ue8m0(ceil_log2(pc_max(largest, 1e-4f) / 448.0f) + 127);

@@ -132,7 +132,7 @@ PC_DEVICE QueryOfSequence sequence_of(const PcSequenceBatch& batch, int token) {
     }
     if (batch.num_sequences > 0) later = static_cast<int>(load_index(batch.cu_query_lens, low + 1)) - 1 - token;
   }
-  if (low >= batch.num_sequences || later < 0) return {-1, 0, 0};
+  if (low >= batch.num_sequences || later < 0) return {-1, 0, 0};  // fault: index_tokens_past_the_end
   const pc_int64 row = batch.rows.data != 0 ? load_index(batch.rows, low) : low;
   if (row < 0 || row >= batch.table.num_rows) return {-1, 0, 0};
   return {row, low, later};
@@ -154,7 +154,7 @@ PC_DEVICE pc_int64 block_entry(const PcSequenceBatch& batch, pc_int64 row, int a
 // An entry, or 0 if it is outside of the cache.
 PC_DEVICE pc_int64 block_in_cache(const PcSequenceBatch& batch, pc_int64 row, int at) {
   const pc_int64 block = block_entry(batch, row, at);
-  return block < 0 || block >= batch.num_blocks ? 0 : block;
+  return block < 0 || block >= batch.num_blocks ? 0 : block;  // fault: latent_blocks_outside
 }
 
 }  // namespace pagecore

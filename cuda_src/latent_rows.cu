@@ -46,7 +46,7 @@ PC_DEVICE void write_fp8_row(const PcLatentWriteParams& params, pc_int64 token, 
     float x[8];
     int code[8];
     load_chunk(params.latent, token, 8 * chunk, x);
-    const float largest = largest_of_lanes(largest_of(x), 16);
+    const float largest = largest_of_lanes(largest_of(x), 16);  // fault: latent_lanes_of_a_scale
     const float scale = ue8m0(ceil_log2(pc_max(largest / 448.0f, 1e-4f)) + 127);
     codes_of(x, scale, code);
     store_e4m3(row, 8 * chunk, kPackedLatent, true, code);
@@ -68,7 +68,7 @@ PC_DEVICE void write_nvfp4_row(const PcLatentWriteParams& params, pc_int64 token
     int has_nan = 0;
     PC_UNROLL
     for (int i = 0; i < 8; ++i) has_nan |= x[i] != x[i] ? 1 : 0;
-    has_nan |= pc_shuffle_xor(has_nan, 1);
+    has_nan |= pc_shuffle_xor(has_nan, 1);  // fault: latent_nan_of_a_group
     const float largest = largest_of_lanes(largest_of(x), 2);
     const int scale = has_nan != 0 ? 0x7f : e4m3_of(pc_max(largest / 6.0f, 0.001953125f));
     const float factor = float_of_e4m3(scale);
@@ -89,7 +89,7 @@ PC_DEVICE void write_nvfp4_row(const PcLatentWriteParams& params, pc_int64 token
 PC_KERNEL(128, 8)
 void write_latent_rows(const PcLatentWriteParams params) {
   const pc_int64 token = static_cast<pc_int64>(pc_block_x()) * PC_LATENT_ROW_TOKENS + pc_warp();
-  if (token >= params.slots.slots.size) return;
+  if (token >= params.slots.slots.size) return;  // fault: latent_tokens_past_the_end
   const SlotOffset at = slot_of_token(params.slots, token);
   if (!at.is_written) return;
   const PcLatentRows& cache = params.cache;
@@ -129,7 +129,9 @@ PC_DEVICE void gather_fp8_row(const Global<pc_uint8>& row, const LatentOutput<T>
     floats_of_e4m3(load_e4m3(row, 8 * chunk, kPackedLatent, true), x);
     const float scale = (row + kFp8ScalesAt).as<float>().load(chunk / 16);
     PC_UNROLL
-    for (int i = 0; i < 8; ++i) x[i] = pc_to_float(pc_from_float<pc_bfloat16>(x[i] * scale));
+    for (int i = 0; i < 8; ++i) {
+      x[i] = pc_to_float(pc_from_float<pc_bfloat16>(x[i] * scale));  // fault: latent_rounding_of_products
+    }
     out.store(8 * chunk, kPackedLatent, x);
   }
   if (pc_lane() >= kPackedRope / 8) return;

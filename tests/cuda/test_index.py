@@ -142,7 +142,7 @@ def test_scores_equal_the_twin(cuda, shape, dtype):
 @pytest.mark.parametrize("keys", DTYPES)
 def test_scores_of_plain_keys(cuda, keys):
     case = Scored(9, 24, "bfloat16", keys)
-    query, weights, plane, _, table, lens = case.arrays(cuda)
+    query, weights, plane, _, table, _ = case.arrays(cuda)
     got = index_scores(query, weights, plane, None, table, case.lens, cu_query_lens=case.cu, causal=False)
     assert got.shape == (6, 150)
     case.check(cuda.get(got), causal=False)
@@ -180,12 +180,13 @@ def test_large_and_small_queries_keep_their_digits(cuda):
 def test_tokens_without_a_sequence_see_nothing(cuda):
     case = Scored(4, 128, "bfloat16")
     query, weights, keys, scales, table, lens = case.arrays(cuda)
-    cu, rows = cuda.put(np.array([0, 2, 2, 3])), cuda.put(np.array([0, 1, 9]))
-    got = cuda.get(
-        index_scores(query, weights, keys, scales, table, lens, rows=rows, cu_query_lens=cu, out=cuda.empty((6, 150)))
-    )
-    assert np.isfinite(got[:2, :149]).all()
-    assert np.isneginf(got[2:]).all()
+    cu, out = cuda.put(np.array([0, 2, 2, 3])), cuda.empty((6, 150))
+    for rows, end in ((None, 3), (cuda.put(np.array([0, 1, 9])), 2)):
+        index_scores(query, weights, keys, scales, table, lens, rows=rows, cu_query_lens=cu, out=out)
+        got = cuda.get(out)
+        assert np.isfinite(got[:2, :149]).all()
+        assert np.isfinite(got[2, :7]).all() == (end == 3)
+        assert np.isneginf(got[end:]).all()
 
 
 def test_one_query_for_each_sequence(cuda):

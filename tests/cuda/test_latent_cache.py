@@ -77,7 +77,7 @@ def stored(name: str, parts: Any) -> Any:
 
 
 def read(cuda: Kit, cache: PagedKVCache, sequence: Any, layer: int = 0) -> Any:
-    """Gather the computed tokens of a sequence on the device, by the host's table: a swap is staged by the next step."""
+    """Gather the computed tokens of a sequence on the device, by the host's table, which knows of swaps."""
     spec = cache.spec(layer)
     planes = [cache.plane(plane.name, layer) for plane in spec.planes]
     got = gather_latent(

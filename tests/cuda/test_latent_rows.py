@@ -222,6 +222,6 @@ def test_arrays_of_two_devices_are_refused(cuda):
         gather_latent(cache, None, [[1]], [1], out=np.zeros((1, 576), np.float32))
     with pytest.raises(errors.ShapeError, match=r"out has shape .*; it must be \(1, 576\)"):
         gather_latent(cache, None, [[1]], [1], out=cuda.empty((2, 576)))
+    plain = cuda.empty((2, 4, 576))
     with pytest.raises(errors.UnsupportedOption, match="shares memory"):
-        plain = cuda.empty((2, 4, 576))
         gather_latent(plain, None, [[1]], [4], out=plain[1])
