@@ -12,8 +12,8 @@
 // A query of bfloat16 is multiplied by a power of two for each head, so that halves hold it, and its weight is divided
 // by it. A lane adds up the heads of its two columns; then the eight lanes of a column add up theirs.
 //
-// Each warp of a block has every fourth tile of 8 keys of the block's range. In flight: one tile is multiplied while the
-// next one is loaded. Every key is read once for all heads of a query token, and its block once for each tile.
+// Each warp of a block has every fourth tile of 8 keys of the block's range. In flight: one tile is multiplied while
+// the next one is loaded. Every key is read once for all heads of a query token, and its block once for each tile.
 #include "index_rows.cuh"
 
 namespace pagecore {

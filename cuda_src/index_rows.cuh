@@ -37,7 +37,8 @@ struct IndexRow {
     const int entry = divide(position, params.batch.block_size);
     const int offset = position - entry * params.batch.block_size.divisor;
     const pc_int64 block = block_in_cache(params.batch, row, entry);
-    KeyPosition at = {Global<pc_uint8>(params.keys) + (block * params.block_stride + offset * params.token_stride), 1.0f};
+    KeyPosition at = {Global<pc_uint8>(params.keys) + (block * params.block_stride + offset * params.token_stride),
+                      1.0f};
     if (params.scales == 0) return at;
     const pc_int64 scale = block * params.scale_block_stride + offset * params.scale_token_stride;
     at.scale = (Global<pc_uint8>(params.scales) + scale).as<float>().load(0);

@@ -182,7 +182,8 @@ PC_DEVICE void gather_part(const PcLatentRows& cache, const Global<pc_uint8>& ro
 template <typename T>
 PC_DEVICE void gather_row(const PcLatentGatherParams& params, pc_int64 block, int offset, const LatentOutput<T>& out) {
   const PcLatentRows& cache = params.cache;
-  const Global<pc_uint8> row = Global<pc_uint8>(cache.latent) + (block * cache.block_stride + offset * cache.token_stride);
+  const Global<pc_uint8> row =
+      Global<pc_uint8>(cache.latent) + (block * cache.block_stride + offset * cache.token_stride);
   if (cache.format == PC_LATENT_ROW_FP8) return gather_fp8_row(row, out);
   if (cache.format == PC_LATENT_ROW_NVFP4) return gather_nvfp4_row(row, out);
   gather_part(cache, row, cache.latent_dim, cache.latent_in_vectors != 0, params.factor, 0, out);

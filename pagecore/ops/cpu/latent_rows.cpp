@@ -65,20 +65,11 @@ void write_nvfp4_ds_mla(const float* latent, const float* rope, char* row) {
 }
 
 void write_row(const LatentWriteArgs& args, int64_t token, int64_t slot) {
-  const LatentCache& cache = args.cache;
-  const int64_t block = slot / cache.block_size, offset = slot - block * cache.block_size;
-  char* row = cache.latent + block * cache.block_stride + offset * cache.token_stride;
-  char* rope_row = cache.rope + block * cache.rope_block_stride + offset * cache.rope_token_stride;
+  const int64_t block = slot / args.cache.block_size;
   float latent[kLatentWidthMax], rope[kLatentWidthMax];
   read_numbers(args.latent, token, latent);
   read_numbers(args.rope, token, rope);
-  switch (cache.format) {
-    case LatentFormat::Fp8DsMla: return write_fp8_ds_mla(latent, rope, row);
-    case LatentFormat::Nvfp4DsMla: return write_nvfp4_ds_mla(latent, rope, row);
-    default:
-      quantise_e4m3(latent, cache.latent_dim, args.factor, row);
-      quantise_e4m3(rope, cache.rope_dim, args.factor, rope_row);
-  }
+  write_latent_numbers(args.cache, block, slot - block * args.cache.block_size, latent, rope, args.factor);
 }
 
 void write_index_row(const IndexWriteArgs& args, int64_t token, int64_t slot) {
@@ -109,6 +100,19 @@ void for_each_slot(const Indices& slots, int64_t numbers, int64_t num_threads, W
 }
 
 }  // namespace
+
+void write_latent_numbers(const LatentCache& cache, int64_t block, int64_t offset, const float* latent,
+                          const float* rope, float factor) {
+  char* row = cache.latent + block * cache.block_stride + offset * cache.token_stride;
+  char* rope_row = cache.rope + block * cache.rope_block_stride + offset * cache.rope_token_stride;
+  switch (cache.format) {
+    case LatentFormat::Fp8DsMla: return write_fp8_ds_mla(latent, rope, row);
+    case LatentFormat::Nvfp4DsMla: return write_nvfp4_ds_mla(latent, rope, row);
+    default:
+      quantise_e4m3(latent, cache.latent_dim, factor, row);
+      quantise_e4m3(rope, cache.rope_dim, factor, rope_row);
+  }
+}
 
 void write_latent(const LatentWriteArgs& args, int64_t num_threads) {
   Cache shape;

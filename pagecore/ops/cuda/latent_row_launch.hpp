@@ -124,8 +124,8 @@ inline PcLatentRows latent_rows(const LatentPlaneArgs& planes) {
   LatentGatherLaunch launch;
   PcLatentGatherParams& params = launch.params;
   const int64_t size = planes.latent.shape[0], itemsize = size_of(out.type);
-  PC_EXPECTS(seq_lens.size <= INT32_MAX, ShapeError, "seq_lens holds ", seq_lens.size,
-             " sequences; on CUDA at most ", INT32_MAX, " are supported: split the call");
+  PC_EXPECTS(seq_lens.size <= INT32_MAX, ShapeError, "seq_lens holds ", seq_lens.size, " sequences; on CUDA at most ",
+             INT32_MAX, " are supported: split the call");
   params.cache = internal::latent_rows(planes);
   params.batch = sequence_batch(table, seq_lens, rows, {}, seq_lens.size, planes.latent.num_blocks, size);
   params.out = address_of(out.data);
