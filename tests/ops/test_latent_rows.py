@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from pagecore import KVLayout, KVPool, Plane, errors, gather_latent, write_index, write_latent
+from pagecore import (
+    KVLayout,
+    KVPool,
+    Plane,
+    dequantize,
+    errors,
+    gather_latent,
+    quantize,
+    write_index,
+    write_latent,
+)
+from pagecore.ops.cpu import _cpu
 from tests.reference import latent as reference
 
 BF16 = ml_dtypes.bfloat16
 ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+
+
+@pytest.fixture(params=_cpu.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.isa()
+    yield _cpu.set_isa(request.param)
+    _cpu.set_isa(before)
 
 
 def example() -> np.ndarray:
@@ -183,3 +202,43 @@ def test_a_read_only_cache_is_refused():
     cache.flags.writeable = False
     with pytest.raises(errors.UnsupportedOption, match="read-only"):
         write_latent(np.zeros((1, 512), np.float32), np.zeros((1, 64), np.float32), cache, None, [0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("format", ROW_BYTES)
+def test_quantize_and_dequantize_rows(isa, format, dtype):
+    rng = np.random.default_rng(2)
+    kind = {"float32": np.float32, "float16": np.float16, "bfloat16": BF16}[dtype]
+    x = np.full((3, 4, 600), np.nan, kind)[..., 12:588]
+    x[...] = rng.standard_normal((3, 4, 576)) * 10.0 ** rng.integers(-3, 3, (3, 4, 1))
+    codes, scales = quantize(x, format)
+    assert (codes.shape, codes.dtype, scales) == ((3, 4, ROW_BYTES[format]), np.uint8, None)
+    expected = [getattr(reference, format)(row.astype(np.float32)) for row in x.reshape(12, 576)]
+    assert codes.tobytes() == b"".join(expected)
+    spread = np.full((3, 4, 700), 7, np.uint8)[..., 3 : 3 + ROW_BYTES[format]]
+    spread[...] = codes
+    read = np.array([getattr(reference, f"read_{format}")(row) for row in expected]).reshape(3, 4, 576)
+    got = dequantize(spread, format, dtype=dtype)
+    assert got.dtype == kind
+    assert (got == read.astype(np.float32).astype(kind)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: quantize(np.zeros((2, 512), np.float32), "fp8_ds_mla"), errors.ShapeError, "576"),
+        (lambda: quantize(np.zeros((2, 576), np.float32), "fp8_ds_mla", 2.0), errors.UnsupportedOption, "scale out"),
+        (lambda: quantize(np.zeros((2, 576), np.int8), "nvfp4_ds_mla"), errors.UnsupportedDtype, "int8"),
+        (lambda: dequantize(np.zeros((2, 352), np.uint8), "fp8_ds_mla"), errors.ShapeError, "656"),
+        (lambda: dequantize(np.zeros((2, 656), np.int8), "fp8_ds_mla"), errors.UnsupportedDtype, "uint8"),
+        (
+            lambda: dequantize(np.zeros((2, 656), np.uint8), "fp8_ds_mla", np.zeros((2, 4), np.float32)),
+            errors.UnsupportedOption,
+            "leave scales out",
+        ),
+    ],
+)
+def test_refusals_of_quantize(call, error, words):
+    with pytest.raises(error) as raised:
+        call()
+    assert words in str(raised.value)
