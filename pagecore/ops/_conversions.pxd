@@ -19,7 +19,7 @@ cdef class Conversions:
     cdef bint is_empty(self)
 
 # True if one array has rows of a packed latent format, and the other has rows of another dtype or length.
-cdef bint are_latents(Tensor source, Tensor target) noexcept
+cdef bint are_latents(Tensor source, Tensor target) except -1
 
 # Add the conversion of caches [num_blocks, block_size, heads, dim]; the scales are factors, planes or pairs of both, as
 # the caller passed them. False if both are plain numbers, which nothing converts.

@@ -1,7 +1,5 @@
 """Blocks that are converted between formats: the formats, factors and shapes of both sides, checked."""
 
-from libc.stdint cimport int64_t
-
 from pagecore.arrays._tensor cimport Tensor, as_tensor
 from pagecore.arrays.codes cimport UINT8
 from pagecore.ops._checks cimport check_length
@@ -17,7 +15,7 @@ from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.ops._latent_cache import LATENT_ROW_BYTES
+from pagecore.ops._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES
 
 
 cdef class Conversions:
@@ -28,11 +26,11 @@ cdef class Conversions:
         return self.caches.empty() and self.latents.empty()
 
 
-cdef bint has_packed_rows(Tensor latents) noexcept:
-    return latents.ndim == 3 and latents.dtype_code == UINT8 and latents.shape_[2] in LATENT_ROW_BYTES.values()
+cdef bint has_packed_rows(Tensor latents) except -1:
+    return latents.ndim == 3 and latents.dtype_code == UINT8 and latents.shape_[2] in _ROW_BYTES.values()
 
 
-cdef bint are_latents(Tensor source, Tensor target) noexcept:
+cdef bint are_latents(Tensor source, Tensor target) except -1:
     if not (has_packed_rows(source) or has_packed_rows(target)) or source.ndim != target.ndim:
         return False
     return source.dtype_code != target.dtype_code or source.shape_[2] != target.shape_[2]

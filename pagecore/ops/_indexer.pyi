@@ -1,5 +1,7 @@
 from typing import Any
 
+class ScoredSequences: ...
+
 def write_index(key: Any, key_cache: Any, scale_cache: Any, slot_mapping: Any, *, stream: Any = None) -> None: ...
 def index_scores(
     query: Any,

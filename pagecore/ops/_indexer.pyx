@@ -188,8 +188,8 @@ def index_scores(
     Raises
     ------
     InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
-        Invalid ids, lengths or arrays. Nothing has been written. Integers in CUDA memory are checked under `debug` only;
-        otherwise invalid blocks are read as block 0, and tokens of invalid rows see no keys.
+        Invalid ids, lengths or arrays. Nothing has been written. Integers in CUDA memory are checked under `debug`
+        only; otherwise invalid blocks are read as block 0, and tokens of invalid rows see no keys.
 
     Notes
     -----

@@ -6,11 +6,11 @@ from pagecore.ops.cpu._cpu cimport convert_latent_rows
 from pagecore.ops.cpu.conversions cimport LatentConversion
 from pagecore.ops.cpu.latent cimport LatentCache, LatentFormat, kFp8RowBytes, kPackedLatentDim, kPackedRopeDim
 
-from pagecore.ops._latent_cache import LATENT_ROW_BYTES
+from pagecore.ops._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES
 
 
 cdef bint is_latent_format(object name) except -1:
-    return isinstance(name, str) and name in LATENT_ROW_BYTES
+    return isinstance(name, str) and name in _ROW_BYTES
 
 
 cdef LatentCache cache_of(Tensor rows) noexcept:

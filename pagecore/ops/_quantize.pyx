@@ -19,7 +19,7 @@ import numpy as np
 from pagecore.arrays.dtypes import DTYPES, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops._formats import NAMES as _NAMES
-from pagecore.ops._latent_cache import LATENT_ROW_BYTES, PACKED_LATENT_DIMS
+from pagecore.ops._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES, PACKED_LATENT_DIMS as _LATENT_DIMS
 
 
 def quantize(x, format, scale=None):
@@ -173,8 +173,8 @@ cdef object quantize_latents(object x, str format, object scale):
     check_rows(numbers, "x")
     find_place(&place, numbers, "x", x, None)
     check_no_scales(format, scale, None)
-    check_length(numbers, "x", numbers.ndim - 1, sum(PACKED_LATENT_DIMS), "512 latent and 64 rope numbers")
-    cdef Tensor codes = result_like(numbers, LATENT_ROW_BYTES[format], UINT8, x, &place)
+    check_length(numbers, "x", numbers.ndim - 1, sum(_LATENT_DIMS), "512 latent and 64 rope numbers")
+    cdef Tensor codes = result_like(numbers, _ROW_BYTES[format], UINT8, x, &place)
     convert_latents(merged_rows(numbers), merged_rows(codes))
     return finished(codes, x, &place)
 
@@ -187,8 +187,8 @@ cdef object dequantize_latents(object codes, str format, object scales, object s
         raise UnsupportedDtype(f"codes is {stored.dtype}; the rows of {format!r} are uint8")
     find_place(&place, stored, "codes", codes, None)
     check_no_scales(format, scale, scales)
-    check_length(stored, "codes", stored.ndim - 1, LATENT_ROW_BYTES[format], f"the bytes of a row of {format}")
-    cdef Tensor numbers = result_like(stored, sum(PACKED_LATENT_DIMS), dtype_code, codes, &place)
+    check_length(stored, "codes", stored.ndim - 1, _ROW_BYTES[format], f"the bytes of a row of {format}")
+    cdef Tensor numbers = result_like(stored, sum(_LATENT_DIMS), dtype_code, codes, &place)
     convert_latents(merged_rows(stored), merged_rows(numbers))
     return finished(numbers, codes, &place)
 

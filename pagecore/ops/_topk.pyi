@@ -1,5 +1,7 @@
 from typing import Any
 
+class PositionLists: ...
+
 def select_topk(scores: Any, k: int, lens: Any = None) -> Any: ...
 def slots_of(
     positions: Any,

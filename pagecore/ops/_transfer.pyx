@@ -155,8 +155,8 @@ cdef int check_on_host(Tensor source, Py_ssize_t i, bint many) except -1:
     if source.device_type != CPU:
         raise UnsupportedOption(
             f"{label('source_caches', i, many)} is on {source.device}, and blocks are converted between formats on the "
-            "host only; pass copies of both caches there, or gather the numbers of a plain cache with gather_blocks and "
-            "write them with write_kv"
+            "host only; pass copies of both caches there, or gather the numbers of a plain cache with gather_blocks "
+            "and write them with write_kv"
         )
     return 0
 
