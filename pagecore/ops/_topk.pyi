@@ -10,5 +10,6 @@ def slots_of(
     *,
     rows: Any = None,
     cu_query_lens: Any = None,
+    out: Any = None,
     stream: Any = None,
 ) -> Any: ...

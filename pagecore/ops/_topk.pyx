@@ -2,12 +2,22 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays._tensor cimport Tensor, contiguous
 from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
-from pagecore.ops._checks cimport any_tensor, check_length, float_tensor
+from pagecore.ops._checks cimport any_tensor, check_length, check_result, float_tensor
 from pagecore.ops._debug cimport debugging
 from pagecore.ops._indices cimport given_indices, index_tensor, viewed
-from pagecore.ops._place cimport Place, await_arrays, find_place, finished, new_result, to_device, to_host
+from pagecore.ops._overlap cimport check_apart
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    to_device,
+    to_host,
+)
 from pagecore.ops.args cimport index_array, table_array
 from pagecore.ops.cpu._cpu cimport select_topk as run_select, slots_of as run_slots
 from pagecore.ops.cpu.latent cimport SlotsArgs, TopkArgs
@@ -79,11 +89,11 @@ def select_topk(scores, k, lens=None):
     return finished(result, scores, &place)
 
 
-def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=None, stream=None):
+def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=None, out=None, stream=None):
     """Return the slots of positions of sequences: ``block_table[row, p // block_size] * block_size + p % block_size``.
 
     Positions are on the host or on CUDA; for CUDA positions, lists and host arrays of integers are copied to the
-    device. A call on CUDA with device integers is one launch, and does not wait.
+    device. A call on CUDA with `out` and device integers is one launch; it neither allocates nor waits.
 
     Parameters
     ----------
@@ -93,6 +103,8 @@ def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=Non
     block_size : int
     rows, cu_query_lens
         As for `paged_attention`: by default each sequence has one row of positions.
+    out : array, [T, n], optional
+        int32, C-contiguous; it is returned. It must not share memory with another argument.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `positions`.
@@ -100,7 +112,7 @@ def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=Non
     Returns
     -------
     array, [T, n]
-        int32, for `indices` of `latent_attention`, in the framework of `positions`.
+        int32, for `indices` of `latent_attention`: a new array in the framework of `positions`, or `out`.
 
     Raises
     ------
@@ -117,7 +129,7 @@ def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=Non
     cdef Tensor first = viewed(positions, "positions")
     if first is not None and first.device_type != CPU:
         find_place(&place, first, "positions", positions, stream)
-        return device_slots(positions, block_table, tokens, rows, cu_query_lens, &place)
+        return device_slots(positions, block_table, tokens, rows, cu_query_lens, out, &place)
     find_place(&place, Tensor.__new__(Tensor), "positions", None, stream)
     cdef PositionLists lists = position_lists(positions, block_table, rows, cu_query_lens, NULL)
     if lists.positions.dtype_code == INT64:
@@ -126,7 +138,7 @@ def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=Non
             raise ShapeError(f"positions holds {values.max()}; positions must fit int32")
     narrow = np.ascontiguousarray(np.maximum(lists.positions.numpy(), -1), np.int32)
     cdef Tensor numbers = any_tensor(narrow, "positions")
-    cdef Tensor result = new_result(2, numbers.shape_, INT32, positions, &place)
+    cdef Tensor result = slot_array(out, lists, positions, &place)
     cdef SlotsArgs args
     args.positions, args.out = <const int32_t*>numbers.data, <int32_t*>result.data
     args.num_tokens, args.width = numbers.shape_[0], numbers.shape_[1]
@@ -134,7 +146,7 @@ def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=Non
         table_array(lists.table), index_array(lists.rows), index_array(lists.cu))
     args.num_sequences, args.block_size = lists.num_sequences, tokens
     run_slots(args)
-    return finished(result, positions, &place)
+    return finished(result, positions, &place) if out is None else out
 
 
 cdef class PositionLists:
@@ -165,10 +177,26 @@ cdef PositionLists position_lists(
     return lists
 
 
+cdef Tensor slot_array(object out, PositionLists lists, object example, const Place* place):
+    """Return the array of the result: a new one, or `out`, checked."""
+    if out is None:
+        return new_result(2, lists.positions.shape_, INT32, example, place)
+    cdef Tensor result = any_tensor(out, "out")
+    check_place(result, "out", place)
+    check_result(result, "out", 2, lists.positions.shape_, INT32)
+    if not contiguous(result):
+        raise ShapeError(f"out has strides {result.strides}; it must be C-contiguous")
+    for read, name in ((lists.positions, "positions"), (lists.table, "block_table"), (lists.rows, "rows"),
+                       (lists.cu, "cu_query_lens")):
+        check_apart(result, "out", read, name)
+    return result
+
+
 cdef object device_slots(
-        object positions, object block_table, int64_t block_size, object rows, object cu_query_lens,
+        object positions, object block_table, int64_t block_size, object rows, object cu_query_lens, object out,
         const Place* place):
     cdef PositionLists lists = position_lists(positions, block_table, rows, cu_query_lens, place)
+    cdef Tensor result = slot_array(out, lists, positions, place)
     await_arrays((positions, block_table, rows, cu_query_lens), place)
     if debugging():
         check_not_captured(place)
@@ -178,6 +206,5 @@ cdef object device_slots(
     cdef Tensor table = to_device(lists.table, "block_table", place)
     cdef Tensor picked = None if lists.rows is None else to_device(lists.rows, "rows", place)
     cdef Tensor cu = None if lists.cu is None else to_device(lists.cu, "cu_query_lens", place)
-    cdef Tensor result = new_result(2, lists.positions.shape_, INT32, positions, place)
     find_slots(lists.positions, table, picked, cu, lists.num_sequences, block_size, result, place)
-    return finished(result, positions, place)
+    return finished(result, positions, place) if out is None else out

@@ -200,20 +200,23 @@ def test_a_captured_call_follows_its_arrays(cuda):
     query, weights, keys, scales, table, lens = case.arrays(cuda)
     new, slots = cuda.put(case.query[:, 0]), cuda.put(np.array([-1] * 6))
     out, cu, positions = cuda.empty((6, 150)), cuda.put(case.cu), cuda.put(np.zeros((6, 2), np.int32))
+    found = cuda.empty((6, 2), "int32")
 
     def work(stream):
         write_index(new, keys, scales, slots, stream=stream)
         index_scores(query, weights, keys, scales, table, lens, cu_query_lens=cu, out=out, stream=stream)
+        assert slots_of(positions, table, 16, cu_query_lens=cu, out=found, stream=stream) is found
 
     work(0)
-    found = slots_of(positions, table, 16, cu_query_lens=cu)
     replay = cuda.capture(work)
     case.lens[:] = [20, 0, 3]
     cuda.runtime.copy(lens.pointer, case.lens.ctypes.data, case.lens.nbytes, 0)
+    moved = np.full((6, 2), 19, np.int32)
+    cuda.runtime.copy(positions.pointer, moved.ctypes.data, moved.nbytes, 0)
     cuda.runtime.synchronize(0)
     replay()
     case.check(cuda.get(out))
-    assert cuda.get(found)[:, 0].tolist() == (case.table[[0] * 5 + [2], 0] * 16).tolist()
+    assert cuda.get(found)[:, 1].tolist() == (case.table[[0] * 5 + [2], 1] * 16 + 3).tolist()
 
 
 def test_a_call_is_one_launch(cuda):

@@ -9,7 +9,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, KVPool, errors, gather_latent, transfer_blocks, write_latent
+from pagecore import (
+    AttentionSpec,
+    KVPool,
+    dequantize,
+    errors,
+    gather_latent,
+    quantize,
+    set_num_threads,
+    transfer_blocks,
+    write_latent,
+)
 from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
@@ -175,6 +185,38 @@ def test_pools_of_two_formats(layout):
                 stored = np.ascontiguousarray(pools[1].plane(f"{name}_scale", layer).numpy()[b])
                 assert stored.tobytes() == wanted_scales[a].tobytes()
             assert not pools[1].plane(name, layer).numpy()[[0, 2, 3, 4]].any()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    set_num_threads(4)
+    yield
+    set_num_threads(None)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("names", [("float32", "int8_token"), ("int8_token", "mxfp8"), ("mxfp8", "bfloat16")], ids=str)
+def test_shared_work_is_complete(names):
+    """Blocks that four threads share, one target being written by many pairs."""
+    rng = np.random.default_rng(0)
+    numbers = rng.standard_normal((300, 16, 4, 64)).astype(np.float32)
+    pairs = np.stack([rng.permutation(np.arange(1, 300)), rng.permutation(np.arange(1, 300))], 1)
+    pairs[::7, 1] = 5
+    codes, scales = (numbers, None) if names[0] == "float32" else quantize(numbers, names[0])
+    if names[1] in DTYPES:
+        target, stored = np.full(numbers.shape, np.nan, DTYPES[names[1]]), None
+    else:
+        target, stored = (np.full_like(each, 0x7F) for each in quantize(numbers, names[1]))
+    transfer_blocks(codes, target, pairs, source_scales=scales, target_scales=stored)
+    read = numbers if scales is None else dequantize(codes, names[0], scales)
+    expected = read.astype(target.dtype) if stored is None else quantize(read, names[1])[0]
+    last = {int(b): int(a) for a, b in pairs}
+    assert target[list(last)].tobytes() == expected[list(last.values())].tobytes()
+    others = np.setdiff1d(np.arange(300), list(last))
+    untouched = target[others].astype(np.float32)
+    assert (
+        np.isnan(untouched) if stored is None else untouched == np.full(1, 0x7F, target.dtype).astype(np.float32)
+    ).all()
 
 
 # ---- latents
