@@ -136,6 +136,16 @@ def test_blocks_are_converted_as_by_the_twin(names):
     assert source.memory() == unchanged
 
 
+@pytest.mark.parametrize("layouts", [("NHD", "NHD"), ("HND", "HND"), ("HND", "NHD")], ids=str)
+@pytest.mark.parametrize(
+    "names", [("float16", "int8_token"), ("nvfp4", "mxfp8"), ("int4_token", "int4_token")], ids=str
+)
+def test_rows_that_follow_each_other(names, layouts):
+    source, target, expected = sides(names, layouts)
+    transfer_blocks(source.codes, target.codes, PAIRS, source_scales=source.scale, target_scales=target.scale)
+    assert target.memory() == expected.memory()
+
+
 @pytest.mark.parametrize("names", [("bfloat16", "int8_token"), ("nvfp4", "float32"), ("mxfp8", "int4_token")], ids=str)
 def test_every_instruction_set(isa, names):
     source, target, expected = sides(names, ("NHD", "HND"))

@@ -89,6 +89,44 @@ void convert_head(const BlockConversion& caches, const BlockPair& pair, int64_t 
   }
 }
 
+bool are_equal(const float* factors, int64_t count) {
+  return factors == nullptr || std::equal(factors, factors + count - 1, factors + 1);
+}
+
+// True if the rows of a block follow each other at one distance, token by token or head by head.
+bool has_one_step(const Cache& cache, bool by_head) {
+  const auto follows = [&](int64_t tokens, int64_t heads) {
+    return by_head ? heads == tokens * cache.block_size : tokens == heads * cache.num_heads;
+  };
+  return follows(cache.token_stride, cache.head_stride) &&
+         (cache.scales.data == nullptr || follows(cache.scales.token_stride, cache.scales.head_stride));
+}
+
+// The rows of a block as those of one head.
+Cache joined(Cache cache, bool by_head) {
+  cache.block_size *= cache.num_heads;
+  cache.num_heads = 1;
+  if (by_head) return cache;
+  cache.token_stride = cache.head_stride;
+  cache.scales.token_stride = cache.scales.head_stride;
+  return cache;
+}
+
+// Joins the heads of both caches, so that fewer and longer lists of rows are converted.
+BlockConversion joined(const BlockConversion& caches) {
+  const Cache &source = caches.source, &target = caches.target;
+  const bool factors_are_equal =
+      are_equal(caches.source_factors, source.num_heads) && are_equal(caches.target_factors, target.num_heads);
+  BlockConversion result = caches;
+  for (const bool by_head : {false, true}) {
+    if (!factors_are_equal || !has_one_step(source, by_head) || !has_one_step(target, by_head)) continue;
+    result.source = joined(source, by_head);
+    result.target = joined(target, by_head);
+    return result;
+  }
+  return result;
+}
+
 void convert_row(const LatentConversion& rows, int64_t source, int64_t target, int64_t offset) {
   const LatentCache& to = rows.target;
   const LatentKernels& table = *kernels().latent;
@@ -118,8 +156,10 @@ std::vector<BlockPair> last_pairs(const std::vector<CopyRun>& runs) {
 
 }  // namespace
 
-void convert_blocks(const std::vector<BlockConversion>& caches, const std::vector<LatentConversion>& latents,
+void convert_blocks(const std::vector<BlockConversion>& given, const std::vector<LatentConversion>& latents,
                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
+  std::vector<BlockConversion> caches;
+  for (const BlockConversion& each : given) caches.push_back(joined(each));
   int64_t sources = std::numeric_limits<int64_t>::max(), targets = sources, most = 0;
   double numbers = 0.0;  // of a pair
   for (const BlockConversion& each : caches) {
