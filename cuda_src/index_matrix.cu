@@ -26,11 +26,10 @@ struct IndexTile {
   float scale;
 };
 
+// Past the limit a lane has the last key, whose score is not stored: lanes do not diverge before a collective.
 PC_DEVICE IndexTile load_tile(const PcIndexScoreParams& params, const IndexRow& line, int position, int limit) {
-  IndexTile tile = {};
-  const int mine = position + pc_lane() / 4;
-  if (mine >= limit) return tile;
-  const KeyPosition at = line.key(params, mine);
+  IndexTile tile;
+  const KeyPosition at = line.key(params, min_of(position + pc_lane() / 4, limit - 1));
   const Global<pc_uint8> codes = at.key + 32 * (pc_lane() % 4);
   tile.codes[0] = codes.load_vector_once(0);
   tile.codes[1] = codes.load_vector_once(16);
@@ -78,7 +77,8 @@ PC_DEVICE float load_head(const PcIndexScoreParams& params, int token, int head,
     operands[s][high] = pc_pack<pc_half>(x[4 * s] * by.factor, x[4 * s + 1] * by.factor);
     operands[s][2 + high] = pc_pack<pc_half>(x[4 * s + 2] * by.factor, x[4 * s + 3] * by.factor);
   }
-  return exists ? weight_of(params, token, head) * by.inverse : 0.0f;  // fault: index_factor_of_a_head
+  const float weight = weight_of(params, token, exists ? head : 0);
+  return exists ? weight * by.inverse : 0.0f;  // fault: index_factor_of_a_head
 }
 
 // NaN is not below 0, and so propagates.

@@ -132,7 +132,7 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
             stream=None if place.device_type == CPU else place.stream)
         return
     if place.device_type != CPU:
-        await_arrays((latent, rope, latent_cache, slot_mapping), &place)
+        await_arrays((latent, rope, latent_cache, rope_cache, slot_mapping), &place)
         write_on_device(numbers, turned, planes, slots, factor, &place)
         return
     args.latent, args.rope = one_head(numbers), one_head(turned)

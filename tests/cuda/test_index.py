@@ -286,3 +286,24 @@ def test_refusals(cuda):
         index_scores(query, case.weights, keys, scales, table, case.lens, cu_query_lens=cu)
     with pytest.raises(errors.UnsupportedOption, match="have no stream"):
         slots_of([[1]], [[1, 2]], 4, stream=0)
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_empty_calls(cuda, on_device):
+    def given(values):
+        return cuda.put(np.array(values, np.int32)) if on_device else values
+
+    keys, scales = cuda.put(np.full((2, 4, 128), 7, E4M3)), cuda.put(np.full((2, 4, 1), 7, np.float32))
+    write_index(cuda.put(np.zeros((0, 128), np.float32)), keys, scales, given([]))
+    query, weights = cuda.put(np.ones((3, 2, 128), BF16)), cuda.put(np.ones((3, 2), np.float32))
+    no_table = given(np.zeros((0, 2), np.int32))
+    out = cuda.empty((3, 5))
+    index_scores(query, weights, keys, scales, no_table, given([]), cu_query_lens=given([0]), out=out)
+    assert np.isneginf(cuda.get(out)).all()
+    narrow = index_scores(query, weights, keys, scales, given([[1]] * 3), [0, 0, 0])
+    assert narrow.shape == (3, 0)
+    none = cuda.put(np.zeros((0, 2, 128), BF16)), cuda.put(np.zeros((0, 2), np.float32))
+    assert index_scores(*none, keys, scales, no_table, np.zeros(0, np.int32)).shape == (0, 0)
+    positions = cuda.put(np.zeros((0, 3), np.int32))
+    assert slots_of(positions, no_table, 4).shape == (0, 3)
+    assert (cuda.get(keys).view(np.uint8) == np.full(1, 7, E4M3).view(np.uint8)).all()

@@ -225,3 +225,20 @@ def test_arrays_of_two_devices_are_refused(cuda):
     plain = cuda.empty((2, 4, 576))
     with pytest.raises(errors.UnsupportedOption, match="shares memory"):
         gather_latent(plain, None, [[1]], [4], out=plain[1])
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_empty_calls(cuda, on_device):
+    def given(values):
+        return cuda.put(values) if on_device else values
+
+    cache = cuda.put(np.full((2, 4, 656), 7, np.uint8))
+    empty = cuda.put(np.zeros((0, 576), np.float32))
+    write_latent(empty[:, :512], empty[:, 512:], cache, None, given(np.zeros(0, np.int32)))
+    out = cuda.empty((3 if on_device else 0, 576))
+    for table in (np.zeros((0, 2), np.int32), np.zeros((0, 0), np.int32)):
+        gather_latent(cache, None, given(table), given(np.zeros(0, np.int32)), out=out)
+    got = gather_latent(cache, None, given(np.ones((2, 1), np.int32)), np.zeros(2, np.int32))
+    assert got.shape == (0, 576)
+    assert (cuda.get(cache) == 7).all()
+    assert np.isnan(cuda.get(out)).all()

@@ -32,9 +32,7 @@ LATENT_ROW_FAULTS = {
     ),
     "keys past the end": Fault("index_keys_past_the_end"),
     "keys after a query token": Fault("index_hidden_keys", "    const int hidden = 0;"),
-    "a weight without the factor of its head": Fault(
-        "index_factor_of_a_head", "  return exists ? weight_of(params, token, head) : 0.0f;"
-    ),
+    "a weight without the factor of its head": Fault("index_factor_of_a_head", "  return exists ? weight : 0.0f;"),
     "the heads of one lane": Fault("index_heads_of_a_column"),
     "the scale of another key": Fault("index_scale_of_a_key", "      const float scale = pc_shuffle(keys.scale, key);"),
     "negative products": Fault("index_positive_part", "  return x;"),

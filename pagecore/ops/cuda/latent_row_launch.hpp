@@ -136,7 +136,8 @@ inline PcLatentRows latent_rows(const LatentPlaneArgs& planes) {
   const uint64_t bits = params.out | bits_of(out.token_stride);
   params.out_in_vectors = are_whole && allows(bits, 8 * itemsize) ? 1 : 0;
   const int64_t blocks = std::min(ceil_div(longest, size), table.width);
-  launch.grid = {seq_lens.size, blocks == 0 ? 0 : grid_rows(blocks, seq_lens.size), 1};
+  launch.grid = {seq_lens.size, 0, 1};
+  if (blocks > 0 && seq_lens.size > 0) launch.grid.y = grid_rows(blocks, seq_lens.size);
   return launch;
 }
 
