@@ -76,7 +76,7 @@ def test_packed_rows_equal_the_twin(format, dtype):
 
 
 @pytest.mark.parametrize("format", ROW_BYTES)
-def test_nan_and_infinity_are_read_back(format):
+def test_nan_and_infinity_are_read_back(isa, format):
     """A NaN remains NaN, in "nvfp4_ds_mla" with the numbers that share its scale."""
     rows = np.random.default_rng(3).standard_normal((5, 576)).astype(np.float32)
     rows[0, 5], rows[1, 511], rows[2, [16, 31]], rows[3, 40], rows[4, 530] = np.nan, np.inf, -np.inf, np.nan, np.nan
