@@ -1,7 +1,7 @@
 """Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention, quantise."""
 
 from pagecore.ops._attention import merge_attention, paged_attention
-from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks, transfer_blocks
+from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks
 from pagecore.ops._debug import debug
 from pagecore.ops._indexer import index_scores, write_index
 from pagecore.ops._latent import latent_attention
@@ -10,6 +10,7 @@ from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
 from pagecore.ops._topk import select_topk, slots_of
+from pagecore.ops._transfer import transfer_blocks
 from pagecore.ops._write import write_kv
 
 __all__ = [

@@ -48,5 +48,8 @@ cdef int check_axes(
 cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, bint many) except -1
 cdef int check_targets(list tensors, str argument, bint many) except -1
 
+# UnsupportedOption if a written array shares memory with an index array, which may be None.
+cdef int check_index_apart(list written, str name, bint many, Tensor indices, str other_name) except -1
+
 # [n, 2] where the caller has them; None for an empty list.
 cdef Tensor pair_ids(object pairs, const Place* place)

@@ -10,7 +10,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport LAST_FLOAT, CPU
 from pagecore.ops._checks cimport any_tensor, check_length, check_writable
 from pagecore.ops._indices cimport given_indices
-from pagecore.ops._overlap cimport check_own_elements, overlaps_elements
+from pagecore.ops._overlap cimport check_apart, check_own_elements, overlaps_elements, shares_memory
 from pagecore.ops._place cimport Place, check_place, find_place, new_result, to_device
 from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
 
@@ -166,8 +166,8 @@ cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, 
     if a.dtype_code != b.dtype_code and (a.dtype_code > LAST_FLOAT or b.dtype_code > LAST_FLOAT):
         raise UnsupportedDtype(
             f"{label(argument, i, many)} is {a.dtype} and {label(others, i, many)} {b.dtype}; only float32, float16 "
-            "and bfloat16 are cast to each other: pass an array of the same dtype, or move codes of another format by "
-            "dequantize and write_kv"
+            "and bfloat16 are cast to each other: pass an array of the same dtype; between formats use transfer_blocks "
+            "with source_scales= and target_scales="
         )
     return 0
 
@@ -182,6 +182,16 @@ cdef int check_targets(list tensors, str argument, bint many) except -1:
             check_writable(tensor, label(argument, i, many))
         if overlaps_elements(tensor):
             check_own_elements(tensor, label(argument, i, many))
+    return 0
+
+
+cdef int check_index_apart(list written, str name, bint many, Tensor indices, str other_name) except -1:
+    cdef Py_ssize_t i
+    if indices is None:
+        return 0
+    for i in range(len(written)):
+        if shares_memory(<Tensor>written[i], indices):
+            check_apart(<Tensor>written[i], label(name, i, many), indices, other_name)
     return 0
 
 

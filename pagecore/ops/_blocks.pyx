@@ -1,4 +1,4 @@
-"""gather_blocks, scatter_blocks, transfer_blocks, copy_blocks: check the arguments, call the kernel."""
+"""gather_blocks, scatter_blocks, copy_blocks: check the arguments, call the kernel."""
 
 from libc.stdint cimport int64_t
 
@@ -8,8 +8,7 @@ from pagecore.ops._block_checks cimport (
     Sequences,
     UNKNOWN,
     matching_arrays,
-    check_axes,
-    check_cast,
+    check_index_apart,
     check_packed,
     check_paged,
     check_targets,
@@ -20,23 +19,20 @@ from pagecore.ops._block_checks cimport (
     tensors_at,
     read_sequences,
 )
-from pagecore.ops._debug cimport debug_copied, debug_sequences, debug_transferred, debugging
-from pagecore.ops._overlap cimport check_all_apart, check_apart, shares_memory
+from pagecore.ops._debug cimport debug_copied, debug_sequences, debugging
+from pagecore.ops._overlap cimport check_all_apart
 from pagecore.ops._place cimport Place, await_arrays, finished
 from pagecore.ops.cpu._cpu cimport (
     check_copied,
     check_independent,
-    check_transferred,
     copy_blocks as run_copy,
     gather_blocks as run_gather,
     scatter_blocks as run_scatter,
-    transfer_blocks as run_transfer,
 )
 from pagecore.ops.cuda._moves cimport (
     copy_blocks as launch_copy,
     gather_blocks as launch_gather,
     scatter_blocks as launch_scatter,
-    transfer_blocks as launch_transfer,
 )
 
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -64,16 +60,6 @@ cdef int check_indices_apart(list written, str name, bint many, Sequences batch)
     check_index_apart(written, name, many, batch.table, "block_table")
     check_index_apart(written, name, many, batch.lens, "seq_lens")
     return check_index_apart(written, name, many, batch.rows, "rows")
-
-
-cdef int check_index_apart(list written, str name, bint many, Tensor indices, str other_name) except -1:
-    cdef Py_ssize_t i
-    if indices is None:
-        return 0
-    for i in range(len(written)):
-        if shares_memory(<Tensor>written[i], indices):
-            check_apart(<Tensor>written[i], label(name, i, many), indices, other_name)
-    return 0
 
 
 cdef int64_t longest(Sequences batch, list packed):
@@ -210,76 +196,6 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         await_arrays((values, block_table, seq_lens, rows), &place)
         check_under_debug(batch, caches, packed, "values", many, &place)
         launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
-
-
-def transfer_blocks(source_caches, target_caches, pairs, *, bint independent=False, stream=None):
-    """Copy whole blocks from caches to other caches, which may differ in layout, dtype and number of blocks.
-
-    All arrays are on one device, the host or CUDA. For CUDA arrays `pairs` may be on the host; the launch then carries
-    them. Copies between devices are not supported; use the framework that owns the memory.
-
-    Parameters
-    ----------
-    source_caches : array, [num_blocks, block_size, ...], or list or tuple of arrays
-        Any dtype, strides, and rank of at least 2.
-    target_caches : array, or list or tuple of arrays
-        One target for each source, written in place. Its axes after the first are those of its source. Its dtype is
-        that of its source; or both are float32, float16 or bfloat16, and numbers are rounded to nearest even. A target
-        must not share memory with a source or with another target; use `copy_blocks` to copy inside a cache.
-    pairs : integers, [n, 2]
-        (source block, target block), the same for every cache, neither of them the null block 0. Pairs are copied in
-        order, so the last of several pairs with one target wins. Pairs in CUDA memory are copied one after another
-        unless they are `independent`; pairs on the host are copied in launches of pairs without common blocks.
-    independent : bool
-        The caller's claim that no block is a target twice. Pairs in CUDA memory are then copied in parallel. The claim
-        is checked for pairs on the host and under `debug`; otherwise a false claim leaves a mixture of both sources in
-        the target.
-    stream : int or a stream, optional
-        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
-        stream of the framework of `source_caches`.
-
-    Raises
-    ------
-    InvalidBlock
-        A block is the null block or outside of a cache. Pairs in CUDA memory are checked under `debug` only; otherwise
-        such pairs are skipped.
-    UnsupportedOption
-        `independent` is claimed for pairs that are not.
-    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays do not match each other, are not supported, or cannot be written. After every error nothing has been
-        copied.
-    """
-    cdef bint many = isinstance(source_caches, (list, tuple))
-    cdef list given = list(source_caches) if many else [source_caches]
-    cdef Place place
-    cdef list sources = first_tensors(&place, given, "source_caches", many, stream)
-    check_paged(sources, "source_caches", many)
-    cdef list listed = matching_arrays(target_caches, "target_caches", many, len(sources), "source_caches")
-    cdef list targets = tensors_at(listed, "target_caches", many, &place)
-    check_paged(targets, "target_caches", many)
-    cdef Tensor source, target
-    cdef Py_ssize_t i
-    for i in range(len(sources)):
-        source, target = <Tensor>sources[i], <Tensor>targets[i]
-        check_axes(target, "target_caches", source, "source_caches", i, many, 1)
-        check_cast(target, "target_caches", source, "source_caches", i, many)
-    check_targets(targets, "target_caches", many)
-    check_all_apart(targets, "target_caches", sources, "source_caches", many)
-    cdef Tensor ids = pair_ids(pairs, &place)
-    if ids is None:
-        return
-    if independent and ids.device_type == CPU:
-        check_independent(ids, False)
-    check_index_apart(targets, "target_caches", many, ids, "pairs")
-    if place.device_type == CPU:
-        run_transfer(sources, targets, ids)
-        return
-    await_arrays((source_caches, pairs), &place)
-    if ids.device_type == CPU:
-        check_transferred(sources, targets, ids)
-    elif debugging():
-        debug_transferred(sources, targets, ids, independent, &place)
-    launch_transfer(sources, targets, ids, independent, &place)
 
 
 def copy_blocks(caches, pairs, *, bint independent=False, stream=None):

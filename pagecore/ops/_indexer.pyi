@@ -1,6 +1,8 @@
 from typing import Any
 
-def write_index(key: Any, key_cache: Any, scale_cache: Any, slot_mapping: Any) -> None: ...
+class ScoredSequences: ...
+
+def write_index(key: Any, key_cache: Any, scale_cache: Any, slot_mapping: Any, *, stream: Any = None) -> None: ...
 def index_scores(
     query: Any,
     weights: Any,
@@ -13,4 +15,5 @@ def index_scores(
     cu_query_lens: Any = None,
     causal: bool = True,
     out: Any = None,
+    stream: Any = None,
 ) -> Any: ...

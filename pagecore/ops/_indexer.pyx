@@ -1,4 +1,4 @@
-"""The indexer of sparse attention on the host: writes of its keys, and scores."""
+"""The indexer of sparse attention: writes of its keys, and scores."""
 
 from libc.stdint cimport int64_t
 
@@ -14,14 +14,21 @@ from pagecore.ops._checks cimport (
     check_writable,
     float_tensor,
 )
-from pagecore.ops._indices cimport given_indices, index_tensor
-from pagecore.ops._latent_cache cimport one_head
+from pagecore.ops._debug cimport debug_attention, debug_slots, debugging
+from pagecore.ops._indices cimport given_indices
+from pagecore.ops._latent_cache cimport columns_of, one_head
 from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._overlap cimport check_apart, check_own_elements
-from pagecore.ops._place cimport Place, check_place, find_place, finished, new_result
+from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, finished, new_result, to_device
 from pagecore.ops.args cimport Cache, ScalePlane, index_array, table_array, token_array
-from pagecore.ops.cpu._cpu cimport index_scores as run_scores, write_index as run_write
+from pagecore.ops.cpu._cpu cimport (
+    check_attended,
+    check_slots,
+    index_scores as run_scores,
+    write_index as run_write,
+)
 from pagecore.ops.cpu.latent cimport IndexScoreCall, IndexWriteArgs, kLatentWidthMax
+from pagecore.ops.cuda._index cimport score_keys, write_keys
 
 import numpy as np
 
@@ -30,12 +37,6 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 cdef extern from "pagecore/arrays/dtype.hpp" nogil:
     enum:
         E4M3_CODE "static_cast<int>(pagecore::DType::F8E4M3FN)"
-
-
-cdef int check_host(const Place* place, str name) except -1:
-    if place.device_type != CPU:
-        raise UnsupportedOption(f"{name} is on CUDA; the indexer runs on the host only: copy the arrays there")
-    return 0
 
 
 cdef Tensor key_plane(object array, int64_t dim, bint plain, const Place* place):
@@ -86,8 +87,11 @@ cdef ScalePlane scales_of(Tensor scales) noexcept:
     return plane
 
 
-def write_index(key, key_cache, scale_cache, slot_mapping):
+def write_index(key, key_cache, scale_cache, slot_mapping, *, stream=None):
     """Write keys of the indexer as e4m3 codes with one scale a token.
+
+    All arrays are on one device, the host or CUDA. A call on CUDA is one launch; it neither allocates nor waits unless
+    slot_mapping is on the host.
 
     The scale of a token is the least power of two that is at least ``max(|key|, 1e-4) / 448``, as in DeepGEMM. A pool
     of planes ``(128,)`` float8_e4m3fn and ``(1,)`` float32 in the order "LBCNHD" has the pages of DeepGEMM.
@@ -100,6 +104,9 @@ def write_index(key, key_cache, scale_cache, slot_mapping):
         float8_e4m3fn and float32, written in place.
     slot_mapping : integers, [T'], T' <= T
         As for `write_kv`.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `key`.
 
     Raises
     ------
@@ -108,8 +115,7 @@ def write_index(key, key_cache, scale_cache, slot_mapping):
     """
     cdef Place place
     cdef Tensor new = float_tensor(key, "key", 2, 1, "[num_tokens, dim]")
-    find_place(&place, new, "key", key, None)
-    check_host(&place, "key")
+    find_place(&place, new, "key", key, stream)
     cdef Tensor keys = key_plane(key_cache, new.shape_[1], False, &place)
     cdef Tensor scales = scale_plane(scale_cache, keys, &place)
     cdef Tensor slots = given_indices(slot_mapping, "slot_mapping", 1, "[at most num_tokens]", &place)
@@ -121,6 +127,15 @@ def write_index(key, key_cache, scale_cache, slot_mapping):
         check_apart(written, name, new, "key")
         check_apart(written, name, slots, "slot_mapping")
     check_apart(keys, "key_cache", scales, "scale_cache")
+    if place.device_type != CPU:
+        await_arrays((key, key_cache, scale_cache, slot_mapping), &place)
+        if slots.device_type == CPU:
+            check_slots(slots, new, columns_of(keys, 0, keys.shape_[2]))
+        elif debugging():
+            debug_slots(slots, new, columns_of(keys, 0, keys.shape_[2]), &place)
+        slots = to_device(slots, "slot_mapping", &place)
+        write_keys(one_head(new), cache_of(keys), scales_of(scales), slots, [keys, scales], &place)
+        return
     cdef IndexWriteArgs args
     args.key, args.keys, args.scales = one_head(new), cache_of(keys), scales_of(scales)
     args.slots = index_array(slots)
@@ -139,8 +154,12 @@ def index_scores(
     cu_query_lens=None,
     causal=True,
     out=None,
+    stream=None,
 ):
     """Score the keys of each sequence for its queries: ``sum over heads of weight * relu(query . key) * key scale``.
+
+    All arrays are on one device, the host or CUDA; for CUDA arrays, lists and host arrays of integers are copied to the
+    device. A call on CUDA with `out` and device integers is one launch, and does not wait.
 
     Parameters
     ----------
@@ -155,7 +174,10 @@ def index_scores(
     block_table, seq_lens, rows, cu_query_lens, causal
         As for `paged_attention`.
     out : array, [T, n], optional
-        float32, contiguous, with n at least the longest sequence; it is returned.
+        float32, contiguous, with n at least the longest sequence; it is returned. Required for lengths in CUDA memory,
+        whose keys from n on have no score.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work, as for `write_index`; by default that of `query`.
 
     Returns
     -------
@@ -166,61 +188,129 @@ def index_scores(
     Raises
     ------
     InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
-        Invalid ids, lengths or arrays. Nothing has been written.
+        Invalid ids, lengths or arrays. Nothing has been written. Integers in CUDA memory are checked under `debug`
+        only; otherwise invalid blocks are read as block 0, and tokens of invalid rows see no keys.
 
     Notes
     -----
+    Sums are float32. CUDA multiplies keys of 128 e4m3 codes by matrix instructions, for up to 64 heads of float16 or
+    bfloat16; a head's query is scaled by a power of two and held in float16, which rounds numbers below 2**-28 of its
+    largest.
+
     The lightning indexer of DeepSeek-AI, "DeepSeek-V3.2", 2025.
     """
     cdef Place place
     cdef Tensor q = float_tensor(query, "query", 3, 1, "[num_tokens, num_heads, dim]")
-    find_place(&place, q, "query", query, None)
-    check_host(&place, "query")
+    find_place(&place, q, "query", query, stream)
     cdef Tensor keys = key_plane(key_cache, q.shape_[2], True, &place)
     cdef Tensor scales = None if scale_cache is None else scale_plane(scale_cache, keys, &place)
     cdef Tensor given = float_tensor(weights, "weights", 2, 1, "[num_tokens, num_heads]")
     check_place(given, "weights", &place)
     check_length(given, "weights", 0, q.shape_[0], "the tokens of query")
     check_length(given, "weights", 1, q.shape_[1], "the heads of query")
-    factors = np.ascontiguousarray(given.numpy(), np.float32)
-    cdef Tensor numbers = any_tensor(factors, "weights")
-    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
-    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
-    cdef Tensor picked = None, cu = None
-    if rows is not None:
-        picked = index_tensor(rows, "rows", 1, "[num_sequences]", &place)
-    else:
-        check_length(table, "block_table", 0, lens.shape_[0], "one row for each of seq_lens, or pass rows=")
-    if cu_query_lens is not None:
-        cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", &place)
-    else:
-        check_length(q, "query", 0, lens.shape_[0], "one query for each of seq_lens, or pass cu_query_lens=")
-    cdef IndexScoreCall call
-    cdef int64_t shape[2]
-    call.seq_lens, call.rows, call.cu_query_lens = index_array(lens), index_array(picked), index_array(cu)
-    call.causal = read_flag(causal, "causal")
-    shape[0] = q.shape_[0]
-    cdef Tensor result
-    if out is None:
-        longest = lens.numpy().max(initial=0)
-        if not 0 <= longest <= table.shape_[1] * keys.shape_[1]:
-            raise ShapeError(
-                f"seq_lens holds {longest}; the block table holds {table.shape_[1] * keys.shape_[1]} tokens a row")
-        shape[1] = longest
-        result = new_result(2, shape, FLOAT32, query, &place)
-    else:
-        result = any_tensor(out, "out")
-        check_place(result, "out", &place)
-        check_rank(result, "out", 2, "[num_tokens, n]")
-        shape[1] = result.shape_[1]
-        check_result(result, "out", 2, shape, FLOAT32)
-        check_last_axis(result, "out")
-        for read, name in ((q, "query"), (numbers, "weights"), (keys, "key_cache"), (scales, "scale_cache"),
-                           (lens, "seq_lens"), (table, "block_table"), (picked, "rows"), (cu, "cu_query_lens")):
+    cdef ScoredSequences batch = scored_sequences(block_table, seq_lens, rows, cu_query_lens, q, &place)
+    cdef bint is_causal = read_flag(causal, "causal")
+    cdef Tensor result = score_array(out, batch, q, keys, query, &place)
+    if out is not None:
+        for read, name in ((q, "query"), (given, "weights"), (keys, "key_cache"), (scales, "scale_cache"),
+                           (batch.lens, "seq_lens"), (batch.table, "block_table"), (batch.rows, "rows"),
+                           (batch.cu, "cu_query_lens")):
             check_apart(result, "out", read, name)
-    call.args.query, call.args.weights = token_array(q), <const float*>numbers.data
-    call.args.keys, call.args.scales, call.args.table = cache_of(keys), scales_of(scales), table_array(table)
-    call.args.out, call.args.out_stride = <float*>result.data, result.strides_[0] // 4
-    call.args.width = shape[1]
-    run_scores(call)
+    if place.device_type == CPU:
+        score_on_host(q, given, keys, scales, batch, is_causal, result)
+    else:
+        await_arrays((query, weights, key_cache, scale_cache, block_table, seq_lens, rows, cu_query_lens), &place)
+        score_on_device(q, given, keys, scales, batch, is_causal, result, &place)
     return finished(result, query, &place) if out is None else out
+
+
+cdef class ScoredSequences:
+    """The index arguments of a call, on the host or on the device. Optional: rows, cu."""
+
+    cdef Tensor table
+    cdef Tensor lens
+    cdef Tensor rows
+    cdef Tensor cu
+
+
+cdef ScoredSequences scored_sequences(
+        object block_table, object seq_lens, object rows, object cu_query_lens, Tensor query, const Place* place):
+    cdef ScoredSequences batch = ScoredSequences.__new__(ScoredSequences)
+    batch.lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", place)
+    cdef int64_t count = batch.lens.shape_[0]
+    batch.table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
+    if rows is not None:
+        batch.rows = given_indices(rows, "rows", 1, "[num_sequences]", place)
+        check_length(batch.rows, "rows", 0, count, "one for each of seq_lens")
+    else:
+        check_length(batch.table, "block_table", 0, count, "one row for each of seq_lens, or pass rows=")
+    if cu_query_lens is not None:
+        batch.cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", place)
+        check_length(batch.cu, "cu_query_lens", 0, count + 1, "one more than seq_lens")
+    else:
+        check_length(query, "query", 0, count, "one query for each of seq_lens, or pass cu_query_lens=")
+    return batch
+
+
+cdef Tensor score_array(
+        object out, ScoredSequences batch, Tensor query, Tensor keys, object example, const Place* place):
+    """Return the array of the result: a new one, or `out`, checked."""
+    cdef int64_t shape[2]
+    cdef int64_t room = batch.table.shape_[1] * keys.shape_[1], longest = 0
+    shape[0] = query.shape_[0]
+    if batch.lens.device_type == CPU:
+        longest = batch.lens.numpy().max(initial=0)
+        if not 0 <= longest <= room:
+            raise ShapeError(f"seq_lens holds {longest}; the block table holds {room} tokens a row")
+    elif out is None:
+        raise UnsupportedOption(
+            f"seq_lens is on {batch.lens.device}; the host cannot read the longest without waiting for the device: "
+            "pass out=, or seq_lens on the host")
+    if out is None:
+        shape[1] = longest
+        return new_result(2, shape, FLOAT32, example, place)
+    cdef Tensor result = any_tensor(out, "out")
+    check_place(result, "out", place)
+    check_rank(result, "out", 2, "[num_tokens, n]")
+    shape[1] = result.shape_[1]
+    check_result(result, "out", 2, shape, FLOAT32)
+    check_last_axis(result, "out")
+    if longest > shape[1]:
+        raise ShapeError(f"seq_lens holds {longest} and out has {shape[1]} columns; it needs one for each key")
+    return result
+
+
+cdef int score_on_host(
+        Tensor query, Tensor weights, Tensor keys, Tensor scales, ScoredSequences batch, bint causal,
+        Tensor out) except -1:
+    factors = np.ascontiguousarray(weights.numpy(), np.float32)
+    cdef Tensor numbers = any_tensor(factors, "weights")
+    cdef IndexScoreCall call
+    call.seq_lens, call.rows, call.cu_query_lens = (
+        index_array(batch.lens), index_array(batch.rows), index_array(batch.cu))
+    call.causal = causal
+    call.args.query, call.args.weights = token_array(query), <const float*>numbers.data
+    call.args.keys, call.args.scales = cache_of(keys), scales_of(scales)
+    call.args.table = table_array(batch.table)
+    call.args.out, call.args.out_stride = <float*>out.data, out.strides_[0] // 4
+    call.args.width = out.shape_[1]
+    return run_scores(call)
+
+
+cdef int score_on_device(
+        Tensor query, Tensor weights, Tensor keys, Tensor scales, ScoredSequences batch, bint causal, Tensor out,
+        const Place* place) except -1:
+    cdef Tensor cache = columns_of(keys, 0, keys.shape_[2])
+    cdef bint on_host = True
+    for each in (batch.table, batch.lens, batch.rows, batch.cu):
+        on_host = on_host and (each is None or (<Tensor>each).device_type == CPU)
+    if on_host:
+        check_attended(
+            query, cache, cache, batch.table, batch.lens, batch.rows, batch.cu, causal, -1, -1, None)
+    cdef Tensor table = to_device(batch.table, "block_table", place)
+    cdef Tensor rows = None if batch.rows is None else to_device(batch.rows, "rows", place)
+    if debugging() and not on_host:
+        debug_attention(query, cache, cache, table, batch.lens, rows, batch.cu, causal, -1, -1, None, place)
+    return score_keys(
+        query, one_head(weights), cache_of(keys), scales_of(scales), table, to_device(batch.lens, "seq_lens", place),
+        rows, None if batch.cu is None else to_device(batch.cu, "cu_query_lens", place), causal, out, place)

@@ -20,5 +20,7 @@ def gather_latent(
     rows: Any = None,
     format: str | None = None,
     latent_scale: float | None = None,
-    dtype: Any = "float32",
+    dtype: Any = None,
+    out: Any = None,
+    stream: Any = None,
 ) -> Any: ...

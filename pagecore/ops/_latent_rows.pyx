@@ -4,14 +4,33 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU
-from pagecore.ops._checks cimport any_tensor, check_length, check_writable, float_tensor
-from pagecore.ops._indices cimport given_indices, index_tensor
+from pagecore.ops._block_checks cimport UNKNOWN, Sequences, read_sequences
+from pagecore.ops._checks cimport (
+    any_tensor,
+    check_last_axis,
+    check_length,
+    check_result,
+    check_writable,
+    float_tensor,
+)
+from pagecore.ops._debug cimport debug_sequences, debug_slots, debugging
+from pagecore.ops._indices cimport given_indices
 from pagecore.ops._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes, one_head
 from pagecore.ops._overlap cimport check_apart, check_own_elements
-from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, finished, new_result
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+    to_device,
+)
 from pagecore.ops.args cimport index_array
-from pagecore.ops.cpu._cpu cimport gather_latent as run_gather, total_tokens, write_latent as run_write
+from pagecore.ops.cpu._cpu cimport check_slots, gather_latent as run_gather, write_latent as run_write
 from pagecore.ops.cpu.latent cimport LatentWriteArgs
+from pagecore.ops.cuda._latent_rows cimport LatentPlaneSizes, gather_rows, write_rows
 
 from pagecore.arrays import as_dtype
 from pagecore.arrays.dtypes import DTYPES
@@ -22,7 +41,8 @@ from pagecore.ops._write import write_kv
 def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format=None, scale=None, stream=None):
     """Write new latent and rope rows to slots of a latent cache.
 
-    Plain caches may be on the host or on CUDA; the other formats are written on the host.
+    All arrays are on one device, the host or CUDA. A call on CUDA is one launch, or two for a plain cache if the dtypes
+    of latent and rope differ. It neither allocates nor waits unless slot_mapping is on the host.
 
     Parameters
     ----------
@@ -44,25 +64,28 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
         both parts, latent first.
     slot_mapping : integers, [T'], T' <= T
         Slot ``block * block_size + offset`` of each token. Tokens with a negative slot, and tokens from T' on, are not
-        written. If two tokens have one slot, the host keeps the later one.
+        written. If two tokens have one slot, the host keeps the later one, and CUDA keeps either or a mixture of both.
     format : str, optional
         "float8_e4m3fn", "fp8_ds_mla" or "nvfp4_ds_mla"; the cache must have it.
     scale : float, optional
         Factor of the codes of "float8_e4m3fn"; 1 by default.
     stream : int or a stream, optional
-        For CUDA arrays, the stream of the work.
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `latent`.
 
     Raises
     ------
     InvalidBlock
-        A slot is outside the cache.
+        A slot is outside the cache. Slots in CUDA memory are checked under `debug` only; otherwise tokens with such
+        slots are not written.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays do not match each other, are misaligned, not supported, or cannot be written. After every error nothing
         has been written.
 
     Notes
     -----
-    NaN remains NaN, except in "nvfp4_ds_mla", where a NaN of the latent becomes 0.
+    Infinities become the largest code of the largest scale, which "fp8_ds_mla" reads as infinity. NaN remains NaN; in
+    the latent of "nvfp4_ds_mla" it makes the scale of its 16 numbers NaN, and so all of them.
 
     Multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", 2024.
 
@@ -108,7 +131,10 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
             columns_of(planes.latent, 0, latent_dim), rope_plane, slots,
             stream=None if place.device_type == CPU else place.stream)
         return
-    check_host(&place, f"writes of {planes.format}")
+    if place.device_type != CPU:
+        await_arrays((latent, rope, latent_cache, rope_cache, slot_mapping), &place)
+        write_on_device(numbers, turned, planes, slots, factor, &place)
+        return
     args.latent, args.rope = one_head(numbers), one_head(turned)
     args.cache = planes.native
     args.slots = index_array(slots)
@@ -116,63 +142,120 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
     run_write(args)
 
 
-cdef int check_host(const Place* place, str what) except -1:
-    if place.device_type != CPU:
-        raise UnsupportedOption(f"{what} run on the host only, and the arrays are on CUDA; copy them to the host")
-    return 0
+cdef LatentPlaneSizes sizes_of(LatentPlanes planes) noexcept:
+    cdef LatentPlaneSizes sizes
+    sizes.format = <int>planes.native.format
+    sizes.latent_dim, sizes.rope_dim = planes.native.latent_dim, planes.native.rope_dim
+    return sizes
+
+
+cdef int write_on_device(
+        Tensor latent, Tensor rope, LatentPlanes planes, Tensor slots, double factor, const Place* place) except -1:
+    cdef LatentPlaneSizes sizes = sizes_of(planes)
+    if slots.device_type == CPU:
+        check_slots(slots, latent, columns_of(planes.latent, 0, planes.latent.shape_[2]))
+    elif debugging():
+        debug_slots(slots, latent, columns_of(planes.latent, 0, planes.latent.shape_[2]), place)
+    return write_rows(
+        one_head(latent), one_head(rope), planes.latent, planes.rope, &sizes, to_device(slots, "slot_mapping", place),
+        <float>factor, place)
 
 
 def gather_latent(
-    latent_cache, rope_cache, block_table, seq_lens, *, rows=None, format=None, latent_scale=None, dtype="float32"
+    latent_cache,
+    rope_cache,
+    block_table,
+    seq_lens,
+    *,
+    rows=None,
+    format=None,
+    latent_scale=None,
+    dtype=None,
+    out=None,
+    stream=None,
 ):
-    """Copy the rows of sequences out of a latent cache, dequantised, for prefill with expanded keys. Host arrays only.
+    """Copy the rows of sequences out of a latent cache, dequantised, for prefill with expanded keys.
+
+    All arrays are on one device, the host or CUDA; for CUDA arrays, lists and host arrays of integers are copied to the
+    device. A call on CUDA with `out` and device integers is one launch, and does not wait.
 
     Parameters
     ----------
     latent_cache, rope_cache : array
         As for `write_latent`.
     block_table, seq_lens, rows
-        As for `paged_attention`. Tokens of the null block, 0, become zeros.
+        As for `gather_blocks`. Tokens of the null block, 0, become zeros.
     format : str, optional
+        Format of the cache, as for `write_latent`.
     latent_scale : float, optional
         Factor of the codes of "float8_e4m3fn"; 1 by default.
-    dtype : {"float32", "bfloat16", "float16"}
-        Dtype of the result, rounded to nearest even.
+    dtype : {"float32", "bfloat16", "float16"}, optional
+        Dtype of the result, rounded to nearest even; by default that of `out`, or float32.
+    out : array, [sum(seq_lens), L + R], optional
+        Array for the result, whose last axis is contiguous. It must not share memory with the cache.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work, as for `write_latent`; by default that of `latent_cache`.
 
     Returns
     -------
     array, [sum(seq_lens), L + R]
         Latent, then rope, of each token; the sequences follow each other. A new array in the framework of
-        `latent_cache`.
+        `latent_cache`, or `out`.
 
     Raises
     ------
-    InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
-        Invalid ids, lengths or arrays.
+    InvalidBlock, InvalidSequence
+        A block or row is out of range. Integers in CUDA memory are checked as by `gather_blocks`.
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
+        Invalid lengths or arrays. After every error nothing has been written.
     """
     cdef Place place
     cdef Tensor example = any_tensor(latent_cache, "latent_cache")
-    find_place(&place, example, "latent_cache", latent_cache, None)
-    if place.device_type != CPU:
-        raise UnsupportedOption(
-            "latent_cache is on CUDA; gather_latent runs on the host only: copy the arrays there")
+    find_place(&place, example, "latent_cache", latent_cache, stream)
     cdef LatentPlanes planes = latent_planes(latent_cache, rope_cache, format, 0, -1, &place)
     cdef double factor = latent_factor(latent_scale, "latent_scale", planes)
-    wanted = as_dtype(dtype)
+    cdef Sequences batch = read_sequences(block_table, seq_lens, rows, [planes.latent], &place)
+    cdef Tensor result = gathered(out, dtype, planes, batch, latent_cache, &place)
+    if place.device_type == CPU:
+        run_gather(planes.native, factor, batch.table, batch.lens, batch.rows, result)
+    else:
+        await_arrays((latent_cache, rope_cache, block_table, seq_lens, rows), &place)
+        gather_on_device(planes, batch, factor, result, &place)
+    return finished(result, latent_cache, &place) if out is None else out
+
+
+cdef Tensor gathered(
+        object out, object dtype, LatentPlanes planes, Sequences batch, object example, const Place* place):
+    """Return the array of the result: a new one, or `out`, checked."""
+    cdef Tensor result = None if out is None else any_tensor(out, "out")
+    wanted = as_dtype("float32" if dtype is None else dtype) if out is None or dtype is not None else result.dtype
     if wanted not in ("float32", "bfloat16", "float16"):
         raise UnsupportedDtype(f"dtype is {wanted}; use float32, bfloat16 or float16")
-    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
-    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
-    cdef Tensor picked = None
-    if rows is None:
-        check_length(
-            table, "block_table", 0, lens.shape_[0], "one row for each of seq_lens, or pass rows= to pick some")
-    else:
-        picked = index_tensor(rows, "rows", 1, "[num_sequences]", &place)
-        check_length(picked, "rows", 0, lens.shape_[0], "one for each of seq_lens")
     cdef int64_t shape[2]
-    shape[0] = total_tokens(lens, table.shape_[1], planes.native.block_size)
-    shape[1] = planes.native.latent_dim + planes.native.rope_dim
-    cdef Tensor result = new_result(2, shape, DTYPES.index(wanted), latent_cache, &place)
-    run_gather(planes.native, factor, table, lens, picked, result)
-    return finished(result, latent_cache, &place)
+    shape[0], shape[1] = batch.num_tokens, planes.native.latent_dim + planes.native.rope_dim
+    if out is None:
+        if batch.num_tokens == UNKNOWN:
+            raise UnsupportedOption(
+                f"seq_lens is on {batch.lens.device}; the host cannot sum it without waiting for the device: pass "
+                "out=, or seq_lens on the host")
+        return new_result(2, shape, DTYPES.index(wanted), example, place)
+    check_place(result, "out", place)
+    if batch.num_tokens == UNKNOWN and result.ndim > 0:
+        shape[0] = result.shape_[0]
+    check_result(result, "out", 2, shape, DTYPES.index(wanted))
+    check_last_axis(result, "out")
+    for read, name in ((planes.latent, "latent_cache"), (planes.rope, "rope_cache"), (batch.table, "block_table"),
+                       (batch.lens, "seq_lens"), (batch.rows, "rows")):
+        check_apart(result, "out", read, name)
+    return result
+
+
+cdef int gather_on_device(
+        LatentPlanes planes, Sequences batch, double factor, Tensor out, const Place* place) except -1:
+    cdef LatentPlaneSizes sizes = sizes_of(planes)
+    if debugging():
+        debug_sequences([planes.latent], out, "out", batch.table, batch.lens, batch.rows, place)
+    gather_rows(
+        planes.latent, planes.rope, &sizes, batch.table, batch.lens, batch.rows, one_head(out),
+        out.shape_[0] if batch.longest == UNKNOWN else batch.longest, <float>factor, place)
+    return note_written(out, place)

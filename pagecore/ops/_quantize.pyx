@@ -4,9 +4,10 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.arrays.codes cimport LAST_FLOAT, CPU, DType
-from pagecore.ops._checks cimport any_tensor, check_aligned, check_last_axis, float_array
+from pagecore.arrays.codes cimport LAST_FLOAT, CPU, UINT8, DType
+from pagecore.ops._checks cimport any_tensor, check_aligned, check_last_axis, check_length, float_array
 from pagecore.ops._formats cimport code_dtype, group_of, is_cast, is_packed, named_format, scale_dtype
+from pagecore.ops._latent_codec cimport convert_latents, is_latent_format
 from pagecore.ops._numbers cimport scale_numbers
 from pagecore.ops._place cimport Place, find_place, finished, new_result
 from pagecore.ops.args cimport Format
@@ -18,6 +19,7 @@ import numpy as np
 from pagecore.arrays.dtypes import DTYPES, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops._formats import NAMES as _NAMES
+from pagecore.ops._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES, PACKED_LATENT_DIMS as _LATENT_DIMS
 
 
 def quantize(x, format, scale=None):
@@ -30,7 +32,8 @@ def quantize(x, format, scale=None):
     format : str
         "float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token", "int4_token", "fp4_block16", "nvfp4" or "mxfp8",
         or "nvfp4_4over6", which computes the scales of "nvfp4" so that the largest number of a group becomes 6 or 4,
-        whichever has the smaller squared error. See `write_kv` for the formats.
+        whichever has the smaller squared error. See `write_kv` for these formats. "fp8_ds_mla" and "nvfp4_ds_mla" take
+        rows of 512 latent and 64 rope numbers; see `write_latent`.
     scale : float or [H], optional
         Given factor of "float8_e4m3fn", "float8_e5m2" and "nvfp4", above 0 for the last: numbers are divided by it. H
         is the length of the axis before the last. 1 by default.
@@ -39,10 +42,10 @@ def quantize(x, format, scale=None):
     -------
     codes : array, [..., D] or [..., D / 2]
         float8_e4m3fn, float8_e5m2, int8, or uint8 with two codes a byte, that of the even index in the low nibble. New,
-        C-contiguous, in the framework of `x`.
+        C-contiguous, in the framework of `x`. For "fp8_ds_mla" and "nvfp4_ds_mla" uint8 rows of 656 and 352 bytes.
     scales : array, [..., groups], or None
         Scales of groups of 16 or 32 numbers, or one of the row: float32, uint8 or float8_e4m3fn. None if the format
-        stores none.
+        stores none, or stores them in the rows.
 
     Raises
     ------
@@ -63,6 +66,8 @@ def quantize(x, format, scale=None):
     cdef Place place
     cdef Codec codec
     cdef bint four_over_six = False
+    if is_latent_format(format):
+        return quantize_latents(x, format, scale), None
     cdef Format kind = named_format(format, &four_over_six)
     cdef Tensor numbers = float_array(x, "x")
     check_rows(numbers, "x")
@@ -96,7 +101,7 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32"):
 
     Parameters
     ----------
-    codes : array, [..., D] or [..., D / 2]
+    codes : array, [..., D] or [..., D / 2], or [..., 656] or [..., 352]
         On the host, in the dtype of the format's codes. The last axis is contiguous, here and below; other strides are
         free, so that blocks of a cache can be passed.
     format : str
@@ -132,14 +137,16 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32"):
     cdef Place place
     cdef Codec codec
     cdef bint four_over_six = False
+    target = as_dtype(dtype)
+    if target.code > LAST_FLOAT:
+        raise UnsupportedDtype(f"dtype is {target}; use float32, float16 or bfloat16")
+    if is_latent_format(format):
+        return dequantize_latents(codes, format, scales, scale, target.code)
     cdef Format kind = named_format(format, &four_over_six)
     cdef Tensor stored = any_tensor(codes, "codes")
     check_rows(stored, "codes")
     if stored.dtype_code != code_dtype(kind):
         raise UnsupportedDtype(f"codes is {stored.dtype}; the codes of {format!r} are {DTYPES[code_dtype(kind)]}")
-    target = as_dtype(dtype)
-    if target.code > LAST_FLOAT:
-        raise UnsupportedDtype(f"dtype is {target}; use float32, float16 or bfloat16")
     find_place(&place, stored, "codes", codes, None)
     cdef int64_t shape[8]
     cdef int i, last = stored.ndim - 1
@@ -156,6 +163,51 @@ def dequantize(codes, format, scales=None, scale=None, dtype="float32"):
     fill_codec(&codec, kind, merged_rows(numbers), rows, None if plane is None else merged_rows(plane), factors)
     run_dequantize(codec)
     return finished(numbers, codes, &place)
+
+
+# ---- rows of latents
+
+cdef object quantize_latents(object x, str format, object scale):
+    cdef Place place
+    cdef Tensor numbers = float_array(x, "x")
+    check_rows(numbers, "x")
+    find_place(&place, numbers, "x", x, None)
+    check_no_scales(format, scale, None)
+    check_length(numbers, "x", numbers.ndim - 1, sum(_LATENT_DIMS), "512 latent and 64 rope numbers")
+    cdef Tensor codes = result_like(numbers, _ROW_BYTES[format], UINT8, x, &place)
+    convert_latents(merged_rows(numbers), merged_rows(codes))
+    return finished(codes, x, &place)
+
+
+cdef object dequantize_latents(object codes, str format, object scales, object scale, int dtype_code):
+    cdef Place place
+    cdef Tensor stored = any_tensor(codes, "codes")
+    check_rows(stored, "codes")
+    if stored.dtype_code != UINT8:
+        raise UnsupportedDtype(f"codes is {stored.dtype}; the rows of {format!r} are uint8")
+    find_place(&place, stored, "codes", codes, None)
+    check_no_scales(format, scale, scales)
+    check_length(stored, "codes", stored.ndim - 1, _ROW_BYTES[format], f"the bytes of a row of {format}")
+    cdef Tensor numbers = result_like(stored, sum(_LATENT_DIMS), dtype_code, codes, &place)
+    convert_latents(merged_rows(stored), merged_rows(numbers))
+    return finished(numbers, codes, &place)
+
+
+cdef Tensor result_like(Tensor rows, int64_t row, int dtype_code, object example, const Place* place):
+    """Return a new array with the axes of `rows`, but `row` elements in the last one."""
+    cdef int64_t shape[8]
+    cdef int i
+    for i in range(rows.ndim):
+        shape[i] = rows.shape_[i]
+    shape[rows.ndim - 1] = row
+    return new_result(rows.ndim, shape, dtype_code, example, place)
+
+
+cdef int check_no_scales(str format, object scale, object scales) except -1:
+    for given, name in ((scale, "scale"), (scales, "scales")):
+        if given is not None:
+            raise UnsupportedOption(f"format {format!r} stores its scales in its rows; leave {name} out")
+    return 0
 
 
 # ---- sizes of a format

@@ -292,7 +292,7 @@ W_UV = np.array([[[1, 1, 0], [0, 1, 1]], [[1, 0, -1], [2, 1, 0]]], np.float32)
         (3, [2.4580201, 2.1041306], [[0.6163483, 1.1509552, -0.1509552], [0.4534506, 1.4245977, -0.4245977]]),
     ],
 )
-def test_absorbed_equals_expanded(isa, keys, lse, latent):
+def test_worked_example_variants_a3_absorbed_equals_expanded(isa, keys, lse, latent):
     q_nope, q_rope = np.array([[1, 2], [0, -1]], np.float32), np.array([[1, -1], [2, 0]], np.float32)
     query = np.einsum("hd,hdl->hl", q_nope, W_UK)
     assert query.tolist() == [[1, 2, 0], [-1, 1, -1]]
@@ -318,7 +318,7 @@ def test_absorbed_equals_expanded(isa, keys, lse, latent):
         ([0, 2, 3], [0, 1], [2.3123063, 2.2465673], [[1.2466251, 0.6913154], [1.1865009, 0.6483623]]),
     ],
 )
-def test_sparse_example(isa, slots, sinks, lse, latent):
+def test_worked_example_variants_a9_sparse_attention(isa, slots, sinks, lse, latent):
     rows = np.array([[1, 0, 1], [0, 1, 0], [2, 1, -1], [1, 1, 1], [0, -1, 2]], np.float32)
     query = np.array([[[1, 1, 0.5], [0, 2, -1]]], np.float32)
     out, found = latent_attention(

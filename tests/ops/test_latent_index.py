@@ -20,13 +20,16 @@ def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     _cpu.set_isa(before)
 
 
-def test_example(isa):
+def test_worked_example_variants_a7_index_scores(isa):
     query = np.array([[[1, 0], [0, 1]], [[1, 1], [-1, 1]]], np.float32)
     weights = np.array([[1, 2], [0.5, 1]], np.float32)
     keys = np.array([[1, 1], [-1, 2], [3, -1], [0, 0]], np.float32)[None]
     scores = index_scores(query, weights, keys, None, [[0]], [4], cu_query_lens=[0, 2], causal=False)
     assert scores.tolist() == [[3, 4, 3, 0], [1, 3.5, 1, 0]]
     assert select_topk(scores, 2, [3, 4]).tolist() == [[1, 0], [1, 0]]
+
+
+def test_worked_example_variants_a8_slots_of_positions():
     assert slots_of([[0, 63, 64, 130, -1]], [[7, 3, 9]], 64).tolist() == [[448, 511, 192, 578, -1]]
 
 
@@ -73,6 +76,9 @@ def test_slots_of_packed_queries():
     table = np.array([[7, 3], [5, 1], [2, 9]], np.int64)
     got = slots_of([[3, -1], [4, 0], [-9, 5]], table, 4, rows=[2, 0], cu_query_lens=[0, 2, 3])
     assert got.tolist() == [[11, -1], [36, 8], [-1, 13]]
+    out = np.full((3, 2), 7, np.int32)
+    assert slots_of([[3, -1], [4, 0], [-9, 5]], table, 4, rows=[2, 0], cu_query_lens=[0, 2, 3], out=out) is out
+    assert (out == got).all()
 
 
 @pytest.mark.parametrize(
@@ -81,6 +87,17 @@ def test_slots_of_packed_queries():
         (lambda: slots_of([[8]], [[1, 2]], 4), errors.ShapeError, "holds 8 tokens"),
         (lambda: slots_of([[1]], [[-1, 2]], 4), errors.InvalidBlock, "is -1"),
         (lambda: slots_of([[1]], [[1, 2]], 0), errors.ShapeError, "block_size is 0"),
+        (lambda: slots_of([[1]], [[1, 2]], 4, out=np.zeros((2, 1), np.int32)), errors.ShapeError, "must be (1, 1)"),
+        (
+            lambda: slots_of([[1]], [[1, 2]], 4, out=np.zeros((1, 1), np.float32)),
+            errors.UnsupportedDtype,
+            "must be int32",
+        ),
+        (
+            lambda: slots_of([[1], [1]], [[1], [2]], 4, out=np.zeros((2, 2), np.int32)[:, ::2]),
+            errors.ShapeError,
+            "C-contiguous",
+        ),
         (lambda: slots_of([[1], [1]], [[1, 2]], 4), errors.ShapeError, "one row for each sequence"),
         (lambda: select_topk(np.zeros((1, 4), np.float32), 0), errors.ShapeError, "k is 0"),
         (lambda: select_topk(np.zeros((1, 4), np.float32), 2, [5]), errors.ShapeError, "lens[0] is 5"),

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from pagecore import KVLayout, KVPool, Plane, errors, gather_latent, write_index, write_latent
+from pagecore import (
+    KVLayout,
+    KVPool,
+    Plane,
+    dequantize,
+    errors,
+    gather_latent,
+    quantize,
+    write_index,
+    write_latent,
+)
+from pagecore.ops.cpu import _cpu
 from tests.reference import latent as reference
 
 BF16 = ml_dtypes.bfloat16
 ROW_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+
+
+@pytest.fixture(params=_cpu.available_isas())
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = _cpu.isa()
+    yield _cpu.set_isa(request.param)
+    _cpu.set_isa(before)
 
 
 def example() -> np.ndarray:
@@ -28,7 +47,7 @@ def stored(format: str, rows: np.ndarray) -> np.ndarray:
     return cache[:, 0]
 
 
-def test_fp8_ds_mla_bytes():
+def test_worked_example_variants_a4_fp8_ds_mla_bytes():
     row = stored("fp8_ds_mla", example()[None])[0].tobytes()
     parts = {0: "f8f3eee0626e74f8", 128: "00697176f6f1e84c", 256: "f8f3eee0626e74f8", 384: "0000000080808000"}
     parts |= {512: "0000003d0000803c0000803e00000039", 528: "80c028c0a0bf003e"}
@@ -36,7 +55,7 @@ def test_fp8_ds_mla_bytes():
     assert hashlib.sha256(row).hexdigest() == "6dcf6fd291348d43a91e19de501a074511bbdbae0696bdd911e287fbfe86ea1e"
 
 
-def test_nvfp4_ds_mla_bytes():
+def test_worked_example_variants_a5_nvfp4_ds_mla_bytes():
     row = stored("nvfp4_ds_mla", example()[None])[0].tobytes()
     parts = {0: "efac52f6ce2965ef", 256: "c8c2ba203c44c7c2"}
     parts |= {320: "3b3a3232535201013a3b323152530101393a3332515201013a3a323252520101"}
@@ -54,6 +73,24 @@ def test_packed_rows_equal_the_twin(format, dtype):
     twin = getattr(reference, format)
     for row, got in zip(rows, stored(format, rows), strict=True):
         assert got.tobytes() == twin(row.astype(np.float32))
+
+
+@pytest.mark.parametrize("format", ROW_BYTES)
+def test_nan_and_infinity_are_read_back(isa, format):
+    """A NaN remains NaN, in "nvfp4_ds_mla" with the numbers that share its scale."""
+    rows = np.random.default_rng(3).standard_normal((5, 576)).astype(np.float32)
+    rows[0, 5], rows[1, 511], rows[2, [16, 31]], rows[3, 40], rows[4, 530] = np.nan, np.inf, -np.inf, np.nan, np.nan
+    cache = stored(format, rows)
+    for row, got in zip(rows[:4], cache, strict=False):
+        assert got.tobytes() == getattr(reference, format)(row)
+    group = 16 if format == "nvfp4_ds_mla" else 1
+    expected = np.zeros((5, 576), bool)
+    for row, column in ((0, 5), (3, 40)):
+        expected[row, column // group * group :][:group] = True
+    expected[4, 530] = True
+    read = gather_latent(np.concatenate([cache[:1], cache])[:, None], None, [[1, 2, 3, 4, 5]], [5])
+    assert (np.isnan(read) == expected).all()
+    assert np.isinf(read).any() == (format == "fp8_ds_mla")
 
 
 def test_e4m3_codes_are_those_of_the_twin():
@@ -81,13 +118,16 @@ def test_a_scale_that_is_no_power_of_two_is_read():
     assert got[0].tolist() == reference.read_fp8_ds_mla(row[0].tobytes()).tolist()
 
 
-def test_only_named_slots_change():
+def test_worked_example_variants_a10_only_named_slots_change():
     rows = np.arange(15, dtype=np.float32).reshape(3, 5) + 1
     cache = np.full((3, 4, 5), -1, np.float32)
     write_latent(rows[:, :3], rows[:, 3:], cache, None, [5, -1, 9])
-    expected = np.full((12, 5), -1, np.float32)
-    expected[[5, 9]] = rows[[0, 2]]
-    assert (cache.reshape(12, 5) == expected).all()
+    expected = np.full((3, 4, 5), -1, np.float32)
+    expected[1, 1], expected[2, 1] = rows[0], rows[2]
+    assert (cache == expected).all()
+    value = cache[..., :3]
+    assert (value.ctypes.data, value.strides) == (cache.ctypes.data, cache.strides)
+    assert (value[1, 1] == rows[0, :3]).all()
 
 
 def test_parts_in_planes_of_their_own():
@@ -113,7 +153,7 @@ def test_the_later_of_two_tokens_with_one_slot_stays(format):
     assert caches[0].tobytes() == caches[1].tobytes()
 
 
-def test_index_page_bytes():
+def test_worked_example_variants_a6_index_page_bytes():
     t, d = np.arange(64)[:, None], np.arange(128)[None]
     keys = ((((7 * d + 13 * t) % 101) - 50) / 25).astype(np.float32).astype(BF16)
     keys[3] = 0
@@ -162,3 +202,43 @@ def test_a_read_only_cache_is_refused():
     cache.flags.writeable = False
     with pytest.raises(errors.UnsupportedOption, match="read-only"):
         write_latent(np.zeros((1, 512), np.float32), np.zeros((1, 64), np.float32), cache, None, [0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("format", ROW_BYTES)
+def test_quantize_and_dequantize_rows(isa, format, dtype):
+    rng = np.random.default_rng(2)
+    kind = {"float32": np.float32, "float16": np.float16, "bfloat16": BF16}[dtype]
+    x = np.full((3, 4, 600), np.nan, kind)[..., 12:588]
+    x[...] = rng.standard_normal((3, 4, 576)) * 10.0 ** rng.integers(-3, 3, (3, 4, 1))
+    codes, scales = quantize(x, format)
+    assert (codes.shape, codes.dtype, scales) == ((3, 4, ROW_BYTES[format]), np.uint8, None)
+    expected = [getattr(reference, format)(row.astype(np.float32)) for row in x.reshape(12, 576)]
+    assert codes.tobytes() == b"".join(expected)
+    spread = np.full((3, 4, 700), 7, np.uint8)[..., 3 : 3 + ROW_BYTES[format]]
+    spread[...] = codes
+    read = np.array([getattr(reference, f"read_{format}")(row) for row in expected]).reshape(3, 4, 576)
+    got = dequantize(spread, format, dtype=dtype)
+    assert got.dtype == kind
+    assert (got == read.astype(np.float32).astype(kind)).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: quantize(np.zeros((2, 512), np.float32), "fp8_ds_mla"), errors.ShapeError, "576"),
+        (lambda: quantize(np.zeros((2, 576), np.float32), "fp8_ds_mla", 2.0), errors.UnsupportedOption, "scale out"),
+        (lambda: quantize(np.zeros((2, 576), np.int8), "nvfp4_ds_mla"), errors.UnsupportedDtype, "int8"),
+        (lambda: dequantize(np.zeros((2, 352), np.uint8), "fp8_ds_mla"), errors.ShapeError, "656"),
+        (lambda: dequantize(np.zeros((2, 656), np.int8), "fp8_ds_mla"), errors.UnsupportedDtype, "uint8"),
+        (
+            lambda: dequantize(np.zeros((2, 656), np.uint8), "fp8_ds_mla", np.zeros((2, 4), np.float32)),
+            errors.UnsupportedOption,
+            "leave scales out",
+        ),
+    ],
+)
+def test_refusals_of_quantize(call, error, words):
+    with pytest.raises(error) as raised:
+        call()
+    assert words in str(raised.value)

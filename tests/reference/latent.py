@@ -93,20 +93,28 @@ def power_above(x: float) -> float:
     return math.ldexp(1.0, exponent - (mantissa == 0.5))
 
 
+def greatest(x: Array) -> np.float32:
+    """Return the greatest magnitude; NaN counts as 0, infinity as the greatest finite number."""
+    return np.fmin(np.nanmax(np.abs(np.append(x, np.float32(0)))), np.finfo(np.float32).max)
+
+
 def fp8_ds_mla(x: Array) -> bytes:
     """Return the 656 bytes of 512 latent and 64 rope numbers."""
     tiles = np.asarray(x[:512], np.float32).reshape(4, 128)
-    scales = [power_above(float(max(np.abs(tile).max() / np.float32(448), np.float32(1e-4)))) for tile in tiles]
+    scales = [power_above(float(max(greatest(tile) / np.float32(448), np.float32(1e-4)))) for tile in tiles]
     codes = bytes(e4m3(float(v) / scale) for tile, scale in zip(tiles, scales, strict=True) for v in tile)
     return codes + struct.pack("<4f", *scales) + np.asarray(x[512:], np.float32).astype(ml_dtypes.bfloat16).tobytes()
 
 
 def nvfp4_ds_mla(x: Array) -> bytes:
-    """Return the 352 bytes of 512 latent and 64 rope numbers."""
+    """Return the 352 bytes of 512 latent and 64 rope numbers. A NaN makes the scale of its group NaN."""
     groups = np.asarray(x[:512], np.float32).reshape(32, 16)
-    scales = [e4m3(float(max(np.abs(group).max() / np.float32(6), np.float32(2**-9)))) for group in groups]
+    scales = [
+        0x7F if np.isnan(group).any() else e4m3(float(max(greatest(group) / np.float32(6), np.float32(2**-9))))
+        for group in groups
+    ]
     codes = [
-        e2m1(float(np.float32(v) / np.float32(E4M3[scale])))
+        0 if scale == 0x7F else e2m1(float(np.float32(v) / np.float32(E4M3[scale])))
         for group, scale in zip(groups, scales, strict=True)
         for v in group
     ]

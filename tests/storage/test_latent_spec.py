@@ -23,7 +23,7 @@ def shapes(given):
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_bytes_of_a_token_and_blocks_of_deepseek_v3(name):
+def test_worked_example_variants_a1_bytes_of_a_token_and_blocks_of_deepseek_v3(name):
     size, blocks = STORED[name]
     given = spec(format=name)
     assert sum(plane.nbytes for plane in given.planes) == size
@@ -33,7 +33,7 @@ def test_bytes_of_a_token_and_blocks_of_deepseek_v3(name):
     assert cache.num_blocks == (blocks,)
 
 
-def test_index_planes_add_132_bytes():
+def test_worked_example_variants_a1_index_planes_add_132_bytes():
     given = spec(index_dim=128)
     assert sum(plane.nbytes for plane in given.planes) == 1152 + 132
     assert shapes(given) == {
@@ -54,7 +54,7 @@ def test_planes_of_each_way_to_store():
     assert shapes(spec(format="nvfp4_ds_mla")) == {"latent": ((352,), "uint8")}
 
 
-def test_the_row_of_bytes_is_that_of_the_three_planes_of_its_parts():
+def test_worked_example_variants_a2_row_of_three_planes():
     """FlashMLA's row: 512 e4m3, 4 float32 scales, 64 bfloat16."""
     sizes = {"num_layers": 2, "num_blocks": 5, "block_size": 64}
     parts = (
@@ -79,7 +79,7 @@ def test_the_row_of_bytes_is_that_of_the_three_planes_of_its_parts():
     assert row.pointer - pools[1].buffers[0].pointer == first.pointer - pools[0].buffers[0].pointer
 
 
-def test_index_planes_alone_form_the_page_of_deep_gemm():
+def test_worked_example_variants_a2_page_of_deep_gemm():
     class Index:
         planes, window = spec(index_dim=128).planes[1:], None
 

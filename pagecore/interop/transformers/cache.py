@@ -23,7 +23,7 @@ from pagecore.interop.transformers.latents import caches_latents, pass_latents_o
 from pagecore.interop.transformers.layer import PagedLayer
 from pagecore.interop.transformers.specs import keys_depend_on_length, specs_of_model
 from pagecore.interop.transformers.tracing import untraced
-from pagecore.storage import LatentSpec, Spec
+from pagecore.storage import Spec
 
 
 class PagedCache(Cache):  # type: ignore[misc]
@@ -117,11 +117,6 @@ class PagedCache(Cache):  # type: ignore[misc]
                 )
             options["prefix_cache"] = False
         device = "cpu" if model.device.type == "cpu" else str(model.device)
-        if device != "cpu" and any(isinstance(spec, LatentSpec) for spec in layers):
-            raise UnsupportedOption(
-                f"the model is on {device} and its layers store latents, which only the host attends to; move "
-                "the model to the CPU, or use another cache"
-            )
         self.kv = PagedKVCache(list(layers), block_size=block_size, device=device, **options)
         self._generation = Generation(self.kv, model)
         windows = [spec.window for spec in layers]

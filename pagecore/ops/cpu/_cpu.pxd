@@ -10,6 +10,7 @@ from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
+from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cpu.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
@@ -69,6 +70,11 @@ cdef void move_slots(
 cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1
 cdef int write_latent(const LatentWriteArgs& args) except -1
 cdef int write_index(const IndexWriteArgs& args) except -1
+
+# Conversions between formats; see conversions.hpp. `pairs` is [n, 2] of (source, target).
+cdef int convert_blocks(
+    const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs) except -1
+cdef int convert_latent_rows(const LatentConversion& rows) except -1
 cdef int gather_latent(
     const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor out) except -1
 cdef int index_scores(const IndexScoreCall& call) except -1

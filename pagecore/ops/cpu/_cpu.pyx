@@ -50,6 +50,12 @@ from pagecore.ops.cpu.args cimport (
     run_write,
     sum_lengths,
 )
+from pagecore.ops.cpu.conversions cimport (
+    BlockConversion,
+    LatentConversion,
+    run_convert_blocks,
+    run_convert_latent_rows,
+)
 from pagecore.ops.cpu.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
@@ -363,6 +369,22 @@ cdef int write_latent(const LatentWriteArgs& args) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_write_latent(args, num_threads)
+    return 0
+
+
+cdef int convert_blocks(
+        const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs) except -1:
+    cdef Indices sources = pair_column(pairs, 0), targets = pair_column(pairs, 1)
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_convert_blocks(caches, latents, sources, targets, num_threads)
+    return 0
+
+
+cdef int convert_latent_rows(const LatentConversion& rows) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_convert_latent_rows(rows, num_threads)
     return 0
 
 

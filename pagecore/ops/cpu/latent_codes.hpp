@@ -25,6 +25,7 @@ inline uint16_t to_bf16(float x) {
 }
 
 inline constexpr float kE4M3Max = 448.0f, kE2M1Max = 6.0f;
+inline constexpr char kE4M3NaN = 0x7f;
 
 // Infinities become the greatest finite number, NaN stays NaN.
 inline uint8_t to_e4m3(float x) {

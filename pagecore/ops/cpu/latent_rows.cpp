@@ -41,35 +41,35 @@ void write_fp8_ds_mla(const float* latent, const float* rope, char* row) {
   }
 }
 
+// A NaN makes the scale of its group NaN, because e2m1 has none.
+void write_nvfp4_group(const float* x, int64_t group, char* row) {
+  if (std::any_of(x, x + kNvfp4Tile, [](float number) { return number != number; })) {
+    row[nvfp4_scale_at(group)] = kE4M3NaN;
+    std::memset(row + group * kNvfp4Tile / 2, 0, kNvfp4Tile / 2);
+    return;
+  }
+  const uint8_t code = to_e4m3(std::max(greatest(x, kNvfp4Tile) / kE2M1Max, 0x1p-9f));
+  const float scale = from_e4m3(code);
+  row[nvfp4_scale_at(group)] = static_cast<char>(code);
+  for (int64_t i = 0; i < kNvfp4Tile; i += 2) {
+    const int pair = to_e2m1(x[i] / scale) | to_e2m1(x[i + 1] / scale) << 4;
+    row[(group * kNvfp4Tile + i) / 2] = static_cast<char>(pair);
+  }
+}
+
 void write_nvfp4_ds_mla(const float* latent, const float* rope, char* row) {
   for (int64_t group = 0; group < kPackedLatentDim / kNvfp4Tile; ++group) {
-    const float* x = latent + group * kNvfp4Tile;
-    const uint8_t code = to_e4m3(std::max(greatest(x, kNvfp4Tile) / kE2M1Max, 0x1p-9f));
-    const float scale = from_e4m3(code);
-    row[nvfp4_scale_at(group)] = static_cast<char>(code);
-    for (int64_t i = 0; i < kNvfp4Tile; i += 2) {
-      const int pair = to_e2m1(x[i] / scale) | to_e2m1(x[i + 1] / scale) << 4;
-      row[(group * kNvfp4Tile + i) / 2] = static_cast<char>(pair);
-    }
+    write_nvfp4_group(latent + group * kNvfp4Tile, group, row);
   }
   quantise_e4m3(rope, kPackedRopeDim, 1.0f, row + kNvfp4RopeAt);
 }
 
 void write_row(const LatentWriteArgs& args, int64_t token, int64_t slot) {
-  const LatentCache& cache = args.cache;
-  const int64_t block = slot / cache.block_size, offset = slot - block * cache.block_size;
-  char* row = cache.latent + block * cache.block_stride + offset * cache.token_stride;
-  char* rope_row = cache.rope + block * cache.rope_block_stride + offset * cache.rope_token_stride;
+  const int64_t block = slot / args.cache.block_size;
   float latent[kLatentWidthMax], rope[kLatentWidthMax];
   read_numbers(args.latent, token, latent);
   read_numbers(args.rope, token, rope);
-  switch (cache.format) {
-    case LatentFormat::Fp8DsMla: return write_fp8_ds_mla(latent, rope, row);
-    case LatentFormat::Nvfp4DsMla: return write_nvfp4_ds_mla(latent, rope, row);
-    default:
-      quantise_e4m3(latent, cache.latent_dim, args.factor, row);
-      quantise_e4m3(rope, cache.rope_dim, args.factor, rope_row);
-  }
+  write_latent_numbers(args.cache, block, slot - block * args.cache.block_size, latent, rope, args.factor);
 }
 
 void write_index_row(const IndexWriteArgs& args, int64_t token, int64_t slot) {
@@ -100,6 +100,19 @@ void for_each_slot(const Indices& slots, int64_t numbers, int64_t num_threads, W
 }
 
 }  // namespace
+
+void write_latent_numbers(const LatentCache& cache, int64_t block, int64_t offset, const float* latent,
+                          const float* rope, float factor) {
+  char* row = cache.latent + block * cache.block_stride + offset * cache.token_stride;
+  char* rope_row = cache.rope + block * cache.rope_block_stride + offset * cache.rope_token_stride;
+  switch (cache.format) {
+    case LatentFormat::Fp8DsMla: return write_fp8_ds_mla(latent, rope, row);
+    case LatentFormat::Nvfp4DsMla: return write_nvfp4_ds_mla(latent, rope, row);
+    default:
+      quantise_e4m3(latent, cache.latent_dim, factor, row);
+      quantise_e4m3(rope, cache.rope_dim, factor, rope_row);
+  }
+}
 
 void write_latent(const LatentWriteArgs& args, int64_t num_threads) {
   Cache shape;

@@ -1,0 +1,131 @@
+"""Blocks that are converted between formats: the formats, factors and shapes of both sides, checked."""
+
+from pagecore.arrays._tensor cimport Tensor, as_tensor
+from pagecore.arrays.codes cimport UINT8
+from pagecore.ops._checks cimport check_length
+from pagecore.ops._formats cimport StoredCache, given_factor, is_plain, native_cache, stored_cache
+from pagecore.ops._indices cimport viewed
+from pagecore.ops._latent_cache cimport LatentPlanes, latent_factor, latent_planes
+from pagecore.ops._numbers cimport scale_numbers
+from pagecore.ops._place cimport Place
+from pagecore.ops.args cimport Format
+from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
+from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
+
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.ops._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES
+
+
+cdef class Conversions:
+    def __cinit__(self):
+        self.source_planes, self.target_planes, self.copied, self.kept = [], [], [], []
+
+    cdef bint is_empty(self):
+        return self.caches.empty() and self.latents.empty()
+
+
+cdef bint has_packed_rows(Tensor latents) except -1:
+    return latents.ndim == 3 and latents.dtype_code == UINT8 and latents.shape_[2] in _ROW_BYTES.values()
+
+
+cdef bint are_latents(Tensor source, Tensor target) except -1:
+    if not (has_packed_rows(source) or has_packed_rows(target)) or source.ndim != target.ndim:
+        return False
+    return source.dtype_code != target.dtype_code or source.shape_[2] != target.shape_[2]
+
+
+cdef bint add_caches(
+        Conversions conversions, object source, object source_scale, object target, object target_scale,
+        const Place* place) except -1:
+    cdef StoredCache sources, targets
+    source_plane, source_factor = plane_and_factor(source_scale, "source_scale")
+    target_plane, target_factor = plane_and_factor(target_scale, "target_scale")
+    sources = stored_cache(source, source_plane, "source", place)
+    targets = stored_cache(target, target_plane, "target", place)
+    check_rows(sources, targets)
+    cdef Tensor source_factors = factors_of(sources, source_plane, source_factor, "source", place)
+    cdef Tensor target_factors = factors_of(targets, target_plane, target_factor, "target", place)
+    if is_plain(sources) and is_plain(targets):
+        return False
+    cdef BlockConversion conversion
+    conversion.source, conversion.target = native_cache(sources), native_cache(targets)
+    if source_factors is not None:
+        conversion.source_factors = <const float*>source_factors.data
+    if target_factors is not None:
+        conversion.target_factors = <const float*>target_factors.data
+    conversion.copies = sources.format == targets.format and are_equal(source_factors, target_factors)
+    conversions.caches.push_back(conversion)
+    if sources.plane is not None:
+        conversions.source_planes.append(sources.plane)
+    if targets.plane is not None:
+        conversions.target_planes.append(targets.plane)
+    conversions.kept.append((sources, targets, source_factors, target_factors))
+    return True
+
+
+cdef tuple plane_and_factor(object scale, str name):
+    """Return the two parts of a pair (plane, factor); (scale, None) for anything else."""
+    if not (isinstance(scale, tuple) and len(scale) == 2):
+        return scale, None
+    cdef Tensor plane = viewed(scale[0], name) if not isinstance(scale[0], (int, float)) else None
+    return scale if plane is not None and plane.ndim > 2 else (scale, None)
+
+
+cdef Tensor factors_of(StoredCache cache, object scale, object factor, str label, const Place* place):
+    """Return the given factors as contiguous float32, one for each head; None if all are 1."""
+    if factor is not None and cache.format != Format.NVFP4:
+        raise UnsupportedOption(
+            f"{label}_scale is a pair (plane, factor), but {label}_cache is not nvfp4; pass the plane alone")
+    if is_plain(cache) and scale is not None and not (isinstance(scale, (int, float)) and scale == 1):
+        raise UnsupportedOption(f"{label}_scale is given, but {label}_cache has no format; leave it out")
+    given = given_factor(cache, scale, 1.0 if factor is None else factor, label)
+    cdef Tensor numbers = scale_numbers(given, f"{label}_scale", cache.codes.shape_[2], True, place)
+    return None if numbers is None else as_tensor(np.ascontiguousarray(numbers.numpy(), np.float32))
+
+
+cdef bint are_equal(Tensor a, Tensor b) except -1:
+    if a is None or b is None:
+        return a is b
+    return bool(np.array_equal(a.numpy(), b.numpy()))
+
+
+cdef int check_rows(StoredCache source, StoredCache target) except -1:
+    cdef int i
+    for i in range(1, 3):
+        if source.codes.shape_[i] != target.codes.shape_[i]:
+            raise ShapeError(
+                f"source_cache has shape {source.codes.shape} and target_cache {target.codes.shape}; block_size and kv "
+                "heads must be equal")
+    if source.dim != target.dim:
+        raise ShapeError(
+            f"source_cache has rows of {source.dim} numbers and target_cache of {target.dim}; the head_dim must be "
+            "equal")
+    return 0
+
+
+cdef int add_latents(
+        Conversions conversions, object source, object source_scale, object target, object target_scale,
+        const Place* place) except -1:
+    cdef LatentPlanes sources = latents_of(source, target, place), targets = latents_of(target, source, place)
+    check_length(targets.latent, "target_cache", 1, sources.native.block_size, "the block_size of source_cache")
+    cdef LatentConversion conversion
+    conversion.source, conversion.target = sources.native, targets.native
+    conversion.source_factor = <float>latent_factor(source_scale, "source_scale", sources)
+    conversion.target_factor = <float>latent_factor(target_scale, "target_scale", targets)
+    if sources.native.latent_dim + sources.native.rope_dim != targets.native.latent_dim + targets.native.rope_dim:
+        raise ShapeError(
+            f"source_cache has shape {sources.latent.shape} and target_cache {targets.latent.shape}; rows must have "
+            "equally many numbers")
+    conversions.latents.push_back(conversion)
+    conversions.kept.append((sources, targets))
+    return 0
+
+
+cdef LatentPlanes latents_of(object array, object other, const Place* place):
+    """Return the planes of latents; a row of numbers is 512 and 64 of them if the other array has packed rows."""
+    cdef Tensor view = viewed(other, "cache")
+    if view is not None and has_packed_rows(view):
+        return latent_planes(array, None, None, kPackedLatentDim, kPackedRopeDim, place)
+    return latent_planes(array, None, None, 0, -1, place)

@@ -1,0 +1,12 @@
+from typing import Any
+
+def transfer_blocks(
+    source_caches: Any,
+    target_caches: Any,
+    pairs: Any,
+    *,
+    source_scales: Any = None,
+    target_scales: Any = None,
+    independent: bool = False,
+    stream: Any = None,
+) -> None: ...
