@@ -35,6 +35,7 @@ def latent_attention(
     out: Any = None,
     return_lse: bool = False,
     plan: AttentionPlan | None = None,
+    stream: Any = None,
 ) -> Any: ...
 def gather_latent(
     latent_cache: Any,
