@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pagecore import errors, gather_latent, index_scores, latent_attention, write_index, write_latent
+from pagecore import errors, gather_latent, index_scores, write_index, write_latent
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -28,10 +28,9 @@ def test_the_rest_is_refused_by_name(cuda):
     rows = cuda.put(np.zeros((2, 4, 576), np.float32))
     packed = cuda.put(np.zeros((2, 4, 656), np.uint8))
     latent, rope = cuda.put(np.zeros((1, 512), np.float32)), cuda.put(np.zeros((1, 64), np.float32))
-    query, query_rope = cuda.put(np.zeros((1, 2, 512), np.float32)), cuda.put(np.zeros((1, 2, 64), np.float32))
+    query = cuda.put(np.zeros((1, 2, 512), np.float32))
     for words, call in {
         "writes of fp8_ds_mla": lambda: write_latent(latent, rope, packed, None, [0]),
-        "latent_attention": lambda: latent_attention(query, query_rope, rows, None, [[1]], [1], scale=1.0),
         "gather_latent": lambda: gather_latent(rows, None, [[1]], [1]),
         "the indexer": lambda: index_scores(query, np.zeros((1, 2), np.float32), rows, None, [[1]], [1]),
         "key is on CUDA": lambda: write_index(latent, packed, packed, [0]),

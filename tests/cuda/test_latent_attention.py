@@ -79,7 +79,10 @@ def listed_slots(case: Case, width: int, seed: int = 3) -> tuple[np.ndarray[Any,
     rng = np.random.default_rng(seed)
     size = case.rows.shape[1]
     written = np.concatenate(
-        [row[np.arange(n) // size] * size + np.arange(n) % size for row, n in zip(case.table, case.seq_lens, strict=True)]
+        [
+            row[np.arange(n) // size] * size + np.arange(n) % size
+            for row, n in zip(case.table, case.seq_lens, strict=True)
+        ]
     )
     indices = np.array([rng.permutation(written)[:width] for _ in case.query], np.int32)
     indices[rng.random(indices.shape) < 0.3] = -1
@@ -118,10 +121,14 @@ def test_every_format(cuda, format, heads, dtype):
     check(cuda, case, kernel="general_latent" if (format, dtype) == ("fp8_ds_mla", "float16") else "latent<")
 
 
-@pytest.mark.parametrize("options", [{"causal": False}, {"window": 9}, {"window": 40}, {"sinks": [0.5, -2.0, 30.0]}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"causal": False}, {"window": 9}, {"window": 40}, {"sinks": [0.5, -2.0, 30.0]}], ids=str
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_options(cuda, options, dtype):
-    check(cuda, make_case(heads=3, dims=(256, 64) if dtype == "bfloat16" else (48, 16), dtype=dtype, **MIXED), **options)
+    check(
+        cuda, make_case(heads=3, dims=(256, 64) if dtype == "bfloat16" else (48, 16), dtype=dtype, **MIXED), **options
+    )
 
 
 def test_a_negative_scale(cuda):
@@ -156,7 +163,9 @@ def test_batch_invariant_rows_have_the_same_bits_in_every_batch(cuda, dtype):
     case = make_case((2300, 3, 1100, 0), heads=6, dims=dims, dtype=dtype)
     whole = bits(cuda, case)
     for i in range(4):
-        alone = replace(case, query=case.query[[i]], rope=case.rope[[i]], table=case.table[[i]], seq_lens=case.seq_lens[[i]])
+        alone = replace(
+            case, query=case.query[[i]], rope=case.rope[[i]], table=case.table[[i]], seq_lens=case.seq_lens[[i]]
+        )
         assert bits(cuda, alone) == whole[i : i + 1]
         assert bits(cuda, alone, num_workers=1) == whole[i : i + 1]
     check(cuda, case, plan={"batch_invariant": True})
@@ -204,7 +213,9 @@ def test_every_pair_of_dtypes(cuda, dtype, cache_dtype):
     check(cuda, make_case(dtype=dtype, cache_dtype=cache_dtype, dims=(96, 32), **SMALL), kernel="general_latent")
 
 
-@pytest.mark.parametrize("dims", cases([(3, 2), (33, 5)], [(3, 2), (33, 5), (16, 16), (100, 1), (512, 64), (640, 64)]), ids=str)
+@pytest.mark.parametrize(
+    "dims", cases([(3, 2), (33, 5)], [(3, 2), (33, 5), (16, 16), (100, 1), (512, 64), (640, 64)]), ids=str
+)
 @pytest.mark.parametrize("joint", [True, False])
 def test_every_shape(cuda, dims, joint):
     check(cuda, make_case(dims=dims, joint=joint, dtype="float32", block_size=5, **MIXED), kernel="general_latent")
