@@ -64,6 +64,7 @@ from pagecore.ops.cpu.latent cimport (
     LatentWriteArgs,
     SlotsArgs,
     TopkArgs,
+    run_check_latent,
     run_gather_latent,
     run_index_scores,
     run_latent_attention,
@@ -363,6 +364,11 @@ cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1:
             run_latent_attention(args, &view, num_threads)
     finally:
         plan.num_readers -= 1
+    return 0
+
+
+cdef int check_latent(const LatentArgs& args) except -1:
+    run_check_latent(args)
     return 0
 
 
