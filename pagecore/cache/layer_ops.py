@@ -173,11 +173,12 @@ class LatentOps(LayerOps):
         return self._spec.latent_dim
 
     def plan(self) -> AttentionPlan | None:
-        """Return an empty plan; None if the spec does not specify its number of query heads, and on CUDA."""
+        """Return an empty plan; None if the spec does not specify its number of query heads."""
         spec = self._spec
-        if spec.num_query_heads is None or self._device not in ("cpu", "none"):
+        if spec.num_query_heads is None:
             return None
-        return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=1, window=spec.window, device="cpu")
+        device = "cpu" if self._device == "none" else self._device
+        return AttentionPlan(num_query_heads=spec.num_query_heads, num_kv_heads=1, window=spec.window, device=device)
 
     def write(
         self, pool: KVPool, index: int, key: Any, value: Any, batch: Batch, group: BatchGroup, stream: object
