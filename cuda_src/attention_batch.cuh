@@ -41,6 +41,11 @@ struct Heads {
   int kv;
   int first;  // query head
   int count;
+
+  // The packed rows of an item, and the query and the head of each.
+  PC_MEMBER int num_rows(const PcWorkItem& item) const { return item.query_count * count; }
+  PC_MEMBER int query(int row) const { return row / count; }
+  PC_MEMBER int head(int row) const { return first + row % count; }
 };
 
 PC_DEVICE Heads block_heads(const PcAttentionParams& p, int z) {

@@ -207,17 +207,17 @@ PC_DEVICE void add_parts(Global<float> lse, Global<float> out, pc_int64 lse_step
 }
 
 // Joins parts of an item's rows that all have been written: into the output if they are all parts of the tile
-// (`whole`), else into the first of them.
-template <int N>
-PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item, const Parts& parts,
+// (`whole`), else into the first of them. RowsOf: Heads, or another division of the item's packed rows.
+template <int N, typename RowsOf>
+PC_DEVICE void join_parts(const PcAttentionParams& p, const RowsOf& heads, const PcWorkItem& item, const Parts& parts,
                           bool whole) {
   const Global<float> partial_lse(p.partial_lse), partial_out(p.partial_out);
   const pc_int64 lse_step = static_cast<pc_int64>(parts.step) * p.num_query_heads;
   const float value_scale = whole ? load_or(p.value_scale, heads.kv, 1.0f) : 1.0f;
-  const int rows = item.query_count * heads.count, vectors = p.value_dim / N;
+  const int rows = heads.num_rows(item), vectors = p.value_dim / N;
   for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
     const int row = task / vectors, d = task % vectors * N;
-    const int query = row / heads.count, head = heads.first + row % heads.count;
+    const int query = heads.query(row), head = heads.head(row);
     const pc_int64 at = (static_cast<pc_int64>(parts.first_row) + query) * p.num_query_heads + head;
     JoinedRow<N> joined;
     joined.clear();
@@ -238,7 +238,7 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const 
   // Every thread has read the parts' lse before this barrier; the joined lse replaces the first of them.
   pc_sync_block();
   for (int row = pc_thread(); row < rows; row += pc_num_threads()) {
-    const int query = row / heads.count, head = heads.first + row % heads.count;
+    const int query = heads.query(row), head = heads.head(row);
     const pc_int64 at = (static_cast<pc_int64>(parts.first_row) + query) * p.num_query_heads + head;
     JoinedRow<1> joined;
     joined.clear();
@@ -253,8 +253,8 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const Heads& heads, const 
 // groups joins their results, so that a sequence split over the whole device does not wait for one CTA to read all
 // parts. With fold_tokens the parts are joined in one level, as a fold joins them. N == 4 requires value_dim and the
 // strides of the output to be multiples of 4.
-template <int N>
-PC_DEVICE void join_if_last(const PcAttentionParams& p, const Heads& heads, const PcWorkItem& item,
+template <int N, typename RowsOf>
+PC_DEVICE void join_if_last(const PcAttentionParams& p, const RowsOf& heads, const PcWorkItem& item,
                             const Splits& splits, const Shared<int>& flag) {
   constexpr int kManyParts = 48, kTogether = 16;
   const bool many = splits.count > kManyParts && p.fold_tokens == 0;

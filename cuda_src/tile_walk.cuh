@@ -69,6 +69,8 @@ class TileWalk {
   // The slot of token state().token + lane. Its block id was requested one step earlier, to hide the latency of the
   // table.
   PC_MEMBER Slot slot(const PcAttentionParams& p) const { return slot_.get(p); }
+  // Returns false if the table's entry of that token is negative.
+  PC_MEMBER bool is_listed() const { return slot_.block.high == 0 && static_cast<int>(slot_.block.low) >= 0; }
 
   // Moves to the next tile. `state` is the result of state(), which every lane must have called before.
   PC_MEMBER void advance(const PcAttentionParams& p, WalkState state) {

@@ -24,4 +24,5 @@ def latent_attention(
     out: Any = None,
     return_lse: bool = False,
     plan: AttentionPlan | None = None,
+    stream: Any = None,
 ) -> Any: ...

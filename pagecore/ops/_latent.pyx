@@ -3,17 +3,29 @@
 from libc.stdint cimport int32_t, int64_t
 
 from pagecore.arrays._tensor cimport Tensor, new_tensor
-from pagecore.arrays.codes cimport CPU, INT32
+from pagecore.arrays.codes cimport CPU, INT32, INT64
 from pagecore.ops._checks cimport any_tensor, check_last_axis, check_length, check_result, float_tensor
+from pagecore.ops._debug cimport debugging
 from pagecore.ops._indices cimport given_indices, index_tensor
 from pagecore.ops._latent_cache cimport LatentPlanes, latent_factor, latent_planes
 from pagecore.ops._numbers cimport finite_number, head_numbers, read_flag, read_window
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
-from pagecore.ops._place cimport Place, check_place, find_place, finished, new_result
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+    to_host,
+)
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport index_array, lse_array, per_head, table_array, token_array
-from pagecore.ops.cpu._cpu cimport latent_attention as run_attention
+from pagecore.ops.cpu._cpu cimport check_latent, latent_attention as run_attention
 from pagecore.ops.cpu.latent cimport LatentArgs
+from pagecore.ops.cuda._index_checks cimport check_not_captured
+from pagecore.ops.cuda._latent cimport LatentOptions, LatentRows, attend_latent
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -39,8 +51,9 @@ def latent_attention(
     out=None,
     return_lse=False,
     plan=None,
+    stream=None,
 ):
-    """Attend to a cache of latents with absorbed queries, to whole sequences or to listed slots. Host arrays only.
+    """Attend to a cache of latents with absorbed queries, to whole sequences or to listed slots.
 
     Every head attends to the same rows. The key of a token is its latent and rope numbers, its value the latent, which
     is read once. The score of a query is ``scale * (query_latent . latent + query_rope . rope)``.
@@ -60,7 +73,8 @@ def latent_attention(
     sinks : numbers, [H], optional
         An additional logit in the softmax of each head, without a value; included in lse.
     indices : integers, [T, n], optional
-        Slots that each query attends to; negative entries are skipped. A row must not list a slot twice.
+        Slots that each query attends to; negative entries are skipped. A row must not list a slot twice. On CUDA this
+        is checked under `debug` only.
     index_lens : integers, [T], optional
         Number of entries of each row of `indices` that count; all by default.
     format : str, optional
@@ -74,7 +88,10 @@ def latent_attention(
     plan : AttentionPlan, optional
         A plan of `plan_attention` with ``num_kv_heads=1`` for these lengths and options; with `indices` one for
         `index_lens` with ``causal=False``. A batch-invariant plan makes the bits of a row independent of the other
-        sequences and of `num_threads`, but not of the chunks in which a prompt is computed.
+        sequences and of `num_threads`, but not of the chunks in which a prompt is computed. For CUDA arrays, a plan on
+        that device; calls that are captured in a graph need one.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work. By default the current stream of the framework of `query_latent`.
 
     Returns
     -------
@@ -95,16 +112,18 @@ def latent_attention(
     multiplies bfloat16, softmax weights are rounded to bfloat16. Quantised rows are read as bfloat16, which is exact
     unless a scale of "fp8_ds_mla" is not a power of two.
 
+    On CUDA, matrix instructions serve 512 or 256 latent and 64 rope numbers, if the queries are float16 or bfloat16,
+    every row begins at a multiple of 16 bytes, and the cache has the dtype of the queries or is quantised
+    ("fp8_ds_mla" with bfloat16 queries only); they round weights to the dtype of the queries. Everything else takes a
+    path of float32 multiply-adds, with up to 1,024 latent numbers and 1,280 in a row. Contents of index arrays in CUDA
+    memory are checked under `debug` only.
+
     DeepSeek-AI, "DeepSeek-V2", 2024 (absorption), and "DeepSeek-V3.2", 2025 (sparse attention); FlashMLA, whose sparse
     kernel gives +inf as the lse of a query without keys and leaves sinks out of it.
     """
     cdef Place place
     cdef Tensor q = float_tensor(query_latent, "query_latent", 3, 1, "[num_tokens, num_heads, latent_dim]")
-    find_place(&place, q, "query_latent", query_latent, None)
-    if place.device_type != CPU:
-        raise UnsupportedOption(
-            "query_latent is on CUDA; latent_attention runs on the host only: copy the arrays there, or attend to "
-            "expanded keys with paged_attention")
+    find_place(&place, q, "query_latent", query_latent, stream)
     cdef Tensor q_rope = float_tensor(query_rope, "query_rope", 3, 1, "[num_tokens, num_heads, rope_dim]")
     check_place(q_rope, "query_rope", &place)
     if q_rope.dtype_code != q.dtype_code:
@@ -138,6 +157,14 @@ def latent_attention(
                            (sink_numbers, "sinks"), *lists):
             check_apart(result, "out", read, name)
     cdef Tensor lse = new_result(2, q.shape_, 0, query_latent, &place) if returns_lse else None
+    if place.device_type != CPU:
+        await_arrays((query_latent, query_rope, latent_cache, rope_cache, block_table, seq_lens, rows, cu_query_lens,
+                      sinks, indices, index_lens, out), &place)
+        attend_on_device(
+            args, planes, factor, q, q_rope, lists, plan, sink_numbers, result, lse, query_latent, &place)
+        note_written(result, &place)
+        given = finished(result, query_latent, &place) if out is None else out
+        return (given, finished(lse, query_latent, &place)) if returns_lse else given
     cdef Tensor factors = None
     cdef int64_t one = 1
     if factor != 1.0:
@@ -155,6 +182,47 @@ def latent_attention(
     run_attention(args, plan)
     given = finished(result, query_latent, &place) if out is None else out
     return (given, finished(lse, query_latent, &place)) if returns_lse else given
+
+
+cdef int attend_on_device(
+        LatentArgs& args, LatentPlanes planes, double factor, Tensor q, Tensor q_rope, list lists, object plan,
+        Tensor sinks, Tensor result, Tensor lse, object example, const Place* place) except -1:
+    cdef LatentRows cache
+    cdef LatentOptions options
+    cdef Tensor table = lists[0][0], lens = lists[1][0]
+    cdef Tensor picked = None if args.sparse else lists[2][0], cu = None if args.sparse else lists[3][0]
+    if debugging():
+        check_not_captured(place)
+        args.call.query = token_array(q)
+        args.cache = planes.native
+        held = [to_host(each, place) for each in (table, lens, picked, cu)]
+        args.call.table, args.call.seq_lens = table_array(held[0]), index_array(held[1])
+        args.call.rows, args.call.cu_query_lens = index_array(held[2]), index_array(held[3])
+        check_latent(args)
+    elif args.sparse and lens.device_type == CPU:
+        check_list_lens(lens, table.shape_[1])
+    cache.latent, cache.rope = planes.native.latent, planes.native.rope
+    cache.block_stride, cache.token_stride = planes.native.block_stride, planes.native.token_stride
+    cache.rope_block_stride = planes.native.rope_block_stride
+    cache.rope_token_stride = planes.native.rope_token_stride
+    cache.type, cache.format = <int>planes.native.type, <int>planes.native.format
+    cache.num_blocks, cache.block_size = planes.native.num_blocks, planes.native.block_size
+    cache.latent_dim, cache.rope_dim = planes.native.latent_dim, planes.native.rope_dim
+    options.scale, options.value_factor = args.call.scale, factor
+    options.causal, options.sparse = args.call.causal, args.sparse
+    options.window_left, options.window_right = args.call.window_left, args.call.window_right
+    return attend_latent(
+        q, q_rope, cache, options, table, lens, picked, cu, plan, sinks, result, lse, example, place)
+
+
+cdef int check_list_lens(Tensor lens, int64_t width) except -1:
+    cdef int64_t i, length
+    for i in range(lens.shape_[0]):
+        at = lens.data + i * lens.strides_[0]
+        length = (<int64_t*>at)[0] if lens.dtype_code == INT64 else (<int32_t*>at)[0]
+        if not 0 <= length <= width:
+            raise ShapeError(f"index_lens[{i}] is {length}; a row of indices has {width} entries")
+    return 0
 
 
 cdef list sequence_lists(
@@ -203,7 +271,7 @@ cdef list slot_lists(
         for i in range(q.shape_[0]):
             (<int32_t*>lens.data)[i] = <int32_t>slots.shape_[1]
     else:
-        lens = index_tensor(index_lens, "index_lens", 1, "[num_tokens]", place)
+        lens = given_indices(index_lens, "index_lens", 1, "[num_tokens]", place)
         check_length(lens, "index_lens", 0, q.shape_[0], "one for each query")
     args.sparse = True
     args.call.causal = False

@@ -149,6 +149,7 @@ def test_every_figure_is_checked_and_has_a_control(bench, host, name):
 WRONG = {
     "gpu_write": ("write_kv", "a slot does not hold its token"),
     "gpu_decode": ("paged_attention", "a row"),
+    "gpu_latent": ("latent_attention", "a row"),
     "gpu_prefill": ("paged_attention", "a row"),
 }
 

@@ -1,4 +1,4 @@
-"""Latent caches on CUDA: plain rows are written; attention runs on the host only, and is refused by name."""
+"""Latent caches on CUDA: plain rows are written as on the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pagecore import errors, latent_attention, write_latent
+from pagecore import write_latent
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -22,10 +22,3 @@ def test_plain_rows_are_written_as_on_the_host(cuda, dtype, joint):
     write_latent(cuda.put(latent), cuda.put(rope), *device, *[None] * joint, cuda.put(slots))
     for expected, plane in zip(host, device, strict=True):
         assert cuda.get(plane).tobytes() == expected.tobytes()
-
-
-def test_attention_is_refused_by_name(cuda):
-    rows = cuda.put(np.zeros((2, 4, 576), np.float32))
-    query, query_rope = cuda.put(np.zeros((1, 2, 512), np.float32)), cuda.put(np.zeros((1, 2, 64), np.float32))
-    with pytest.raises(errors.UnsupportedOption, match="latent_attention"):
-        latent_attention(query, query_rope, rows, None, [[1]], [1], scale=1.0)

@@ -186,6 +186,33 @@ def test_gathered_rows_are_attended_to(cuda):
     np.testing.assert_allclose(got, expected, atol=2e-3)
 
 
+@EVERY_SPEC
+def test_attention_to_a_cache_equals_dense_attention(cuda, name):
+    """A prompt, then decoding; the reference attends to the numbers that the rows hold."""
+    spec, cache = SPECS[name], make(cuda, name)
+    sequences = [cache.add_sequence(range(9)), cache.add_sequence(range(50, 53))]
+    parts, more = rows(name, 12), rows(name, 2, seed=1)
+    query = np.random.default_rng(1).standard_normal((14, HEADS, spec.row_dim)).astype(BF16)
+    outputs = []
+    for counts, new, asked in (([9, 3], parts, query[:12]), ([1, 1], more, query[12:])):
+        if outputs:
+            cache.append_tokens(sequences, [[1], [2]])
+        batch = cache.prepare(sequences, counts)
+        assert batch.group(0).plan is not None
+        cache.write(0, *[cuda.put(part) for part in new], batch)
+        both = [asked[..., : spec.latent_dim], asked[..., spec.latent_dim :]]
+        outputs.append(cuda.get(cache.attend(0, tuple(cuda.put(part.copy()) for part in both), batch)))
+        cache.commit(batch)
+    got = np.concatenate(outputs).astype(np.float32)
+    for tokens in ([*range(9), 12], [*range(9, 12), 13]):
+        latents = [np.concatenate([a, b])[tokens] for a, b in zip(parts, more, strict=True)]
+        keys = stored(name, latents)[:, None]
+        expected = dense_attention(
+            query[tokens].astype(np.float32), keys, keys[..., : spec.latent_dim], scale=SCALE, window=spec.window
+        )
+        np.testing.assert_allclose(got[tokens], expected, atol=3e-2)
+
+
 def test_an_indexer_selects_slots_of_a_cache(cuda):
     spec = LatentSpec(40, 16, HEADS, scale=SCALE, index_dim=128)
     cache = PagedKVCache(spec, block_size=4, num_blocks=24, device=cuda.device)

@@ -13,10 +13,12 @@ from pagecore.ops.cuda.variants import use_prefill_variant
 from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
+from tests.cuda.test_latent_attention import check as check_latent
 from tests.cuda.test_stored import check as check_stored
 from tests.emulator.mutants import survivors
 from tests.ops.cases import Shape, make_case
 from tests.ops.format_cases import make_format_case
+from tests.ops.test_latent_attention import make_case as make_latent_case
 
 DECODE = Shape(seq_lens=(700, 37, 0, 129, 5), heads=(8, 2), block_size=5, **BF16)
 MIXED = Shape(seq_lens=(300, 77, 5, 0, 130, 64), query_lens=(40, 77, 1, 0, 2, 64), heads=(8, 2), **BF16)
@@ -85,6 +87,20 @@ def attend_stored(*formats):
     return work
 
 
+def attend_latents(*kinds):
+    """Return work over latent caches of different kinds, with few workers and in pieces."""
+
+    def work(runtime):
+        with use_runtime(runtime):
+            for kind in kinds:
+                case = make_latent_case((300, 70, 0, 0, 33), heads=20, **kind)
+                check_latent(Kit(runtime), case, plan={"num_workers": 3})
+                case = make_latent_case((2100, 0, 0, 5), heads=3, **kind)
+                check_latent(Kit(runtime), case, plan={"num_workers": 1, "batch_invariant": True})
+
+    return work
+
+
 def in_turn(*works):
     def work(runtime):
         for each in works:
@@ -103,6 +119,11 @@ KERNELS = {
         ["general_stored.cuh", "decode_stored.cuh", "stored_rows.cuh"],
         attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
     ),
+    "latent": (
+        ["latent.cu", "latent_ring.cuh", "latent_rows.cuh"],
+        attend_latents({"dims": (256, 64)}, {"dims": (256, 64), "format": "float8_e4m3fn"}),
+    ),
+    "general latent": (["general_latent.cu"], attend_latents({"dims": (40, 16), "dtype": "float32"})),
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
     "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),
     "prefill of wide keys": (["prefill.cu", "prefill_output.cuh"], prompts(dims=(192, 128))),

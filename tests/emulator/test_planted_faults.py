@@ -10,6 +10,7 @@ from tests.cuda.kit import Kit
 from tests.emulator import (
     test_attention_kernels,
     test_device_order,
+    test_latent_faults,
     test_latent_row_faults,
     test_padding_faults,
     test_stored_faults,
@@ -176,5 +177,6 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_padding_faults.PADDING_FAULTS,
         test_stored_faults.STORED_FAULTS,
         test_latent_row_faults.LATENT_ROW_FAULTS,
+        test_latent_faults.LATENT_FAULTS,
     )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

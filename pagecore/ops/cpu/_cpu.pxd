@@ -68,6 +68,8 @@ cdef void move_slots(
 
 # The operations of latent.hpp. Optional: plan, rows.
 cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1
+# The checks of latent_attention alone.
+cdef int check_latent(const LatentArgs& args) except -1
 cdef int write_latent(const LatentWriteArgs& args) except -1
 cdef int write_index(const IndexWriteArgs& args) except -1
 

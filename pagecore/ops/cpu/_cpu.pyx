@@ -64,6 +64,7 @@ from pagecore.ops.cpu.latent cimport (
     LatentWriteArgs,
     SlotsArgs,
     TopkArgs,
+    run_check_latent,
     run_gather_latent,
     run_index_scores,
     run_latent_attention,
@@ -362,6 +363,11 @@ cdef int latent_attention(const LatentArgs& args, AttentionPlan plan) except -1:
             run_latent_attention(args, given, num_threads)
     finally:
         end_reading(plan)
+    return 0
+
+
+cdef int check_latent(const LatentArgs& args) except -1:
+    run_check_latent(args)
     return 0
 
 

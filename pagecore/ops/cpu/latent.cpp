@@ -160,6 +160,8 @@ AttentionBatch kernel_batch(const LatentArgs& args, const PlanView& plan, Worksp
 
 }  // namespace
 
+void check_latent_attention(const LatentArgs& args) { check(args, nullptr, workspace()); }
+
 void latent_attention(const LatentArgs& args, const PlanView* given, int64_t num_threads) {
   Workspace& work = workspace();
   const KernelTable& table = kernels();

@@ -11,6 +11,8 @@ namespace pagecore::cpu {
 
 // Latent attention. `plan` may be null.
 void latent_attention(const LatentArgs& args, const PlanView* plan, int64_t num_threads = 1);
+// Makes the checks of latent_attention, and nothing else.
+void check_latent_attention(const LatentArgs& args);
 
 // New tokens, [token, 1, dim] each.
 struct LatentWriteArgs {

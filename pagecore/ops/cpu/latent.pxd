@@ -95,6 +95,7 @@ cdef extern from "pagecore/ops/cpu/latent.hpp" namespace "pagecore::cpu" nogil:
 
     void run_latent_attention "pagecore::cpu::latent_attention"(
         const LatentArgs& args, const PlanView* plan, int64_t num_threads) except +raise_python_error
+    void run_check_latent "pagecore::cpu::check_latent_attention"(const LatentArgs& args) except +raise_python_error
     void run_write_latent "pagecore::cpu::write_latent"(
         const LatentWriteArgs& args, int64_t num_threads) except +raise_python_error
     void run_write_index "pagecore::cpu::write_index"(

@@ -61,15 +61,6 @@ cdef enum:
 cdef CudaPlanner _planner  # for calls without a plan; guarded by the GIL
 
 
-# The plan and the workspace of a call.
-cdef struct Work:
-    PcPlanLayout layout
-    uint64_t buffer
-    int64_t num_items[2]  # UNKNOWN if only the device knows
-    bint has_plan  # the caller passed the plan, and later calls with it may be captured
-    Workspace workspace
-
-
 cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
@@ -96,14 +87,22 @@ cdef int attention(
         p.lse = address_of(lse)
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
 
+    # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
+    kept = schedule(&p, &work, seq_lens, cu_query_lens, plan, planned, checks_plan, example, place)
+    return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out))
+
+
+cdef list schedule(
+        PcAttentionParams* params, Work* work, Tensor seq_lens, Tensor cu_query_lens, AttentionPlan plan,
+        Tensor planned, bint checks_plan, object example, const Place* place):
     # Lengths on the host are read once: another thread may change them, and the checked lengths must be planned.
     cdef vector[int32_t] lengths, offsets
-    # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
+    cdef PcAttentionParams p = params[0]
     kept = []
-    memset(&work, 0, sizeof(work))
+    memset(work, 0, sizeof(work[0]))
     if plan is not None:
         check_plan(plan, p, place)
-        take_plan(plan.cuda, p, &work, place)
+        take_plan(plan.cuda, p, work, place)
     cdef Tensor buffer = planned
     if planned is not None:
         work.layout = planned_layout(planned, p, place)
@@ -116,7 +115,7 @@ cdef int attention(
             copy_lens(cu_query_lens, "cu_query_lens", offsets)
         check_lengths(lengths, offsets, p)
     if plan is None and planned is None and on_host:
-        buffer = plan_on_host(lengths, offsets, p, &work, place)
+        buffer = plan_on_host(lengths, offsets, p, work, place)
     cdef Tensor lens = seq_lens if seq_lens.device_type == CUDA else to_device(seq_lens, "seq_lens", place)
     cdef Tensor cu = cu_query_lens
     if cu is not None and cu.device_type == CPU:
@@ -128,14 +127,15 @@ cdef int attention(
         if buffer is None or planned is not None:
             check_lasting(example, place)
         if buffer is None:
-            buffer = plan_by_kernel(p, &work, example, place)
-        kept = [buffer, allocate_workspace(p, &work, planned_counters(planned, work.layout), example, place)]
+            buffer = plan_by_kernel(p, work, example, place)
+        kept = [buffer, allocate_workspace(p, work, planned_counters(planned, work.layout), example, place)]
     p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
     p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
     p.mask_starts = work.buffer + work.layout.mask_starts
     p.fold_tokens = kFoldTokens if work.layout.batch_invariant else 0
     p.schedule.items = work.buffer + work.layout.items
-    return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out))
+    params[0] = p
+    return [lens, cu, *kept]
 
 
 # ---- parameters

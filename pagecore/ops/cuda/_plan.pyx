@@ -27,6 +27,10 @@ cdef extern from "cuda_src/prefill_shape.h" nogil:
     int pc_resident_ctas(PcLaunchShape shape, int shared_bytes_per_sm)
 
 
+cdef extern from "cuda_src/latent_shape.h" nogil:
+    int max_latent_tiles "pc_max_latent_tiles"(int num_heads)
+
+
 cdef class CudaPlan:
     """The part of an AttentionPlan that is specific to CUDA.
 
@@ -242,4 +246,6 @@ cdef int64_t place_workspace(
     workspace.partial_out = address
     workspace.partial_lse = workspace.partial_out + round_up(4 * heads * value_dim, ALIGNMENT)
     workspace.counters = workspace.partial_lse + round_up(4 * heads, ALIGNMENT)
-    return workspace.counters + round_up(4 * num_rows * options.num_kv_heads * layout.head_chunks, ALIGNMENT) - address
+    # Latent attention, which has one key head, divides the rows of an item among more CTAs than paged attention.
+    cdef int64_t tiles = max(layout.head_chunks, max_latent_tiles(layout.group) if options.num_kv_heads == 1 else 1)
+    return workspace.counters + round_up(4 * num_rows * options.num_kv_heads * tiles, ALIGNMENT) - address

@@ -16,6 +16,7 @@ from pagecore.ops.cuda.abi_attention cimport (
 )
 
 from pagecore.errors import UnsupportedOption
+from pagecore.ops.cuda._latent_shapes import latent_launch_shape
 from pagecore.ops.cuda.manifest import instances
 
 DTYPES = ("float32", "float16", "bfloat16")  # by PcFloat
@@ -153,6 +154,8 @@ def launch_shape(str entry, tuple arguments):
         shape = pc_stored_shape(int(arguments[1]), int(arguments[2]))
     elif entry in ("general", "general_stored"):
         shape = pc_general_shape(int(arguments[0]))
+    elif entry == "latent":
+        return latent_launch_shape(arguments)
     else:
         return None
     return shape.threads, shape.shared_bytes

@@ -98,5 +98,6 @@ def _measure_one(task: tuple[Instance, str]) -> Usage | Failure:
 
 
 def must_not_spill(instance: Instance) -> bool:
-    """Return True for decode and prefill, whose inner loops must not spill."""
-    return Path(instance.source).stem.startswith(("decode", "prefill"))
+    """Return True for decode, prefill and latent attention, whose inner loops must not spill."""
+    stem = Path(instance.source).stem
+    return stem.startswith(("decode", "prefill")) or stem == "latent"
