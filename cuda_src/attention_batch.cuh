@@ -46,6 +46,10 @@ struct Heads {
   PC_MEMBER int num_rows(const PcWorkItem& item) const { return item.query_count * count; }
   PC_MEMBER int query(int row) const { return row / count; }
   PC_MEMBER int head(int row) const { return first + row % count; }
+  // The counter of a partial row.
+  PC_MEMBER static pc_int64 counter(const PcAttentionParams& p, int row) {
+    return (static_cast<pc_int64>(row) * p.num_kv_heads + pc_block_y()) * pc_num_blocks_z() + pc_block_z();
+  }
 };
 
 PC_DEVICE Heads block_heads(const PcAttentionParams& p, int z) {

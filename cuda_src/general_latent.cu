@@ -2,7 +2,7 @@
 //
 // Latents of up to pc_max_general_latent numbers, rope of any dim, queries and rows of different types, rows that are
 // not aligned, every format. A CTA is one worker of the schedule for 8 packed rows of its items, query * heads + head:
-// row tile z of the grid has rows 8 * z .. 8 * z + 7.
+// row tile x of the grid has rows 8 * x .. 8 * x + 7.
 //
 //               latent | rope                 8 keys                      latent
 //             +--------------+             +---------+              +--------------------+
@@ -31,7 +31,8 @@ PC_DEVICE float latent_number(const PcLatentParams& params, pc_address latent, p
                    : load_float(params.attention.key_type, latent, d);
   }
   const Global<pc_uint8> row(latent);
-  if (params.format == PC_LATENT_E4M3) return float_of_e4m3(is_rope ? Global<pc_uint8>(rope).load(rope_d) : row.load(d));
+  if (params.format == PC_LATENT_E4M3)
+    return float_of_e4m3(is_rope ? Global<pc_uint8>(rope).load(rope_d) : row.load(d));
   if (params.format == PC_LATENT_FP8_DS) {
     if (is_rope) return load_float(PC_BFLOAT16, latent + PC_FP8_ROPE, rope_d);
     const float scale = Global<float>(latent + PC_FP8_SCALES).load(d / 128);
@@ -89,7 +90,7 @@ class GeneralLatent {
   }
 
  private:
-  PC_MEMBER LatentBlock block() const { return {params_.attention.num_query_heads, pc_block_z() * kRows, kRows}; }
+  PC_MEMBER LatentBlock block() const { return {params_.attention.num_query_heads, pc_block_x() * kRows, kRows}; }
   PC_MEMBER Shared<float> queries() const { return shared_.as<float>(); }
   PC_MEMBER Shared<float> keys() const { return (shared_ + shape_.keys_begin()).as<float>(); }
   PC_MEMBER Shared<pc_address> slots() const { return (shared_ + shape_.slots_begin()).as<pc_address>(); }
@@ -123,10 +124,9 @@ class GeneralLatent {
       float x = 0.0f;
       if (row < rows && d >= 0) {
         const int query_row = item.query_begin + block().query(row), head = block().head(row);
-        x = d < shape_.latent_dim
-                ? load_float(p.query_type, p.query.data, row_offset(p.query, query_row, head) + d)
-                : load_float(p.query_type, params_.query_rope.data,
-                             row_offset(params_.query_rope, query_row, head) + d - shape_.latent_dim);
+        x = d < shape_.latent_dim ? load_float(p.query_type, p.query.data, row_offset(p.query, query_row, head) + d)
+                                  : load_float(p.query_type, params_.query_rope.data,
+                                               row_offset(params_.query_rope, query_row, head) + d - shape_.latent_dim);
       }
       queries().store(at, rule_.negate ? -x : x);
     }
@@ -271,10 +271,10 @@ class GeneralLatent {
 PC_KERNEL(PcGeneralLatentShape::kThreads, 2)
 void general_latent(const PcLatentParams params) {
   const PcAttentionParams& p = params.attention;
-  const WorkRange work = load_work(p.schedule, pc_block_x());
+  const WorkRange work = load_work(p.schedule, pc_block_y());
   GeneralLatent rows(params);
   for (int i = work.first; i < work.end; ++i) rows.process(i);
-  clear_padding(p, recompute_block_heads(p), first_padding_row(p));
+  clear_latent_padding(p);
 }
 
 }  // namespace pagecore

@@ -4,8 +4,8 @@
 // is the value, so that a row is copied once and multiplied twice. Plain rows of 16 bits, or codes that are unpacked to
 // 16 bits (latent_ring.cuh); sequences in blocks, or lists of slots. Decode, drafts and prompts.
 //
-// A CTA is one worker of the schedule for kRows packed rows of its items, query * heads + head: row tile z of the grid
-// has rows kRows * z .. kRows * z + kRows - 1. kRows is 16 for items of few rows, or 32: a group of 4 warps for each 16
+// A CTA is one worker of the schedule for kRows packed rows of its items, query * heads + head: row tile x of the grid
+// has rows kRows * x .. kRows * x + kRows - 1. kRows is 16 for items of few rows, or 32: a group of 4 warps for each 16
 // rows. The warps of a group divide the dims of both products: warp w has 16 of every 64.
 //
 //               kDim + 64                      16 keys                       kDim
@@ -16,16 +16,16 @@
 //             K: shared memory,              +---------+                 V: the same rows, ldmatrix transposed
 //             ldmatrix
 //
-// With 512 latent dims, Q takes 36 registers of a lane and O 64; two tiles of 16 rows for each warp would spill. Every warp of a group adds up the
-// parts of S in the same order and computes the same weights, so that a group has one softmax, weights need no exchange,
-// and no sums are exchanged at the end of an item. Two barriers for each tile: one before the parts are read, one
-// before they are replaced and the stage is refilled.
+// With 512 latent dims, Q takes 36 registers of a lane and O 64; two tiles of 16 rows for each warp would spill. Every
+// warp of a group adds up the parts of S in the same order and computes the same weights, so that a group has one
+// softmax, weights need no exchange, and no sums are exchanged at the end of an item. Two barriers for each tile: one
+// before the parts are read, one before they are replaced and the stage is refilled.
 //
-// In flight: a ring of 4 tiles of 16 keys, of which 2 or 3 are being copied: 72 KiB for 576 numbers of 16 bits. Two CTAs
-// of 16 rows fit on a multiprocessor of an H200, with 108 KiB in flight.
+// In flight: a ring of 4 tiles of 16 keys, of which 2 or 3 are being copied: 72 KiB for 576 numbers of 16 bits. Two
+// CTAs of 16 rows fit on a multiprocessor of an H200, with 108 KiB in flight.
 //
-// Bytes: rows of the cache are read once for each row tile; queries once for each split, row tile; partial rows,
-// float32, are written once and read once.
+// Bytes: rows of the cache are read once for each row tile, which share them through the L2; queries once for each
+// split; partial rows, float32, are written once and read once.
 
 #include "latent_ring.cuh"
 #include "latent_rows.cuh"
@@ -39,7 +39,7 @@ class LatentWorker {
 
  public:
   PC_MEMBER LatentWorker(const PcLatentParams& params, const Shared<pc_uint8>& shared, const WorkRange& work)
-      : params_(params), shared_(shared), ring_(params, shared, work, pc_block_z() * Tile::kRows), round_(0) {
+      : params_(params), shared_(shared), ring_(params, shared, work, pc_block_x() * Tile::kRows), round_(0) {
     for (int i = 0; i < Tile::kStages - 1; ++i) ring_.fill(i);
     ring_.prepare(0);
     pc_sync_block();  // fault: latent_barrier_before_first_round
@@ -78,7 +78,7 @@ class LatentWorker {
 
  private:
   PC_MEMBER static LatentBlock block(const PcLatentParams& params) {
-    return {params.attention.num_query_heads, pc_block_z() * Tile::kRows, Tile::kRows};
+    return {params.attention.num_query_heads, pc_block_x() * Tile::kRows, Tile::kRows};
   }
   PC_MEMBER LatentBlock block() const { return block(params_); }
 
@@ -113,11 +113,11 @@ void latent(const PcLatentParams params) {
   using Tile = LatentTile<T, kDim, kRows, Format>;
   const PcAttentionParams& p = params.attention;
   const Shared<pc_uint8> shared = pc_shared_buffer();
-  const WorkRange work = load_work(p.schedule, pc_block_x());
+  const WorkRange work = load_work(p.schedule, pc_block_y());
   LatentWorker<Tile> worker(params, shared, work);
   LatentRows<Tile> rows(shared);
   for (int i = work.first; i < work.end; ++i) worker.process(rows, i);
-  clear_padding(p, recompute_block_heads(p), first_padding_row(p));  // no copies are in flight
+  clear_latent_padding(p);  // no copies are in flight
 }
 
 }  // namespace pagecore

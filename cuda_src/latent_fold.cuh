@@ -8,6 +8,9 @@
 
 namespace pagecore {
 
+// The grid is (row tiles, workers): CTAs that read the same rows of the cache start one after the other, so that they
+// share them through the L2.
+
 // The packed rows of an item, query * heads + head, that a CTA processes: `capacity` from first_row on.
 struct LatentBlock {
   static constexpr int kv = 0;  // the only key head
@@ -18,6 +21,10 @@ struct LatentBlock {
   PC_MEMBER int num_rows(const PcWorkItem& item) const {
     return clamp(item.query_count * heads - first_row, 0, capacity);
   }
+  // The counter of a partial row.
+  PC_MEMBER static pc_int64 counter(const PcAttentionParams&, int row) {
+    return static_cast<pc_int64>(row) * pc_num_blocks_x() + pc_block_x();
+  }
   PC_MEMBER int query(int row) const { return (first_row + row) / heads; }
   PC_MEMBER int head(int row) const { return (first_row + row) % heads; }
 };
@@ -25,7 +32,20 @@ struct LatentBlock {
 // The first of the partial rows that a worker of a batch-invariant plan has to itself, after those of splits.
 PC_DEVICE pc_int64 first_latent_fold(const PcAttentionParams& p) {
   const int query_tile = max_of(kPromptRows / p.num_query_heads, 1);
-  return p.num_partial_rows - static_cast<pc_int64>(pc_num_blocks_x() - pc_block_x()) * query_tile;
+  return p.num_partial_rows - static_cast<pc_int64>(pc_num_blocks_y() - pc_block_y()) * query_tile;
+}
+
+// Sets rows after the queries of the last sequence to 0, and their lse to -infinity. The CTAs share the rows.
+PC_DEVICE void clear_latent_padding(const PcAttentionParams& p) {
+  const int first = pc_block_y() * pc_num_blocks_x() + pc_block_x();
+  for (int row = first_padding_row(p) + first; row < p.num_tokens; row += pc_num_blocks_x() * pc_num_blocks_y()) {
+    for (int head = 0; head < p.num_query_heads; ++head) {
+      const pc_int64 at = row_offset(p.out, row, head);
+      for (int d = pc_thread(); d < p.value_dim; d += pc_num_threads())
+        store_float(p.query_type, p.out.data, at + d, 0);
+      if (pc_thread() == 0) store_lse(p, row, head, -pc_infinity());
+    }
+  }
 }
 
 // A piece of an item, whose keys are summed in pieces of fold_tokens.
@@ -65,8 +85,8 @@ struct LatentRowEnd {
     weight = factor = 1.0f;
     rescale = 0.0f;
     if (!folds) return;
-    add_piece(sums, 2 * (piece.index % 2 * num_rows + row), 2 * ((piece.index + 1) % 2 * num_rows + row), piece.last, sink,
-              stores);
+    add_piece(sums, 2 * (piece.index % 2 * num_rows + row), 2 * ((piece.index + 1) % 2 * num_rows + row), piece.last,
+              sink, stores);
     if (!piece.last) target = {PC_FLOAT32, p.partial_out, kept, 0, 0};
   }
 

@@ -44,12 +44,12 @@ struct LatentTile {
   static constexpr int kStages = PcLatentShape::kStages;
   static constexpr int kWarps = kShape.warps();
   static constexpr int kGroups = kShape.groups();
-  static constexpr int kOwn = kTokens / kWarps;         // rows of a tile that a warp copies
+  static constexpr int kOwn = kTokens / kWarps;  // rows of a tile that a warp copies
   static constexpr int kLatentChunks = kDim / 8;
   static constexpr int kChunks = kLatentChunks + 8;  // of a 16-bit row
   static constexpr int kRowBytes = kChunks * 16;
   static constexpr int kStoredBytes = pc_latent_row_bytes(kFormat, kDim);
-  static constexpr int kSteps = kDim / 64 + 1;  // matrix instructions of a warp over the dims of 16 keys
+  static constexpr int kSteps = kDim / 64 + 1;   // matrix instructions of a warp over the dims of 16 keys
   static constexpr int kValueSteps = kDim / 64;  // pairs of fragments of O of a warp: 16 dims of every 64
   static constexpr bool kUnpacks = kFormat != PC_LATENT_PLAIN;
 

@@ -50,19 +50,21 @@ class LatentRows {
     // Matrices of an ldmatrix: two chunks of keys 0-7, and of keys 8-15.
     const int key = pc_lane() % 8 + pc_lane() / 16 * 8, chunk = 2 * Tile::part() + pc_lane() / 8 % 2;
     const SharedAddress first = tile.address(Tile::at(key, chunk));
-    float s[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+    float s[2][2][4];  // even and odd steps apart: an instruction waits for the one before with the same sums
+    PC_UNROLL
+    for (int i = 0; i < 4; ++i) s[0][0][i] = s[0][1][i] = s[1][0][i] = s[1][1][i] = 0.0f;
     PC_UNROLL
     for (int k = 0; k < Tile::kSteps; ++k) {
       pc_uint32 b[4];
       pc_load_matrices(b, first + 128 * k);
-      pc_multiply<T>(s[0], q_[k], b[0], b[1]);
-      pc_multiply<T>(s[1], q_[k], b[2], b[3]);
+      pc_multiply<T>(s[k % 2][0], q_[k], b[0], b[1]);
+      pc_multiply<T>(s[k % 2][1], q_[k], b[2], b[3]);
     }
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
       pc_vector v;
       PC_UNROLL
-      for (int i = 0; i < 4; ++i) v.word[i] = pc_float_to_bits(s[n][i]);
+      for (int i = 0; i < 4; ++i) v.word[i] = pc_float_to_bits(s[0][n][i] + s[1][n][i]);
       products_.store_vector(product_at(Tile::part(), n), v);
     }
   }
@@ -200,8 +202,8 @@ class LatentRows {
     }
   }
 
-  // Returns true if one of the warp's values of a tile is infinite or NaN: 0 times such a value is NaN, so that it would
-  // reach rows that do not attend to it.
+  // Returns true if one of the warp's values of a tile is infinite or NaN: 0 times such a value is NaN, so that it
+  // would reach rows that do not attend to it.
   PC_MEMBER static bool has_not_finite(const Shared<pc_uint8>& tile) {
     const SharedAddress first = first_value(tile);
     bool found = false;

@@ -25,10 +25,10 @@ constexpr PcLatentKernel pc_latent_kernel(PcLatentFormat format, PcFloat query_t
 // Bytes of a row in the cache: of plain 16-bit numbers, or of codes.
 constexpr int pc_latent_row_bytes(PcLatentFormat format, int latent_dim) {
   const int numbers = latent_dim + pc_latent_rope_dim;
-  return format == PC_LATENT_PLAIN     ? 2 * numbers
-         : format == PC_LATENT_E4M3    ? numbers
-         : format == PC_LATENT_FP8_DS  ? static_cast<int>(PC_FP8_ROW_BYTES)
-                                       : static_cast<int>(PC_NVFP4_ROW_BYTES);
+  return format == PC_LATENT_PLAIN    ? 2 * numbers
+         : format == PC_LATENT_E4M3   ? numbers
+         : format == PC_LATENT_FP8_DS ? static_cast<int>(PC_FP8_ROW_BYTES)
+                                      : static_cast<int>(PC_NVFP4_ROW_BYTES);
 }
 
 // Shared memory of latent.cu, for items of up to `rows` packed rows: 16 or 32.
@@ -101,9 +101,9 @@ struct PcGeneralLatentShape {
   constexpr int slots_begin() const { return keys_begin() + kTokens * pitch() * 4; }
   constexpr int weights_begin() const { return slots_begin() + kTokens * PcRingShape::kSlotBytes; }  // [tokens][rows]
   constexpr int rescale_begin() const { return weights_begin() + kRows * kTokens * 4; }              // [rows]
-  constexpr int sums_begin() const { return rescale_begin() + kRows * 4; }         // [rows]: largest score, and sum
-  constexpr int folds_begin() const { return sums_begin() + kRows * 8; }           // [2][rows]: largest lse, and sum
-  constexpr int ranges_begin() const { return folds_begin() + 2 * kRows * 8; }     // [rows]
+  constexpr int sums_begin() const { return rescale_begin() + kRows * 4; }      // [rows]: largest score, and sum
+  constexpr int folds_begin() const { return sums_begin() + kRows * 8; }        // [2][rows]: largest lse, and sum
+  constexpr int ranges_begin() const { return folds_begin() + 2 * kRows * 8; }  // [rows]
   constexpr int flag_begin() const { return ranges_begin() + kRows * 8; }
   constexpr int bytes() const { return flag_begin() + 16; }
 };

@@ -135,13 +135,14 @@ struct Parts {
 };
 
 // Counts this CTA among those that have written one of the parts, in the counter of a partial row. Returns true, in all
-// threads, if it is the last; the counter is then 0 again. `flag` is one word of shared memory.
+// threads, if it is the last; the counter is then 0 again. `flag` is one word of shared memory. RowsOf: as in
+// join_parts.
+template <typename RowsOf = Heads>
 PC_DEVICE bool is_last_part(const PcAttentionParams& p, int counter_row, int count, const Shared<int>& flag) {
   pc_sync_block();
   if (pc_thread() == 0) {
     const Global<int> counters(p.counters);
-    const pc_int64 tile = static_cast<pc_int64>(counter_row) * p.num_kv_heads + pc_block_y();
-    const pc_int64 at = tile * pc_num_blocks_z() + pc_block_z();
+    const pc_int64 at = RowsOf::counter(p, counter_row);
     // Release: the parts of this CTA become visible before its count.
     pc_fence_device();                                          // fault: fence_before_count
     const bool last = counters.atomic_add(at, 1) == count - 1;  // fault: join_one_part_early
@@ -271,7 +272,7 @@ PC_DEVICE void join_if_last(const PcAttentionParams& p, const RowsOf& heads, con
       parts.count = ceil_div(splits.count, kTogether);
       counter_row += splits.step;  // the first level does not use this counter
     }
-    if (!is_last_part(p, counter_row, parts.count, flag)) return;
+    if (!is_last_part<RowsOf>(p, counter_row, parts.count, flag)) return;
     join_parts<N>(p, heads, item, parts, level == 1);
   }
 }

@@ -102,6 +102,19 @@ def test_every_number_of_heads(cuda, heads, dtype):
     check(cuda, make_case((70, 0, 33), heads=heads, dtype=dtype), kernel="latent<")
 
 
+@pytest.mark.parametrize("format", [None, "fp8_ds_mla"])
+def test_rows_are_copied_once_for_16_heads_and_twice_for_40(cuda, format):
+    row_bytes = 1152 if format is None else 656
+    for heads, times in ((16, 1), (40, 2)):
+        there = Arrays(cuda, make_case((160, 96), heads=heads, format=format))
+        if not cuda.is_emulated:
+            continue
+        before = cuda.runtime.counts["copied_bytes"]
+        there.run()
+        assert cuda.runtime.counts["copied_bytes"] - before == times * 256 * row_bytes
+        assert cuda.runtime.counts["matrix_conflicts"] == 0
+
+
 @pytest.mark.slow
 def test_the_heads_of_a_large_model(cuda):
     check(cuda, make_case((35,), heads=128), kernel="latent<pc_bfloat16,512,32")

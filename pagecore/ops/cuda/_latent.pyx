@@ -131,7 +131,7 @@ cdef int launch_all(PcLatentParams& params, const Work& work, const Place* place
         num_rows = p.num_query_heads
         if p.cu_query_lens.data != 0:
             num_rows *= work.layout.sections[section].query_tile
-        grid = (work.layout.sections[section].num_workers, 1, pc_latent_tiles(num_rows, shapes[section].max_rows))
+        grid = (pc_latent_tiles(num_rows, shapes[section].max_rows), work.layout.sections[section].num_workers, 1)
         runtime().launch(
             ready[section], grid, shapes[section].threads, shapes[section].shared_bytes, place.stream,
             <uintptr_t>&params)
