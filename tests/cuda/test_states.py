@@ -85,6 +85,25 @@ def test_a_captured_graph_copies_the_pairs_of_each_replay(cuda: Kit):
         same(cuda, pool, held)
 
 
+def test_a_captured_graph_zeroes_and_copies_in_order(cuda: Kit):
+    pool, held = filled(cuda)
+    pool.zero([8])  # loads the kernels before the capture
+    pool.copy([8], [7])
+
+    def work(stream: int) -> None:
+        pool.zero([2], stream=stream)
+        pool.copy([2, 1], [3, 4], stream=stream)
+        pool.copy([5], [2], stream=stream)
+
+    replay = cuda.capture(work)
+    for _ in range(2):
+        replay()
+    for plane in held:
+        plane[[7, 8, 3]] = 0
+        plane[[4, 2]] = plane[[1, 5]]
+    same(cuda, pool, held)
+
+
 def test_bad_slots_are_refused_before_anything_is_launched(cuda: Kit):
     pool, held = filled(cuda)
     for call in (lambda: pool.zero([0]), lambda: pool.copy([1], [9]), lambda: pool.copy([9], [1])):

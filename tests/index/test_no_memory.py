@@ -5,7 +5,16 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator, StepBuffers
+from pagecore.index import (
+    BlockPool,
+    BlockTables,
+    RadixTree,
+    RequestTable,
+    SlotAllocator,
+    StateBuffers,
+    StateTable,
+    StepBuffers,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -100,6 +109,32 @@ class TableState(Box):
         return answer, lengths, tables, copies, counts, changes, free
 
 
+class StatesState(Box):
+    """Rows with states, forks of them, and rows with a step in flight."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(4000)
+        self.tables = BlockTables(self.pool, block_sizes=2, max_sequences=800, max_blocks_per_sequence=8)
+        self.states = StateTable(self.tables, 3000, chunk=2, interval=4)
+        self.step, self.slots = StepBuffers(400, 2000), StateBuffers(400)
+        self.rows = [self.states.add() for _ in range(300)]
+        self.states.prepare(self.rows, 5, self.step, self.slots)
+        self.states.commit(self.rows)
+        self.forks = [self.states.fork(row) for row in self.rows[:100]]
+        self.flying = [self.states.add() for _ in range(300)]
+        self.states.prepare(self.flying, 3, self.step, self.slots)
+
+    def signature(self):
+        self.states.check_invariants(exclusive=True)
+        rows = [row for row, length in enumerate(self.tables.row_lengths.tolist()) if length]
+        seen = [(row, self.states.length(row), self.states.slot(row), self.states.checkpoint(row)) for row in rows]
+        buffers = [self.slots.state_read.tolist(), self.slots.state_write.tolist(), self.slots.copies.tolist()]
+        counts = [pool.ref_counts().tolist() for pool in (self.pool, self.states.slots)]
+        free = [pool.allocate(pool.num_free).tolist() for pool in (self.pool, self.states.slots)]
+        return seen, buffers, self.tables.table().tolist(), counts, free, self.tables.num_rows
+
+
 class SlotState(Box):
     def __init__(self):
         super().__init__()
@@ -177,6 +212,23 @@ TABLE_CALLS = {
     "allocate": lambda state: state.pools[0].allocate(300),
     "share": lambda state: state.pools[0].share(np.arange(1, 300)),
 }
+STATE_CALLS = {
+    "add": lambda state: state.states.add(),
+    "add with a prefix": lambda state: state.states.add(
+        state.tables.blocks(0)[:2], state.states.checkpoint(0)[0], state.states.checkpoint(0)[1]
+    ),
+    "fork": lambda state: state.states.fork(0),
+    "remove": lambda state: state.states.remove(state.rows),
+    "reorder": lambda state: state.states.reorder(state.rows[:9], state.rows[1:10]),
+    "truncate": lambda state: state.states.truncate(state.rows, 4),
+    "prepare": lambda state: state.states.prepare(state.rows, 3, state.step, state.slots),
+    "prepare forks": lambda state: state.states.prepare(state.forks, 1, state.step, state.slots),
+    "commit": lambda state: state.states.commit(state.flying),
+    "commit by counts": lambda state: state.states.commit(state.flying, [3] * 300),
+    "abandon": lambda state: state.states.abandon(state.flying),
+    "undo": lambda state: state.states.undo(state.flying),
+    "shortage": lambda state: state.states.shortage(state.rows, 1),
+}
 SLOT_CALLS = {
     "allocate": lambda state: state.allocator.allocate(301),
     "allocate into an array": lambda state: state.allocator.allocate(301, state.out),
@@ -244,6 +296,11 @@ def test_a_call_of_tables_is_all_or_nothing(name):
     check_every_allocation(TableState, TABLE_CALLS[name])
 
 
+@pytest.mark.parametrize("name", STATE_CALLS)
+def test_a_call_of_states_is_all_or_nothing(name):
+    check_every_allocation(StatesState, STATE_CALLS[name])
+
+
 @pytest.mark.parametrize("name", SLOT_CALLS)
 def test_a_call_of_slots_is_all_or_nothing(name):
     check_every_allocation(SlotState, SLOT_CALLS[name])
@@ -262,6 +319,8 @@ def test_a_constructor_that_fails_changes_no_other_object():
         lambda: SlotAllocator(pool, 4),
         lambda: RequestTable(4, 4),
         lambda: StepBuffers(4, 4, 2),
+        lambda: StateTable(BlockTables(pool, max_sequences=2, max_blocks_per_sequence=4), 5, draft_tokens=2),
+        lambda: StateBuffers(4, 2),
         lambda: RadixTree(4, windows=[3], states=True),
     ]
     for make in makes:
