@@ -1,8 +1,13 @@
 """Host latent attention against a read of the same bytes, and against matrix products of the same number of operations.
 
-The rows of a sequence are in scattered blocks of 64 tokens. With 16 heads a decode step from DRAM is compared with a
-read, which covers all bytes with the same number of threads. With 128 heads it is bound by its products: the control
-multiplies square bfloat16 matrices with torch, which packs them, or float32 matrices with NumPy if torch is missing.
+The rows of a sequence are in scattered blocks of 64 tokens. A decode step with 16 heads reads its rows from DRAM, with
+30 multiplications a byte: it is compared with a read of all bytes on the same threads, and with matrix products of the
+same number of operations. The share of the read cannot exceed that of the products, so both are printed. A step with
+128 heads is bound by its products. The control of the products multiplies square bfloat16 matrices with torch, which
+packs them, or float32 matrices with NumPy if torch is missing.
+
+vLLM's decode for CPUs, mla_decode_kvcache, is no control: its ops are only in wheels that vLLM builds for CPUs, which
+PyPI does not have.
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ def _memory_bound(bench: Bench, torch: Any, shape: Shape, count: int) -> None:
         bench.compare(
             f"latent decode {shape.title}, {_threads(count)}",
             load,
-            {READ: read},
+            {READ: read, PRODUCT: _products(torch, shape.flop)},
             check=load.check,
             nbytes=load.cache.nbytes,
             flop=shape.flop,

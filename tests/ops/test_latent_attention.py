@@ -170,6 +170,16 @@ def test_splits_and_plans(invariant):
     case.check(plan=plan)
 
 
+@pytest.mark.parametrize("window", [None, 1100])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prompts_past_several_folds(isa, dtype, window):
+    """The items of a long prompt are not split, so their sums are folded every 1,024 keys."""
+    case = make_case((2300, 1025), (9, 1), dims=(48, 16), dtype=dtype, heads=16)
+    lists = (case.options["cu_query_lens"], case.seq_lens)
+    plan = plan_attention(*lists, num_query_heads=16, num_kv_heads=1, window=window, batch_invariant=True)
+    case.check(plan=plan, **({} if window is None else {"window": window}))
+
+
 def test_batch_invariant_rows_have_the_same_bits_in_any_batch():
     case = make_case((2500, 3, 1500), dims=(64, 16), heads=6)
 

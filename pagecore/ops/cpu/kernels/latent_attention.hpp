@@ -177,7 +177,9 @@ class LatentPass {
 
   // Each group is multiplied right after it has been unpacked.
   void score_by_quads(const LatentTile& tile, const LatentTile& next) {
-    const RowsAhead ahead{next.latent + next.first, next.last - next.first, latent_row_bytes(args_.cache)};
+    const int64_t steps = width_ / kPairDepth;
+    const RowsAhead ahead{next.latent + next.first, next.last - next.first,
+                          (latent_row_bytes(args_.cache) + steps - 1) / steps};
     const QuadScores scores{scratch_.query,  width_,      columns_, static_cast<float>(args_.call.scale),
                             scratch_.scores, scratch_.top};
     for (int64_t column = 0; column < columns_; column += kLanes) store(scratch_.top + column, splat(-kInfinity));

@@ -29,11 +29,11 @@ struct TileRows {
   int last = kTileGroups;
 };
 
-// Rows to prefetch during the products of a tile: one for each of its tokens, in equal steps.
+// Rows to prefetch during the products of a tile: one for each of its tokens, `advance` bytes in each step.
 struct RowsAhead {
   const char* const* rows = nullptr;
   int count = 0;
-  int64_t row_bytes = 0;
+  int64_t advance = 0;
 };
 
 // The right side of the scores, and where they go.
@@ -81,22 +81,23 @@ inline void pack_quads(const uint16_t* numbers, int64_t width, int64_t columns, 
   }
 }
 
-// Runs of lines to prefetch: `advance` bytes in each step, or in each fourth of the steps if there are four runs.
+// Lines to prefetch during the `steps` of a block: four rows, or one run of lines.
 struct LinesAhead {
   const char* run[kQuadTokens];
   int runs;
+  int64_t steps;  // of each run
   int64_t advance;
 };
 
-// Returns the rows to prefetch during `steps` steps: those of four tokens from `place` on, or `tokens` again.
-PC_FORCE_INLINE LinesAhead lines_ahead(const RowsAhead& next, int place, const char* tokens, int64_t steps) {
-  if (place + kQuadTokens > next.count) return {{tokens}, 1, 0};
+// Returns the rows to prefetch for four tokens from `place` on; `tokens` again if there are none.
+PC_FORCE_INLINE LinesAhead lines_ahead(const RowsAhead& next, int place, const char* tokens, int64_t width) {
+  const int64_t steps = width / (kQuadBytes / 2), row = steps / kQuadTokens * next.advance;
+  if (place + kQuadTokens > next.count) return {{tokens}, 1, steps, 0};
   const char* const* rows = next.rows + place;
-  const int64_t apart = rows[1] - rows[0];
-  if (apart >= next.row_bytes && apart < 2 * next.row_bytes && rows[3] - rows[0] == 3 * apart) {
-    return {{rows[0]}, 1, (kQuadTokens * apart + steps - 1) / steps};
+  if (rows[1] - rows[0] == row && rows[2] - rows[1] == row && rows[3] - rows[2] == row) {
+    return {{rows[0]}, 1, steps, next.advance};
   }
-  return {{rows[0], rows[1], rows[2], rows[3]}, kQuadTokens, (kQuadTokens * next.row_bytes + steps - 1) / steps};
+  return {{rows[0], rows[1], rows[2], rows[3]}, kQuadTokens, steps / kQuadTokens, next.advance};
 }
 
 // Writes the scores of four tokens and 16 query rows to out [4, columns], and prefetches lines meanwhile.
@@ -106,12 +107,11 @@ PC_FORCE_INLINE LinesAhead lines_ahead(const RowsAhead& next, int place, const c
                                           float* out, const LinesAhead& ahead) {
   const float* panel = p.panel + 4 * column;
   const int64_t panel_stride = 4 * p.columns, advance = ahead.advance;
-  const int64_t steps = p.width / (kQuadBytes / 2) / ahead.runs;
   Vec sums[kQuadTokens][4] = {};
 #pragma GCC unroll 1
   for (int run = 0; run < ahead.runs; ++run) {
     const char* line = ahead.run[run];
-    int64_t step = steps;
+    int64_t step = ahead.steps;
     do {
       __builtin_prefetch(line, 0, 3);
       Vec quads[kQuadTokens];
@@ -145,7 +145,7 @@ inline void score_group(const TileRows& tile, int group, int first, int last, co
     for (int t = first / kQuadTokens * kQuadTokens; t < last; t += kQuadTokens) {
       const char* tokens = tile.group[group] + t * tile.stride;
       const int place = group * kGroupTokens + t;
-      const LinesAhead ahead = lines_ahead(column == 0 ? next : RowsAhead{}, place, tokens, p.width / (kQuadBytes / 2));
+      const LinesAhead ahead = lines_ahead(column == 0 ? next : RowsAhead{}, place, tokens, p.width);
       score_quads(p, tokens, tile.stride, column, p.scores + place * p.columns + column, ahead);
     }
   }
@@ -182,17 +182,13 @@ template <int N>
     }
   }
   float* out = p.acc + row * p.stride + column;
-  bool changes = false;
-  for (int r = 0; r < kValueRows; ++r) changes |= p.factor[row + r] != 1.0f;
 #pragma GCC unroll 8
   for (int r = 0; r < kValueRows; ++r, out += p.stride) {
     const Vec parts[2] = {zip_quarters<0>(sums[r][0], sums[r][1], Lanes{}),
                           zip_quarters<2>(sums[r][0], sums[r][1], Lanes{})};
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
-      // An addition has the bits of a multiplication by 1, and other ports of the processor.
-      const Vec old = load(out + n * kLanes);
-      store(out + n * kLanes, changes ? fma(old, splat(p.factor[row + r]), parts[n]) : old + parts[n]);
+      store(out + n * kLanes, fma(load(out + n * kLanes), splat(p.factor[row + r]), parts[n]));
     }
   }
 }
