@@ -95,12 +95,12 @@ def in_turn(*works):
 
 KERNELS = {
     "decode": (
-        ["decode.cu", "decode_ring.cuh", "tile_walk.cuh", "splits.cuh"],
+        ["decode.cu", "warp_ring.cuh", "tile_walk.cuh", "splits.cuh"],
         attend(DECODE, MIXED, num_workers=(2,)),
     ),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
     "stored": (
-        ["general_stored.cuh", "decode_stored.cuh", "stored_rows.cuh"],
+        ["general_stored.cuh", "stored_rows.cuh", "warp_ring.cuh"],
         attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
     ),
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
