@@ -66,7 +66,7 @@ class DecodeRing : public WarpRing<DecodeRing<Tile>, Tile> {
   PC_MEMBER Shared<pc_uint8> values(int stage) const { return keys(stage) + Tile::kValuesBegin; }
 
  private:
-  Shared<pc_uint8> stages_;  // of the warp
+  Shared<pc_uint8> stages_;  // of the warp; computing it for each stage takes up to 4 registers more
   Global<T> key_, value_;    // of the head
 };
 
