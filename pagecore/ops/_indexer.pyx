@@ -2,6 +2,7 @@
 
 from cpython.object cimport PyObject
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64, LAST_FLOAT, DType
@@ -19,8 +20,17 @@ from pagecore.ops._indices cimport given_indices, index_tensor
 from pagecore.ops._latent_cache cimport one_head
 from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._overlap cimport check_apart, check_own_elements
-from pagecore.ops._place cimport Place, check_place, find_place, finished, new_result
-from pagecore.ops.args cimport Cache, ScalePlane, index_array, table_array, token_array
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+    to_device,
+)
+from pagecore.ops.args cimport Cache, Indices, ScalePlane, index_array, table_array, token_array
 from pagecore.ops.cpu._cpu cimport (
     index_scores as run_scores,
     select_topk as run_select,
@@ -28,6 +38,7 @@ from pagecore.ops.cpu._cpu cimport (
     write_index as run_write,
 )
 from pagecore.ops.cpu.latent cimport IndexScoreCall, IndexWriteArgs, SlotsArgs, TopkArgs, kLatentWidthMax
+from pagecore.ops.cuda._sparse cimport Selecting, select as launch_select
 
 from operator import index
 
@@ -245,16 +256,20 @@ def index_scores(
     return finished(result, query, &place) if out is None else out
 
 
-def select_topk(scores, k, lens=None):
+def select_topk(scores, k, lens=None, *, stream=None):
     """Select the positions of the k greatest scores of each row, best first; equal scores by ascending position.
 
     Parameters
     ----------
     scores : array, [T, n]
-        float32.
+        float32, on the host or CUDA.
     k : int
+        On CUDA at most 4096.
     lens : integers, [T], optional
-        Number of leading scores of each row that count; n by default.
+        Number of leading scores of each row that count; n by default. In CUDA memory they are clamped to 0 .. n.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `scores`.
 
     Returns
     -------
@@ -264,20 +279,19 @@ def select_topk(scores, k, lens=None):
 
     Raises
     ------
-    ShapeError, UnsupportedDtype, DeviceError, NotEnoughMemory
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
         Invalid arrays or lengths.
     """
     cdef Place place
     cdef Tensor given = float_tensor(scores, "scores", 2, 2, "[num_tokens, n]")
-    find_place(&place, given, "scores", scores, None)
-    check_host(&place, "scores")
+    find_place(&place, given, "scores", scores, stream)
     if given.dtype_code != FLOAT32:
         raise UnsupportedDtype(f"scores is {given.dtype}; it must be float32, as returned by index_scores")
     if given.shape_[1] > INT32_MAX:
         raise ShapeError(f"scores has shape {given.shape}; positions must fit int32")
     cdef Tensor counts = None
     if lens is not None:
-        counts = index_tensor(lens, "lens", 1, "[num_tokens]", &place)
+        counts = given_indices(lens, "lens", 1, "[num_tokens]", &place)
         check_length(counts, "lens", 0, given.shape_[0], "one for each row of scores")
     cdef int64_t shape[2]
     shape[0], shape[1] = given.shape_[0], positive(k, "k")
@@ -287,8 +301,34 @@ def select_topk(scores, k, lens=None):
     args.num_rows, args.width, args.k = shape[0], given.shape_[1], shape[1]
     args.lens = index_array(counts)
     args.out = <int32_t*>result.data
-    run_select(args)
+    if place.device_type == CPU:
+        run_select(args)
+    else:
+        await_arrays((scores, lens), &place)
+        topk_on_device(args, counts, &place)
+        note_written(result, &place)
     return finished(result, scores, &place)
+
+
+cdef int topk_on_device(const TopkArgs& args, Tensor lens, const Place* place) except -1:
+    """Launch a selection of the best; lengths that are on the host are checked."""
+    cdef Selecting call
+    cdef Indices lengths
+    cdef int64_t i
+    if lens is not None:
+        lengths = index_array(lens)
+        if lens.device_type == CPU:
+            for i in range(lens.shape_[0]):
+                if not 0 <= lengths.at(i) <= args.width:
+                    raise ShapeError(f"lens[{i}] is {lengths.at(i)}; expected 0 to {args.width}, the scores of a row")
+            lens = to_device(lens, "lens", place)
+            lengths = index_array(lens)
+    memset(&call, 0, sizeof(call))
+    call.scores, call.score_stride = <const char*>args.scores, args.score_stride
+    call.num_rows, call.width, call.length, call.rows_per_length = args.num_rows, args.width, args.width, 1
+    call.budget = call.capacity = args.k
+    call.positions, call.ranked = <char*>args.out, True
+    return launch_select(call, lengths, place)
 
 
 def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=None):

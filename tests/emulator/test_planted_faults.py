@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from tests.cuda.kit import Kit
-from tests.emulator import test_attention_kernels, test_device_order, test_padding_faults, test_stored_faults
+from tests.emulator import (
+    test_attention_kernels,
+    test_device_order,
+    test_padding_faults,
+    test_sparse_faults,
+    test_stored_faults,
+)
 from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault, MarkerError, markers, plant
 from tests.emulator.probing import KERNELS, probe
@@ -169,5 +175,6 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_attention_kernels.GENERAL_FAULTS,
         test_padding_faults.PADDING_FAULTS,
         test_stored_faults.STORED_FAULTS,
+        test_sparse_faults.FAULTS,
     )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

@@ -59,7 +59,22 @@ void reduce_label(const ScoreArgs& args, const ScorePart& part, int64_t group, i
 
 // ---- scores
 
-// The maximum bound of `count` query rows. Rows are multiplied four at a time; the last is repeated.
+// The bound of one query row. A component of 0 contributes 0, whatever the bounds are.
+template <Float K>
+[[gnu::noinline, gnu::cold]] float bound_of_row(const float* row, int64_t stride, const char* low, const char* high,
+                                                int64_t dim) {
+  Vec added{};
+  for_each_vector<K>(low, dim, [&](int64_t d, Vec least, int64_t n) {
+    const char* at = high + d * kSize<K>;
+    const Vec most = n == kLanes ? load_as_float<K>(at) : load_tail<K>(at, n);
+    const Vec positive = load(row + d), negative = load(row + stride + d);
+    added += positive > 0.0f ? positive * most : negative < 0.0f ? negative * least : Vec{};
+  });
+  return sum(added);
+}
+
+// The maximum bound of `count` query rows. A bound that is infinite makes the products of zeros NaN; such sums are
+// computed again. Rows are multiplied four at a time; the last is repeated.
 template <Float K>
 float bound_of(const float* rows, int64_t count, int64_t stride, const char* low, const char* high, int64_t dim) {
   constexpr int kRows = 4;
@@ -77,7 +92,10 @@ float bound_of(const float* rows, int64_t count, int64_t stride, const char* low
       }
     });
     const Vec4 bounds = sum_each(sums[0], sums[1], sums[2], sums[3]);
-    for (int r = 0; r < kRows; ++r) best = bounds[r] > best ? bounds[r] : best;
+    for (int r = 0; r < kRows; ++r) {
+      const float bound = bounds[r] == bounds[r] ? bounds[r] : bound_of_row<K>(row[r], stride, low, high, dim);
+      best = bound > best ? bound : best;
+    }
   }
   return best;
 }
@@ -178,29 +196,47 @@ PC_FORCE_INLINE void for_each_run(const SummaryArgs& args, Visit&& visit) {
   }
 }
 
+// Extends the bounds of `n` numbers by those of `count` rows, or starts them with the first row. kWhole: n == kLanes.
+template <Float From, Float To, bool kWhole>
+PC_FORCE_INLINE void bound_vector(const char* row, int64_t stride, int64_t count, bool starts, char* low, char* high,
+                                  int64_t n) {
+  const auto key = [&](const char* at) __attribute__((always_inline)) {
+    return kWhole ? load_as_float<From>(at) : load_tail<From>(at, n);
+  };
+  const auto old = [&](const char* at) __attribute__((always_inline)) {
+    return kWhole ? load_as_float<To>(at) : load_tail<To>(at, n);
+  };
+  Vec least = key(row), most = least;
+  if (!starts) {
+    const Vec before = old(low), after = old(high);
+    most = least > after ? least : after;
+    least = least < before ? least : before;
+  }
+  for (int64_t i = 1; i < count; ++i) {
+    const Vec k = key(row + i * stride);
+    least = k < least ? k : least;
+    most = k > most ? k : most;
+  }
+  store_part<To>(low, 0, least, kWhole ? kLanes : n);
+  store_part<To>(high, 0, most, kWhole ? kLanes : n);
+}
+
+// The first slot of a block starts its bounds anew.
 template <Float From, Float To>
 void bound_run(const SummaryArgs& args, const KeyRun& run, int64_t head) {
   char* low = args.low.data + run.block * args.low.block_stride + head * args.low.head_stride;
   char* high = args.high.data + run.block * args.high.block_stride + head * args.high.head_stride;
   const char* rows = args.key.data + run.token * args.key.token_stride + head * args.key.head_stride;
-  for (int64_t d = 0; d < args.key.dim; d += kLanes) {
-    const int64_t n = args.key.dim - d < kLanes ? args.key.dim - d : kLanes;
-    const auto at = [&](int64_t i) __attribute__((always_inline)) {
-      const char* row = rows + i * args.key.token_stride + d * kSize<From>;
-      return n == kLanes ? load_as_float<From>(row) : load_tail<From>(row, n);
-    };
-    const auto old = [&](const char* bound) __attribute__((always_inline)) {
-      return n == kLanes ? load_as_float<To>(bound + d * kSize<To>) : load_tail<To>(bound + d * kSize<To>, n);
-    };
-    // The first slot of a block starts its bounds anew.
-    Vec least = run.offset == 0 ? at(0) : old(low), most = run.offset == 0 ? least : old(high);
-    for (int64_t i = run.offset == 0 ? 1 : 0; i < run.count; ++i) {
-      const Vec k = at(i);
-      least = k < least ? k : least;
-      most = k > most ? k : most;
-    }
-    store_part<To>(low, d, least, n);
-    store_part<To>(high, d, most, n);
+  const bool starts = run.offset == 0;
+  const int64_t dim = args.key.dim, stride = args.key.token_stride;
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    bound_vector<From, To, true>(rows + d * kSize<From>, stride, run.count, starts, low + d * kSize<To>,
+                                 high + d * kSize<To>, kLanes);
+  }
+  if (d < dim) {
+    bound_vector<From, To, false>(rows + d * kSize<From>, stride, run.count, starts, low + d * kSize<To>,
+                                  high + d * kSize<To>, dim - d);
   }
 }
 
