@@ -151,7 +151,6 @@ PC_KERNEL(PC_SELECT_THREADS, 2) void select(const PcSelectParams p) {
     const int taken = select_row(p, shared, Global<float>(p.scores) + row * p.score_stride, positions, length);
     for (int i = taken + pc_thread(); i < p.capacity; i += pc_num_threads()) positions.store(i, -1);
     if (p.counts != 0 && pc_thread() == 0) Global<int>(p.counts).store(row, taken);
-    pc_sync_block();  // fault: select_barrier_between_rows
   }
 }
 

@@ -138,7 +138,6 @@ PC_KERNEL(PC_SUMMARY_THREADS, 8) void summarise(const PcSummaryParams p) {
     const int count = list_tokens(p, shared, first, slot.at.block);
     if (count > 0) fold_tokens(p, shared, slot.at.block, count, starts && first == token);
     taken += count;
-    pc_sync_block();  // fault: summary_barrier_before_tokens
   }
 }
 

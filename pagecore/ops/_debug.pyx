@@ -152,7 +152,7 @@ cdef int debug_scores(
     check_not_captured(place)
     if has_invalid_batch(
             block_table, seq_lens, rows, cu_query_lens, ANY, query.shape_[0], num_blocks, block_size, place):
-        # The check reads no element of a cache, so one number stands for all of them.
+        # The check reads no element of a cache, so all elements are one number.
         shape, strides = (num_blocks, block_size, query.shape_[1], query.shape_[2]), (0, 0, 0, 4)
         cache = as_tensor(np.lib.stride_tricks.as_strided(np.zeros(query.shape_[2], np.float32), shape, strides))
         check_attended(

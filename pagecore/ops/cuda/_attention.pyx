@@ -324,7 +324,7 @@ cdef Tensor plan_by_kernel(const PcAttentionParams& p, Work* work, object exampl
     work.layout = layout_for(planned_options(p, work), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
     if p.selection.entries != 0:
-        # A sequence has as many keys as its list can cover: the kernel clamps lengths to the row of a table.
+        # The kernel clamps lengths to the row of a table; here a row has the keys that a list can cover.
         of_keys.table.width, of_keys.block_size = p.selection.width, p.selection.unit
         of_keys.block_shift = p.selection.unit_shift
         of_keys.causal, of_keys.window_left, of_keys.window_right = 0, UNKNOWN, UNKNOWN
