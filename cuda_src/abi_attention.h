@@ -10,13 +10,14 @@ struct PcSchedule {
   pc_address first_item;  // int32 [num_workers + 1]: worker w has the items first_item[w] .. first_item[w + 1] - 1
 };
 
-// Keys that each key head selects. Entries of a list ascend; the keys that they cover are numbered 0, 1, 2 ..., and items
-// count in these numbers.
+// Keys that each key head selects. Entries of a list ascend; the keys that they cover are numbered 0, 1, 2 ..., and
+// items count in these numbers.
 struct PcSelection {
   pc_address entries;  // int32 or int64 [num_sequences, num_kv_heads, width]: blocks or tokens; absent: all keys
   pc_int64 sequence_stride;
   pc_int64 head_stride;
-  pc_address counts;  // int32 or int64 [num_sequences, num_kv_heads]; absent: a list ends before its first negative entry
+  pc_address
+      counts;  // int32 or int64 [num_sequences, num_kv_heads]; absent: a list ends before its first negative entry
   pc_int64 counts_sequence_stride;
   pc_int64 counts_head_stride;
   pc_int32 width;

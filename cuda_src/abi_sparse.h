@@ -6,11 +6,11 @@
 // ---- summaries of keys: bounds of blocks, labels of tokens
 
 struct PcSummaryParams {
-  PcRows key;     // [num_tokens, num_heads, dim]; absent: the key of a token is in its slot of `stored`
+  PcRows key;  // [num_tokens, num_heads, dim]; absent: the key of a token is in its slot of `stored`
   PcCache stored;
-  PcCache low;    // bounds [num_blocks, num_heads, dim]; may be absent. token_stride is not used
+  PcCache low;  // bounds [num_blocks, num_heads, dim]; may be absent. token_stride is not used
   PcCache high;
-  PcCache label;  // [num_blocks, block_size, num_heads, num_channels]; may be absent
+  PcCache label;        // [num_blocks, block_size, num_heads, num_channels]; may be absent
   pc_address channels;  // int32 [num_heads, num_channels]: dims of keys; others are clamped to 0 .. dim - 1
   PcIndices slots;      // [num_tokens]; tokens with slots outside 0 .. num_slots - 1 are skipped
   pc_int64 num_slots;
@@ -37,9 +37,9 @@ enum : pc_int32 {
 
 // Entries are blocks with bounds, or tokens with labels. A block of threads scores entries of one query and key head.
 struct PcScoreParams {
-  PcRows query;           // [num_tokens, num_kv_heads * group, query_dim]
-  PcCache low;            // [num_blocks, entries of a block, num_kv_heads, dim]; labels: absent
-  PcCache high;           // bounds: 1 entry a block, token_stride is not used; labels: block_size entries
+  PcRows query;  // [num_tokens, num_kv_heads * group, query_dim]
+  PcCache low;   // [num_blocks, entries of a block, num_kv_heads, dim]; labels: absent
+  PcCache high;  // bounds: 1 entry a block, token_stride is not used; labels: block_size entries
   PcTable table;
   PcIndices rows;           // absent: sequence i is row i of the table
   PcIndices seq_lens;       // [num_sequences]
@@ -67,8 +67,8 @@ static_assert(sizeof(PcScoreParams) == 264, "the layout is part of the ABI");
 
 enum : pc_int32 {
   PC_SCORE_THREADS = 128,
-  PC_SCORE_ROWS = 16,       // query rows in shared memory; more are scored in several passes
-  PC_SCORE_ENTRIES = 256,   // of a block of threads
+  PC_SCORE_ROWS = 16,      // query rows in shared memory; more are scored in several passes
+  PC_SCORE_ENTRIES = 256,  // of a block of threads
   PC_MAX_SCORED_DIM = 512,
 };
 
@@ -80,7 +80,7 @@ constexpr int pc_score_shared_bytes(int rows, int dim) {
 // ---- selection
 
 struct PcSelectParams {
-  pc_address scores;     // float32 [num_rows, width]
+  pc_address scores;  // float32 [num_rows, width]
   pc_int64 score_stride;
   pc_address positions;  // int32 [num_rows, capacity]: selected positions, then -1
   pc_address counts;     // int32 [num_rows]; may be absent
@@ -94,7 +94,7 @@ struct PcSelectParams {
   pc_int32 recent;     // last ones, that are selected in addition
   pc_int32 threshold;  // shorter rows keep all positions
   pc_int32 capacity;
-  pc_int32 ranked;     // 0: positions ascend; 1: best first, with no sinks, recent and threshold
+  pc_int32 ranked;  // 0: positions ascend; 1: best first, with no sinks, recent and threshold
 };
 
 static_assert(__builtin_offsetof(PcSelectParams, rows_per_length) == 56, "the layout is part of the ABI");
@@ -104,8 +104,8 @@ static_assert(sizeof(PcSelectParams) == 104, "the layout is part of the ABI");
 enum : pc_int32 {
   PC_SELECT_THREADS = 512,
   PC_SELECT_BINS = 2048,
-  PC_SELECT_SCRATCH = 64,    // words
-  PC_SELECT_HELD = 8192,     // keys
+  PC_SELECT_SCRATCH = 64,  // words
+  PC_SELECT_HELD = 8192,   // keys
   PC_MAX_RANKED = 4096,
   PC_SELECT_SHARED_BYTES = (PC_SELECT_BINS + PC_SELECT_SCRATCH + PC_SELECT_HELD) * 4,
 };

@@ -50,7 +50,8 @@ PC_DEVICE ScoredEntry<T> find_entry(const PcScoreParams& p, const ScoredQuery& q
     if (block < 0 || block >= p.num_blocks) block = 0;
   }
   const pc_int64 offset = kBounds || !entry.visible ? 0 : index - at * p.block_size;
-  entry.high = entry.high + (block * p.high.block_stride + offset * p.high.token_stride + query.head * p.high.head_stride);
+  entry.high =
+      entry.high + (block * p.high.block_stride + offset * p.high.token_stride + query.head * p.high.head_stride);
   if (kBounds) entry.low = entry.low + (block * p.low.block_stride + query.head * p.low.head_stride);
   return entry;
 }

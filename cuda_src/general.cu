@@ -252,7 +252,7 @@ void general(const PcAttentionParams p) {
   const WorkRange work = load_work(p.schedule, pc_block_x());
   using Plane = PlainPlane<kDim>;
   GeneralRing<kDim, Plane, Options::kSelected> ring(shared, Plane(p.key, p.key_type, p.head_dim, heads.kv),
-                                Plane(p.value, p.value_type, p.value_dim, heads.kv));
+                                                    Plane(p.value, p.value_type, p.value_dim, heads.kv));
   attend_general<kDim, Options>(p, shared, heads, padding, work, ring);
 }
 
@@ -266,7 +266,7 @@ void general_stored(const PcStoredAttentionParams p) {
   const WorkRange work = load_work(p.attention.schedule, pc_block_x());
   using Plane = StoredPlane<kDim>;
   GeneralRing<kDim, Plane, Options::kSelected> ring(shared, Plane(p.key, p.attention.head_dim, heads.kv),
-                                Plane(p.value, p.attention.value_dim, heads.kv));
+                                                    Plane(p.value, p.attention.value_dim, heads.kv));
   attend_general<kDim, Options>(p.attention, shared, heads, padding, work, ring);
 }
 

@@ -189,8 +189,8 @@ class PlainPlane {
 //   copy(slots, tile, which, state)     start to copy the rows of a tile; `which`: 0 for keys, 1 for values
 //   widen(tile)                         replace the rows of a tile by float32
 template <int kDim, typename Plane, bool kSelected = false>
-class GeneralRing : public WarpRing<GeneralRing<kDim, Plane, kSelected>,
-                                    typename TileFor<GeneralTile<kDim>, kSelected>::Type> {
+class GeneralRing
+    : public WarpRing<GeneralRing<kDim, Plane, kSelected>, typename TileFor<GeneralTile<kDim>, kSelected>::Type> {
   using Tile = typename TileFor<GeneralTile<kDim>, kSelected>::Type;
   using Base = WarpRing<GeneralRing<kDim, Plane, kSelected>, Tile>;
 

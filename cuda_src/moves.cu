@@ -147,8 +147,8 @@ PC_DEVICE void move_unit_of_slots(const PcSlotParams& params, const Global<pc_ui
   }
 }
 
-// Grid: units of a token; 1; arrays. A thread moves its unit of all tokens in order, so that nothing that another thread
-// writes is read.
+// Grid: units of a token; 1; arrays. A thread moves its unit of all tokens in order, so that nothing that another
+// thread writes is read.
 PC_KERNEL(128, 6) void move_slots(const PcSlotParams params) {
   const int number = pc_block_x() * pc_num_threads() + pc_thread();
   if (number >= params.shape.num_units) return;

@@ -16,7 +16,9 @@ struct ScoredQuery {
 };
 
 // Returns the end of the queries of a sequence.
-PC_DEVICE pc_int64 queries_end(const PcScoreParams& p, int sequence) { return load_index(p.cu_query_lens, sequence + 1); }
+PC_DEVICE pc_int64 queries_end(const PcScoreParams& p, int sequence) {
+  return load_index(p.cu_query_lens, sequence + 1);
+}
 
 // Returns the first sequence whose queries end after `token`, or num_sequences. A warp tests 32 sequences at a time.
 PC_DEVICE int find_sequence(const PcScoreParams& p, int token) {

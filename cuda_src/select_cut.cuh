@@ -96,8 +96,7 @@ PC_DEVICE CutDigit find_digit(const SelectShared& shared, int wanted) {
 }
 
 // Counts the digits at `shift` of the keys whose higher bits are those of `prefix`.
-PC_DEVICE void count_digits(const SelectShared& shared, const SelectKeys& keys, int shift, int bits,
-                            pc_uint32 prefix) {
+PC_DEVICE void count_digits(const SelectShared& shared, const SelectKeys& keys, int shift, int bits, pc_uint32 prefix) {
   const int higher = shift + bits;
   for (int i = pc_thread(); i < keys.count; i += pc_num_threads()) {
     const pc_uint32 key = keys.at(i);

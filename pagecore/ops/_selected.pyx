@@ -65,9 +65,11 @@ cdef class Selected:
                     if counts is None and entry < 0:
                         break
                     if not 0 <= entry < limit:
+                        known = "" if lens is None else f" and sequence {i} of {length} tokens has {limit}"
+                        most = "the last of the sequence" if lens is None else f"{limit - 1}"
                         raise ShapeError(
-                            f"{self.name}[{i}, {head}, {k}] is {entry} and sequence {i} of {length} tokens has {limit}; "
-                            f"use 0 to {limit - 1}, and counts if a list is shorter"
+                            f"{self.name}[{i}, {head}, {k}] is {entry}{known}; use 0 to {most}, and counts if a list "
+                            "is shorter"
                         )
                     if entry <= before:
                         raise ShapeError(

@@ -132,16 +132,16 @@ def test_batch_invariant_rows_have_the_same_bits_in_every_batch(cuda):
     case = make_case(shape)
     lists, counts = random_selection(case, shape.block_size)
     selected = {"blocks": lists, "block_counts": counts}
-    out, lse = run_case(cuda, case, selected, "plan", planned={"batch_invariant": True})
+    out, _ = run_case(cuda, case, selected, "plan", planned={"batch_invariant": True})
     expected = expect(case, lists, counts, shape.block_size)
     assert_output_close(out, expected[0])
     there = DeviceCase(cuda, case)
-    plan = plan_attention(
-        [0, 3], [2500], num_query_heads=4, num_kv_heads=2, device=cuda.device, batch_invariant=True
-    )
+    plan = plan_attention([0, 3], [2500], num_query_heads=4, num_kv_heads=2, device=cuda.device, batch_invariant=True)
     alone = {name: cuda.put(array[:1]) for name, array in selected.items()}
     single = {"seq_lens": cuda.put(np.array([2500], np.int32)), "cu_query_lens": cuda.put(np.array([0, 3], np.int32))}
-    arrays = there.arrays | single | {"query": there.arrays["query"][:3], "block_table": there.arrays["block_table"][:1]}
+    arrays = (
+        there.arrays | single | {"query": there.arrays["query"][:3], "block_table": there.arrays["block_table"][:1]}
+    )
     rows = arrays.pop("rows", None)
     got = cuda.get(paged_attention(**arrays, **({} if rows is None else {"rows": rows[:1]}), **alone, plan=plan))
     assert got.tobytes() == out[:3].tobytes()

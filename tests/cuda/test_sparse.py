@@ -26,7 +26,9 @@ def put_all(cuda: Kit, given: dict[str, Any]) -> dict[str, Any]:
 # ---- summaries
 
 
-def write_both(cuda: Kit, key: Any, planes: dict[str, Any], device: dict[str, Any], slots: Any, block_size: int) -> None:
+def write_both(
+    cuda: Kit, key: Any, planes: dict[str, Any], device: dict[str, Any], slots: Any, block_size: int
+) -> None:
     """Write new keys with summaries on the device and by the twin; key and value caches are not compared."""
     blocks = planes["key_min"].shape[0]
     caches = [np.zeros((blocks, block_size, *key.shape[1:]), np.float32) for _ in range(2)]
@@ -129,7 +131,12 @@ def test_channels_past_the_head_dim_are_clamped_on_the_device_and_refused_on_the
 
 # ---- scores
 
-SCORED = [("float32", "float32", 64), ("bfloat16", "bfloat16", 128), ("float16", "bfloat16", 100), ("float32", "float16", 1)]
+SCORED = [
+    ("float32", "float32", 64),
+    ("bfloat16", "bfloat16", 128),
+    ("float16", "bfloat16", 100),
+    ("float32", "float16", 1),
+]
 
 
 @pytest.mark.parametrize("dtypes", cases(SCORED[1:3], SCORED))
@@ -213,8 +220,8 @@ def test_lengths_on_the_host_are_checked_and_debug_checks_those_on_the_device(cu
     query = cuda.put(np.zeros((1, 2, 8), np.float32))
     with pytest.raises(errors.ShapeError, match=r"seq_lens\[0\] is 9; a row of block_table holds 8"):
         ops.score_blocks(query, *planes, [[1, 2]], [9], block_size=4)
+    wide = [cuda.put(np.zeros((2, 1, 520), np.float32)) for _ in range(3)]
     with pytest.raises(errors.UnsupportedOption, match="at most 512"):
-        wide = [cuda.put(np.zeros((2, 1, 520), np.float32)) for _ in range(3)]
         ops.score_blocks(*wide, [[1], [1]], [4, 4], block_size=4)
     pagecore.debug(True)
     try:
@@ -306,7 +313,7 @@ def test_selections_refuse(cuda):
         ("expected 0 to 4", errors.ShapeError, lambda: ops.select(scores, 1, lens=5)),
         ("expected 0 to 4", errors.ShapeError, lambda: ops.select_topk(scores, 1, [4, 5])),
         ("leading axes", errors.ShapeError, lambda: ops.select(scores, 1, lens=cuda.put(np.zeros(3, np.int32)))),
-        ("must be int32", errors.UnsupportedDtype, lambda: ops.select(scores, 1, lens=cuda.put(np.zeros(2, np.float32)))),
+        ("must be int32", errors.UnsupportedDtype, lambda: ops.select(scores, 1, lens=scores[:, 0])),
         ("contiguous", errors.ShapeError, lambda: ops.select(scores[:, ::2], 1, lens=1)),
     ):
         with pytest.raises(kind, match=message):

@@ -76,8 +76,8 @@ struct ScoreSources {
 };
 
 [[nodiscard]] inline bool loads_chunks(const Cache& plane) {
-  const uint64_t bits = address_of(plane.data) | bits_of(plane.block_stride) | bits_of(plane.token_stride) |
-                        bits_of(plane.head_stride);
+  const uint64_t bits =
+      address_of(plane.data) | bits_of(plane.block_stride) | bits_of(plane.token_stride) | bits_of(plane.head_stride);
   return plane.dim % 8 == 0 && allows(bits, 16);
 }
 

@@ -18,12 +18,12 @@ PC_FORCE_INLINE const char* query_row(const TokenArray& query, int64_t token, in
 // The query rows of a key head, split by sign so that sum max(q low, q high) is two products: rows [count, 2, stride],
 // first max(q, 0), then min(q, 0). Returns count: the heads of the group, or 1 for their mean.
 template <Float Q>
-int64_t split_queries(const ScoreArgs& args, const ScorePart& part, int64_t group, int64_t stride, float* rows) {
+int64_t split_queries(const ScoreArgs& args, int64_t query, int64_t head, int64_t group, int64_t stride, float* rows) {
   const int64_t count = args.mean ? 1 : group;
   for (int64_t i = 0; i < 2 * count * stride; i += kLanes) store(rows + i, Vec{});
   for (int64_t g = 0; g < group; ++g) {
     float* to = rows + (args.mean ? 0 : 2 * g * stride);
-    for_each_vector<Q>(query_row(args.query, part.query, part.head * group + g), args.query.dim,
+    for_each_vector<Q>(query_row(args.query, query, head * group + g), args.query.dim,
                        [&](int64_t d, Vec q, int64_t) { store(to + d, load(to + d) + q); });
   }
   for (int64_t r = 0; r < count; ++r) {
@@ -40,12 +40,12 @@ int64_t split_queries(const ScoreArgs& args, const ScorePart& part, int64_t grou
 // The query label of a key head, [stride]: for each channel the number of the group with the largest magnitude, the
 // first of equals, or the mean.
 template <Float Q>
-void reduce_label(const ScoreArgs& args, const ScorePart& part, int64_t group, int64_t stride, float* row) {
-  const int32_t* channels = args.channels + part.head * args.high.dim;
+void reduce_label(const ScoreArgs& args, int64_t query, int64_t head, int64_t group, int64_t stride, float* row) {
+  const int32_t* channels = args.channels + head * args.high.dim;
   for (int64_t s = 0; s < stride; ++s) {
     float reduced = 0.0f;
     for (int64_t g = 0; s < args.high.dim && g < group; ++g) {
-      const char* q = query_row(args.query, part.query, part.head * group + g) + channels[s] * kSize<Q>;
+      const char* q = query_row(args.query, query, head * group + g) + channels[s] * kSize<Q>;
       const float x = load_tail<Q>(q, 1)[0];
       if (args.mean) {
         reduced += x;
@@ -108,7 +108,7 @@ float label_score(const float* row, const char* label, int64_t dim) {
 }
 
 // Blocks of a table lie anywhere in memory, and the hardware does not prefetch from one to the next.
-constexpr int64_t kScoredAhead = 6;
+constexpr int64_t kScoredAhead = 2;
 
 PC_FORCE_INLINE void prefetch_block(const ScoreArgs& args, int64_t id, int64_t head) {
   const Cache& high = args.high;
@@ -118,9 +118,17 @@ PC_FORCE_INLINE void prefetch_block(const ScoreArgs& args, int64_t id, int64_t h
                  high.dim * size_of(high.type));
 }
 
+// Rows of the queries of a part: `count` for each head, `head_size` numbers apart.
+struct ScoreRows {
+  const float* data;
+  int64_t head_size;
+  int64_t count;
+  int64_t stride;
+};
+
+// The heads of an entry are scored one after the other, because they are adjacent in most caches.
 template <Float K>
-void score_entries(const ScoreArgs& args, const ScorePart& part, const float* rows, int64_t count, int64_t stride,
-                   float* out) {
+void score_entries(const ScoreArgs& args, const ScorePart& part, const ScoreRows& rows) {
   const Cache& high = args.high;
   const Indices blocks = args.table.row(part.row);
   const int64_t end = part.end < part.visible ? part.end : part.visible;
@@ -130,36 +138,45 @@ void score_entries(const ScoreArgs& args, const ScorePart& part, const float* ro
     const int64_t named = blocks.at(at);
     return named >= 0 && named < high.num_blocks ? named : 0;
   };
+  float* out = args.scores + part.query * high.num_heads * args.width;
   const int64_t last = end > 0 ? (end - 1) / high.block_size : 0;
   for (int64_t i = part.begin; i < end; ++block, within = 0) {
-    const int64_t id = id_of(block);
-    if (block + kScoredAhead <= last) prefetch_block(args, id_of(block + kScoredAhead), part.head);
-    for (; i < end && within < high.block_size; ++i, ++within) {
-      const char* top = high.data + id * high.block_stride + within * high.token_stride + part.head * high.head_stride;
-      if (args.low.data == nullptr) {
-        out[i] = label_score<K>(rows, top, high.dim);
-      } else {
-        const char* bottom = args.low.data + id * args.low.block_stride + part.head * args.low.head_stride;
-        out[i] = bound_of<K>(rows, count, stride, bottom, top, high.dim);
+    const int64_t id = id_of(block), ahead = block + kScoredAhead <= last ? id_of(block + kScoredAhead) : -1;
+    for (bool is_first = true; i < end && within < high.block_size; ++i, ++within, is_first = false) {
+      const char* top = high.data + id * high.block_stride + within * high.token_stride;
+      const char* bottom = args.low.data + id * args.low.block_stride;
+      for (int64_t head = part.head_begin; head < part.head_end; ++head) {
+        if (is_first && ahead >= 0) prefetch_block(args, ahead, head);
+        const float* row = rows.data + (head - part.head_begin) * rows.head_size;
+        const char* at = top + head * high.head_stride;
+        out[head * args.width + i] =
+            args.low.data == nullptr
+                ? label_score<K>(row, at, high.dim)
+                : bound_of<K>(row, rows.count, rows.stride, bottom + head * args.low.head_stride, at, high.dim);
       }
     }
   }
-  for (int64_t i = part.begin < end ? end : part.begin; i < part.end; ++i) out[i] = -kInfinity;
+  for (int64_t head = part.head_begin; head < part.head_end; ++head) {
+    float* row = out + head * args.width;
+    for (int64_t i = part.begin < end ? end : part.begin; i < part.end; ++i) row[i] = -kInfinity;
+  }
 }
 
-// `rows` is scratch for 2 * group * padded(dim) numbers.
-inline void score(const ScoreArgs& args, const ScorePart& part, float* rows) {
+// `scratch` has 2 * group * padded(dim) numbers for each head of the part.
+inline void score(const ScoreArgs& args, const ScorePart& part, float* scratch) {
   const int64_t group = args.query.num_heads / args.high.num_heads, stride = padded(args.high.dim);
-  float* out = args.scores + (part.query * args.high.num_heads + part.head) * args.width;
-  int64_t count = 1;
+  ScoreRows rows{scratch, 2 * group * stride, 1, stride};
   with_float(args.query.type, [&]<Float Q>() {
-    if (args.low.data == nullptr) {
-      reduce_label<Q>(args, part, group, stride, rows);
-    } else {
-      count = split_queries<Q>(args, part, group, stride, rows);
+    for (int64_t head = part.head_begin; head < part.head_end; ++head) {
+      float* row = scratch + (head - part.head_begin) * rows.head_size;
+      if (args.low.data == nullptr) {
+        reduce_label<Q>(args, part.query, head, group, stride, row);
+      } else {
+        rows.count = split_queries<Q>(args, part.query, head, group, stride, row);
+      }
     }
   });
-  with_float(args.high.type, [&]<Float K>() { score_entries<K>(args, part, rows, count, stride, out); });
+  with_float(args.high.type, [&]<Float K>() { score_entries<K>(args, part, rows); });
 }
 
 // ---- summaries
@@ -203,9 +220,8 @@ PC_FORCE_INLINE void bound_vector(const char* row, int64_t stride, int64_t count
   const auto key = [&](const char* at) __attribute__((always_inline)) {
     return kWhole ? load_as_float<From>(at) : load_tail<From>(at, n);
   };
-  const auto old = [&](const char* at) __attribute__((always_inline)) {
-    return kWhole ? load_as_float<To>(at) : load_tail<To>(at, n);
-  };
+  const auto old = [&](const char* at)
+                       __attribute__((always_inline)) { return kWhole ? load_as_float<To>(at) : load_tail<To>(at, n); };
   Vec least = key(row), most = least;
   if (!starts) {
     const Vec before = old(low), after = old(high);
