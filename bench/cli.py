@@ -35,7 +35,7 @@ NAMES = (
     "replay",
 )
 # Benches that need a GPU.
-GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill")
+GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill", "gpu_sparse")
 # The bench that --plot draws.
 DRAWN = "cpu_attention"
 PEERS = ("sglang", "vllm")

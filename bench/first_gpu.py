@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 SCRATCH = ROOT / "build" / "first_gpu"
 CUBINS = SCRATCH / "cubins"
 TOTAL_S = 530.0
-BENCHES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill")
+BENCHES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill", "gpu_sparse")
 TEST_PROCESSES = 8
 LOG_BYTES_MAX = 1 << 20  # for each step
 LINES_SHOWN = 12
@@ -85,10 +85,10 @@ def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
     return [
         Step("build", build, 110),
         Step("kernels", (*report, "--json", str(out / "kernels.json")), 75),
-        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 25) for name in BENCHES),
+        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 18) for name in BENCHES),
         Step("tests", tests, 120),
         *(
-            Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 40)
+            Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 33)
             for name in BENCHES
         ),
     ]

@@ -49,3 +49,6 @@ GPU_MOVE_RATIO_MIN = 0.85
 GPU_DECODE_RATIO_MIN = 0.80
 GPU_DECODE_ONE_US_MAX = 16.0
 GPU_PREFILL_RATIO_MIN = 0.28
+# Decode over an eighth of the blocks on a GPU, its plan included, as a multiple of the speed of full attention: the
+# launch of the plan and of a second kernel leaves half of the eightfold.
+GPU_SELECTED_RATIO_MIN = 4.0

@@ -10,6 +10,26 @@ struct PcSchedule {
   pc_address first_item;  // int32 [num_workers + 1]: worker w has the items first_item[w] .. first_item[w + 1] - 1
 };
 
+// Keys that each key head selects. Entries of a list ascend; the keys that they cover are numbered 0, 1, 2 ..., and
+// items count in these numbers.
+struct PcSelection {
+  pc_address entries;  // int32 or int64 [num_sequences, num_kv_heads, width]: blocks or tokens; absent: all keys
+  pc_int64 sequence_stride;
+  pc_int64 head_stride;
+  pc_address
+      counts;  // int32 or int64 [num_sequences, num_kv_heads]; absent: a list ends before its first negative entry
+  pc_int64 counts_sequence_stride;
+  pc_int64 counts_head_stride;
+  pc_int32 width;
+  pc_int32 unit;        // tokens of an entry; divides block_size
+  pc_int32 unit_shift;  // unit == 1 << unit_shift, or -1
+  pc_int32 wide;        // 1: int64
+  pc_int32 counts_wide;
+  pc_int32 pad;
+};
+
+static_assert(sizeof(PcSelection) == 72, "the layout is part of the ABI");
+
 // Query row r of sequence i, cu[i] <= r < cu[i + 1], has the position seq_lens[i] - (cu[i + 1] - r). The packed rows of
 // an item are its queries times the query heads of its key head: packed row = query * group + head of the group.
 struct PcAttentionParams {
@@ -61,9 +81,10 @@ struct PcAttentionParams {
   PcFloat value_type;
   float scale;
   float softcap;  // 0: none
+  PcSelection selection;
 };
 
 static_assert(sizeof(PcSchedule) == 16, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, lse) == 232, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, num_tokens) == 344, "the layout is part of the ABI");
-static_assert(sizeof(PcAttentionParams) == 416, "the layout is part of the ABI");
+static_assert(sizeof(PcAttentionParams) == 488, "the layout is part of the ABI");

@@ -133,6 +133,20 @@ struct PcSequenceParams {
   pc_address packed[PC_MAX_ARRAYS];
 };
 
+// Moves of tokens between slots of the same arrays, in order. No target is the source of a later move.
+struct PcSlotParams {
+  PcMoveShape shape;      // of one token
+  pc_int64 block_stride;  // bytes
+  pc_int64 token_stride;
+  PcIndices sources;  // slots; moves with a slot outside 0 .. num_slots - 1 are skipped
+  PcIndices targets;
+  pc_int64 num_slots;  // of the smallest array
+  PcDivisor block_size;
+  pc_int32 block_shift;  // block_size == 1 << block_shift, or -1
+  pc_address arrays[PC_MAX_ARRAYS];
+};
+
+static_assert(__builtin_offsetof(PcSlotParams, arrays) == 360, "the layout is part of the ABI");
 static_assert(sizeof(PcMoveAxis) == 32, "the layout is part of the ABI");
 static_assert(sizeof(PcMoveShape) == 272, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPairParams, wide) == 312, "the layout is part of the ABI");

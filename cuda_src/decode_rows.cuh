@@ -60,7 +60,7 @@ class DecodeRows {
       const bool exists = pc_thread() < item.query_count * heads.count;
       score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, item, query_row, head, exists));
     }
-    common_ = common_keys(p, sequence, item);
+    common_ = common_keys<Options>(p, sequence, item);
     several_ = item.query_count > 1;
     softmax_.clear();
     PC_UNROLL

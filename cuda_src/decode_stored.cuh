@@ -17,6 +17,16 @@
 
 namespace pagecore {
 
+// A row of codes in a stage, without padding.
+template <int kRowBytes>
+struct StagedRow {
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr int kLanes = kChunks;  // of a warp that copy a row
+
+  PC_MEMBER static int at(int row, int chunk) { return row * kRowBytes + chunk * 16; }
+  PC_MEMBER static SharedAddress below(SharedAddress address, int rows) { return address + rows * kRowBytes; }
+};
+
 template <typename T, int kBits, int kDim>
 struct StoredTile {
   using Element = T;
@@ -27,6 +37,7 @@ struct StoredTile {
   static constexpr int kWarps = kRing.warps;
   static constexpr int kStages = kRing.stages;
   static constexpr int kTokens = 16;
+  static constexpr bool kSelected = false;     // see TileFor
   static constexpr int kKeySteps = kDim / 16;  // of matrix instructions
   static constexpr int kValues = kDim;
   static constexpr int kValueTiles = kDim / 8;  // of O
@@ -34,13 +45,17 @@ struct StoredTile {
   static constexpr int kChunks = kDim / 8;  // of an unpacked row
   static constexpr int kCodeBytes = kShape.code_bytes();
   static constexpr int kScaleBytes = kShape.scale_bytes();
-  static constexpr int kLanes = kCodeBytes / 16;   // lanes of a warp that copy the codes of a row
-  static constexpr int kRowsAtOnce = 32 / kLanes;  // rows that a warp copies together
-  static constexpr int kCopies = kTokens / kRowsAtOnce;
+  // Rows of a stage, and the number of slots that a lane holds.
+  using StoredKeyRow = StagedRow<kCodeBytes>;
+  using StoredValueRow = StagedRow<kCodeBytes>;
+  static constexpr int kValuesBegin = kTokens * kCodeBytes;
+  static constexpr int kScalesBegin = 2 * kValuesBegin;
+  static constexpr int kAhead = kDim == 256 ? 2 : kTokens;
   static constexpr int kTileBytes = kShape.tile_bytes();
   static constexpr int kFactorsBegin = kRing.weights_begin() + kWarps * kTokens * 16;
   static constexpr int kUnitsBegin = kFactorsBegin + 16 * 4;
   static constexpr bool kIsHalf = IsSame<T, pc_half>::kValue;  // else no format has row scales, nor a row a factor
+  PC_MEMBER static bool has_chunk(int chunk, int dim) { return chunk * 16 < dim * kBits / 8; }
   // O of a warp at the end of an item, in its unpacked tiles.
   static constexpr int kSumsStride = 2 * kTileBytes;
   PC_MEMBER static int sums_begin(int) { return kRing.queries_begin() + kTileBytes; }
@@ -61,55 +76,44 @@ struct StoredPart {
 // The values of the stage of some keys.
 template <typename Tile>
 PC_DEVICE StoredPart values_of(const StoredPart& keys) {
-  return {keys.codes + Tile::kTokens * Tile::kCodeBytes, keys.scales + Tile::kTokens * Tile::kScaleBytes,
+  return {keys.codes + Tile::kValuesBegin, keys.scales + Tile::kTokens * Tile::kScaleBytes,
           keys.tile + Tile::kTileBytes, keys.format};
 }
 
 // A warp's ring of tiles, and the walk that fills it.
 template <typename Tile>
-class DecodeStoredRing {
+class DecodeStoredRing : public WarpRing<DecodeStoredRing<Tile>, Tile> {
+  using Base = WarpRing<DecodeStoredRing<Tile>, Tile>;
+
  public:
+  static constexpr bool kAllLanesLocate = false;
+
   PC_MEMBER DecodeStoredRing(const PcStoredAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads,
                              const WorkRange& work)
-      : p_(p), shared_(shared), walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {
-    walk_.start(p.attention, work, 0, heads.count);
+      : Base(shared), p_(p) {
+    this->start_walk(p.attention, work, 0, heads.count);
   }
 
-  // Starts to fill a stage with the next tile, after a barrier of the warp. Commits exactly one group of copies, which
-  // is empty if the warp has no keys in the round.
-  PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
-    const WalkState state = walk_.state();
-    const bool empty = state.rounds == 0 || !state.keys.overlaps(state.token, Tile::kTokens);
-    if (!empty && pc_lane() < Tile::kTokens) {
-      const Slot slot = walk_.slot(p);
-      slots().store(2 * pc_lane(), codes_at(p_.key, slot));
-      slots().store(2 * pc_lane() + 1, codes_at(p_.value, slot));
-      if (has_scales()) {
-        scale_slots().store(2 * pc_lane(), scales_at(p_.key, slot));
-        scale_slots().store(2 * pc_lane() + 1, scales_at(p_.value, slot));
-      }
-    }
-    pc_sync_warp();  // fault: decode_stored_barrier_before_copies
-    if (!empty) {
-      copy_codes(p, stage, state);
-      if (has_scales()) copy_scales(p, stage, state);
-    }
-    pc_commit_copies();
-    if (state.rounds != 0) walk_.advance(p, state);
+  PC_MEMBER void locate(const PcAttentionParams& p, const WalkState& /*state*/, int /*stage*/) const {
+    const Slot slot = this->slot(p);
+    this->store_address(this->slots(), 0, codes_at(p_.key, slot));
+    this->store_address(this->slots(), 1, codes_at(p_.value, slot));
+    if (!has_scales()) return;
+    this->store_address(scale_slots(), 0, scales_at(p_.key, slot));
+    this->store_address(scale_slots(), 1, scales_at(p_.value, slot));
+  }
+
+  PC_MEMBER void copy(const PcAttentionParams& p, const WalkState& state, int stage) const {
+    copy_rows<Tile>(p, state, this->slots(), Base::keys(stage, pc_warp()), Base::values(stage, pc_warp()));
+    if (has_scales()) copy_scales(p, state, keys(stage).scales);
   }
 
   PC_MEMBER StoredPart keys(int stage) const {
-    const Shared<pc_uint8> codes = shared_ + (pc_warp() * Tile::kRing.ring_bytes() + stage * Tile::kRing.stage_bytes);
-    const Shared<pc_uint8> tile = shared_ + (Tile::sums_begin(0) + pc_warp() * Tile::kSumsStride);
-    return {codes, codes + 2 * Tile::kTokens * Tile::kCodeBytes, tile, p_.key.format};
+    const Shared<pc_uint8> codes = Base::keys(stage, pc_warp());
+    const Shared<pc_uint8> tile = this->shared_ + (Tile::sums_begin(0) + pc_warp() * Tile::kSumsStride);
+    return {codes, codes + Tile::kScalesBegin, tile, p_.key.format};
   }
   PC_MEMBER StoredPart values(int stage) const { return values_of<Tile>(keys(stage)); }
-
-  // Waits until the copies of the oldest tile are visible to the whole warp.
-  PC_MEMBER void wait() const {
-    pc_wait_copies<Tile::kStages - 1>();  // fault: decode_stored_wait
-    pc_sync_warp();                       // fault: decode_stored_barrier_after_wait
-  }
 
  private:
   PC_MEMBER static pc_address codes_at(const PcStored& stored, const Slot& slot) {
@@ -123,42 +127,15 @@ class DecodeStoredRing {
         .address();
   }
 
-  // A lane copies one chunk of every kRowsAtOnce-th row, of keys and of values; zeros past the dims of the call.
-  PC_MEMBER void copy_codes(const PcAttentionParams& p, int stage, const WalkState& state) const {
-    const int first_row = pc_lane() / Tile::kLanes, byte = pc_lane() % Tile::kLanes * 16;
-    const SharedAddress first = keys(stage).codes.address(first_row * Tile::kCodeBytes + byte);
-    const int key_bytes = p.head_dim * Tile::kNumBits / 8, value_bytes = p.value_dim * Tile::kNumBits / 8;
-    const KeyRange own_keys = state.keys.only_if(byte < key_bytes);      // fault: stored_keys_past_dims
-    const KeyRange own_values = state.keys.only_if(byte < value_bytes);  // fault: stored_values_past_dims
-    constexpr int kAhead = Tile::kValues == 256 ? 2 : Tile::kCopies;
-    PC_UNROLL
-    for (int i = 0; i < Tile::kCopies; i += kAhead) {
-      pc_address key[kAhead], value[kAhead];
-      PC_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        key[k] = slots().load(2 * (first_row + (i + k) * Tile::kRowsAtOnce));
-        value[k] = slots().load(2 * (first_row + (i + k) * Tile::kRowsAtOnce) + 1);
-      }
-      PC_UNROLL
-      for (int k = 0; k < kAhead; ++k) {
-        const int rows = (i + k) * Tile::kRowsAtOnce, token = state.token + first_row + rows;
-        const SharedAddress target = first + rows * Tile::kCodeBytes;
-        pc_copy_async(target, Global<pc_uint8>(key[k]), byte, own_keys.has(token));
-        pc_copy_async(target + Tile::kTokens * Tile::kCodeBytes, Global<pc_uint8>(value[k]), byte,
-                      own_values.has(token));
-      }
-    }
-  }
-
   // A lane copies words of scales; zeros past those of the call and for tokens that the item does not have.
-  PC_MEMBER void copy_scales(const PcAttentionParams& p, int stage, const WalkState& state) const {
+  PC_MEMBER void copy_scales(const PcAttentionParams& p, const WalkState& state, const Shared<pc_uint8>& scales) const {
     constexpr int kWords = Tile::kScaleBytes / 4;
     const int key_bytes = pc_scale_bytes(p_.key.format, p.head_dim);
     const int value_bytes = pc_scale_bytes(p_.value.format, p.value_dim);
     for (int at = pc_lane(); at < Tile::kTokens * kWords; at += 32) {
       const int row = at / kWords, byte = at % kWords * 4;
       const bool exists = state.keys.has(state.token + row);
-      const SharedAddress target = keys(stage).scales.address(4 * at);
+      const SharedAddress target = scales.address(4 * at);
       const Global<pc_uint8> key(scale_slots().load(2 * row)), value(scale_slots().load(2 * row + 1));
       pc_copy_word_async(target, key, byte, exists && byte < key_bytes);
       pc_copy_word_async(target + Tile::kTokens * Tile::kScaleBytes, value, byte, exists && byte < value_bytes);
@@ -167,17 +144,12 @@ class DecodeStoredRing {
 
   PC_MEMBER bool has_scales() const { return !Tile::kIsHalf || p_.key.scales.data != 0; }
 
-  // Addresses of the codes, and of the scales, of the tokens of a tile: of keys and of values, alternating.
-  PC_MEMBER Shared<pc_address> slots() const {
-    return (shared_ + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_address>();
-  }
+  // Addresses of the scales of the tokens of a tile: of keys and of values, alternating.
   PC_MEMBER Shared<pc_address> scale_slots() const {
-    return (shared_ + (Tile::kRing.weights_begin() + pc_warp() * Tile::kTokens * 16)).template as<pc_address>();
+    return (this->shared_ + (Tile::kRing.weights_begin() + pc_warp() * Tile::kTokens * 16)).template as<pc_address>();
   }
 
   const PcStoredAttentionParams& p_;
-  Shared<pc_uint8> shared_;
-  TileWalk<Tile::kTokens, Tile::kWarps> walk_;
 };
 
 }  // namespace pagecore

@@ -88,7 +88,7 @@ class GeneralWorker {
     PcWorkItem item = load_item(p.schedule, i);
     const Splits splits = splits_of(item);
     const Sequence sequence = load_sequence(p, item.sequence);
-    clamp_item(p, sequence, item);
+    clamp_numbers<Options::kSelected>(p, sequence, item);
     if (block_.rows(item) == 0) return 0;
     const bool ends = item.query_count * heads_.count <= block_.first_row + Tile::kWarps * Tile::kRows;
     more_ = more_ || !ends;
@@ -250,7 +250,9 @@ void general(const PcAttentionParams p) {
   const Heads heads = block_heads(p);
   const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
-  GeneralRing<kDim> ring(p, shared, heads);
+  using Plane = PlainPlane<kDim>;
+  GeneralRing<kDim, Plane, Options::kSelected> ring(shared, Plane(p.key, p.key_type, p.head_dim, heads.kv),
+                                                    Plane(p.value, p.value_type, p.value_dim, heads.kv));
   attend_general<kDim, Options>(p, shared, heads, padding, work, ring);
 }
 
@@ -262,7 +264,9 @@ void general_stored(const PcStoredAttentionParams p) {
   const Heads heads = block_heads(p.attention);
   const int padding = first_padding_row(p.attention);
   const WorkRange work = load_work(p.attention.schedule, pc_block_x());
-  StoredRing<kDim> ring(p, shared, heads);
+  using Plane = StoredPlane<kDim>;
+  GeneralRing<kDim, Plane, Options::kSelected> ring(shared, Plane(p.key, p.attention.head_dim, heads.kv),
+                                                    Plane(p.value, p.attention.value_dim, heads.kv));
   attend_general<kDim, Options>(p.attention, shared, heads, padding, work, ring);
 }
 

@@ -2,8 +2,7 @@
 // fill them.
 #pragma once
 
-#include "tile_walk.cuh"
-#include "tiles.cuh"
+#include "warp_ring.cuh"
 
 namespace pagecore {
 
@@ -13,6 +12,7 @@ struct GeneralTile {
   static constexpr int kWarps = kRing.warps;
   static constexpr int kStages = kRing.stages;
   static constexpr int kTokens = 8;
+  static constexpr bool kSelected = false;  // see TileFor
   static constexpr int kRows = kRing.warp_rows;
   static constexpr int kQuads = kRows / 4;
   static constexpr int kLanes = kDim < 128 ? kDim / 4 : 32;  // lanes that share a token
@@ -20,9 +20,9 @@ struct GeneralTile {
   static constexpr int kOwnTokens = kTokens / kParts;        // of a lane
   static constexpr int kVectors = kDim / (4 * kLanes);       // vectors of four dims, of a lane
   static constexpr int kRowBytes = 4 * kDim;
-  static constexpr int kPlaneBytes = kTokens * kRowBytes;
+  static constexpr int kValuesBegin = kTokens * kRowBytes;  // of a stage
 
-  static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kPlaneBytes,
+  static_assert(kRing.tile_tokens == kTokens && kRing.stage_bytes == 2 * kValuesBegin,
                 "a stage is a tile of keys and one of values");
   static_assert(kRows * kRowBytes <= kRing.stage_bytes && kRows % 4 == 0, "the sums of an item fit in a stage");
 
@@ -59,36 +59,31 @@ struct GeneralBlock {
   }
 };
 
-// Keys or values in the cache, of a type and alignment known at run time.
-struct GeneralPlane {
-  Global<pc_uint8> data;  // of the head
-  PcFloat type;
-  int dim;
-  bool in_vectors;  // every token begins and ends at a multiple of 16 bytes, so that cp.async can copy it
+PC_DEVICE int width_of(PcFloat type) { return type == PC_FLOAT32 ? 4 : 2; }
 
-  PC_MEMBER int element() const { return type == PC_FLOAT32 ? 4 : 2; }
+// Rows of a head in the cache: of elements, or of the codes of a stored format.
+struct RowSource {
+  Global<pc_uint8> data;
+  int count;        // elements of a row
+  bool in_vectors;  // every row begins and ends at a multiple of 16 bytes, so that cp.async can copy it
 };
 
-PC_DEVICE GeneralPlane make_plane(const PcCache& cache, PcFloat type, int dim, int kv_head) {
-  GeneralPlane plane;
-  plane.type = type;
-  plane.dim = dim;
-  const int element = plane.element();
-  plane.data = Global<pc_uint8>(cache.data) + kv_head * cache.head_stride * element;
-  const pc_uint64 strides = cache.block_stride | cache.token_stride | cache.head_stride | dim;
-  plane.in_vectors = ((strides * element | cache.data) & 15) == 0;
-  return plane;
+// Strides of `cache`, and the length of its rows, count `unit` bytes.
+PC_DEVICE RowSource row_source(const PcCache& cache, int unit, int length, int count, int kv_head) {
+  const pc_uint64 strides = cache.block_stride | cache.token_stride | cache.head_stride | length;
+  return {Global<pc_uint8>(cache.data) + kv_head * cache.head_stride * unit, count,
+          ((strides * unit | cache.data) & 15) == 0};
 }
 
 // Starts to copy the rows of a tile; `slots`: addresses of keys and values, alternating. Elements past the dims, and
 // tokens that the item does not have, become zeros. Slots are loaded before the first copy, because the compiler moves
 // no load of shared memory ahead of a copy.
 template <int kDim, typename Element>
-PC_DEVICE void copy_rows(const GeneralPlane& plane, const Shared<pc_address>& slots, const Shared<pc_uint8>& target,
-                         int which, const WalkState& state) {
+PC_DEVICE void copy_elements(const RowSource& source, const Shared<pc_address>& slots, const Shared<pc_uint8>& target,
+                             int which, const WalkState& state) {
   using Tile = GeneralTile<kDim>;
   constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16, kCopies = Tile::kTokens * kChunks / 32;
-  if (plane.in_vectors) {
+  if (source.in_vectors) {
     constexpr int kAhead = kCopies < 8 ? kCopies : 8;
     for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
       pc_address slot[kAhead];
@@ -97,7 +92,7 @@ PC_DEVICE void copy_rows(const GeneralPlane& plane, const Shared<pc_address>& sl
       PC_UNROLL
       for (int i = 0; i < kAhead; ++i) {
         const int row = (first + 32 * i) / kChunks, byte = (first + 32 * i) % kChunks * 16;
-        const bool valid = byte < plane.dim * kSize && state.keys.has(state.token + row);
+        const bool valid = byte < source.count * kSize && state.keys.has(state.token + row);
         pc_copy_async(target.address(row * Tile::kRowBytes + byte), Global<pc_uint8>(slot[i]), byte, valid);
       }
     }
@@ -110,7 +105,7 @@ PC_DEVICE void copy_rows(const GeneralPlane& plane, const Shared<pc_address>& sl
     PC_UNROLL
     for (int i = 0; i < kAhead; ++i) {
       const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
-      const bool valid = d < plane.dim && state.keys.has(state.token + row);
+      const bool valid = d < source.count && state.keys.has(state.token + row);
       x[i] = valid ? Global<Element>(slots.load(2 * row + which)).load(d) : 0;
     }
     PC_UNROLL
@@ -118,6 +113,17 @@ PC_DEVICE void copy_rows(const GeneralPlane& plane, const Shared<pc_address>& sl
       const int row = (first + 32 * i) / kDim, d = (first + 32 * i) % kDim;
       stored.store(row * (Tile::kRowBytes / kSize) + d, x[i]);
     }
+  }
+}
+
+// copy_elements for rows of floats.
+template <int kDim>
+PC_DEVICE void copy_floats(PcFloat type, const RowSource& source, const Shared<pc_address>& slots,
+                           const Shared<pc_uint8>& target, int which, const WalkState& state) {
+  if (type == PC_FLOAT32) {
+    copy_elements<kDim, pc_uint32>(source, slots, target, which, state);
+  } else {
+    copy_elements<kDim, pc_uint16>(source, slots, target, which, state);
   }
 }
 
@@ -143,67 +149,85 @@ PC_DEVICE void widen_rows(PcFloat type, const Shared<pc_uint8>& plane) {
   pc_sync_warp();
 }
 
-// A warp's ring of tiles, and the walk that fills it.
+// Keys or values of a cache of float32, float16 or bfloat16.
 template <int kDim>
-class GeneralRing {
+class PlainPlane {
   using Tile = GeneralTile<kDim>;
 
  public:
-  PC_MEMBER GeneralRing(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Heads& heads)
-      : key_(make_plane(p.key, p.key_type, p.head_dim, heads.kv)),
-        value_(make_plane(p.value, p.value_type, p.value_dim, heads.kv)),
-        rings_(shared),
-        slots_((shared + (Tile::kRing.slots_begin() + pc_warp() * Tile::kRing.slot_bytes())).template as<pc_address>()),
-        walk_(shared + (Tile::kRing.walks_begin() + pc_warp() * PcRingShape::kWalkBytes)) {}
+  static constexpr bool kHasScales = false;
 
-  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, const GeneralBlock<kDim>& block) {
-    walk_.start(p, work, block.first_row, block.heads);
+  PC_MEMBER PlainPlane(const PcCache& cache, PcFloat type, int dim, int kv_head)
+      : cache_(cache), type_(type), rows_(row_source(cache, width_of(type), dim, dim, kv_head)) {}
+
+  PC_MEMBER pc_address address(const Slot& slot) const {
+    return (rows_.data + slot_offset(cache_, slot) * width_of(type_)).address();
   }
 
-  // Starts to fill a stage with the next tile, after a barrier of the warp. Commits exactly one group of copies, which
-  // is empty if the warp has no keys in the round.
-  PC_MEMBER void fill(const PcAttentionParams& p, int stage) {
-    const WalkState state = walk_.state();
-    const bool empty = state.rounds == 0 || !state.keys.overlaps(state.token, Tile::kTokens);
-    if (!empty && pc_lane() < Tile::kTokens) {
-      const Slot slot = walk_.slot(p);
-      slots_.store(2 * pc_lane(), (key_.data + slot_offset(p.key, slot) * key_.element()).address());
-      slots_.store(2 * pc_lane() + 1, (value_.data + slot_offset(p.value, slot) * value_.element()).address());
-    }
-    pc_sync_warp();
-    if (!empty) copy(key_, keys(stage, pc_warp()), 0, state);
-    if (!empty) copy(value_, values(stage, pc_warp()), 1, state);
-    pc_commit_copies();
-    if (state.rounds != 0) walk_.advance(p, state);
+  PC_MEMBER void load_scales(const Shared<pc_uint8>& /*tile*/, const Slot& /*slot*/, const WalkState& /*state*/) const {
   }
 
-  PC_MEMBER Shared<pc_uint8> keys(int stage, int warp) const {
-    return rings_ + (warp * Tile::kRing.ring_bytes() + stage * Tile::kRing.stage_bytes);
+  PC_MEMBER void copy(const Shared<pc_address>& slots, const Shared<pc_uint8>& tile, int which,
+                      const WalkState& state) const {
+    copy_floats<kDim>(type_, rows_, slots, tile, which, state);
   }
-  PC_MEMBER Shared<pc_uint8> values(int stage, int warp) const { return keys(stage, warp) + Tile::kPlaneBytes; }
 
-  // Waits for the warp's own tile of the oldest round, and widens it to float32 if it is wanted.
-  PC_MEMBER void wait(int stage, bool wanted) const {
-    pc_wait_copies<Tile::kStages - 1>();
-    pc_sync_warp();
-    if (wanted && key_.type != PC_FLOAT32) widen_rows<kDim>(key_.type, keys(stage, pc_warp()));
-    if (wanted && value_.type != PC_FLOAT32) widen_rows<kDim>(value_.type, values(stage, pc_warp()));
+  PC_MEMBER void widen(const Shared<pc_uint8>& tile) const {
+    if (type_ != PC_FLOAT32) widen_rows<kDim>(type_, tile);
   }
 
  private:
-  PC_MEMBER void copy(const GeneralPlane& plane, const Shared<pc_uint8>& target, int which,
-                      const WalkState& state) const {
-    if (plane.type == PC_FLOAT32) {
-      copy_rows<kDim, pc_uint32>(plane, slots_, target, which, state);
-    } else {
-      copy_rows<kDim, pc_uint16>(plane, slots_, target, which, state);
-    }
+  const PcCache& cache_;
+  PcFloat type_;
+  RowSource rows_;
+};
+
+// A warp's ring of tiles, and the walk that fills it. `Plane` is PlainPlane or StoredPlane (general_stored.cuh):
+//
+//   address(slot)                       of the row of a token
+//   load_scales(tile, slot, state)      copy the scales of the rows of a tile, if there are any
+//   copy(slots, tile, which, state)     start to copy the rows of a tile; `which`: 0 for keys, 1 for values
+//   widen(tile)                         replace the rows of a tile by float32
+template <int kDim, typename Plane, bool kSelected = false>
+class GeneralRing
+    : public WarpRing<GeneralRing<kDim, Plane, kSelected>, typename TileFor<GeneralTile<kDim>, kSelected>::Type> {
+  using Tile = typename TileFor<GeneralTile<kDim>, kSelected>::Type;
+  using Base = WarpRing<GeneralRing<kDim, Plane, kSelected>, Tile>;
+
+ public:
+  static constexpr bool kAllLanesLocate = Plane::kHasScales;
+
+  PC_MEMBER GeneralRing(const Shared<pc_uint8>& shared, const Plane& key, const Plane& value)
+      : Base(shared), key_(key), value_(value) {}
+
+  PC_MEMBER void start(const PcAttentionParams& p, const WorkRange& work, const GeneralBlock<kDim>& block) {
+    this->start_walk(p, work, block.first_row, block.heads);
   }
 
-  GeneralPlane key_, value_;
-  Shared<pc_uint8> rings_;  // of all warps
-  Shared<pc_address> slots_;
-  TileWalk<Tile::kTokens, Tile::kWarps> walk_;
+  PC_MEMBER void locate(const PcAttentionParams& p, const WalkState& state, int stage) const {
+    const Slot slot = this->slot(p);
+    if (pc_lane() < Tile::kTokens) {
+      this->store_address(this->slots(), 0, key_.address(slot));
+      this->store_address(this->slots(), 1, value_.address(slot));
+    }
+    key_.load_scales(this->keys(stage, pc_warp()), slot, state);
+    value_.load_scales(this->values(stage, pc_warp()), slot, state);
+  }
+
+  PC_MEMBER void copy(const PcAttentionParams& /*p*/, const WalkState& state, int stage) const {
+    key_.copy(this->slots(), this->keys(stage, pc_warp()), 0, state);
+    value_.copy(this->slots(), this->values(stage, pc_warp()), 1, state);
+  }
+
+  // Waits for the warp's own tile of the oldest round, and widens it to float32 if it is wanted.
+  PC_MEMBER void wait(int stage, bool wanted) const {
+    Base::wait();
+    if (wanted) key_.widen(this->keys(stage, pc_warp()));
+    if (wanted) value_.widen(this->values(stage, pc_warp()));
+  }
+
+ private:
+  Plane key_, value_;
 };
 
 }  // namespace pagecore

@@ -58,7 +58,8 @@ class GeneralRows {
       score_rows_.store(row, load_score_row<Options>(p, sequence, item, item.query_begin + packed / heads.count,
                                                      heads.first + packed % heads.count, true));
     }
-    common_ = common_keys(p, sequence, item);
+    common_ = common_keys<Options>(p, sequence, item);
+    positions_.open(p, sequence);
     const Teams teams = block.teams(rows);
     sharers_ = teams.warps;
     first_row_ = teams.first_row(pc_warp());
@@ -205,8 +206,9 @@ class GeneralRows {
     bool attended = 4 * quad + row_of_lane() < num_rows_;
     if (Options::kFull || edge) {
       const ScoreRow row = score_rows_.load(first_row_ + min_of(4 * quad + row_of_lane(), num_rows_ - 1));
-      score = transform_score<Options>(rule, row, score, j);
-      attended = attended && attends<Options>(p, row, j);
+      const int position = Options::kSelected && !row.keys.has(j) ? 0 : positions_.position(p, j);
+      score = transform_score<Options>(rule, row, score, position);
+      attended = attended && attends<Options>(p, row, j, position);
     }
     if (!attended) score = -pc_infinity();
 
@@ -231,6 +233,7 @@ class GeneralRows {
   Shared<ScoreRow> score_rows_;
   Shared<float> queries_, weights_;
   KeyRange common_;
+  NumberedKeys<Options::kSelected> positions_;
   int sharers_;    // warps of the team
   int first_row_;  // of the warp, among the block's rows
   int num_rows_;

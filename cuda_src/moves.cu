@@ -13,6 +13,7 @@
 #include "block_sums.cuh"
 #include "primitives.cuh"
 #include "units.cuh"
+#include "write_slots.cuh"
 
 namespace pagecore {
 
@@ -111,6 +112,52 @@ void move_pairs(const PcPairParams params) {
                                Global<pc_uint8>(params.targets[array]) + pair.target * params.target_block_stride};
     move<S, T>(params.shape, base, false, first, step, end);
   }
+}
+
+// The byte offset of a slot, or -1 if there is no such slot.
+PC_DEVICE pc_int64 byte_of_slot(const PcSlotParams& params, const PcIndices& slots, int i) {
+  const pc_int64 slot = load_index(slots, i);
+  if (static_cast<pc_uint64>(slot) >= static_cast<pc_uint64>(params.num_slots)) return -1;
+  const SlotPosition at = position_of(slot, params.block_size, params.block_shift);
+  return at.block * params.block_stride + at.offset * params.token_stride;
+}
+
+// Moves one unit of all tokens. Sources are loaded ahead of the stores before them: no store changes a later source.
+template <int Count>
+PC_DEVICE void move_unit_of_slots(const PcSlotParams& params, const Global<pc_uint8>& array, int number) {
+  constexpr int kInFlight = 8;
+  const Global<pc_uint8> unit = array + offsets_of(params.shape, number).source;
+  PC_NO_UNROLL
+  for (int first = 0; first < params.sources.size; first += kInFlight) {
+    Unit<pc_uint8, Count> units[kInFlight];
+    PC_UNROLL
+    for (int k = 0; k < kInFlight; ++k) {
+      units[k] = {};
+      if (first + k >= params.sources.size) break;
+      const pc_int64 source = byte_of_slot(params, params.sources, first + k);
+      if (source >= 0) units[k] = load_unit<pc_uint8, Count, false>(unit, source);
+    }
+    PC_UNROLL
+    for (int k = 0; k < kInFlight; ++k) {
+      if (first + k >= params.sources.size) break;
+      const pc_int64 source = byte_of_slot(params, params.sources, first + k);
+      const pc_int64 target = byte_of_slot(params, params.targets, first + k);
+      if (source >= 0 && target >= 0) store_unit(unit, target, units[k]);
+    }
+  }
+}
+
+// Grid: units of a token; 1; arrays. A thread moves its unit of all tokens in order, so that nothing that another
+// thread writes is read.
+PC_KERNEL(128, 6) void move_slots(const PcSlotParams params) {
+  const int number = pc_block_x() * pc_num_threads() + pc_thread();
+  if (number >= params.shape.num_units) return;
+  const Global<pc_uint8> array(params.arrays[pc_block_z()]);
+  if (params.shape.unit == 16) return move_unit_of_slots<16>(params, array, number);
+  if (params.shape.unit == 8) return move_unit_of_slots<8>(params, array, number);
+  if (params.shape.unit == 4) return move_unit_of_slots<4>(params, array, number);
+  if (params.shape.unit == 2) return move_unit_of_slots<2>(params, array, number);
+  move_unit_of_slots<1>(params, array, number);
 }
 
 // Returns the length of a sequence, clamped to the capacity of its row of the table.

@@ -147,6 +147,8 @@ class Shared {
   PC_MEMBER void store(int i, T value) const { data_[i] = value; }
   PC_MEMBER pc_vector load_vector(int i) const { return *reinterpret_cast<const pc_vector*>(data_ + i); }
   PC_MEMBER void store_vector(int i, pc_vector value) const { *reinterpret_cast<pc_vector*>(data_ + i) = value; }
+  // Adds to an element and returns its previous value; only for T = int. Atomic with other atomic_add alone.
+  PC_MEMBER T atomic_add(int i, T value) const { return atomicAdd(data_ + i, value); }
   PC_MEMBER SharedAddress address(int i) const {
     return static_cast<SharedAddress>(__cvta_generic_to_shared(data_ + i));
   }
@@ -300,6 +302,8 @@ PC_DEVICE pc_uint32 pc_convert_e4m3(pc_uint32 codes) {
   return result;
 }
 
+// Returns the number of bits that are 1.
+PC_DEVICE int pc_count_bits(pc_uint32 bits) { return __popc(bits); }
 PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return __uint_as_float(bits); }
 PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return __float_as_uint(value); }
 PC_DEVICE float pc_infinity() { return __uint_as_float(0x7f800000u); }

@@ -8,12 +8,13 @@
 // largest product is the largest score.
 #pragma once
 
-#include "attention_batch.cuh"
+#include "selected.cuh"
 
 namespace pagecore {
 
 struct Plain {
   static constexpr bool kFull = false;
+  static constexpr bool kSelected = false;  // key heads select blocks or tokens
   // Variants of prefill.cu, for comparison on a GPU; use_prefill_variant selects one by name.
   static constexpr bool kSlotsFirst = false;  // load all slots of a tile before the first copy
   static constexpr bool kWholeTile = false;   // hold the scores of a whole tile, not of one half at a time
@@ -30,6 +31,12 @@ struct SlotsFirstWholeTile : Plain {
 };
 struct Full : Plain {
   static constexpr bool kFull = true;
+};
+struct Selected : Plain {
+  static constexpr bool kSelected = true;
+};
+struct SelectedFull : Full {
+  static constexpr bool kSelected = true;
 };
 
 // ---- scores
@@ -81,10 +88,11 @@ struct ScoreRow {
   MaskRow mask;  // Full
 };
 
-// Keys of the item that the query at `position` attends to.
+// Keys of the item that the query at `position` attends to, in numbers if keys are selected.
+template <bool kSelected = false>
 PC_DEVICE KeyRange item_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
                              int position) {
-  const KeyRange keys = attended_keys(p, position, sequence.length);
+  const KeyRange keys = keys_in_numbers<kSelected>(p, sequence, position);
   const int begin = max_of(keys.begin, item.key_begin);
   const int end = min_of(keys.end, item.key_end);  // fault: keys_of_other_splits
   return {begin, max_of(end, begin)};
@@ -96,7 +104,7 @@ PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& se
                                   int query_row, int head, bool exists) {
   ScoreRow row;
   row.position = sequence.position(query_row);
-  row.keys = item_keys(p, sequence, item, row.position);
+  row.keys = item_keys<Options::kSelected>(p, sequence, item, row.position);
   if (!exists) row.keys.end = row.keys.begin;
   if (Options::kFull) {
     row.slope = exists ? load_or(p.alibi_slopes, head, 0.0f) * kLog2OfE : 0.0f;
@@ -106,14 +114,15 @@ PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& se
 }
 
 // Keys of the item that all of its queries attend to, ignoring the mask. A tile within this range needs no masking.
+template <typename Options = Plain>
 PC_DEVICE KeyRange common_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item) {
   const int first = sequence.position(item.query_begin);
-  const KeyRange a = item_keys(p, sequence, item, first);
-  const KeyRange b = item_keys(p, sequence, item, first + item.query_count - 1);
+  const KeyRange a = item_keys<Options::kSelected>(p, sequence, item, first);
+  const KeyRange b = item_keys<Options::kSelected>(p, sequence, item, first + item.query_count - 1);
   return {b.begin, max_of(a.end, b.begin)};
 }
 
-// Returns the score of a product with key j, without masking.
+// Returns the score of a product with the key at position j, without masking.
 template <typename Options>
 PC_DEVICE float transform_score(const ScoreRule& rule, const ScoreRow& row, float product, int j) {
   if (!Options::kFull) return product;
@@ -122,9 +131,14 @@ PC_DEVICE float transform_score(const ScoreRule& rule, const ScoreRow& row, floa
   return pc_fma(static_cast<float>(j - row.position), row.slope, score);
 }
 
+// Returns true if a row attends to key j, which is at `position`.
+template <typename Options>
+PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j, int position) {
+  return row.keys.has(j) && (!Options::kFull || p.mask == 0 || row.mask.has(p, position));
+}
 template <typename Options>
 PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j) {
-  return row.keys.has(j) && (!Options::kFull || p.mask == 0 || row.mask.has(p, j));
+  return attends<Options>(p, row, j, j);
 }
 
 // Transforms the products of a warp's 16 rows with 8 * Tiles keys, as pc_multiply leaves them, to masked scores. A lane
@@ -237,6 +251,8 @@ PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
 // The manifest names instances by these.
 using pagecore::Full;
 using pagecore::Plain;
+using pagecore::Selected;
+using pagecore::SelectedFull;
 using pagecore::SlotsFirst;
 using pagecore::SlotsFirstWholeTile;
 using pagecore::WholeTile;

@@ -15,8 +15,8 @@
 // All warps run the same number of rounds. A warp whose tile has no key of the item idles in that round.
 #pragma once
 
-#include "attention_batch.cuh"
 #include "attention_shape.h"
+#include "selected.cuh"
 
 namespace pagecore {
 
@@ -46,7 +46,49 @@ struct alignas(16) WalkState {
 
 static_assert(sizeof(WalkState) == PcRingShape::kWalkBytes, "the shape has room for it");
 
-template <int kTokens, int kWarps>
+// The slot of a lane's token. Its block id is requested one tile before it is used.
+template <bool kSelected>
+class NextSlot {
+ public:
+  PC_MEMBER void open(const PcAttentionParams&, const Sequence&) {}
+  // Prepares the next request, for `token` if `numbers` has it.
+  PC_MEMBER void prepare(const PcAttentionParams&, const KeyRange&, int) {}
+  PC_MEMBER PendingSlot request(const PcAttentionParams& p, pc_int64 table_row, int token) const {
+    return begin_slot(p, table_row, token);
+  }
+};
+
+// Selected keys: the entry with the token's position is requested one tile before the block id.
+template <>
+class NextSlot<true> {
+ public:
+  PC_MEMBER void open(const PcAttentionParams& p, const Sequence& sequence) { keys_ = load_selected(p, sequence); }
+  PC_MEMBER void prepare(const PcAttentionParams& p, const KeyRange& numbers, int token) {
+    entry_ = {0, 0};
+    if (numbers.has(token)) entry_ = keys_.begin_entry(p, SelectedKeys::entry_of(p, token));
+  }
+  PC_MEMBER PendingSlot request(const PcAttentionParams& p, pc_int64 table_row, int token) const {
+    return begin_slot(p, table_row, SelectedKeys::position_in(p, keys_.end_entry(p, entry_), token));
+  }
+
+ private:
+  SelectedKeys keys_;
+  PendingIndex entry_;
+};
+
+// Tiles of selected keys: `Type` is the tile, and Type::kSelected is true.
+template <typename Tile, bool kSelected>
+struct TileFor {
+  using Type = Tile;
+};
+template <typename Tile>
+struct TileFor<Tile, true> {
+  struct Type : Tile {
+    static constexpr bool kSelected = true;
+  };
+};
+
+template <int kTokens, int kWarps, bool kSelected = false>
 class TileWalk {
   using ItemRounds = Rounds<kTokens, kWarps>;
 
@@ -103,12 +145,14 @@ class TileWalk {
       ++state.next_item;
       fetch_item(p, state);
       const Sequence sequence = load_sequence(p, item.sequence);
-      clamp_item(p, sequence, item);
+      clamp_numbers<kSelected>(p, sequence, item);
       if (item.query_count * state.heads <= state.first_row) continue;
       state.table_row = sequence.table_row;
       state.keys = {item.key_begin, item.key_end};
       state.rounds = ItemRounds::count(item);
       state.token = ItemRounds::first_token(item) + pc_warp() * kTokens;
+      next_.open(p, sequence);
+      next_.prepare(p, state.keys, state.token + pc_lane());
     }
     look_up(p, state);
   }
@@ -124,13 +168,15 @@ class TileWalk {
     const int token = state.token + pc_lane();
     slot_ = {{0, 0}, 0};
     if (state.rounds != 0 && pc_lane() < kTokens && state.keys.has(token)) {
-      slot_ = begin_slot(p, state.table_row, token);
+      slot_ = next_.request(p, state.table_row, token);
     }
+    if (state.rounds > 1) next_.prepare(p, state.keys, token + ItemRounds::kStep);
   }
 
   Shared<WalkState> memory_;
   int item_word_;
   PendingSlot slot_;
+  NextSlot<kSelected> next_;
 };
 
 }  // namespace pagecore

@@ -10,184 +10,52 @@
 // Formats with a scale for the row read the row twice, once for the scale, and the second time from the cache of the
 // multiprocessor. Every other format reads it once. Planes are the y axis of the grid. Rows without a slot are read but
 // not written, because all lanes take part in the exchange of the largest numbers.
-#include "formats.cuh"
-#include "units.cuh"
-#include "write_slots.cuh"
+#include "code_rows.cuh"
 
 namespace pagecore {
 
-constexpr float kLargestFloat = 3.402823466e38f;
-
-PC_DEVICE float min_float(float a, float b) { return -pc_max(-a, -b); }
-
-// The row of a lane, and the lane's place in it.
-template <typename T>
-struct CodeRow {
-  Global<T> elements;
-  Global<pc_uint8> codes;
-  Global<pc_uint8> scales;
-  float factor;
-  int dim;
-  int lane;  // of the lanes that share the row
-  int lanes;
-  bool in_vectors;
-  bool writes;
-
-  PC_MEMBER int steps() const { return ceil_div(ceil_div(dim, 8), lanes); }
-  PC_MEMBER int first(int step) const { return 8 * (step * lanes + lane); }
-
-  // Elements first(step) .. + 7; those past the row are 0.
-  PC_MEMBER void load(int step, float (&x)[8]) const {
-    const int at = first(step);
-    if (in_vectors && at < dim) {
-      const Unit<T, 8> unit = load_unit<T, 8, false>(elements, at);
-      PC_UNROLL
-      for (int i = 0; i < 8; ++i) x[i] = element(unit, i);
-      return;
-    }
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) x[i] = at + i < dim ? pc_to_float(elements.load(at + i)) : 0.0f;
-  }
-
-  // Stores the codes of these elements, one byte each.
-  PC_MEMBER void store(int step, const int (&code)[8]) const {
-    const int at = first(step);
-    if (!writes || at >= dim) return;
-    if (in_vectors) {
-      pc_uint64 bytes = 0;
-      PC_UNROLL
-      for (int i = 0; i < 8; ++i) bytes |= static_cast<pc_uint64>(code[i] & 0xff) << 8 * i;
-      codes.template as<pc_uint64>().store(at / 8, bytes);
-      return;
-    }
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (at + i < dim) codes.store(at + i, static_cast<pc_uint8>(code[i]));
-    }
-  }
-
-  // Stores the codes of these elements, two a byte.
-  PC_MEMBER void store_packed(int step, const int (&code)[8]) const {
-    const int at = first(step);
-    if (!writes || at >= dim) return;
-    pc_uint32 bytes = 0;
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) bytes |= static_cast<pc_uint32>(code[i]) << 4 * i;
-    if (in_vectors) {
-      codes.template as<pc_uint32>().store(at / 8, bytes);
-      return;
-    }
-    PC_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      if (at + 2 * i < dim) codes.store(at / 2 + i, static_cast<pc_uint8>(bytes >> 8 * i));
-    }
-  }
-
-  PC_MEMBER void store_row_scale(pc_uint32 bits) const {
-    if (writes && lane == 0) scales.template as<pc_uint32>().store(0, bits);
-  }
-  PC_MEMBER void store_group_scale(int step, int group, int byte) const {
-    if (writes && first(step) < dim && first(step) % group == 0) {
-      scales.store(first(step) / group, static_cast<pc_uint8>(byte));
-    }
-  }
-};
-
-// The range of some numbers. NaN is ignored but for `has_nan`.
-struct NumberRange {
-  float low;  // at most 0
-  float high;
-  int has_nan;
-
-  PC_MEMBER void add(const float (&x)[8]) {
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      low = min_float(low, x[i]);
-      high = pc_max(high, x[i]);
-      has_nan |= x[i] != x[i] ? 1 : 0;
-    }
-  }
-  // Joins the ranges of `lanes` adjacent lanes, a power of two.
-  PC_MEMBER void join(int lanes) {
-    for (int mask = 1; mask < lanes; mask *= 2) {
-      low = min_float(low, pc_shuffle_xor(low, mask));
-      high = pc_max(high, pc_shuffle_xor(high, mask));
-      has_nan |= pc_shuffle_xor(has_nan, mask);
-    }
-    low = pc_max(low, -kLargestFloat);
-    high = min_float(high, kLargestFloat);
-  }
-  PC_MEMBER float largest() const { return magnitude_of(pc_max(-low, high)); }  // never -0
-};
-
-PC_DEVICE NumberRange no_numbers() { return {0.0f, 0.0f, 0}; }
-
-template <typename T>
-PC_DEVICE NumberRange range_of_row(const CodeRow<T>& row) {
-  NumberRange range = no_numbers();
+// Stores the codes of a row: `code_of` of each element.
+template <bool kPacked, typename T, typename CodeOf>
+PC_DEVICE void store_codes(const CodeRow<T>& row, const CodeOf& code_of) {
   for (int step = 0; step < row.steps(); ++step) {
     float x[8];
+    int code[8];
     row.load(step, x);
-    range.add(x);
+    PC_UNROLL
+    for (int i = 0; i < 8; ++i) code[i] = code_of(x[i]);
+    if constexpr (kPacked) {
+      row.store_packed(step, code);
+    } else {
+      row.store(step, code);
+    }
   }
-  range.join(row.lanes);
-  return range;
 }
 
 // ---- formats with a given factor
 
 template <typename T, bool kWide>
 PC_DEVICE void write_with_factor(const CodeRow<T>& row) {
-  for (int step = 0; step < row.steps(); ++step) {
-    float x[8];
-    int code[8];
-    row.load(step, x);
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      const float quotient = x[i] / row.factor;
-      code[i] = kWide ? e5m2_of(quotient) : e4m3_of(quotient);
-    }
-    row.store(step, code);
-  }
+  store_codes<false>(row, [&](float x) { return kWide ? e5m2_of(x / row.factor) : e4m3_of(x / row.factor); });
 }
 
 // ---- formats with a scale for the row
 
-template <typename T, bool kIsFloat>
+template <typename T, PcFormat kFormat>
 PC_DEVICE void write_with_row_scale(const CodeRow<T>& row) {
+  constexpr bool kIsFloat = kFormat == PC_E4M3_TOKEN, kHasZero = kFormat == PC_I4_TOKEN;
+  constexpr float kMost = kIsFloat ? 448.0f : kHasZero ? 15.0f : 127.0f;
   const NumberRange range = range_of_row(row);
-  const float scale = pc_max(range.largest() / (kIsFloat ? 448.0f : 127.0f), 1e-6f), inverse = 1.0f / scale;
+  const float size = kHasZero ? min_float(range.high - range.low, kLargestFloat) : range.largest();
+  const float scale = pc_max(size / kMost, 1e-6f), inverse = 1.0f / scale;
+  const int zero = kHasZero ? integer_of(-range.low * inverse, 0, 15) : 0;
   const bool reads_nan = !kIsFloat && range.has_nan != 0;
-  row.store_row_scale(reads_nan ? 0x7fc00000u : pc_float_to_bits(scale));
-  for (int step = 0; step < row.steps(); ++step) {
-    float x[8];
-    int code[8];
-    row.load(step, x);
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      code[i] = kIsFloat ? e4m3_of(x[i] * inverse) : reads_nan ? 0 : integer_of(x[i] * inverse, -128, 127);
-    }
-    row.store(step, code);
-  }
-}
-
-template <typename T>
-PC_DEVICE void write_int4(const CodeRow<T>& row) {
-  const NumberRange range = range_of_row(row);
-  const float scale = pc_max(min_float(range.high - range.low, kLargestFloat) / 15.0f, 1e-6f), inverse = 1.0f / scale;
-  const int zero = integer_of(-range.low * inverse, 0, 15);
-  const bool reads_nan = range.has_nan != 0;
-  row.store_row_scale(reads_nan ? 0x7fc00000u : (pc_float_to_bits(scale) & ~15u) | static_cast<pc_uint32>(zero));
-  for (int step = 0; step < row.steps(); ++step) {
-    float x[8];
-    int code[8];
-    row.load(step, x);
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      code[i] = reads_nan ? 0 : integer_of(x[i] * inverse + static_cast<float>(zero), 0, 15);
-    }
-    row.store_packed(step, code);
-  }
+  const pc_uint32 bits = pc_float_to_bits(scale);
+  row.store_row_scale(reads_nan ? 0x7fc00000u : kHasZero ? (bits & ~15u) | static_cast<pc_uint32>(zero) : bits);
+  store_codes<kHasZero>(row, [&](float x) {
+    if (kIsFloat) return e4m3_of(x * inverse);
+    if (reads_nan) return 0;
+    return kHasZero ? integer_of(x * inverse + static_cast<float>(zero), 0, 15) : integer_of(x * inverse, -128, 127);
+  });
 }
 
 // ---- formats with a scale for each group
@@ -284,36 +152,6 @@ PC_DEVICE void write_nvfp4(const CodeRow<T>& row, bool is_4over6) {
 }
 
 template <typename T>
-PC_DEVICE CodeRow<T> load_code_row(const PcCodeParams& params, const PcCodePlane& plane) {
-  CodeRow<T> row;
-  const int number =
-      static_cast<int>((static_cast<pc_int64>(pc_block_x()) * pc_num_threads() + pc_thread()) >> plane.lanes_shift);
-  const bool exists = number < plane.num_rows;
-  const int token = divide(exists ? number : 0, plane.num_heads);
-  const int head = exists ? number - token * plane.num_heads.divisor : 0;
-  const pc_int64 slot = exists ? load_index(params.slots, token) : -1;
-  // As an unsigned number a negative slot is past the end.
-  row.writes = static_cast<pc_uint64>(slot) < static_cast<pc_uint64>(params.num_slots);
-  const SlotPosition position = position_of(row.writes ? slot : 0, params.block_size, params.block_shift);
-  const PcCache& codes = plane.stored.codes;
-  const PcScales& scales = plane.stored.scales;
-  row.elements = Global<T>(plane.rows.data) + (token * plane.rows.token_stride + head * plane.rows.head_stride);
-  row.codes = Global<pc_uint8>(codes.data) +
-              (position.block * codes.block_stride + position.offset * codes.token_stride + head * codes.head_stride);
-  row.scales = Global<pc_uint8>(scales.data);
-  if (scales.data != 0) {
-    row.scales = row.scales + (position.block * scales.block_stride + position.offset * scales.token_stride +
-                               head * scales.head_stride);
-  }
-  row.factor = plane.factors != 0 ? Global<float>(plane.factors).load(head) : plane.factor;
-  row.dim = plane.dim;
-  row.lanes = 1 << plane.lanes_shift;
-  row.lane = pc_lane() & (row.lanes - 1);
-  row.in_vectors = plane.in_vectors != 0;
-  return row;
-}
-
-template <typename T>
 PC_KERNEL(128, 4)
 void write_codes(const PcCodeParams params) {
   const PcCodePlane& plane = params.planes[pc_block_y()];
@@ -321,9 +159,9 @@ void write_codes(const PcCodeParams params) {
   switch (plane.stored.format) {
     case PC_E4M3: return write_with_factor<T, false>(row);
     case PC_E5M2: return write_with_factor<T, true>(row);
-    case PC_E4M3_TOKEN: return write_with_row_scale<T, true>(row);
-    case PC_I8_TOKEN: return write_with_row_scale<T, false>(row);
-    case PC_I4_TOKEN: return write_int4(row);
+    case PC_E4M3_TOKEN: return write_with_row_scale<T, PC_E4M3_TOKEN>(row);
+    case PC_I8_TOKEN: return write_with_row_scale<T, PC_I8_TOKEN>(row);
+    case PC_I4_TOKEN: return write_with_row_scale<T, PC_I4_TOKEN>(row);
     case PC_FP4_BLOCK16: return write_fp4_block16(row);
     case PC_NVFP4: return write_nvfp4(row, plane.is_4over6 != 0);
     case PC_MXFP8: return write_mxfp8(row);

@@ -14,7 +14,7 @@ import numpy as np
 from pagecore.arrays import Tensor
 from pagecore.arrays.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
-from pagecore.cache.step.selection import padded_selection
+from pagecore.cache.step.selection import num_listed, padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
@@ -74,12 +74,8 @@ class AttentionOps(LayerOps):
             self._summaries += ("key_min", "key_max")
         if spec.label_channels is not None:
             self._summaries += ("label",)
-            self._write_options["label_channels"] = np.array(spec.label_channels, np.int32)
-        if self._summaries and self._device not in ("cpu", "none"):
-            raise UnsupportedOption(
-                f"the layer stores {', '.join(self._summaries)}, which only the host keeps up; use device='cpu', or a "
-                "spec without key_bounds and label_channels"
-            )
+            device = "cpu" if self._device == "none" else self._device
+            self._write_options["label_channels"] = to_device(np.array(spec.label_channels, np.int32), device)
 
     @property
     def value_dim(self) -> int:
@@ -123,15 +119,19 @@ class AttentionOps(LayerOps):
         defaults = self._defaults
         if options.keys().isdisjoint(("plan", "causal", "window")):
             defaults = {**defaults, "plan": group.plan}
-        options = padded_selection(options, batch.num_sequences, batch.seq_lens.shape[0])
+        seq_lens, rows, cu_query_lens = batch.seq_lens, batch.rows, batch.cu_query_lens
+        options = padded_selection(options, batch.num_sequences, seq_lens.shape[0])
+        listed = num_listed(options, batch.num_sequences, seq_lens.shape[0])
+        if listed < seq_lens.shape[0]:
+            seq_lens, rows, cu_query_lens = seq_lens[:listed], rows[:listed], cu_query_lens[: listed + 1]
         return paged_attention(
             query,
             pool.plane("key", index),
             pool.plane("value", index),
             group.block_table,
-            batch.seq_lens,
-            rows=batch.rows,
-            cu_query_lens=batch.cu_query_lens,
+            seq_lens,
+            rows=rows,
+            cu_query_lens=cu_query_lens,
             **{**defaults, **self._scales(pool, index), **options},
         )
 

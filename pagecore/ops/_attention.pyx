@@ -115,9 +115,10 @@ def paged_attention(
     mask : bool, flat, optional
         ``[query_len, seq_len]`` of every sequence in order, True to attend; combined with the other masks.
     blocks : integers, [B, Hkv, n], optional
-        On the host: the blocks that each key head of each sequence reads, as ascending logical numbers (block i has
-        positions ``i * block_size`` to ``(i + 1) * block_size - 1``); see `select`. Other keys are neither read nor
-        attended to. Masks, windows and biases use the true positions. A given plan supplies `batch_invariant` only.
+        The blocks that each key head of each sequence reads, as ascending logical numbers (block i has positions
+        ``i * block_size`` to ``(i + 1) * block_size - 1``); see `select`. Other keys are neither read nor attended to.
+        Masks, windows and biases use the true positions. A given plan supplies `batch_invariant` only. In CUDA memory
+        lists are checked under `debug` only.
     block_counts : integers, [B, Hkv], optional
         Entries of each list of `blocks`; by default a list ends before its first negative entry.
     indices, index_counts : integers, [B, Hkv, n] and [B, Hkv], optional
@@ -257,7 +258,7 @@ def paged_attention(
             selected.check_apart_from(result)
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
     cdef Selection selection
-    if selected is not None:
+    if selected is not None and place.device_type == CPU:
         selected.fill(&selection)
     if place.device_type == CPU:
         run_attention(
@@ -266,13 +267,16 @@ def paged_attention(
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
-                      mask, key_scale, value_scale, out, None if planned is None else plan), &place)
+                      mask, blocks, block_counts, indices, index_counts, key_scale, value_scale, out,
+                      None if planned is None else plan), &place)
         checked = debugging()
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
+        if selected is not None:
+            selected.send(lens, checked, &place)
         launch_attention(
             q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap,
-            sink_numbers, slopes, bits, key_scales, value_scales, result, lse, checked, query, &place,
+            sink_numbers, slopes, bits, key_scales, value_scales, selected, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

@@ -6,7 +6,7 @@ are copied to the host, and the checks of the host kernels decide and raise.
 
 from libc.stdint cimport INT64_MIN, int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays._tensor cimport Tensor, as_tensor
 from pagecore.ops._checks cimport check_length
 from pagecore.ops._place cimport Place, to_device, to_host
 from pagecore.ops.cpu._cpu cimport (
@@ -26,6 +26,8 @@ from pagecore.ops.cuda._index_checks cimport (
 )
 
 import os
+
+import numpy as np
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
@@ -141,4 +143,19 @@ cdef int debug_attention(
             query, key_cache, value_cache, to_host(block_table, place), to_host(seq_lens, place),
             to_host(rows, place), to_host(cu_query_lens, place), causal, window_left, window_right,
             to_host(mask, place))
+    return 0
+
+
+cdef int debug_scores(
+        Tensor query, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor cu_query_lens, int64_t num_blocks,
+        int64_t block_size, const Place* place) except -1:
+    check_not_captured(place)
+    if has_invalid_batch(
+            block_table, seq_lens, rows, cu_query_lens, ANY, query.shape_[0], num_blocks, block_size, place):
+        # The check reads no element of a cache, so all elements are one number.
+        shape, strides = (num_blocks, block_size, query.shape_[1], query.shape_[2]), (0, 0, 0, 4)
+        cache = as_tensor(np.lib.stride_tricks.as_strided(np.zeros(query.shape_[2], np.float32), shape, strides))
+        check_attended(
+            query, cache, cache, to_host(block_table, place), to_host(seq_lens, place), to_host(rows, place),
+            to_host(cu_query_lens, place), True, -1, -1, None)
     return 0

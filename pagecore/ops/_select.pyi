@@ -12,6 +12,7 @@ def score_blocks(
     cu_query_lens: Any = None,
     causal: bool = True,
     group: Literal["max", "mean"] = "max",
+    stream: Any = None,
 ) -> Any: ...
 def score_tokens(
     query: Any,
@@ -23,7 +24,16 @@ def score_tokens(
     rows: Any = None,
     cu_query_lens: Any = None,
     reduce: Literal["max_abs", "mean"] = "max_abs",
+    max_len: int | None = None,
+    stream: Any = None,
 ) -> Any: ...
 def select(
-    scores: Any, budget: int, *, lens: Any, sinks: int = 0, recent: int = 0, threshold: int | None = None
+    scores: Any,
+    budget: int,
+    *,
+    lens: Any,
+    sinks: int = 0,
+    recent: int = 0,
+    threshold: int | None = None,
+    stream: Any = None,
 ) -> tuple[Any, Any]: ...

@@ -4,15 +4,33 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
-from pagecore.arrays.codes cimport CPU, FLOAT32, INT32
+from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
 from pagecore.ops._checks cimport any_tensor, check_length, float_tensor
-from pagecore.ops._indices cimport given_indices
+from pagecore.ops._debug cimport debug_scores, debugging
+from pagecore.ops._indices cimport given_indices, viewed
 from pagecore.ops._numbers cimport read_flag
-from pagecore.ops._place cimport Place, check_place, find_place, finished, new_result
-from pagecore.ops._summaries cimport bounds_cache, read_channels
-from pagecore.ops.args cimport cache_array, index_array, table_array, token_array
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+    to_device,
+)
+from pagecore.ops._plan cimport copy_lens
+from pagecore.ops._summaries cimport bounds_cache, listed_channels
+from pagecore.ops.args cimport Indices, cache_array, index_array, table_array, token_array
 from pagecore.ops.cpu._cpu cimport score as run_score, select as run_select
 from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs
+from pagecore.ops.cuda._sparse cimport (
+    ScoreSources,
+    Selecting,
+    score as launch_score,
+    select as launch_select,
+)
+from pagecore.ops.plan cimport PlanBatch, check_plan_batch
 
 import operator
 
@@ -24,11 +42,13 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
 def score_blocks(
     query, key_min, key_max, block_table, seq_lens, *, block_size, rows=None, cu_query_lens=None, causal=True,
-    group="max",
+    group="max", stream=None,
 ):
-    """Return an upper bound of the score q.k of every block, from the bounds of its keys; on the host.
+    """Return an upper bound of the score q.k of every block, from the bounds of its keys.
 
-    The bound of a query head is ``sum over d of max(q[d] * key_min[d], q[d] * key_max[d])``.
+    The bound of a query head is ``sum over d of max(q[d] * key_min[d], q[d] * key_max[d])``, in which a component
+    q[d] of 0 contributes 0 even if a bound is infinite. All arrays are on one device, the host or CUDA; a call on CUDA
+    is one launch.
 
     Parameters
     ----------
@@ -45,6 +65,9 @@ def score_blocks(
     group : {"max", "mean"}
         Score of a key head: the maximum bound of its query heads, or the bound of their mean. Unlike the maximum, the
         mean can underestimate the best key of one query head.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `query`.
 
     Returns
     -------
@@ -54,7 +77,7 @@ def score_blocks(
     Raises
     ------
     ShapeError, InvalidBlock, InvalidSequence, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
-        As `paged_attention`; UnsupportedOption for arrays on CUDA.
+        As `paged_attention`. On CUDA head_dim is at most 512.
 
     Notes
     -----
@@ -72,7 +95,7 @@ def score_blocks(
     cdef Place place
     cdef ScoreArgs args
     cdef ScoreBatch batch
-    cdef Tensor q = host_query(query, &place)
+    cdef Tensor q = checked_query(query, stream, &place)
     cdef Tensor low = float_tensor(key_min, "key_min", 3, 1, "[num_blocks, num_kv_heads, head_dim]")
     cdef Tensor high = float_tensor(key_max, "key_max", 3, 1, "[num_blocks, num_kv_heads, head_dim]")
     check_place(low, "key_min", &place)
@@ -89,13 +112,17 @@ def score_blocks(
     batch.causal = read_flag(causal, "causal")
     cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
     args.width = table.shape_[1]
-    return scored(args, batch, q, table, seq_lens, rows, cu_query_lens, query, &place)
+    await_arrays((query, key_min, key_max, block_table, seq_lens, rows, cu_query_lens), &place)
+    return scored(args, batch, q, table, seq_lens, rows, cu_query_lens, None, query, &place)
 
 
 def score_tokens(
-    query, label, channels, block_table, seq_lens, *, rows=None, cu_query_lens=None, reduce="max_abs",
+    query, label, channels, block_table, seq_lens, *, rows=None, cu_query_lens=None, reduce="max_abs", max_len=None,
+    stream=None,
 ):
-    """Return the score of every earlier token from its label, a few channels of its key; on the host.
+    """Return the score of every earlier token from its label, a few channels of its key.
+
+    All arrays are on one device, the host or CUDA; a call on CUDA is one launch.
 
     Parameters
     ----------
@@ -104,24 +131,31 @@ def score_tokens(
     label : array, [num_blocks, block_size, Hkv, S]
         Labels that `write_kv` keeps up, of a float dtype. Hq must be a multiple of Hkv.
     channels : integers, [Hkv, S]
-        Channels of the keys that the labels hold.
+        Channels of the keys that the labels hold. For CUDA arrays an int32 array on the device, whose contents are not
+        checked but clamped, or a list or host array, which is copied.
     block_table, seq_lens, rows, cu_query_lens
         The batch; see `paged_attention`.
     reduce : {"max_abs", "mean"}
         Label of the queries of a key head: for each channel the number with the largest magnitude (the first of
         equals), or the mean.
+    max_len : int, optional
+        Last extent of the scores; not less than a length that is on the host. By default the longest sequence or, if
+        the lengths are on a CUDA device, the tokens that a row of `block_table` holds.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `query`.
 
     Returns
     -------
     array
-        float32 [T, Hkv, max_len], in the framework of `query`; max_len is the longest sequence. The query's own token
-        and later ones score -inf: attend to them as `recent` tokens of `select`.
+        float32 [T, Hkv, max_len], in the framework of `query`. The query's own token and later ones score -inf: attend
+        to them as `recent` tokens of `select`.
 
     Raises
     ------
     ShapeError, InvalidBlock, InvalidSequence, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
-        As `paged_attention`; ShapeError also for a channel outside of the head_dim, UnsupportedOption for arrays on
-        CUDA.
+        As `paged_attention`; ShapeError also for a channel outside of the head_dim. On CUDA a head has at most 512
+        channels.
 
     Notes
     -----
@@ -131,30 +165,34 @@ def score_tokens(
     cdef ScoreArgs args
     cdef ScoreBatch batch
     cdef vector[int32_t] listed
-    cdef Tensor q = host_query(query, &place)
+    cdef Tensor q = checked_query(query, stream, &place)
     cdef Tensor labels = float_tensor(label, "label", 4, 1, "[num_blocks, block_size, num_kv_heads, num_channels]")
     check_place(labels, "label", &place)
-    check_length(
-        labels, "label", 3, read_channels(channels, labels.shape_[2], q.shape_[2], listed), "the channels of a head")
+    cdef Tensor picked = listed_channels(channels, labels.shape_[2], q.shape_[2], listed, &place)
+    check_length(labels, "label", 3, picked.shape_[1], "the channels of a head")
     args.high = cache_array(labels)
     args.channels = listed.data()
     args.mean = choice(reduce, "reduce", ("max_abs", "mean")) == 1
     batch.block_size = labels.shape_[1]
     batch.causal = True
-    lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
-    args.width = max(0, int(lens.numpy().max(initial=0)))
+    cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
     cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
-    if args.width > table.shape_[1] * batch.block_size:
+    cdef int64_t room = table.shape_[1] * batch.block_size
+    cdef int64_t longest = room if lens.device_type != CPU else max(0, int(lens.numpy().max(initial=0)))
+    args.width = longest if max_len is None else size_option(max_len, "max_len", 0)
+    if longest > room:
         raise ShapeError(
-            f"seq_lens holds {args.width}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} "
-            "tokens")
-    return scored(args, batch, q, table, lens, rows, cu_query_lens, query, &place)
+            f"seq_lens holds {longest}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens")
+    if args.width < longest and lens.device_type == CPU:
+        raise ShapeError(f"max_len is {args.width} and seq_lens holds {longest}; expected at least the longest")
+    await_arrays((query, label, channels, block_table, seq_lens, rows, cu_query_lens), &place)
+    return scored(args, batch, q, table, lens, rows, cu_query_lens, picked, query, &place)
 
 
 cdef object scored(
         ScoreArgs& args, ScoreBatch& batch, Tensor query, Tensor table, object seq_lens, object rows,
-        object cu_query_lens, object example, const Place* place):
-    """Check the batch, score, and return the scores in the framework of `example`."""
+        object cu_query_lens, Tensor channels, object example, const Place* place):
+    """Check the batch, score, and return the scores in the framework of `example`. `channels`: on the device."""
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", place)
     cdef int64_t num_sequences = lens.shape_[0]
     cdef Tensor picked = None, cu = None
@@ -181,27 +219,79 @@ cdef object scored(
     batch.seq_lens = index_array(lens)
     batch.rows = index_array(picked)
     batch.cu_query_lens = index_array(cu)
-    run_score(args, batch)
+    if place.device_type == CPU:
+        run_score(args, batch)
+    else:
+        score_on_device(args, batch, query, table, lens, picked, cu, channels, place)
+        note_written(scores, place)
     return finished(scores, example, place)
 
 
-def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None):
+cdef int score_on_device(
+        ScoreArgs& args, ScoreBatch& batch, Tensor query, Tensor table, Tensor lens, Tensor rows, Tensor cu,
+        Tensor channels, const Place* place) except -1:
+    """Check what is on the host, copy it to the device, and launch."""
+    cdef ScoreSources sources
+    check_host_lengths(lens, cu, query.shape_[0], table.shape_[1] * batch.block_size)
+    table = to_device(table, "block_table", place)
+    lens, cu = to_device(lens, "seq_lens", place), None if cu is None else to_device(cu, "cu_query_lens", place)
+    rows = None if rows is None else to_device(rows, "rows", place)
+    if debugging():
+        debug_scores(query, table, lens, rows, cu, args.high.num_blocks, batch.block_size, place)
+    sources.query, sources.low, sources.high = args.query, args.low, args.high
+    sources.table, sources.rows = table_array(table), index_array(rows)
+    sources.seq_lens, sources.cu_query_lens = index_array(lens), index_array(cu)
+    sources.channels = NULL
+    if channels is not None:
+        sources.channels = channels.data
+    sources.block_size, sources.width = batch.block_size, args.width
+    return launch_score(sources, <char*>args.scores, batch.causal, args.mean, place)
+
+
+cdef int check_host_lengths(Tensor lens, Tensor cu, int64_t num_tokens, int64_t room) except -1:
+    """Check lengths that are on the host, with the errors of a call on the host."""
+    cdef vector[int32_t] lengths, offsets
+    cdef PlanBatch batch
+    cdef size_t i
+    if lens.device_type != CPU or (cu is not None and cu.device_type != CPU):
+        return 0
+    copy_lens(lens, "seq_lens", lengths)
+    batch.seq_lens, batch.num_sequences = lengths.data(), lens.shape_[0]
+    batch.cu_query_lens = NULL
+    if cu is not None:
+        check_length(cu, "cu_query_lens", 0, lens.shape_[0] + 1, "one more than seq_lens")
+        copy_lens(cu, "cu_query_lens", offsets)
+        batch.cu_query_lens = offsets.data()
+        if offsets.back() > num_tokens:
+            raise ShapeError(f"cu_query_lens ends at {offsets.back()} and query has {num_tokens} rows")
+    check_plan_batch(batch)
+    for i in range(lengths.size()):
+        if lengths[i] > room:
+            raise ShapeError(f"seq_lens[{i}] is {lengths[i]}; a row of block_table holds {room} tokens")
+    return 0
+
+
+def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None, stream=None):
     """Select positions by score in each row: the first `sinks`, the last `recent`, and the best `budget` between them.
 
     Parameters
     ----------
     scores : array, [..., n]
-        float32, on the host: one score for each block or token, as `score_blocks` and `score_tokens` return them.
-        Scores of -inf or NaN are not selected.
+        float32, one score for each block or token, as `score_blocks` and `score_tokens` return them. On the host or
+        CUDA, where it must be contiguous. Scores of -inf or NaN are not selected.
     budget : int
         Positions that are selected by score. Of equal scores the lower position is selected.
     lens : int or integers
         Number of positions of each row, up to n: one for all, or an array whose axes are the leading axes of `scores`,
-        such as [T] for scores [T, Hkv, n]. For blocks it is the number of blocks of the sequence.
+        such as [T] for scores [T, Hkv, n]. For blocks it is the number of blocks of the sequence. For CUDA scores a
+        contiguous int32 or int64 array on the device, whose contents are clamped to 0 .. n, is used there.
     sinks, recent : int
         First and last positions that are always selected, in addition to the budget.
     threshold : int, optional
         Rows with fewer positions keep all of them.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `scores`.
 
     Returns
     -------
@@ -217,7 +307,8 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None):
 
     Notes
     -----
-    A radix select finds the cut in O(n) for each row; rows are shared among threads.
+    A radix select finds the cut in O(n) for each row; rows are shared among threads, or among blocks of threads on
+    CUDA.
 
     Examples
     --------
@@ -230,8 +321,7 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None):
     cdef SelectArgs args
     cdef Tensor given = any_tensor(scores, "scores")
     cdef int i, last = given.ndim - 1
-    find_place(&place, given, "scores", scores, None)
-    check_on_host(given, "scores")
+    find_place(&place, given, "scores", scores, stream)
     if given.dtype_code != FLOAT32:
         raise UnsupportedDtype(f"scores is {given.dtype}; it must be float32, as score_blocks returns it")
     if last < 0:
@@ -239,6 +329,8 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None):
     if given.shape_[last] > INT32_MAX:
         raise ShapeError(f"scores has {given.shape_[last]} positions; the limit is {INT32_MAX}")
     if not contiguous(given):
+        if place.device_type != CPU:
+            raise ShapeError("scores is not contiguous; on CUDA it must be: pass a contiguous copy")
         given = as_tensor(np.ascontiguousarray(given.numpy()))
     args.width = given.shape_[last]
     args.budget = size_option(budget, "budget", 0)
@@ -249,10 +341,9 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None):
     args.num_rows = 1
     for i in range(last):
         args.num_rows *= given.shape_[i]
-    lengths = row_lengths(lens, given)
-    cdef Tensor listed = given_indices(lengths, "lens", 1, "[rows]", NULL)
-    args.lens = index_array(listed)
-    args.rows_per_length = args.num_rows // max(1, listed.shape_[0])
+    cdef Tensor listed = device_lengths(lens, given, &place)
+    if listed is None:
+        listed = given_indices(row_lengths(lens, given), "lens", 1, "[rows]", NULL)
     cdef int64_t shape[8]
     for i in range(last):
         shape[i] = given.shape_[i]
@@ -262,8 +353,60 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None):
     args.scores = <const float*>given.data
     args.positions = <int32_t*>positions.data
     args.counts = <int32_t*>counts.data
-    run_select(args)
+    if place.device_type == CPU:
+        args.lens = index_array(listed)
+        args.rows_per_length = args.num_rows // max(1, listed.shape_[0])
+        run_select(args)
+    else:
+        await_arrays((scores, lens), &place)
+        select_on_device(args, listed, &place)
+        note_written(positions, &place)
+        note_written(counts, &place)
     return finished(positions, scores, &place), finished(counts, scores, &place)
+
+
+cdef int select_on_device(SelectArgs& args, Tensor lens, const Place* place) except -1:
+    """Launch a selection. Lengths on the host are checked; one length for all rows needs no copy."""
+    cdef Selecting call
+    cdef Indices lengths
+    cdef int64_t count = 1, length
+    cdef int i
+    for i in range(lens.ndim):
+        count *= lens.shape_[i]
+    call.length = 0
+    if lens.device_type == CPU:
+        for i in range(count):
+            length = (<const int64_t*>lens.data)[i]
+            if not 0 <= length <= args.width:
+                raise ShapeError(
+                    f"lens[{i}] is {length} and the rows have {args.width} scores; expected 0 to {args.width}")
+            call.length = length
+        lens = None if count == 1 else to_device(lens, "lens", place)
+    if lens is not None:
+        lengths.data, lengths.size, lengths.stride = lens.data, count, lens.itemsize
+        lengths.wide = lens.dtype_code == INT64
+    call.scores, call.score_stride = <const char*>args.scores, args.width
+    call.num_rows, call.width, call.rows_per_length = args.num_rows, args.width, args.num_rows // max(1, count)
+    call.budget, call.sinks, call.recent, call.threshold = args.budget, args.sinks, args.recent, args.threshold
+    call.capacity, call.ranked = args.capacity, False
+    call.positions, call.counts = <char*>args.positions, <char*>args.counts
+    return launch_select(call, lengths, place)
+
+
+cdef Tensor device_lengths(object lens, Tensor scores, const Place* place):
+    """Return lengths that are on a device, whose axes are leading axes of the scores; None for others."""
+    cdef Tensor given = viewed(lens, "lens")
+    if given is None or given.device_type == CPU:
+        return None
+    check_place(given, "lens", place)
+    if not INT32 <= given.dtype_code <= INT64:
+        raise UnsupportedDtype(f"lens is {given.dtype} on {given.device}; it must be int32 or int64 there")
+    if given.shape != scores.shape[:-1][: given.ndim] or not contiguous(given):
+        raise ShapeError(
+            f"lens has shape {given.shape} and scores {scores.shape}; expected a contiguous array with the leading axes"
+            " of scores"
+        )
+    return given
 
 
 cdef object row_lengths(object lens, Tensor scores):
@@ -282,17 +425,10 @@ cdef object row_lengths(object lens, Tensor scores):
     return np.array(given, np.int64).reshape(-1)  # a copy: the numbers that were checked are those that are used
 
 
-cdef Tensor host_query(object query, Place* place):
+cdef Tensor checked_query(object query, object stream, Place* place):
     cdef Tensor q = float_tensor(query, "query", 3, 1, "[num_tokens, num_query_heads, head_dim]")
-    find_place(place, q, "query", query, None)
-    check_on_host(q, "query")
+    find_place(place, q, "query", query, stream)
     return q
-
-
-cdef int check_on_host(Tensor tensor, str name) except -1:
-    if tensor.device_type != CPU:
-        raise UnsupportedOption(f"{name} is on {tensor.device}; sparse selection runs on the host: pass a host copy")
-    return 0
 
 
 cdef int64_t size_option(object value, str name, int64_t least) except -1:

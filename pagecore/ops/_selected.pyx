@@ -1,16 +1,17 @@
 """Blocks or tokens that key heads select: conversion and checks of shapes. The kernels check the contents."""
 
-from libc.stdint cimport int64_t
+from libc.stdint cimport INT64_MAX, int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, INT64
 from pagecore.ops._checks cimport check_length
 from pagecore.ops._indices cimport given_indices
 from pagecore.ops._overlap cimport check_apart
-from pagecore.ops._place cimport Place
+from pagecore.ops._place cimport Place, to_device, to_host
+from pagecore.ops.args cimport Indices, index_array
 from pagecore.ops.cpu.args cimport Selection
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption
 
 
 cdef class Selected:
@@ -27,6 +28,56 @@ cdef class Selected:
             selection.counts_sequence_stride = self.counts.strides_[0]
             selection.counts_head_stride = self.counts.strides_[1]
             selection.counts_wide = self.counts.dtype_code == INT64
+
+    cdef int send(self, Tensor lens, bint checked, const Place* place) except -1:
+        if checked or self.entries.device_type == CPU:
+            self.check(to_host(lens, place) if checked or lens.device_type == CPU else None, place)
+        self.entries = to_device(self.entries, self.name, place)
+        if self.counts is not None:
+            self.counts = to_device(self.counts, f"the counts of {self.name}", place)
+        return 0
+
+    cdef int check(self, Tensor lens, const Place* place) except -1:
+        """Raise the errors of a call on the host. Lengths that are only on the device limit nothing."""
+        cdef Tensor entries = to_host(self.entries, place), counts = to_host(self.counts, place)
+        cdef Indices lengths = index_array(lens), row, amounts
+        cdef int64_t i, head, k, count, entry, before, length = -1, limit = INT64_MAX, width = entries.shape_[2]
+        row.size, row.stride, row.wide = width, entries.itemsize, entries.dtype_code == INT64
+        for i in range(entries.shape_[0]):
+            if lens is not None:
+                length = lengths.at(i)
+                limit = (length + self.unit - 1) // self.unit
+            for head in range(entries.shape_[1]):
+                row.data = entries.data + i * entries.strides_[0] + head * entries.strides_[1]
+                count = width
+                if counts is not None:
+                    amounts.data = counts.data + i * counts.strides_[0] + head * counts.strides_[1]
+                    amounts.wide = counts.dtype_code == INT64
+                    count = amounts.at(0)
+                if not 0 <= count <= width:
+                    raise ShapeError(
+                        f"the count of {self.name}[{i}, {head}] is {count}; expected 0 to {width}, the last extent of "
+                        f"{self.name}"
+                    )
+                before = -1
+                for k in range(count):
+                    entry = row.at(k)
+                    if counts is None and entry < 0:
+                        break
+                    if not 0 <= entry < limit:
+                        known = "" if lens is None else f" and sequence {i} of {length} tokens has {limit}"
+                        most = "the last of the sequence" if lens is None else f"{limit - 1}"
+                        raise ShapeError(
+                            f"{self.name}[{i}, {head}, {k}] is {entry}{known}; use 0 to {most}, and counts if a list "
+                            "is shorter"
+                        )
+                    if entry <= before:
+                        raise ShapeError(
+                            f"{self.name}[{i}, {head}, {k}] is {entry} after {before}; a list must ascend, as "
+                            "pagecore.select returns it"
+                        )
+                    before = entry
+        return 0
 
     cdef int check_apart_from(self, Tensor out) except -1:
         check_apart(out, "out", self.entries, self.name)
@@ -48,10 +99,6 @@ cdef Selected read_selected(
     cdef Selected selected = Selected()
     selected.name = "blocks" if by_block else "indices"
     counts, counts_name = (block_counts, "block_counts") if by_block else (index_counts, "index_counts")
-    if place.device_type != CPU:
-        raise UnsupportedOption(
-            f"{selected.name} selects keys on the host only; on CUDA pass a mask, or a cache on the host"
-        )
     selected.unit = block_size if by_block else 1
     selected.entries = given_indices(
         blocks if by_block else indices, selected.name, 3, "[num_sequences, num_kv_heads, num_selected]", place)

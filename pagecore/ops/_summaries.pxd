@@ -11,10 +11,15 @@ from pagecore.ops.cpu.select cimport SummaryArgs
 cdef class KeySummary:
     cdef SummaryArgs args
     cdef vector[int32_t] channels
+    cdef Tensor listed  # the channels; on the device of the call
+    cdef object kernel  # on CUDA
     cdef tuple held
 
     # Writes the summaries. The slots have been checked.
     cdef int run(self) except -1
+    # Loads the kernel of launch(), which may fail, and launches it. The slots are on the device.
+    cdef int load(self, const Place* place) except -1
+    cdef int launch(self, Tensor slots, const Place* place) except -1
 
 
 # Returns None if no plane is given. `keys` is the cache of the keys, and `others` has the tensors and names that no
@@ -26,5 +31,7 @@ cdef KeySummary read_summary(
 # Bounds [num_blocks, Hkv, D] as a cache with one token a block.
 cdef Cache bounds_cache(Tensor bounds) noexcept
 
-# Reads label channels [Hkv, S], each in 0 .. dim - 1; returns S.
-cdef int64_t read_channels(object channels, int64_t num_heads, int64_t dim, vector[int32_t]& out) except -1
+# Returns label channels as int32 [Hkv, S] on the device of the call. Those on the host are checked, each in
+# 0 .. dim - 1, and written to `out`.
+cdef Tensor listed_channels(
+    object channels, int64_t num_heads, int64_t dim, vector[int32_t]& out, const Place* place)

@@ -1,16 +1,19 @@
-"""Summaries of keys for sparse selection: checks of the planes that `write_kv` keeps up on the host."""
+"""Summaries of keys for sparse selection: checks of the planes that `write_kv` keeps up."""
 
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, INT64, DType
-from pagecore.ops._checks cimport check_length, check_writable, float_tensor
-from pagecore.ops._indices cimport given_indices
+from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
+from pagecore.arrays.codes cimport CPU, INT32, INT64, DType
+from pagecore.ops._checks cimport check_length, check_rank, check_writable, float_tensor
+from pagecore.ops._indices cimport given_indices, viewed
 from pagecore.ops._overlap cimport check_apart, check_own_elements
-from pagecore.ops._place cimport Place, check_place
+from pagecore.ops._place cimport Place, check_place, note_written, to_device
 from pagecore.ops.args cimport Cache, cache_array, index_array, token_array
 from pagecore.ops.cpu._cpu cimport summarise
+from pagecore.ops.cuda._sparse cimport KeySummaryPlanes, summarise as launch_summary, summary_kernel
+
+import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -20,6 +23,24 @@ cdef class KeySummary:
 
     cdef int run(self) except -1:
         return summarise(self.args)
+
+    cdef int load(self, const Place* place) except -1:
+        self.kernel = summary_kernel(place)
+        return 0
+
+    cdef int launch(self, Tensor slots, const Place* place) except -1:
+        cdef KeySummaryPlanes planes
+        planes.key, planes.low, planes.high = self.args.key, self.args.low, self.args.high
+        planes.label = self.args.label
+        planes.channels = NULL
+        if self.listed is not None:
+            planes.channels = self.listed.data
+        launch_summary(
+            self.kernel, planes, index_array(slots), self.args.num_blocks, self.args.block_size, place)
+        for plane in self.held[:3]:
+            if plane is not None:
+                note_written(<Tensor>plane, place)
+        return 0
 
 
 cdef KeySummary read_summary(
@@ -34,11 +55,6 @@ cdef KeySummary read_summary(
         raise UnsupportedOption(f"{given} is given without {missing}; pass both, or none")
     if key_min is None and label is None:
         return None
-    if place.device_type != CPU:
-        raise UnsupportedOption(
-            f"{'label' if key_min is None else 'key_min'} is kept up on the host only; leave it out, or use a cache on "
-            "the host"
-        )
     cdef KeySummary summary = KeySummary()
     summary.args.key = token_array(key)
     summary.args.slots = index_array(slots)
@@ -56,8 +72,9 @@ cdef KeySummary read_summary(
         check_length(labels, "label", 0, keys.shape_[0], "the blocks of key_cache")
         check_length(labels, "label", 1, keys.shape_[1], "the block_size of key_cache")
         check_length(labels, "label", 2, key.shape_[1], "the heads of key")
-        count = read_channels(label_channels, key.shape_[1], key.shape_[2], summary.channels)
-        check_length(labels, "label", 3, count, "the channels of a head in label_channels")
+        summary.listed = listed_channels(label_channels, key.shape_[1], key.shape_[2], summary.channels, place)
+        check_length(labels, "label", 3, summary.listed.shape_[1], "the channels of a head in label_channels")
+        check_apart(labels, "label", summary.listed, "label_channels")
         summary.args.label = cache_array(labels)
         summary.args.channels = summary.channels.data()
         check_apart(labels, "label", low, "key_min")
@@ -92,6 +109,27 @@ cdef Cache bounds_cache(Tensor bounds) noexcept:
     cache.num_blocks, cache.num_heads, cache.dim = bounds.shape_[0], bounds.shape_[1], bounds.shape_[2]
     cache.block_stride, cache.head_stride = bounds.strides_[0], bounds.strides_[1]
     return cache
+
+
+cdef Tensor listed_channels(
+        object channels, int64_t num_heads, int64_t dim, vector[int32_t]& out, const Place* place):
+    cdef Tensor given = viewed(channels, "label_channels")
+    if given is not None and given.device_type != CPU:
+        return device_channels(given, num_heads, place)
+    cdef int64_t count = read_channels(channels, num_heads, dim, out)
+    cdef Tensor listed = as_tensor(np.array(out, np.int32).reshape(num_heads, count))
+    return listed if place.device_type == CPU else to_device(listed, "label_channels", place)
+
+
+cdef Tensor device_channels(Tensor given, int64_t num_heads, const Place* place):
+    check_place(given, "label_channels", place)
+    if given.dtype_code != INT32:
+        raise UnsupportedDtype(f"label_channels is {given.dtype} on {given.device}; it must be int32 there")
+    check_rank(given, "label_channels", 2, "[num_kv_heads, num_channels]")
+    check_length(given, "label_channels", 0, num_heads, "one list for each key-value head")
+    if given.shape_[1] == 0 or not contiguous(given):
+        raise ShapeError("label_channels is empty or not contiguous; on CUDA it must be [num_kv_heads, num_channels]")
+    return given
 
 
 cdef int64_t read_channels(object channels, int64_t num_heads, int64_t dim, vector[int32_t]& out) except -1:

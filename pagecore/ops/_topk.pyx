@@ -1,12 +1,13 @@
 """The best positions of index scores, and the slots of positions."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor, contiguous
 from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
 from pagecore.ops._checks cimport any_tensor, check_length, check_result, float_tensor
 from pagecore.ops._debug cimport debugging
-from pagecore.ops._indices cimport given_indices, index_tensor, viewed
+from pagecore.ops._indices cimport given_indices, viewed
 from pagecore.ops._overlap cimport check_apart
 from pagecore.ops._place cimport (
     Place,
@@ -15,21 +16,23 @@ from pagecore.ops._place cimport (
     find_place,
     finished,
     new_result,
+    note_written,
     to_device,
     to_host,
 )
-from pagecore.ops.args cimport index_array, table_array
+from pagecore.ops.args cimport Indices, index_array, table_array
 from pagecore.ops.cpu._cpu cimport select_topk as run_select, slots_of as run_slots
 from pagecore.ops.cpu.latent cimport SlotsArgs, TopkArgs
 from pagecore.ops.cuda._index cimport find_slots
 from pagecore.ops.cuda._index_checks cimport check_not_captured
+from pagecore.ops.cuda._sparse cimport Selecting, select as launch_select
 
 from operator import index
 
 import numpy as np
 
 from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype
 
 
 cdef int64_t positive(object value, str name) except -1:
@@ -42,16 +45,20 @@ cdef int64_t positive(object value, str name) except -1:
     return number
 
 
-def select_topk(scores, k, lens=None):
+def select_topk(scores, k, lens=None, *, stream=None):
     """Select the positions of the k greatest scores of each row, best first; equal scores by ascending position.
 
     Parameters
     ----------
     scores : array, [T, n]
-        float32.
+        float32, on the host or CUDA.
     k : int
+        On CUDA at most 4096.
     lens : integers, [T], optional
-        Number of leading scores of each row that count; n by default.
+        Number of leading scores of each row that count; n by default. In CUDA memory they are clamped to 0 .. n.
+    stream : int or a stream, optional
+        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
+        stream of the framework of `scores`.
 
     Returns
     -------
@@ -61,21 +68,19 @@ def select_topk(scores, k, lens=None):
 
     Raises
     ------
-    ShapeError, UnsupportedDtype, DeviceError, NotEnoughMemory
+    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
         Invalid arrays or lengths.
     """
     cdef Place place
     cdef Tensor given = float_tensor(scores, "scores", 2, 2, "[num_tokens, n]")
-    find_place(&place, given, "scores", scores, None)
-    if place.device_type != CPU:
-        raise UnsupportedOption("scores is on CUDA; select_topk runs on the host only: copy the array there")
+    find_place(&place, given, "scores", scores, stream)
     if given.dtype_code != FLOAT32:
         raise UnsupportedDtype(f"scores is {given.dtype}; it must be float32, as returned by index_scores")
     if given.shape_[1] > INT32_MAX:
         raise ShapeError(f"scores has shape {given.shape}; positions must fit int32")
     cdef Tensor counts = None
     if lens is not None:
-        counts = index_tensor(lens, "lens", 1, "[num_tokens]", &place)
+        counts = given_indices(lens, "lens", 1, "[num_tokens]", &place)
         check_length(counts, "lens", 0, given.shape_[0], "one for each row of scores")
     cdef int64_t shape[2]
     shape[0], shape[1] = given.shape_[0], positive(k, "k")
@@ -85,8 +90,34 @@ def select_topk(scores, k, lens=None):
     args.num_rows, args.width, args.k = shape[0], given.shape_[1], shape[1]
     args.lens = index_array(counts)
     args.out = <int32_t*>result.data
-    run_select(args)
+    if place.device_type == CPU:
+        run_select(args)
+    else:
+        await_arrays((scores, lens), &place)
+        topk_on_device(args, counts, &place)
+        note_written(result, &place)
     return finished(result, scores, &place)
+
+
+cdef int topk_on_device(const TopkArgs& args, Tensor lens, const Place* place) except -1:
+    """Launch a selection of the best; lengths that are on the host are checked."""
+    cdef Selecting call
+    cdef Indices lengths
+    cdef int64_t i
+    if lens is not None:
+        lengths = index_array(lens)
+        if lens.device_type == CPU:
+            for i in range(lens.shape_[0]):
+                if not 0 <= lengths.at(i) <= args.width:
+                    raise ShapeError(f"lens[{i}] is {lengths.at(i)}; expected 0 to {args.width}, the scores of a row")
+            lens = to_device(lens, "lens", place)
+            lengths = index_array(lens)
+    memset(&call, 0, sizeof(call))
+    call.scores, call.score_stride = <const char*>args.scores, args.score_stride
+    call.num_rows, call.width, call.length, call.rows_per_length = args.num_rows, args.width, args.width, 1
+    call.budget = call.capacity = args.k
+    call.positions, call.ranked = <char*>args.out, True
+    return launch_select(call, lengths, place)
 
 
 def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=None, out=None, stream=None):

@@ -47,7 +47,8 @@ def write_kv(
     """Write new keys and values to slots of a paged cache, with a cast or quantised.
 
     All arrays are on one device, the host or CUDA. A call on CUDA is one launch, or two if the dtypes of key and value
-    or of their caches differ. It neither allocates nor waits unless index arrays or scales are on the host.
+    or of their caches differ, and one more for summaries of keys. It neither allocates nor waits unless index arrays,
+    scales or channels are on the host.
 
     Parameters
     ----------
@@ -75,13 +76,14 @@ def write_kv(
         The format that both caches must have. "nvfp4_4over6" computes the scales of "nvfp4" so that the largest number
         of a group becomes 6 or 4, whichever has the smaller squared error.
     key_min, key_max : array, [num_blocks, Hkv, D], optional
-        On the host: element-wise bounds of the keys of each block, for `score_blocks`. They are extended by the new
-        keys, rounded to their dtype. A key in the first slot of a block starts the bounds of the block anew, so blocks
+        Element-wise bounds of the keys of each block, for `score_blocks`. They are extended by the new keys in their
+        order, rounded to their dtype. A key in the first slot of a block starts the bounds of the block anew, so blocks
         must be filled from their first slot on; overwriting a later slot only widens them.
     label : array, [num_blocks, block_size, Hkv, S], optional
-        On the host: the channels `label_channels` of each key, for `score_tokens`.
+        The channels `label_channels` of each key, for `score_tokens`.
     label_channels : integers, [Hkv, S], optional
-        Channels of each head, 0 to D - 1; given with `label`.
+        Channels of each head, 0 to D - 1; given with `label`. For CUDA arrays an int32 array on the device, whose
+        contents are not checked but clamped, or a list or host array, which is copied.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `key`.
@@ -168,16 +170,20 @@ def write_kv(
     key_scales = divisors(key_factor, "key_scale", num_kv_heads, &place, &key_divisor)
     value_scales = divisors(value_factor, "value_scale", num_kv_heads, &place, &value_divisor)
     check_memory(k, v, keys, values, slots, key_scales, value_scales)
-    await_arrays((key, value, slot_mapping, key_scale, value_scale), &place)
+    await_arrays((key, value, slot_mapping, key_scale, value_scale, label_channels), &place)
     if slots.device_type == CPU:
         check_slots(slots, k, keys.codes)
     elif debugging():
         debug_slots(slots, k, keys.codes, &place)
     slots = to_device(slots, "slot_mapping", &place)
+    if summary is not None:
+        summary.load(&place)
     launch_write(
         k, v, native_cache(keys), native_cache(values), slots, key_scales, key_divisor, value_scales, value_divisor,
         four_over_six, [keys.codes, keys.plane, values.codes, values.plane], &place,
     )
+    if summary is not None:
+        summary.launch(slots, &place)
 
 
 cdef int check_memory(

@@ -29,6 +29,7 @@ cdef extern from "pagecore/ops/args.hpp" namespace "pagecore" nogil:
         int64_t size
         int64_t stride
         cbool wide
+        int64_t at(int64_t i)
 
     cdef cppclass Table:
         const char* data

@@ -50,10 +50,10 @@ class AttentionSpec:
         "float8_e5m2", and the global scale of "nvfp4", a float. The other formats compute their scales.
     key_bounds : bool
         Also store the element-wise bounds of the keys of each block, planes "key_min" and "key_max", for
-        `score_blocks` (Quest). Every write keeps them up; on the host only.
+        `score_blocks` (Quest). Every write keeps them up.
     label_channels : sequence of sequences of int, optional
         For each key-value head the channels of its keys that are also stored as plane "label", for `score_tokens`
-        (double sparsity). On the host only.
+        (double sparsity).
 
     Raises
     ------

@@ -35,10 +35,13 @@ def key_of(text, layer):
 
 
 class Texts:
-    """A cache and the plain twin of its sequences: the whole text of each, and the positions that are kept."""
+    """A cache and the plain twin of its sequences: the whole text of each, and the positions that are kept.
 
-    def __init__(self, cache):
-        self.cache = cache
+    `put` and `get` copy arrays to the device of the cache and from there.
+    """
+
+    def __init__(self, cache, put=np.asarray, get=np.asarray):
+        self.cache, self.put, self.get = cache, put, get
         self.text, self.kept = {}, {}
 
     def add(self, ids):
@@ -65,13 +68,13 @@ class Texts:
             first = len(self.text[sequence]) - self.waiting(sequence)
             positions.append(list(range(first, first + count)))
         flat = [place for places in positions for place in places]
-        assert np.asarray(batch.positions)[: len(flat)].tolist() == flat
+        assert self.get(batch.positions)[: len(flat)].tolist() == flat
         texts = [self.text[s][: p + 1] for s, places in zip(sequences, positions, strict=True) for p in places]
-        assert np.asarray(batch.token_ids)[: len(flat)].tolist() == [text[-1] for text in texts]
+        assert self.get(batch.token_ids)[: len(flat)].tolist() == [text[-1] for text in texts]
         for layer in range(self.cache.num_layers):
             key = np.array([key_of(text, layer) for text in texts], np.float32).reshape(-1, HEADS, DIM)
             value = -key[..., : self.cache.value(layer).shape[3]]
-            self.cache.write(layer, key, np.ascontiguousarray(value), batch)
+            self.cache.write(layer, self.put(key), self.put(np.ascontiguousarray(value)), batch)
         self.cache.commit(batch, accepted)
         for i, (sequence, places) in enumerate(zip(sequences, positions, strict=True)):
             kept = places if accepted is None else places[: accepted[i]]
@@ -97,8 +100,8 @@ class Texts:
     def check_planes(self, sequence, kept):
         size = self.cache.block_size
         for layer in range(self.cache.num_layers):
-            table = self.cache.make_batch().group(layer).block_table.numpy()[sequence.row]
-            key, value = self.cache.key(layer).numpy(), self.cache.value(layer).numpy()
+            table = self.cache._parts.tables.blocks(sequence.row, self.cache._parts.layers[layer].group)
+            key, value = self.get(self.cache.key(layer)), self.get(self.cache.value(layer))
             expected = np.array([key_of(self.text[sequence][: p + 1], layer) for p in kept]).reshape(-1, HEADS, DIM)
             slots = [(table[i // size], i % size) for i in range(len(kept))]
             assert np.array_equal([key[slot] for slot in slots], expected) or not kept
@@ -112,7 +115,7 @@ class Texts:
         spec = self.cache._parts.layers[layer].spec
         if not spec.key_bounds:
             return
-        low, high, label = (self.cache.plane(name, layer).numpy() for name in ("key_min", "key_max", "label"))
+        low, high, label = (self.get(self.cache.plane(name, layer)) for name in ("key_min", "key_max", "label"))
         for (block, offset), row in zip(slots, expected, strict=True):
             assert (low[block] <= row).all()
             assert (row <= high[block]).all()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, ShapeError, TensorParallel, UnsupportedOption, score_blocks, score_tokens, select
-from pagecore.cache.layer_ops import layer_ops
 from tests.cache.caches import make, normal
 from tests.reference.attention import paged_attention as reference
 
@@ -54,11 +53,6 @@ def test_a_rank_has_the_channels_of_its_heads():
 def test_specs_refuse(options, kind, message):
     with pytest.raises(kind, match=message):
         AttentionSpec(2, 8, **options)
-
-
-def test_summaries_are_refused_on_a_device():
-    with pytest.raises(UnsupportedOption, match="only the host keeps up"):
-        layer_ops(SPARSE, "cuda:0")
 
 
 @pytest.mark.parametrize("by_block", [True, False], ids=["blocks", "tokens"])

@@ -184,14 +184,14 @@ def test_blocks_parts_and_masks_past_2_to_the_33_elements(dtype, layout):
 
 RACE = "races|uninitialised|in flight"
 FAULTS = {
-    "a wait that leaves one group more": Fault("decode_wait", "pc_wait_copies<Tile::kStages>();", "in flight"),
-    "no barrier after the wait": Fault("decode_barrier_after_wait", "", RACE),
-    "no barrier before slots are read and a stage is refilled": Fault("decode_barrier_before_copies", "", RACE),
+    "a wait that leaves one group more": Fault("ring_wait", "pc_wait_copies<Tile::kStages>();", "in flight"),
+    "no barrier after the wait": Fault("ring_barrier_after_wait", "", RACE),
+    "no barrier before slots are read and a stage is refilled": Fault("ring_barrier_before_copies", "", RACE),
     "no barrier after the queries": Fault("decode_barrier_after_queries", "", RACE),
     "no barrier before the warps' sums are read": Fault("decode_barrier_before_sums", "", RACE),
     "no barrier before the warps' sums are overwritten": Fault("decode_barrier_after_sums", "", RACE),
     "the stage of another round": Fault("stage_of_another_round", "num_free = 2;"),
-    "values of tokens of another item": Fault("decode_values_of_other_items", "const bool valid = true;", "not finite"),
+    "values of tokens of another item": Fault("values_of_other_items", "const bool valid = true;", "not finite"),
     "no barrier after a step of the walk": Fault("barrier_after_walk", "", RACE),
     "no fence before the count": Fault("fence_before_count", "", "fence"),
     "no fence after the count": Fault("fence_after_count", "", "fence"),

@@ -15,6 +15,7 @@ from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL
 from tests.cuda.test_latent_attention import check as check_latent
 from tests.cuda.test_stored import check as check_stored
+from tests.emulator import test_sparse_faults
 from tests.emulator.mutants import survivors
 from tests.ops.cases import Shape, make_case
 from tests.ops.format_cases import make_format_case
@@ -109,14 +110,20 @@ def in_turn(*works):
     return work
 
 
+def sparse(runtime):
+    """Run the kernels of sparse selection. A selection has one block of threads for all rows."""
+    for kernel in test_sparse_faults.WORK:
+        test_sparse_faults.run_on(runtime, kernel)
+
+
 KERNELS = {
     "decode": (
-        ["decode.cu", "decode_ring.cuh", "tile_walk.cuh", "splits.cuh"],
+        ["decode.cu", "warp_ring.cuh", "tile_walk.cuh", "splits.cuh"],
         attend(DECODE, MIXED, num_workers=(2,)),
     ),
     "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
     "stored": (
-        ["general_stored.cuh", "decode_stored.cuh", "stored_rows.cuh"],
+        ["general_stored.cuh", "stored_rows.cuh", "warp_ring.cuh"],
         attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
     ),
     "latent": (
@@ -127,6 +134,7 @@ KERNELS = {
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
     "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),
     "prefill of wide keys": (["prefill.cu", "prefill_output.cuh"], prompts(dims=(192, 128))),
+    "sparse": (["summaries.cu", "block_scores.cu", "select.cu", "select_cut.cuh"], sparse),
     "plan": (
         ["plan.cu", "plan_section.cuh", "block_sums.cuh"],
         in_turn(attend(MIXED, replace(DECODE, seq_lens=(50,) * 300)), gather),

@@ -19,8 +19,8 @@ from tests.ops.cases import Shape, make_case
 pytestmark = pytest.mark.slow
 
 PADDING_FAULTS = {
-    "keys of decode past their dims": Fault("decode_keys_past_dims", "const KeyRange own_keys = state.keys;"),
-    "values of decode past their dims": Fault("decode_values_past_dims", "const KeyRange own_values = state.keys;"),
+    "keys of decode past their dims": Fault("keys_past_dims", "const KeyRange own_keys = state.keys;"),
+    "values of decode past their dims": Fault("values_past_dims", "const KeyRange own_values = state.keys;"),
     "queries of decode past their dims": Fault(
         "decode_queries_past_dims", "if (row < item.query_count * heads.count) {"
     ),

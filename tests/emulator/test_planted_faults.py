@@ -13,6 +13,7 @@ from tests.emulator import (
     test_latent_faults,
     test_latent_row_faults,
     test_padding_faults,
+    test_sparse_faults,
     test_stored_faults,
 )
 from tests.emulator.build import SOURCES
@@ -178,5 +179,6 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_stored_faults.STORED_FAULTS,
         test_latent_row_faults.LATENT_ROW_FAULTS,
         test_latent_faults.LATENT_FAULTS,
+        test_sparse_faults.FAULTS,
     )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

@@ -20,15 +20,14 @@ pytestmark = pytest.mark.slow
 
 RACE = "races|in flight|uninitialised"
 STORED_FAULTS = {
-    "general copies before its slots": Fault("stored_barrier_before_copies", "", RACE),
+    "copies before the slots": Fault("ring_barrier_before_copies", "", RACE),
     "general widens a row that is being read": Fault("stored_barrier_before_widening", "", RACE),
-    "decode copies before its slots": Fault("decode_stored_barrier_before_copies", "", RACE),
-    "decode does not wait for copies": Fault("decode_stored_wait", "", RACE),
-    "decode reads the copies of other lanes": Fault("decode_stored_barrier_after_wait", "", RACE),
+    "decode does not wait for copies": Fault("ring_wait", "", RACE),
+    "decode reads the copies of other lanes": Fault("ring_barrier_after_wait", "", RACE),
     "decode multiplies a tile that is being unpacked": Fault("decode_stored_barrier_after_unpacking", "", RACE),
     "decode changes a unit that is being read": Fault("decode_stored_barrier_before_unit", "", RACE),
-    "keys past their dims": Fault("stored_keys_past_dims", "const KeyRange own_keys = state.keys;"),
-    "values past their dims": Fault("stored_values_past_dims", "const KeyRange own_values = state.keys;"),
+    "keys past their dims": Fault("keys_past_dims", "const KeyRange own_keys = state.keys;"),
+    "values past their dims": Fault("values_past_dims", "const KeyRange own_values = state.keys;"),
     "queries past their dims": Fault("stored_queries_past_dims", "if (row < item.query_count * heads.count) {"),
 }
 

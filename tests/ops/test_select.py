@@ -292,3 +292,28 @@ def test_a_bad_slot_leaves_the_summaries_unchanged():
         ops.write_kv(key, key, cache, cache.copy(), [0, 8], key_min=low, key_max=high)
     assert (low == 7).all()
     assert (high == 7).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [2, 70])
+def test_a_query_component_of_zero_contributes_zero_to_infinite_bounds(isa, dtype, dim):
+    low, high = np.ones((2, 4, 1, dim), DTYPES[dtype])
+    for block, bound in enumerate((np.inf, np.nan)):
+        low[block, 0, 0], high[block, 0, 0] = -bound, bound
+    low[2, 0, -1] = high[2, 0, -1] = np.inf
+    query = np.zeros((4, 1, dim), DTYPES[dtype])
+    query[0, 0, 1:] = 2
+    query[1, 0, 1:] = -2
+    query[2, 0, 0] = 1
+    query[3, 0] = 3
+    query[3, 0, -1] = -0.0
+    scores = ops.score_blocks(query, low, high, np.tile(np.arange(4), (4, 1)), np.full(4, 16), block_size=4)[:, 0]
+    rest = dim - 1
+    infinite, nothing = np.inf, -np.inf
+    expected = [
+        [2 * rest, 2 * rest, infinite, 2 * rest],
+        [-2 * rest, -2 * rest, nothing, -2 * rest],
+        [infinite, nothing, 1, 1],
+        [infinite, nothing, 3 * rest, 3 * rest],
+    ]
+    np.testing.assert_array_equal(scores, expected)

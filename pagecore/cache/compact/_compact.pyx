@@ -57,6 +57,8 @@ def compact(CacheState state not None, sequence, keep, moves):
     for group in range(<size_t>len(listed)):
         move_tokens(state, plan, group, <SlotMoves>listed[group])
     shorten(state, plan)
+    for each in listed:
+        (<SlotMoves>each).finish()
 
 
 cdef Plan make_plan(CacheState state, Sequence sequence, list keep):

@@ -20,7 +20,7 @@ class CompactMethods(PartsOwner):
     """`PagedKVCache.compact`."""
 
     def compact(self, sequence: Sequence, keep: ArrayLike | Iterable[ArrayLike]) -> None:
-        """Keep some computed tokens of a sequence, move them together and free the blocks of the others; host only.
+        """Keep some computed tokens of a sequence, move them together and free the blocks of the others.
 
         The kept tokens become tokens 0 to n - 1 of the sequence in the cache, in every plane of every layer, and
         `num_tokens`, `num_computed_tokens` and `seq_lens` shrink. Positions do not: rotary embeddings are applied
@@ -30,7 +30,8 @@ class CompactMethods(PartsOwner):
 
         Blocks that the prefix cache or a fork shares are never written: the sequence takes new ones. What it shares in
         front of the first moved token stays shared; later blocks are never published again. A compacted sequence can
-        be forked and swapped; `truncate` accepts 0, which forgets the compaction, and lengths from n on.
+        be forked and swapped; `truncate` accepts 0, which forgets the compaction, and lengths from n on. On CUDA the
+        tokens move on the stream of the last step.
 
         Parameters
         ----------
@@ -50,8 +51,9 @@ class CompactMethods(PartsOwner):
         InvalidSequence
             A sequence that is not of this cache, in flight or swapped out.
         UnsupportedOption
-            A cache with windows, with ``scrub=True`` or on CUDA, or planes per block other than the bounds of plain
-            keys.
+            A cache with windows or with ``scrub=True``, or planes per block other than the bounds of plain keys.
+        DeviceError
+            The stream of a cache on CUDA is being captured. Or the device failed while tokens moved, which loses them.
 
         Notes
         -----

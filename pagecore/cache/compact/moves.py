@@ -17,18 +17,21 @@ def slot_moves(parts: CacheParts) -> list[SlotMoves]:
     Raises
     ------
     UnsupportedOption
-        A cache on a device, or planes per block that cannot be computed from the keys.
+        Planes per block that cannot be computed from the keys.
+    DeviceError
+        The stream of the cache is being captured.
     """
-    return [moves_of(pool) for pool in parts.store.pools]
+    if parts.staging is None:
+        return [moves_of(pool) for pool in parts.store.pools]
+    parts.staging.refuse_captured(parts.staging.stream)
+    return [moves_of(pool, parts.staging.stream) for pool in parts.store.pools]
 
 
-def moves_of(pool: KVPool) -> SlotMoves:
-    """Return the moves of one pool."""
-    if pool.device != "cpu":
-        raise UnsupportedOption(f"compact moves tokens on the host; the cache is on {pool.device}: use device='cpu'")
+def moves_of(pool: KVPool, stream: int = 0) -> SlotMoves:
+    """Return the moves of one pool, on the stream of this handle if it is on a device."""
     layers = range(pool.num_layers)
     planes = [pool.plane(plane.name, layer) for plane in pool.spec.planes if plane.per == "token" for layer in layers]
-    return SlotMoves(planes, [_bounds_of(pool, layer) for layer in layers] if _has_bounds(pool) else [])
+    return SlotMoves(planes, [_bounds_of(pool, layer) for layer in layers] if _has_bounds(pool) else [], stream)
 
 
 def _has_bounds(pool: KVPool) -> bool:

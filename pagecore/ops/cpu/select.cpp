@@ -21,8 +21,9 @@
 namespace pagecore::cpu {
 namespace {
 
-// Entries that one thread scores at a time.
-constexpr int64_t kScoredTogether = 512;
+// Entries that one thread scores at a time, for the heads whose query rows fit into the L1 cache.
+constexpr int64_t kScoredTogether = 128;
+constexpr int64_t kQueryRowFloats = 8 << 10;
 
 // Buffers that the calling thread keeps between calls.
 struct Workspace {
@@ -172,16 +173,19 @@ void score(const ScoreArgs& args, const ScoreBatch& given, int64_t num_threads) 
   const int64_t unit = scores_blocks ? given.block_size : 1;
   const auto row_bytes = static_cast<double>(args.high.dim * size_of(args.high.type) * (scores_blocks ? 2 : 1));
   const double us = static_cast<double>(args.query.num_tokens * heads * args.width) * row_bytes / kBytesPerUs;
-  const int64_t threads = worthwhile_threads(us, num_threads), floats = 2 * group * padded(args.high.dim);
+  const int64_t threads = worthwhile_threads(us, num_threads), each = 2 * group * padded(args.high.dim);
+  const int64_t together = std::clamp<int64_t>(kQueryRowFloats / each, 1, heads), floats = each * together;
+  const int64_t shares = (heads + together - 1) / together;
   if (static_cast<int64_t>(work.rows.size()) < floats * threads)
     work.rows.resize(static_cast<size_t>(floats * threads));
   float* rows = work.rows.data();
   list_sequences(work, args.query.num_tokens);
   const CheckedBatch& checked = work.batch;
   const int32_t* sequences = work.sequences.data();
-  parallel_for(args.query.num_tokens * heads * parts, threads, [&](int64_t i, int64_t worker) noexcept {
-    const int64_t query = i / (heads * parts), sequence = sequences[query], begin = i % parts * kScoredTogether;
-    ScorePart part{query, i / parts % heads, 0, begin, std::min(begin + kScoredTogether, args.width), 0};
+  parallel_for(args.query.num_tokens * parts * shares, threads, [&](int64_t i, int64_t worker) noexcept {
+    const int64_t query = i / (parts * shares), sequence = sequences[query], head = i % shares * together;
+    const int64_t begin = i / shares % parts * kScoredTogether, end = std::min(begin + kScoredTogether, args.width);
+    ScorePart part{query, head, std::min(head + together, heads), 0, begin, end, 0};
     if (sequence >= 0) {
       const int64_t length = checked.seq_lens()[sequence];
       const int64_t before = length - (checked.cu_query_lens()[sequence + 1] - query);  // the query's position

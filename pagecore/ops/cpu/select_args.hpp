@@ -23,10 +23,11 @@ struct ScoreArgs {
   int64_t width = 0;
 };
 
-// Entries [begin, end) of one query and key head; entries from `visible` on score -inf.
+// Entries [begin, end) of one query and some key heads; entries from `visible` on score -inf.
 struct ScorePart {
   int64_t query;
-  int64_t head;
+  int64_t head_begin;
+  int64_t head_end;
   int64_t row;  // of the table
   int64_t begin;
   int64_t end;

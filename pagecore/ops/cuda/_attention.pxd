@@ -5,6 +5,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._place cimport Place
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._selected cimport Selected
 from pagecore.ops.cuda._plan cimport PcPlanLayout, Workspace
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams
 
@@ -15,12 +16,15 @@ cdef struct Work:
     uint64_t buffer
     int64_t num_items[2]  # -1 if only the device knows
     bint has_plan  # the caller passed the plan, and later calls with it may be captured
+    bint batch_invariant  # of the plan that the call makes
     Workspace workspace
 
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the
 # call. key_scale and value_scale are given factors, one for each head. rows, cu_query_lens, sinks, alibi_slopes,
 # mask, key_scale, value_scale and lse may be None.
+#
+# `selected` is None, or has lists on the device; such a call plans its own batch, batch-invariant if `plan` is.
 #
 # `planned` is a plan in an array of the caller, uint8 on the device (see plan_lengths); it excludes `plan`. With
 # `checks_plan` it is compared with the lengths and options of the call, which waits for the device. Without either plan
@@ -29,11 +33,13 @@ cdef int attention(
     Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
     int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-    Tensor value_scale, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1
+    Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
+    const Place* place) except -1
 
 
 # Takes or makes the plan of a call, and fills the lengths, the schedule and the workspace of `params`; the other fields
-# must be set. Returns what must live until the kernels are launched. Arguments are those of `attention`.
+# must be set, and `work` zeroed but for `batch_invariant`. Returns what must live until the kernels are launched.
+# Arguments are those of `attention`.
 cdef list schedule(
     PcAttentionParams* params, Work* work, Tensor seq_lens, Tensor cu_query_lens, AttentionPlan plan,
     Tensor planned, bint checks_plan, object example, const Place* place)

@@ -5,10 +5,11 @@ from libc.string cimport memset
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, CUDA, UINT8
+from pagecore.arrays.codes cimport CPU, CUDA, INT64, UINT8
 from pagecore.ops._formats cimport StoredCache, is_plain, native_cache
 from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
+from pagecore.ops._selected cimport Selected
 from pagecore.ops.args cimport Cache, index_array, table_array, token_array
 from pagecore.ops.cuda._device_plan cimport (
     check_planned,
@@ -65,7 +66,8 @@ cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-        Tensor value_scale, Tensor out, Tensor lse, bint checks_plan, object example, const Place* place) except -1:
+        Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
+        const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
     cdef Work work
@@ -87,8 +89,17 @@ cdef int attention(
         p.lse = address_of(lse)
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
 
+    memset(&work, 0, sizeof(work))
+    if selected is not None:
+        # Items count selected keys, so a plan of positions does not serve; its options do.
+        fill_selection(&p, selected)
+        work.batch_invariant = plan is not None and plan.plan.options.batch_invariant
+        plan = None
+        planned = None
     # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
     kept = schedule(&p, &work, seq_lens, cu_query_lens, plan, planned, checks_plan, example, place)
+    if selected is not None and mask is not None:
+        kept.append(place_mask(&p, example, place))
     return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out))
 
 
@@ -99,7 +110,6 @@ cdef list schedule(
     cdef vector[int32_t] lengths, offsets
     cdef PcAttentionParams p = params[0]
     kept = []
-    memset(work, 0, sizeof(work[0]))
     if plan is not None:
         check_plan(plan, p, place)
         take_plan(plan.cuda, p, work, place)
@@ -129,9 +139,9 @@ cdef list schedule(
         if buffer is None:
             buffer = plan_by_kernel(p, work, example, place)
         kept = [buffer, allocate_workspace(p, work, planned_counters(planned, work.layout), example, place)]
+    p.mask_starts = work.buffer + work.layout.mask_starts
     p.partial_out, p.partial_lse = work.workspace.partial_out, work.workspace.partial_lse
     p.counters, p.num_partial_rows = work.workspace.counters, work.layout.num_partial_rows
-    p.mask_starts = work.buffer + work.layout.mask_starts
     p.fold_tokens = kFoldTokens if work.layout.batch_invariant else 0
     p.schedule.items = work.buffer + work.layout.items
     params[0] = p
@@ -270,8 +280,15 @@ cdef Tensor plan_on_host(
         vector[int32_t]& lens, vector[int32_t]& cu, const PcAttentionParams& p, Work* work,
         const Place* place):
     """Plan checked lengths on the host, and copy the plan to the device."""
-    cdef PlanOptions options = options_of(p)
+    cdef PlanOptions options = planned_options(p, work)
+    cdef vector[int32_t] keys
+    cdef int i
     cdef PlanBatch batch = batch_of(lens, cu)
+    if p.selection.entries != 0:
+        keys = lens
+        for i in range(p.num_sequences):
+            keys[i] = <int32_t>min(<int64_t>keys[i], <int64_t>p.selection.width * p.selection.unit)
+        batch.seq_lens = keys.data()
     cdef Place host
     cdef int section
     cdef int64_t num_bytes
@@ -302,13 +319,60 @@ cdef int check_lasting(object example, const Place* place) except -1:
 
 cdef Tensor plan_by_kernel(const PcAttentionParams& p, Work* work, object example, const Place* place):
     """Plan lengths that are known on the device only, by a kernel."""
-    work.layout = layout_for(options_of(p), 0, p.num_sequences, p.num_tokens, place.device_id)
+    cdef PcAttentionParams of_keys = p
+    work.layout = layout_for(planned_options(p, work), 0, p.num_sequences, p.num_tokens, place.device_id)
     cdef int64_t num_bytes = work.layout.num_bytes
+    if p.selection.entries != 0:
+        # The kernel clamps lengths to the row of a table; here a row has the keys that a list can cover.
+        of_keys.table.width, of_keys.block_size = p.selection.width, p.selection.unit
+        of_keys.block_shift = p.selection.unit_shift
+        of_keys.causal, of_keys.window_left, of_keys.window_right = 0, UNKNOWN, UNKNOWN
     cdef Tensor buffer = new_result(1, &num_bytes, UINT8, example, place)
     work.buffer = address_of(buffer)
     work.num_items[PC_DECODE] = work.num_items[PC_PROMPTS] = UNKNOWN
-    launch_plan(p, work.layout, work.buffer, place.stream, place.device_id)
+    launch_plan(of_keys, work.layout, work.buffer, place.stream, place.device_id)
     return buffer
+
+
+cdef PlanOptions planned_options(const PcAttentionParams& p, const Work* work) noexcept:
+    """Return the options of the plan that a call makes. Selected keys of a sequence are all attended to."""
+    cdef PlanOptions options = options_of(p)
+    options.batch_invariant = work.batch_invariant
+    if p.selection.entries != 0:
+        options.causal, options.window_left, options.window_right = False, UNKNOWN, UNKNOWN
+    return options
+
+
+cdef Tensor place_mask(PcAttentionParams* p, object example, const Place* place):
+    """Find the mask entries of each sequence, which a plan of selected keys does not: by a plan of all keys."""
+    cdef PcAttentionParams of_all = p[0]
+    cdef Work work
+    memset(&work, 0, sizeof(work))
+    of_all.selection.entries = 0
+    cdef Tensor buffer = plan_by_kernel(of_all, &work, example, place)
+    p.mask_starts = work.buffer + work.layout.mask_starts
+    return buffer
+
+
+cdef int fill_selection(PcAttentionParams* p, Selected selected) except -1:
+    cdef Tensor entries = selected.entries, counts = selected.counts
+    cdef int64_t size = entries.itemsize, unit = selected.unit
+    cdef int shift = 0
+    if entries.shape_[2] >= INT32_MAX:
+        raise ShapeError(f"{selected.name} has shape {entries.shape}; on CUDA extents are below 2^31")
+    p.selection.entries = address_of(entries)
+    p.selection.sequence_stride, p.selection.head_stride = entries.strides_[0] // size, entries.strides_[1] // size
+    p.selection.width, p.selection.unit = <int32_t>entries.shape_[2], <int32_t>unit
+    while (1 << shift) < unit:
+        shift += 1
+    p.selection.unit_shift = shift if (1 << shift) == unit else -1
+    p.selection.wide = entries.dtype_code == INT64
+    if counts is not None:
+        p.selection.counts = address_of(counts)
+        p.selection.counts_sequence_stride = counts.strides_[0] // counts.itemsize
+        p.selection.counts_head_stride = counts.strides_[1] // counts.itemsize
+        p.selection.counts_wide = counts.dtype_code == INT64
+    return 0
 
 
 cdef Tensor allocate_workspace(
@@ -365,6 +429,7 @@ cdef int launch_all(
     query.key_format, query.value_format = stored.key.format, stored.value.format
     query.aligned = plain_memory
     query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
+    query.selected = p.selection.entries != 0
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
     cdef list ready = []
     cdef int section

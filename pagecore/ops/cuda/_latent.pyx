@@ -67,6 +67,7 @@ cdef int attend_latent(
         p.lse = <uintptr_t>lse.data
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
     # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
+    memset(&work, 0, sizeof(work))
     kept = schedule(p, &work, lens, cu_query_lens, plan, None, False, example, place)
     cdef bint in_vectors = begins_at_vectors(token_array(query)) and begins_at_vectors(token_array(query_rope)) and (
         begins_at_vectors(token_array(out)) and begins_at_vectors(p.key) and begins_at_vectors(p.value))

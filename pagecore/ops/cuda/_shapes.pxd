@@ -13,6 +13,7 @@ cdef struct KernelQuery:
     int value_format
     bint aligned  # every row of query, keys, values and output begins at a multiple of 16 bytes, of scales at 4
     bint full     # softcap, ALiBi or a mask
+    bint selected  # blocks or tokens are selected
 
 
 # Return the name of the kernel for few queries (decode) or for prefill, and write its launch shape to `shape`.

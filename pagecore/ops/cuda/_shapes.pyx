@@ -34,8 +34,13 @@ cdef str select_kernel(const KernelQuery& query, bint decode, PcLaunchShape* sha
         return _select_stored(query, decode, shape)
     if query.aligned and query.query_type != 0 and query.query_type == query.key_type == query.value_type:
         dims = pc_matrix_dims(query.head_dim, query.value_dim)
-    if dims.key == 0:
+    if dims.key == 0 or query.selected and (query.full or not decode):
         return _select_general("general", query, shape)
+    if query.selected:
+        # Few instances: dims are padded to a power of two.
+        dims.key = dims.value = 64 if dims.key == 64 else 128 if dims.key <= 128 else 256
+        shape[0] = pc_decode_shape(dims.key, dims.value)
+        return _matrix_name("decode", query.query_type, dims, "Selected")
     if decode:
         shape[0] = pc_decode_shape(dims.key, dims.value)
         return _matrix_name("decode", query.query_type, dims, "Full" if query.full else "Plain")
@@ -51,7 +56,7 @@ cdef str _select_general(str entry, const KernelQuery& query, PcLaunchShape* sha
     while dim < max(query.head_dim, query.value_dim):
         dim *= 2
     shape[0] = pc_general_shape(dim)
-    return _general_name(entry, dim, query.full)
+    return _general_name(entry, dim, "SelectedFull" if query.selected else "Full" if query.full else "Plain")
 
 
 cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* shape):
@@ -59,13 +64,13 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
     cdef PcStoredKernel kernel = pc_stored_kernel(
         <PcFormat>query.key_format, <PcFormat>query.value_format, <PcFloat>query.query_type, query.head_dim,
         query.value_dim)
-    if not decode or not query.aligned or kernel.dim == 0:
+    if not decode or not query.aligned or kernel.dim == 0 or query.selected and query.full:
         return _select_general("general_stored", query, shape)
     shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
-    key = ("decode_stored", kernel.type, kernel.bits, kernel.dim, bool(query.full))
+    options = "Selected" if query.selected else "Full" if query.full else "Plain"
+    key = ("decode_stored", kernel.type, kernel.bits, kernel.dim, options)
     name = _names.get(key)
     if name is None:
-        options = "Full" if query.full else "Plain"
         name = _names[key] = f"decode_stored<{ELEMENTS[kernel.type]},{kernel.bits},{kernel.dim},{options}>"
     return name
 
@@ -79,11 +84,11 @@ cdef str _matrix_name(str entry, int element, PcMatrixDims dims, str options):
     return name
 
 
-cdef str _general_name(str entry, int dim, bint full):
-    key = (entry, dim, full)
+cdef str _general_name(str entry, int dim, str options):
+    key = (entry, dim, options)
     name = _names.get(key)
     if name is None:
-        name = _names[key] = f"{entry}<{dim},{'Full' if full else 'Plain'}>"
+        name = _names[key] = f"{entry}<{dim},{options}>"
     return name
 
 
@@ -116,7 +121,7 @@ def swap_prefill_variant(str name):
 
 def attention_kernel(
         int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, int key_format=0, int value_format=0,
-        bint aligned=True, bint full=False, bint decode=False):
+        bint aligned=True, bint full=False, bint selected=False, bint decode=False):
     """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
@@ -129,6 +134,8 @@ def attention_kernel(
         True if every row of query, keys, values and output begins at a multiple of 16 bytes.
     full : bool
         True if the call has a softcap, ALiBi slopes or a mask.
+    selected : bool
+        True if the call selects blocks or tokens.
     decode : bool
         True for sequences with few queries. False for prefill, and for all sequences of a batch-invariant call.
     """
@@ -138,7 +145,7 @@ def attention_kernel(
     query.query_type, query.key_type = DTYPES.index(query_dtype), DTYPES.index(key_dtype)
     query.value_type = DTYPES.index(value_dtype)
     query.key_format, query.value_format = key_format, value_format
-    query.aligned, query.full = aligned, full
+    query.aligned, query.full, query.selected = aligned, full, selected
     return select_kernel(query, decode, &shape)
 
 

@@ -28,6 +28,19 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         uint64_t items
         uint64_t first_item
 
+    cdef struct PcSelection:
+        uint64_t entries
+        int64_t sequence_stride
+        int64_t head_stride
+        uint64_t counts
+        int64_t counts_sequence_stride
+        int64_t counts_head_stride
+        int32_t width
+        int32_t unit
+        int32_t unit_shift
+        int32_t wide
+        int32_t counts_wide
+
     cdef struct PcAttentionParams:
         PcRows query
         PcRows out
@@ -70,6 +83,7 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         PcFloat value_type
         float scale
         float softcap
+        PcSelection selection
 
     cdef struct PcPlanParams:
         PcAttentionParams attention

@@ -137,6 +137,7 @@ PC_DEVICE pc_uint32 pc_convert_e4m3(pc_uint32 codes) {
   return low | high << 16;
 }
 
+PC_DEVICE int pc_count_bits(pc_uint32 bits) { return std::popcount(bits); }
 PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return std::bit_cast<float>(bits); }
 PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return std::bit_cast<pc_uint32>(value); }
 PC_DEVICE float pc_infinity() { return std::bit_cast<float>(0x7f800000u); }

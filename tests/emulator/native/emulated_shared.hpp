@@ -1,6 +1,8 @@
 // Shared<T> and the asynchronous copies of the emulator.
 #pragma once
 
+#include <type_traits>
+
 #include "emulated_global.hpp"
 #include "machine.hpp"
 
@@ -21,6 +23,10 @@ class Shared {
   PC_MEMBER void store(int i, T value, PC_SITE) const { write(i, value, site); }
   PC_MEMBER pc_vector load_vector(int i, PC_SITE) const { return read<pc_vector>(i, site); }
   PC_MEMBER void store_vector(int i, pc_vector value, PC_SITE) const { write(i, value, site); }
+  PC_MEMBER T atomic_add(int i, T value, PC_SITE) const {
+    static_assert(std::is_same_v<T, int>);
+    return emulator::add_shared(value, at(i), site);
+  }
   PC_MEMBER SharedAddress address(int i) const { return static_cast<SharedAddress>(emulator::kSharedBase + at(i)); }
 
  private:

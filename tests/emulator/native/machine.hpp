@@ -101,6 +101,8 @@ uint32_t shared_size();
 // Access by the offset in the buffer; sizes are 1, 2, 4, 8 or 16 bytes, or a multiple of 4.
 void read_shared(void* result, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
 void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_t alignment, const Site& site);
+// Adds to an int, and returns its previous value. Additions by different threads need no barrier between them.
+int add_shared(int value, int64_t offset, const Site& site);
 
 // `source`: 0 to write zeros. `num_bytes`: 4 or 16.
 void copy_async(uint32_t target, uint64_t source, uint32_t num_bytes, const Site& site);

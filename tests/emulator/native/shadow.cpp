@@ -10,7 +10,9 @@ int thread_of(int warp, uint32_t lanes) { return warp * kLanes + std::countr_zer
 
 bool written_by_another(const Shadow& shadow, const Accessor& accessor) {
   const int warp = shadow.writer / kLanes;
-  if (shadow.written.block == 0 || is_ordered(shadow.written, warp, accessor)) return false;
+  if (shadow.written.block == 0) return false;
+  if (shadow.shared) return shadow.written.block == accessor.now.block;
+  if (is_ordered(shadow.written, warp, accessor)) return false;
   return warp != accessor.warp || accessor.lanes != 1u << shadow.writer % kLanes;
 }
 
@@ -56,7 +58,21 @@ Finding note_write(Shadow& shadow, const Accessor& writer, const Site& site) {
   shadow.written = writer.now;
   shadow.writer = static_cast<uint16_t>(thread_of(writer.warp, writer.lanes));
   shadow.write_site = site;
+  shadow.atomic = shadow.shared = false;
   return {};
+}
+
+Finding note_atomic(Shadow& shadow, const Accessor& writer, const Site& site) {
+  if (!shadow.in_flight && shadow.written.block == 0) return {"reads uninitialised memory", 0, {}};
+  const bool shares = shadow.atomic && written_by_another(shadow, writer);
+  if (shares) {
+    shadow.shared = false;
+    shadow.writer = static_cast<uint16_t>(thread_of(writer.warp, writer.lanes));
+  }
+  const Finding finding = note_write(shadow, writer, site);
+  shadow.atomic = true;
+  shadow.shared = shares;
+  return finding;
 }
 
 }  // namespace emulator

@@ -39,6 +39,8 @@ struct Shadow {
   uint16_t writer = 0;
   bool in_flight = false;  // an asynchronous copy of `writer` has not finished
   bool split = false;      // a word whose bytes have shadows of their own
+  bool atomic = false;     // the last write was atomic
+  bool shared = false;     // atomic writes of other threads precede it, without a barrier between
   Site write_site;
   Site read_site;
 };
@@ -52,5 +54,7 @@ struct Finding {
 
 Finding note_read(Shadow& shadow, const Accessor& reader, const Site& site);
 Finding note_write(Shadow& shadow, const Accessor& writer, const Site& site);
+// An atomic read and write, which may race with others of its kind.
+Finding note_atomic(Shadow& shadow, const Accessor& writer, const Site& site);
 
 }  // namespace emulator

@@ -139,6 +139,20 @@ void write_shared(const void* value, int64_t offset, uint32_t num_bytes, uint32_
   std::memcpy(buffer + offset, value, num_bytes);
 }
 
+int add_shared(int value, int64_t offset, const Site& site) {
+  expect_inside("adds to", offset, sizeof(int), alignof(int), site);
+  for_each(static_cast<uint32_t>(offset), sizeof(int), [&](Shadow& shadow, uint32_t at) {
+    const Finding finding = note_atomic(shadow, running_thread(), site);
+    if (finding.what != nullptr) [[unlikely]]
+      report(finding, at, site);
+  });
+  int before;
+  std::memcpy(&before, buffer + offset, sizeof(int));
+  const auto after = static_cast<int>(static_cast<uint32_t>(before) + static_cast<uint32_t>(value));
+  std::memcpy(buffer + offset, &after, sizeof(int));
+  return before;
+}
+
 const unsigned char* read_row(uint32_t address, const Site& site) {
   const int64_t offset = static_cast<int64_t>(address) - kSharedBase;
   expect_inside("reads", offset, 16, 16, site);

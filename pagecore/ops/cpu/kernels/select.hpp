@@ -18,12 +18,12 @@ PC_FORCE_INLINE const char* query_row(const TokenArray& query, int64_t token, in
 // The query rows of a key head, split by sign so that sum max(q low, q high) is two products: rows [count, 2, stride],
 // first max(q, 0), then min(q, 0). Returns count: the heads of the group, or 1 for their mean.
 template <Float Q>
-int64_t split_queries(const ScoreArgs& args, const ScorePart& part, int64_t group, int64_t stride, float* rows) {
+int64_t split_queries(const ScoreArgs& args, int64_t query, int64_t head, int64_t group, int64_t stride, float* rows) {
   const int64_t count = args.mean ? 1 : group;
   for (int64_t i = 0; i < 2 * count * stride; i += kLanes) store(rows + i, Vec{});
   for (int64_t g = 0; g < group; ++g) {
     float* to = rows + (args.mean ? 0 : 2 * g * stride);
-    for_each_vector<Q>(query_row(args.query, part.query, part.head * group + g), args.query.dim,
+    for_each_vector<Q>(query_row(args.query, query, head * group + g), args.query.dim,
                        [&](int64_t d, Vec q, int64_t) { store(to + d, load(to + d) + q); });
   }
   for (int64_t r = 0; r < count; ++r) {
@@ -40,12 +40,12 @@ int64_t split_queries(const ScoreArgs& args, const ScorePart& part, int64_t grou
 // The query label of a key head, [stride]: for each channel the number of the group with the largest magnitude, the
 // first of equals, or the mean.
 template <Float Q>
-void reduce_label(const ScoreArgs& args, const ScorePart& part, int64_t group, int64_t stride, float* row) {
-  const int32_t* channels = args.channels + part.head * args.high.dim;
+void reduce_label(const ScoreArgs& args, int64_t query, int64_t head, int64_t group, int64_t stride, float* row) {
+  const int32_t* channels = args.channels + head * args.high.dim;
   for (int64_t s = 0; s < stride; ++s) {
     float reduced = 0.0f;
     for (int64_t g = 0; s < args.high.dim && g < group; ++g) {
-      const char* q = query_row(args.query, part.query, part.head * group + g) + channels[s] * kSize<Q>;
+      const char* q = query_row(args.query, query, head * group + g) + channels[s] * kSize<Q>;
       const float x = load_tail<Q>(q, 1)[0];
       if (args.mean) {
         reduced += x;
@@ -59,7 +59,22 @@ void reduce_label(const ScoreArgs& args, const ScorePart& part, int64_t group, i
 
 // ---- scores
 
-// The maximum bound of `count` query rows. Rows are multiplied four at a time; the last is repeated.
+// The bound of one query row. A component of 0 contributes 0, whatever the bounds are.
+template <Float K>
+[[gnu::noinline, gnu::cold]] float bound_of_row(const float* row, int64_t stride, const char* low, const char* high,
+                                                int64_t dim) {
+  Vec added{};
+  for_each_vector<K>(low, dim, [&](int64_t d, Vec least, int64_t n) {
+    const char* at = high + d * kSize<K>;
+    const Vec most = n == kLanes ? load_as_float<K>(at) : load_tail<K>(at, n);
+    const Vec positive = load(row + d), negative = load(row + stride + d);
+    added += positive > 0.0f ? positive * most : negative < 0.0f ? negative * least : Vec{};
+  });
+  return sum(added);
+}
+
+// The maximum bound of `count` query rows. A bound that is infinite makes the products of zeros NaN; such sums are
+// computed again. Rows are multiplied four at a time; the last is repeated.
 template <Float K>
 float bound_of(const float* rows, int64_t count, int64_t stride, const char* low, const char* high, int64_t dim) {
   constexpr int kRows = 4;
@@ -77,7 +92,10 @@ float bound_of(const float* rows, int64_t count, int64_t stride, const char* low
       }
     });
     const Vec4 bounds = sum_each(sums[0], sums[1], sums[2], sums[3]);
-    for (int r = 0; r < kRows; ++r) best = bounds[r] > best ? bounds[r] : best;
+    for (int r = 0; r < kRows; ++r) {
+      const float bound = bounds[r] == bounds[r] ? bounds[r] : bound_of_row<K>(row[r], stride, low, high, dim);
+      best = bound > best ? bound : best;
+    }
   }
   return best;
 }
@@ -90,7 +108,7 @@ float label_score(const float* row, const char* label, int64_t dim) {
 }
 
 // Blocks of a table lie anywhere in memory, and the hardware does not prefetch from one to the next.
-constexpr int64_t kScoredAhead = 6;
+constexpr int64_t kScoredAhead = 2;
 
 PC_FORCE_INLINE void prefetch_block(const ScoreArgs& args, int64_t id, int64_t head) {
   const Cache& high = args.high;
@@ -100,9 +118,17 @@ PC_FORCE_INLINE void prefetch_block(const ScoreArgs& args, int64_t id, int64_t h
                  high.dim * size_of(high.type));
 }
 
+// Rows of the queries of a part: `count` for each head, `head_size` numbers apart.
+struct ScoreRows {
+  const float* data;
+  int64_t head_size;
+  int64_t count;
+  int64_t stride;
+};
+
+// The heads of an entry are scored one after the other, because they are adjacent in most caches.
 template <Float K>
-void score_entries(const ScoreArgs& args, const ScorePart& part, const float* rows, int64_t count, int64_t stride,
-                   float* out) {
+void score_entries(const ScoreArgs& args, const ScorePart& part, const ScoreRows& rows) {
   const Cache& high = args.high;
   const Indices blocks = args.table.row(part.row);
   const int64_t end = part.end < part.visible ? part.end : part.visible;
@@ -112,36 +138,45 @@ void score_entries(const ScoreArgs& args, const ScorePart& part, const float* ro
     const int64_t named = blocks.at(at);
     return named >= 0 && named < high.num_blocks ? named : 0;
   };
+  float* out = args.scores + part.query * high.num_heads * args.width;
   const int64_t last = end > 0 ? (end - 1) / high.block_size : 0;
   for (int64_t i = part.begin; i < end; ++block, within = 0) {
-    const int64_t id = id_of(block);
-    if (block + kScoredAhead <= last) prefetch_block(args, id_of(block + kScoredAhead), part.head);
-    for (; i < end && within < high.block_size; ++i, ++within) {
-      const char* top = high.data + id * high.block_stride + within * high.token_stride + part.head * high.head_stride;
-      if (args.low.data == nullptr) {
-        out[i] = label_score<K>(rows, top, high.dim);
-      } else {
-        const char* bottom = args.low.data + id * args.low.block_stride + part.head * args.low.head_stride;
-        out[i] = bound_of<K>(rows, count, stride, bottom, top, high.dim);
+    const int64_t id = id_of(block), ahead = block + kScoredAhead <= last ? id_of(block + kScoredAhead) : -1;
+    for (bool is_first = true; i < end && within < high.block_size; ++i, ++within, is_first = false) {
+      const char* top = high.data + id * high.block_stride + within * high.token_stride;
+      const char* bottom = args.low.data + id * args.low.block_stride;
+      for (int64_t head = part.head_begin; head < part.head_end; ++head) {
+        if (is_first && ahead >= 0) prefetch_block(args, ahead, head);
+        const float* row = rows.data + (head - part.head_begin) * rows.head_size;
+        const char* at = top + head * high.head_stride;
+        out[head * args.width + i] =
+            args.low.data == nullptr
+                ? label_score<K>(row, at, high.dim)
+                : bound_of<K>(row, rows.count, rows.stride, bottom + head * args.low.head_stride, at, high.dim);
       }
     }
   }
-  for (int64_t i = part.begin < end ? end : part.begin; i < part.end; ++i) out[i] = -kInfinity;
+  for (int64_t head = part.head_begin; head < part.head_end; ++head) {
+    float* row = out + head * args.width;
+    for (int64_t i = part.begin < end ? end : part.begin; i < part.end; ++i) row[i] = -kInfinity;
+  }
 }
 
-// `rows` is scratch for 2 * group * padded(dim) numbers.
-inline void score(const ScoreArgs& args, const ScorePart& part, float* rows) {
+// `scratch` has 2 * group * padded(dim) numbers for each head of the part.
+inline void score(const ScoreArgs& args, const ScorePart& part, float* scratch) {
   const int64_t group = args.query.num_heads / args.high.num_heads, stride = padded(args.high.dim);
-  float* out = args.scores + (part.query * args.high.num_heads + part.head) * args.width;
-  int64_t count = 1;
+  ScoreRows rows{scratch, 2 * group * stride, 1, stride};
   with_float(args.query.type, [&]<Float Q>() {
-    if (args.low.data == nullptr) {
-      reduce_label<Q>(args, part, group, stride, rows);
-    } else {
-      count = split_queries<Q>(args, part, group, stride, rows);
+    for (int64_t head = part.head_begin; head < part.head_end; ++head) {
+      float* row = scratch + (head - part.head_begin) * rows.head_size;
+      if (args.low.data == nullptr) {
+        reduce_label<Q>(args, part.query, head, group, stride, row);
+      } else {
+        rows.count = split_queries<Q>(args, part.query, head, group, stride, row);
+      }
     }
   });
-  with_float(args.high.type, [&]<Float K>() { score_entries<K>(args, part, rows, count, stride, out); });
+  with_float(args.high.type, [&]<Float K>() { score_entries<K>(args, part, rows); });
 }
 
 // ---- summaries
@@ -178,29 +213,46 @@ PC_FORCE_INLINE void for_each_run(const SummaryArgs& args, Visit&& visit) {
   }
 }
 
+// Extends the bounds of `n` numbers by those of `count` rows, or starts them with the first row. kWhole: n == kLanes.
+template <Float From, Float To, bool kWhole>
+PC_FORCE_INLINE void bound_vector(const char* row, int64_t stride, int64_t count, bool starts, char* low, char* high,
+                                  int64_t n) {
+  const auto key = [&](const char* at) __attribute__((always_inline)) {
+    return kWhole ? load_as_float<From>(at) : load_tail<From>(at, n);
+  };
+  const auto old = [&](const char* at)
+                       __attribute__((always_inline)) { return kWhole ? load_as_float<To>(at) : load_tail<To>(at, n); };
+  Vec least = key(row), most = least;
+  if (!starts) {
+    const Vec before = old(low), after = old(high);
+    most = least > after ? least : after;
+    least = least < before ? least : before;
+  }
+  for (int64_t i = 1; i < count; ++i) {
+    const Vec k = key(row + i * stride);
+    least = k < least ? k : least;
+    most = k > most ? k : most;
+  }
+  store_part<To>(low, 0, least, kWhole ? kLanes : n);
+  store_part<To>(high, 0, most, kWhole ? kLanes : n);
+}
+
+// The first slot of a block starts its bounds anew.
 template <Float From, Float To>
 void bound_run(const SummaryArgs& args, const KeyRun& run, int64_t head) {
   char* low = args.low.data + run.block * args.low.block_stride + head * args.low.head_stride;
   char* high = args.high.data + run.block * args.high.block_stride + head * args.high.head_stride;
   const char* rows = args.key.data + run.token * args.key.token_stride + head * args.key.head_stride;
-  for (int64_t d = 0; d < args.key.dim; d += kLanes) {
-    const int64_t n = args.key.dim - d < kLanes ? args.key.dim - d : kLanes;
-    const auto at = [&](int64_t i) __attribute__((always_inline)) {
-      const char* row = rows + i * args.key.token_stride + d * kSize<From>;
-      return n == kLanes ? load_as_float<From>(row) : load_tail<From>(row, n);
-    };
-    const auto old = [&](const char* bound) __attribute__((always_inline)) {
-      return n == kLanes ? load_as_float<To>(bound + d * kSize<To>) : load_tail<To>(bound + d * kSize<To>, n);
-    };
-    // The first slot of a block starts its bounds anew.
-    Vec least = run.offset == 0 ? at(0) : old(low), most = run.offset == 0 ? least : old(high);
-    for (int64_t i = run.offset == 0 ? 1 : 0; i < run.count; ++i) {
-      const Vec k = at(i);
-      least = k < least ? k : least;
-      most = k > most ? k : most;
-    }
-    store_part<To>(low, d, least, n);
-    store_part<To>(high, d, most, n);
+  const bool starts = run.offset == 0;
+  const int64_t dim = args.key.dim, stride = args.key.token_stride;
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    bound_vector<From, To, true>(rows + d * kSize<From>, stride, run.count, starts, low + d * kSize<To>,
+                                 high + d * kSize<To>, kLanes);
+  }
+  if (d < dim) {
+    bound_vector<From, To, false>(rows + d * kSize<From>, stride, run.count, starts, low + d * kSize<To>,
+                                  high + d * kSize<To>, dim - d);
   }
 }
 

@@ -1,0 +1,1 @@
+# Everything in _sparse is for cimport.
