@@ -342,9 +342,9 @@ class ItemPass {
   bool pairs_;  // queries, keys, values and output are bfloat16, multiplied in pairs
   CacheRows keys_;
   CacheRows values_;
-  bool packed_;  // every tile is packed first
+  bool packed_;      // every tile is packed first
   bool from_codes_;  // quantised tiles are multiplied without a panel
-  bool by_amx_;  // AMX reads keys in place; values are packed
+  bool by_amx_;      // AMX reads keys in place; values are packed
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;

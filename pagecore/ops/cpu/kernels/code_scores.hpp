@@ -1,12 +1,12 @@
-// Scores of few query rows from the codes of keys: pairs of bfloat16 of 16 keys are made and multiplied while they are in
-// the L1 cache. They need fewer shuffles than a panel (pack_key_codes.hpp), whose lanes are keys.
+// Scores of few query rows from the codes of keys: pairs of bfloat16 of 16 keys are made and multiplied while they are
+// in the L1 cache. They need fewer shuffles than a panel (pack_key_codes.hpp), whose lanes are keys.
 //
 // A vector has 16 bytes of four keys, one key a quarter. A product with numbers of a query, repeated in each quarter,
 // makes four partial sums of each key:
 //
-//   quarters of codes    key 0: c0 .. c15   key 4   key 8   key 12    three more vectors: keys 1, 5 ..; 2, 6 ..; 3, 7 ..
-//   pairs                key 0: n0 .. n7    key 4   key 8   key 12    and n8 .. n15
-//   query                q0 .. q7           q0 ..   q0 ..   q0 ..     and q8 .. q15
+//   quarters of codes    key 0: c0 .. c15   key 4   key 8   key 12    three more vectors: keys 1, 5 ..; 2, 6 ..; 3, 7
+//   .. pairs                key 0: n0 .. n7    key 4   key 8   key 12    and n8 .. n15 query                q0 .. q7 q0
+//   ..   q0 ..   q0 ..     and q8 .. q15
 //
 // Sums of groups are multiplied with the scales of the groups.
 #pragma once
@@ -23,7 +23,8 @@ constexpr int64_t kCodeRows = 8;
 
 #if defined(__AVX512VBMI__)
 
-// Bytes of each row that are loaded at once, vectors that 16 rows make of 16 bytes, and words of eight numbers of 16 rows.
+// Bytes of each row that are loaded at once, vectors that 16 rows make of 16 bytes, and words of eight numbers of 16
+// rows.
 constexpr int64_t kChunk = 32;
 constexpr int kRowVectors = 4;
 constexpr int64_t kEightWords = kRowVectors * kWordLanes;
@@ -57,8 +58,8 @@ PC_FORCE_INLINE Vec splat_lane(Vec v) {
   return (Vec)_mm512_maskz_permute_ps(kAllLanes, (__m512)v, k * 0x55);
 }
 
-// Writes the pairs of 16 rows, [dim / 8][vector]: eight numbers of four rows each. Prefetches 16 rows from index `place`
-// on meanwhile, a few at a time.
+// Writes the pairs of 16 rows, [dim / 8][vector]: eight numbers of four rows each. Prefetches 16 rows from index
+// `place` on meanwhile, a few at a time.
 template <typename Codes>
 PC_FORCE_INLINE void unpack_quarters(const Codes& codes, const char* const* rows, int64_t bytes,
                                      const NextRows& next_rows, int place, uint16_t* pairs) {
@@ -178,7 +179,8 @@ inline void score_codes(const HeadRows& rows, const Cache& cache, const StoredTi
     case Format::E4M3:
     case Format::E4M3Token:
       return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 0>(rows, tile, next_rows, scales, dim, pairs);
-    case Format::E5M2: return score_codes_of<BytePairs<Float8Unpacker<E5M2Code>>, 0>(rows, tile, next_rows, scales, dim, pairs);
+    case Format::E5M2:
+      return score_codes_of<BytePairs<Float8Unpacker<E5M2Code>>, 0>(rows, tile, next_rows, scales, dim, pairs);
     case Format::MXFP8:
       return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 32>(rows, tile, next_rows, scales, dim, pairs);
     case Format::I8Token: return score_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, dim, pairs);

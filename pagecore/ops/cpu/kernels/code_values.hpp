@@ -16,7 +16,8 @@ constexpr int kValueVectors = 4;
 
 // Weights [kGroups, R, 64] times the scales of each group, as bfloat16.
 template <int kGroups>
-PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows, const float* scales, uint16_t* scaled) {
+PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows, const float* scales,
+                                             uint16_t* scaled) {
   for (int g = 0; g < kGroups; ++g) {
     Vec of_tokens[kTileTokens / kLanes];
 #pragma GCC unroll 4

@@ -46,8 +46,8 @@ PC_FORCE_INLINE Vec min(Vec a, Vec b) {
 #endif
 }
 
-// a / b, correctly rounded, from the correctly rounded 1 / b (Markstein 1990): the first quotient is made faithful, then
-// corrected by its exact remainder. For quotients whose remainders are normal numbers.
+// a / b, correctly rounded, from the correctly rounded 1 / b (Markstein 1990): the first quotient is made faithful,
+// then corrected by its exact remainder. For quotients whose remainders are normal numbers.
 PC_FORCE_INLINE Vec quotient(Vec a, Vec b, [[maybe_unused]] Vec inverse) {
 #if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
   const Vec first = a * inverse;
@@ -169,17 +169,15 @@ PC_FORCE_INLINE IntVec e5m2_codes(Vec v) { return float8_codes<2, 15, true>(v, 5
 #if defined(__AVX512VBMI__)
 // The codes of magnitudes up to 6, by the count of their quarters: halves up.
 PC_FORCE_INLINE IntVec e2m1_magnitudes_of_quarters(Vec quarters) {
-  static constexpr ByteTable64 kTable = table_64([](int i) {
-    return (i >= 1) + (i >= 3) + (i >= 5) + (i >= 7) + (i >= 10) + (i >= 14) + (i >= 20);
-  });
+  static constexpr ByteTable64 kTable =
+      table_64([](int i) { return (i >= 1) + (i >= 3) + (i >= 5) + (i >= 7) + (i >= 10) + (i >= 14) + (i >= 20); });
   return look_up_64(kTable, (IntVec)_mm512_maskz_cvttps_epi32(kAllLanes, (__m512)quarters));
 }
 
 // The same to nearest even. The sum of the quarters rounded down and up is odd between two of them.
 PC_FORCE_INLINE IntVec e2m1_magnitudes_even(Vec quarters) {
-  static constexpr ByteTable64 kTable = table_64([](int i) {
-    return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40);
-  });
+  static constexpr ByteTable64 kTable =
+      table_64([](int i) { return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40); });
   const auto down = (IntVec)_mm512_maskz_cvttps_epi32(kAllLanes, (__m512)quarters);
   const auto up =
       (IntVec)_mm512_maskz_cvt_roundps_epi32(kAllLanes, (__m512)quarters, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
@@ -318,8 +316,7 @@ PC_FORCE_INLINE void store_four_nibbles(char* p, const IntVec (&codes)[4]) {
   typedef uint64_t WideVec __attribute__((vector_size(4 * kLanes)));
   const auto all = (WideVec)(codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24);
   const auto both = (__m512i)(all | all >> 28);
-  const auto bytes =
-      (WideVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(kOrder.bytes), both);
+  const auto bytes = (WideVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(kOrder.bytes), both);
   const auto first = __builtin_shufflevector(bytes, bytes, 0, 1, 2, 3);
   __builtin_memcpy(p, &first, sizeof first);
 #else

@@ -37,7 +37,7 @@ template <typename BytesOf>
 PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
   // Of the bytes {low, high} of dwords: 0, 0, byte g of low, byte g of high.
   constexpr __mmask64 kHighWords = 0xcccccccccccccccc;
-  const BitVec dword_starts = {0,  4,  8,  12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
+  const BitVec dword_starts = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
   const auto first = (__m512i)(dword_starts << 16 | (dword_starts + 64) << 24);
   alignas(64) uint32_t dwords[kTileTokens];
   for (int64_t g = 0; g < groups; g += 4) {
@@ -46,8 +46,8 @@ PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float
       const BytePair bytes = bytes_of((Bytes)_mm512_load_si512(dwords + t));
       for (int i = 0; i < 4 && g + i < groups; ++i) {
         const auto index = (__m512i)((BitVec)first + static_cast<uint32_t>(i) * 0x01010000);
-        store(numbers + (g + i) * kTileTokens + t, (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low,
-                                                                                        index, (__m512i)bytes.high));
+        store(numbers + (g + i) * kTileTokens + t,
+              (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
       }
     }
   }
@@ -57,9 +57,8 @@ inline void expand_scales(const Cache& cache, const StoredTile& tile, float* num
   const int64_t groups = cache.dim / group_size(cache.format);
   if (cache.format == Format::NVFP4) {
     const Float8Unpacker<E4M3Code> unpacker;
-    expand_scales(tile, groups, numbers, [&](Bytes codes) __attribute__((always_inline)) {
-      return unpacker.bytes_of(codes);
-    });
+    expand_scales(tile, groups, numbers,
+                  [&](Bytes codes) __attribute__((always_inline)) { return unpacker.bytes_of(codes); });
   } else {
     expand_scales(tile, groups, numbers, [](Bytes codes) __attribute__((always_inline)) { return ue8m0_bytes(codes); });
   }

@@ -61,7 +61,8 @@ PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source) {
                     __builtin_shufflevector(ab, cd, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
   v = max((IntVec)((BitVec)v << 16), (IntVec)((BitVec)v & 0xffff0000));
   v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  if constexpr (kGroup == 16) return __builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  if constexpr (kGroup == 16)
+    return __builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
   return max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
 }
 #endif
@@ -119,7 +120,8 @@ struct GroupNumbers {
 
 // Stores code(vector, factor, inverse) for each vector of `groups` groups, the first of which has the index `first`.
 template <Float From, int kGroup, int kCodesPerByte, typename Code>
-PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* codes, const GroupNumbers& numbers, int64_t first, Code&& code) {
+PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* codes, const GroupNumbers& numbers,
+                                  int64_t first, Code&& code) {
   const auto code_of = [&](int64_t i) __attribute__((always_inline)) {
     const int64_t group = first + i / kParts<kGroup>;
     return code(load_as_float<From>(source + i * kLanes * kSize<From>), splat(numbers.factors[group]),
@@ -148,9 +150,9 @@ PC_FORCE_INLINE void copy_scales(char* to, const char* from, int64_t count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-// For each batch of groups computes the largest magnitudes, of the numbers that are not NaN if kKnown; then, a vector of
-// groups at a time, scale_of(magnitudes, bytes, factor), which returns the bytes of the scales and a factor for each;
-// then stores code(vector, factor, 1 / factor) of each vector of a group.
+// For each batch of groups computes the largest magnitudes, of the numbers that are not NaN if kKnown; then, a vector
+// of groups at a time, scale_of(magnitudes, bytes, factor), which returns the bytes of the scales and a factor for
+// each; then stores code(vector, factor, 1 / factor) of each vector of a group.
 template <Float From, int kGroup, int kCodesPerByte, bool kKnown, typename ScaleOf, typename Code>
 PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, Code&& code) {
   const RowBatch batch = given;  // stores of codes cannot change the copy
@@ -194,13 +196,12 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
 
 template <Float From>
 void quantize_fp4_block16(const RowBatch& batch) {
-  const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& inverse)
-                            __attribute__((always_inline)) {
-                              const IntVec known = amax <= kInfinityBits;
-                              const IntVec exponent = ceil_exponent(amax, 0x400000, 2, 94);  // 6 is 1.5 * 2^2
-                              bytes = select(known, exponent, splat_bits(255));
-                              inverse = (Vec)((IntVec)inverse_power(exponent) & known);  // 0 for NaN
-                            };
+  const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& inverse) __attribute__((always_inline)) {
+    const IntVec known = amax <= kInfinityBits;
+    const IntVec exponent = ceil_exponent(amax, 0x400000, 2, 94);  // 6 is 1.5 * 2^2
+    bytes = select(known, exponent, splat_bits(255));
+    inverse = (Vec)((IntVec)inverse_power(exponent) & known);  // 0 for NaN
+  };
   const auto code = [](Vec v, Vec inverse, Vec) __attribute__((always_inline)) {
     const IntVec sign = (IntVec)(v < 0.0f) & 8;
     return (e2m1_magnitudes_up(v * inverse) | sign) & (inverse > 0.0f);
@@ -233,15 +234,15 @@ PC_FORCE_INLINE void nv_codes(const Vec (&group)[kParts<16>], Vec divisor, IntVe
 template <Float From>
 void quantize_nvfp4(const RowBatch& batch) {
   const Vec factors = splat(batch.factor), six = splat(6.0f) * factors;
-  const auto scale_of = [=](IntVec amax, IntVec& bytes, Vec& divisor)
-                            __attribute__((always_inline)) {
-                              bytes = nv_scales(amax, six);
-                              divisor = number_of_e4m3(bytes) * factors;
-                            };
+  const auto scale_of = [=](IntVec amax, IntVec& bytes, Vec& divisor) __attribute__((always_inline)) {
+    bytes = nv_scales(amax, six);
+    divisor = number_of_e4m3(bytes) * factors;
+  };
   if (batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f) {
-    for_each_group<From, 16, 2, false>(batch, scale_of, [](Vec v, Vec divisor, Vec inverse) __attribute__((always_inline)) {
-      return e2m1_codes(quotient(v, divisor, inverse), v) & (divisor > 0.0f);
-    });
+    for_each_group<From, 16, 2, false>(batch, scale_of,
+                                       [](Vec v, Vec divisor, Vec inverse) __attribute__((always_inline)) {
+                                         return e2m1_codes(quotient(v, divisor, inverse), v) & (divisor > 0.0f);
+                                       });
   } else {
     for_each_group<From, 16, 2, false>(batch, scale_of, [](Vec v, Vec divisor, Vec) __attribute__((always_inline)) {
       return e2m1_codes(v / divisor, v) & (divisor > 0.0f);

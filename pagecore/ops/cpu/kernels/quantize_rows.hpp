@@ -140,10 +140,10 @@ void quantize_int8_token(const RowBatch& batch) {
       char* codes = codes_of(batch, first + k);
       const Vec factor = splat(inverse.numbers[k]);
       const IntVec used = factor > 0.0f;
-      store_row_of_codes<From, 1>(source_of(batch, first + k), batch.dim, codes, [=](Vec v)
-                                                                                     __attribute__((always_inline)) {
-                                                                                       return integer_codes(rounded(v * factor), -128.0f, 127.0f) & used;
-                                                                                     });
+      store_row_of_codes<From, 1>(source_of(batch, first + k), batch.dim, codes,
+                                  [=](Vec v) __attribute__((always_inline)) {
+                                    return integer_codes(rounded(v * factor), -128.0f, 127.0f) & used;
+                                  });
     }
     store_scales(batch, first, count, select(known, (IntVec)scale, splat_bits(0x7fc00000)));
   });
@@ -183,10 +183,9 @@ void quantize_int4_token(const RowBatch& batch) {
       char* codes = codes_of(batch, first + k);
       const Vec factor = splat(inverse.numbers[k]), shift = splat(zero.numbers[k]);
       const IntVec used = factor > 0.0f;
-      store_row_of_codes<From, 2>(source_of(batch, first + k), batch.dim, codes, [=](Vec v)
-                                                                                     __attribute__((always_inline)) {
-                                                                                       return nibble_codes(rounded(v * factor) + shift) & used;
-                                                                                     });
+      store_row_of_codes<From, 2>(
+          source_of(batch, first + k), batch.dim, codes,
+          [=](Vec v) __attribute__((always_inline)) { return nibble_codes(rounded(v * factor) + shift) & used; });
     }
     store_scales(batch, first, count, select(nan.vector, splat_bits(0x7fc00000), ((IntVec)scale & ~15) | point));
   });
