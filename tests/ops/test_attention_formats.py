@@ -98,7 +98,7 @@ def test_every_dim_that_the_groups_divide(isa, lens, format, dtype, units):
 
 
 @EVERY_FORMAT
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (12, 4), (16, 2), (40, 2)])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (12, 4), (8, 2), (10, 2), (14, 2), (16, 2), (40, 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_number_of_query_heads(isa, format, heads, dtype):
     make_format_case(format, shape=Shape(dims=(128, 128), heads=heads, query_dtype=dtype, **DECODE)).check()

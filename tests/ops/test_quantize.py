@@ -90,6 +90,24 @@ def test_dense_float32_around_every_tie(isa, format):
     assert_bytes(pagecore.quantize(x, format)[0], twin.quantize_row(x, format)[0])
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.7, 1.37e-3, 3.1e-30, 2.9e30])
+@pytest.mark.parametrize("format", ["nvfp4", "nvfp4_4over6"])
+def test_quotients_around_every_tie_are_rounded_as_divisions(isa, format, factor):
+    random = np.random.default_rng(3)
+    divisor = random.uniform(0.5, 2, (400, 1)).astype(np.float32) * np.float32(factor)
+    x = twin.E2M1_BOUNDS.astype(np.float32)[random.integers(0, 7, (400, 128))] * divisor
+    for _ in range(2):
+        x = np.where(
+            random.random(x.shape) < 0.5, x, np.nextafter(x, np.where(random.random(x.shape) < 0.5, 0, np.inf))
+        )
+    x = (x * random.choice([-1, 1], x.shape)).astype(np.float32)
+    x[:, ::16] = 6 * divisor
+    codes, scales = pagecore.quantize(x, format, factor)
+    expected_codes, expected_scales = twin.quantize_row(x, format, factor)
+    assert_bytes(codes, expected_codes)
+    assert_bytes(scales, expected_scales)
+
+
 @pytest.mark.parametrize("format", ALL)
 @pytest.mark.parametrize("change", ["empty", "one row", "strided", "reversed", "transposed", "offset"])
 def test_any_leading_axes_and_strides(change, format):

@@ -58,6 +58,7 @@ class ItemPass {
         values_(args.value, *batch.code_tables, head_begin, pairs_),
         packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
                 !is_whole(args.key.dim) || !is_whole(args.value.dim)),
+        from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {
@@ -114,6 +115,7 @@ class ItemPass {
       const int64_t at = (head * rows_ + row) * query_stride_;
       if (pairs_) {
         copy_query(args_, token, query_head, query_pairs() + at, query_stride_);
+        if (keys_.packs() && from_codes_) order_queries(args_.key, query_pairs() + at);
       } else {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
       }
@@ -206,6 +208,7 @@ class ItemPass {
     NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
     if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
     const HeadRows rows = rows_of(head);
+    if (keys_.packs() && from_codes_) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
     if (keys_.packs()) {
       keys_.pack_keys(tile.keys, head, visible_.use(), values, scratch_);
       return multiply_key_pairs(*tiles_, rows, args_.key.dim, scratch_);
@@ -273,6 +276,7 @@ class ItemPass {
     NextRows next_keys = next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
     if (values_.packs() && visible_.uniform()) {
+      if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
       return multiply_value_pairs(*tiles_, rows, dim, scratch_);
     }
@@ -338,8 +342,9 @@ class ItemPass {
   bool pairs_;  // queries, keys, values and output are bfloat16, multiplied in pairs
   CacheRows keys_;
   CacheRows values_;
-  bool packed_;  // every tile is packed first
-  bool by_amx_;  // AMX reads keys in place; values are packed
+  bool packed_;      // every tile is packed first
+  bool from_codes_;  // quantised tiles are multiplied without a panel
+  bool by_amx_;      // AMX reads keys in place; values are packed
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;

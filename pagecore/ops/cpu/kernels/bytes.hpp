@@ -71,9 +71,18 @@ struct WideTable {
   __m512i first, second;
 };
 
-// The table entries of the low 7 bits of each index.
+// The table entries of the low 7 bits of each index. In assembly, because GCC 12 uses the form that overwrites a table,
+// and copies the table each time.
 PC_FORCE_INLINE Bytes look_up_128(const WideTable& table, Bytes index) {
-  return (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, table.first, (__m512i)index, table.second);
+  asm("vpermi2b %[second], %[first], %[index]"
+      : [index] "+v"(index)
+      : [first] "v"(table.first), [second] "v"(table.second));
+  return index;
+}
+
+// bytes | (signs & 0x80)
+PC_FORCE_INLINE Bytes with_sign(Bytes bytes, Bytes signs) {
+  return (Bytes)_mm512_ternarylogic_epi32((__m512i)bytes, (__m512i)signs, (__m512i)(Bytes{} + 0x80), 0xf8);
 }
 #endif
 

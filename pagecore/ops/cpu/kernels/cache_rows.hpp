@@ -4,6 +4,7 @@
 // into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/code_values.hpp"
 #include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/pack_value_codes.hpp"
 
@@ -52,6 +53,16 @@ class CacheRows {
   void pack_values(const RowOffsets& places, int64_t head, const TileUse& use, const NextRows& next_rows,
                    const Scratch& scratch) const {
     pack_value_codes(cache_, stored(places, head, use, scratch), next_rows, reinterpret_cast<uint32_t*>(scratch.value));
+  }
+
+  // Scores and sums of few query rows, without a panel.
+  void score(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
+             const NextRows& next_rows, const Scratch& scratch) const {
+    score_codes(rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+  void accumulate(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
+                  const NextRows& next_rows, const Scratch& scratch) const {
+    accumulate_codes(rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
   // The rows of `head` for the kernels to prefetch.

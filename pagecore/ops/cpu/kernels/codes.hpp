@@ -46,6 +46,18 @@ PC_FORCE_INLINE Vec min(Vec a, Vec b) {
 #endif
 }
 
+// a / b, correctly rounded, from the correctly rounded 1 / b (Markstein 1990): the first quotient is made faithful,
+// then corrected by its exact remainder. For quotients whose remainders are normal numbers.
+PC_FORCE_INLINE Vec quotient(Vec a, Vec b, [[maybe_unused]] Vec inverse) {
+#if defined(__AVX512F__) || defined(__FMA__) || defined(__aarch64__)
+  const Vec first = a * inverse;
+  const Vec faithful = fma(fma(-first, b, a), inverse, first);
+  return fma(fma(-faithful, b, a), inverse, faithful);
+#else
+  return a / b;
+#endif
+}
+
 // The number that was computed, rounded: it is not fused with an addition.
 PC_FORCE_INLINE Vec rounded(Vec v) {
 #if defined(__AVX512F__)
@@ -57,6 +69,25 @@ PC_FORCE_INLINE Vec rounded(Vec v) {
 #endif
   return v;
 }
+
+#if defined(__AVX512VBMI__)
+// A table of 64 bytes.
+struct ByteTable64 {
+  alignas(64) uint8_t bytes[64];
+};
+
+template <typename EntryOf>
+constexpr ByteTable64 table_64(EntryOf&& entry) {
+  ByteTable64 table{};
+  for (int i = 0; i < 64; ++i) table.bytes[i] = static_cast<uint8_t>(entry(i));
+  return table;
+}
+
+// The entries of indices below 64, one a lane. Entry 0 must be 0.
+PC_FORCE_INLINE IntVec look_up_64(const ByteTable64& table, IntVec index) {
+  return (IntVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)index, _mm512_load_si512(table.bytes));
+}
+#endif
 
 // True if a lane of a mask is set.
 PC_FORCE_INLINE bool any_lane(IntVec mask) {
@@ -91,6 +122,11 @@ PC_FORCE_INLINE T max_of_lanes(T v) {
 #endif
 }
 
+// The nearest integers of [0, 15], halves up; those of NaN mean nothing.
+PC_FORCE_INLINE IntVec nibble_codes(Vec v) {
+  return __builtin_convertvector(min(max(v, Vec{}), splat(15.0f)) + splat(kAlmostHalf), IntVec);
+}
+
 // ---- codes of numbers
 
 // Codes of a float with kMantissa bits and an exponent bias, for magnitudes up to the largest; no sign.
@@ -123,21 +159,53 @@ PC_FORCE_INLINE IntVec e4m3_codes(Vec v) {
   return float8_codes<3, 7, kNan>(v, 448.0f);
 }
 
+// The same for magnitudes that do not round above the largest number.
+PC_FORCE_INLINE IntVec e4m3_codes_inside(Vec v) {
+  return small_float_codes<3, 7>((IntVec)v & kMagnitudeBits) | (((IntVec)v >> 24) & 0x80);
+}
+
 PC_FORCE_INLINE IntVec e5m2_codes(Vec v) { return float8_codes<2, 15, true>(v, 57344.0f); }
 
-// Saturating, nearest even; the codes of NaN mean nothing.
-PC_FORCE_INLINE IntVec e2m1_codes(Vec v) {
-  const IntVec bits = (IntVec)v;
-  return small_float_codes<1, 1>(min(bits & kMagnitudeBits, bits_of(6.0f))) | ((bits >> 28) & 8);
+#if defined(__AVX512VBMI__)
+// The codes of magnitudes up to 6, by the count of their quarters: halves up.
+PC_FORCE_INLINE IntVec e2m1_magnitudes_of_quarters(Vec quarters) {
+  static constexpr ByteTable64 kTable =
+      table_64([](int i) { return (i >= 1) + (i >= 3) + (i >= 5) + (i >= 7) + (i >= 10) + (i >= 14) + (i >= 20); });
+  return look_up_64(kTable, (IntVec)_mm512_maskz_cvttps_epi32(kAllLanes, (__m512)quarters));
+}
+
+// The same to nearest even. The sum of the quarters rounded down and up is odd between two of them.
+PC_FORCE_INLINE IntVec e2m1_magnitudes_even(Vec quarters) {
+  static constexpr ByteTable64 kTable =
+      table_64([](int i) { return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40); });
+  const auto down = (IntVec)_mm512_maskz_cvttps_epi32(kAllLanes, (__m512)quarters);
+  const auto up =
+      (IntVec)_mm512_maskz_cvt_roundps_epi32(kAllLanes, (__m512)quarters, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
+  return look_up_64(kTable, down + up);
+}
+#endif
+
+// Saturating, nearest even, with the sign of another number; the codes of NaN mean nothing.
+PC_FORCE_INLINE IntVec e2m1_codes(Vec v, Vec sign) {
+  const IntVec inside = min((IntVec)v & kMagnitudeBits, bits_of(6.0f)), sign_bit = ((IntVec)sign >> 28) & 8;
+#if defined(__AVX512VBMI__)
+  return e2m1_magnitudes_even((Vec)inside * 4.0f) | sign_bit;
+#else
+  return small_float_codes<1, 1>(inside) | sign_bit;
+#endif
 }
 
 // Saturating, halves up; no sign. The codes of NaN mean nothing.
 PC_FORCE_INLINE IntVec e2m1_magnitudes_up(Vec v) {
   const IntVec m = min((IntVec)v & kMagnitudeBits, bits_of(6.0f));
+#if defined(__AVX512VBMI__)
+  return e2m1_magnitudes_of_quarters((Vec)m * 4.0f);
+#else
   // Quarters are exact, and halves of a code are quarters: below 1 codes count halves, above they have 1 mantissa bit.
   const IntVec quarters = __builtin_convertvector((Vec)m * 4.0f, IntVec);
   const IntVec normal = ((m + 0x200000) >> 22) - (126 << 1);
   return m < bits_of(1.0f) ? (quarters + 1) >> 1 : normal;
+#endif
 }
 
 // The nearest integers of [low, high], halves away from 0; those of NaN mean nothing.
@@ -238,6 +306,21 @@ PC_FORCE_INLINE void store_nibbles(char* p, IntVec codes) {
   __builtin_memcpy(p, &bytes, kLanes / 2);
 #else
   for (int i = 0; i < kLanes / 2; ++i) p[i] = static_cast<char>(both[i]);
+#endif
+}
+
+// Stores the codes of four vectors, whose bits after the fourth are 0.
+PC_FORCE_INLINE void store_four_nibbles(char* p, const IntVec (&codes)[4]) {
+#if defined(__AVX512VBMI__)
+  static constexpr ByteTable64 kOrder = table_64([](int i) { return i % 8 * 8 + i / 8 % 4; });
+  typedef uint64_t WideVec __attribute__((vector_size(4 * kLanes)));
+  const auto all = (WideVec)(codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24);
+  const auto both = (__m512i)(all | all >> 28);
+  const auto bytes = (WideVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(kOrder.bytes), both);
+  const auto first = __builtin_shufflevector(bytes, bytes, 0, 1, 2, 3);
+  __builtin_memcpy(p, &first, sizeof first);
+#else
+  for (int i = 0; i < 4; ++i) store_nibbles(p + i * kLanes / 2, codes[i]);
 #endif
 }
 

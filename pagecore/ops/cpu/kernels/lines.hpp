@@ -56,6 +56,9 @@ PC_FORCE_INLINE void copy_line_part(char* to, const char* from, int64_t begin, i
 // out-of-line function that only prefetches.
 PC_FORCE_INLINE void prefetch_line(const char* p) { __builtin_prefetch(p, 0, 2); }
 
+// The same into the first cache. Zen 5 drops fewer of these, so they suit work that is about as fast as memory.
+PC_FORCE_INLINE void prefetch_line_near(const char* p) { __builtin_prefetch(p, 0, 3); }
+
 PC_FORCE_INLINE void prefetch_bytes(const char* p, int64_t count) {
   for (int64_t i = 0; i < count; i += kLine) prefetch_line(p + i);
 }

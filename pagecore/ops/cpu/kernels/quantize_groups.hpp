@@ -41,12 +41,44 @@ PC_FORCE_INLINE IntVec max_of_four(IntVec a, IntVec b, IntVec c, IntVec d) {
 }
 #endif
 
-// The largest magnitudes of `count` groups, at most kLanes, one a lane; 0 in the others.
+#if defined(__AVX512BW__)
+// The largest magnitudes of the groups in 128 numbers of bfloat16, as bits of float32.
+template <int kGroup>
+PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source) {
+  const auto larger = [](IntVec a, IntVec b) __attribute__((always_inline)) {
+    return (IntVec)_mm512_maskz_max_epu16(~__mmask32{0}, (__m512i)a, (__m512i)b);
+  };
+  const auto words = [&](int i) __attribute__((always_inline)) {
+    return (IntVec)load_as_float<Float::F32>(source + i * 4 * kLanes) & 0x7fff7fff;
+  };
+  // Of 16 words of a quarter, then of 4, then of 2: those of vectors a, b, c, d are in the dwords of a quarter.
+  const auto fold = [&](IntVec a, IntVec b) __attribute__((always_inline)) {
+    return larger(__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                  __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
+  };
+  const IntVec ab = fold(words(0), words(1)), cd = fold(words(2), words(3));
+  IntVec v = larger(__builtin_shufflevector(ab, cd, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30),
+                    __builtin_shufflevector(ab, cd, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
+  v = max((IntVec)((BitVec)v << 16), (IntVec)((BitVec)v & 0xffff0000));
+  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+  if constexpr (kGroup == 16)
+    return __builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+  return max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
+// The largest magnitudes of `count` groups, at most kLanes, one a lane; the other lanes mean nothing.
 template <Float From, int kGroup, bool kKnown>
 PC_FORCE_INLINE IntVec group_magnitudes(const char* source, int64_t count) {
   const auto of_group = [&](int64_t i) __attribute__((always_inline)) {
     return group_magnitude<From, kGroup, kKnown>(source + i * kGroup * kSize<From>);
   };
+#if defined(__AVX512BW__)
+  if (From == Float::BF16 && count == 128 / kGroup) {
+    const IntVec most = magnitudes_of_pairs<kGroup>(source);
+    if (!kKnown || !any_lane(most > kInfinityBits)) return most;
+  }
+#endif
 #if defined(__AVX512F__)  // in registers: a load that spans several stores would wait for them
   const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
   IntVec most{};
@@ -80,36 +112,83 @@ PC_FORCE_INLINE Vec inverse_power(IntVec exponent) { return (Vec)((254 - exponen
 // Groups whose scales are computed before their codes, so that many divisions and reductions overlap.
 constexpr int64_t kGroupBatch = 256;
 
-// Calls scale_of(source, count, bytes, number) for each kLanes groups of a row, which returns the bytes of their scales
-// and a number for each; stores the bytes, and calls code(source, codes, number) for each group.
-template <Float From, int kGroup, int kCodesPerByte, typename ScaleOf, typename Code>
+// Two numbers for each group of a batch.
+struct GroupNumbers {
+  alignas(64) float factors[kGroupBatch + kLanes];
+  alignas(64) float inverses[kGroupBatch + kLanes];
+};
+
+// Stores code(vector, factor, inverse) for each vector of `groups` groups, the first of which has the index `first`.
+template <Float From, int kGroup, int kCodesPerByte, typename Code>
+PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* codes, const GroupNumbers& numbers,
+                                  int64_t first, Code&& code) {
+  const auto code_of = [&](int64_t i) __attribute__((always_inline)) {
+    const int64_t group = first + i / kParts<kGroup>;
+    return code(load_as_float<From>(source + i * kLanes * kSize<From>), splat(numbers.factors[group]),
+                splat(numbers.inverses[group]));
+  };
+  const int64_t vectors = groups * kParts<kGroup>;
+  int64_t i = 0;
+  for (; i + 4 <= vectors; i += 4) {
+    const IntVec four[4] = {code_of(i), code_of(i + 1), code_of(i + 2), code_of(i + 3)};
+    if constexpr (kCodesPerByte == 2) store_four_nibbles(codes + i * kLanes / 2, four);
+    if constexpr (kCodesPerByte == 1) {
+#pragma GCC unroll 4
+      for (int j = 0; j < 4; ++j) store_codes(codes + (i + j) * kLanes, four[j]);
+    }
+  }
+  for (; i < vectors; ++i) {
+    if constexpr (kCodesPerByte == 1) store_codes(codes + i * kLanes, code_of(i));
+    if constexpr (kCodesPerByte == 2) store_nibbles(codes + i * kLanes / 2, code_of(i));
+  }
+}
+
+// Copies the bytes of scales; those of a row of some hundred numbers without a call.
+PC_FORCE_INLINE void copy_scales(char* to, const char* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) __builtin_memcpy(to + i, from + i, 8);
+  for (; i < count; ++i) to[i] = from[i];
+}
+
+// For each batch of groups computes the largest magnitudes, of the numbers that are not NaN if kKnown; then, a vector
+// of groups at a time, scale_of(magnitudes, bytes, factor), which returns the bytes of the scales and a factor for
+// each; then stores code(vector, factor, 1 / factor) of each vector of a group.
+template <Float From, int kGroup, int kCodesPerByte, bool kKnown, typename ScaleOf, typename Code>
 PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, Code&& code) {
   const RowBatch batch = given;  // stores of codes cannot change the copy
   constexpr int64_t kSource = kGroup * kSize<From>, kCodes = kGroup / kCodesPerByte;
   const int64_t groups = batch.dim / kGroup;
   const int64_t rows = groups < kGroupBatch ? kGroupBatch / groups : 1;
-  alignas(64) float numbers[kGroupBatch + kLanes];
+  GroupNumbers numbers;
+  alignas(64) int32_t magnitudes[kGroupBatch + kLanes];
+  alignas(64) char bytes[kGroupBatch + kLanes];
   for (int64_t first = 0; first < batch.count; first += rows) {
     const int64_t last = first + rows < batch.count ? first + rows : batch.count;
     for (int64_t begin = 0; begin < groups; begin += kGroupBatch) {
-      const int64_t end = begin + kGroupBatch < groups ? begin + kGroupBatch : groups;
-      float* next = numbers;
-      for (int64_t row = first; row < last; ++row) {
-        for (int64_t g = begin; g < end; g += kLanes) {
-          const int64_t count = end - g < kLanes ? end - g : kLanes;
-          IntVec bytes;
-          Vec number;
-          scale_of(source_of(batch, row) + g * kSource, count, bytes, number);
-          store_part_of_codes(scales_of(batch, row), g, bytes, count);
-          store(next, number);
-          next += count;
-        }
-      }
-      const float* used = numbers;
+      const int64_t width = (begin + kGroupBatch < groups ? begin + kGroupBatch : groups) - begin;
+      int64_t total = 0;
       for (int64_t row = first; row < last; ++row) {
         const char* source = source_of(batch, row) + begin * kSource;
-        char* codes = codes_of(batch, row) + begin * kCodes;
-        for (int64_t g = begin; g < end; ++g, source += kSource, codes += kCodes) code(source, codes, splat(*used++));
+        for (int64_t g = 0; g < width; g += kLanes) {
+          const int64_t count = width - g < kLanes ? width - g : kLanes;
+          store(reinterpret_cast<float*>(magnitudes + total),
+                (Vec)group_magnitudes<From, kGroup, kKnown>(source + g * kSource, count));
+          total += count;
+        }
+      }
+      for (int64_t i = 0; i < total; i += kLanes) {
+        IntVec scales;
+        Vec factor;
+        scale_of((IntVec)load(reinterpret_cast<const float*>(magnitudes + i)), scales, factor);
+        store_codes(bytes + i, scales);
+        store(numbers.factors + i, factor);
+        store(numbers.inverses + i, splat(1.0f) / factor);
+      }
+      int64_t used = 0;
+      for (int64_t row = first; row < last; ++row, used += width) {
+        copy_scales(scales_of(batch, row) + begin, bytes + used, width);
+        store_groups<From, kGroup, kCodesPerByte>(source_of(batch, row) + begin * kSource, width,
+                                                  codes_of(batch, row) + begin * kCodes, numbers, used, code);
       }
     }
   }
@@ -117,41 +196,27 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
 
 template <Float From>
 void quantize_fp4_block16(const RowBatch& batch) {
-  const auto scale_of = [](const char* source, int64_t count, IntVec& bytes, Vec& inverse)
-                            __attribute__((always_inline)) {
-                              const IntVec amax = group_magnitudes<From, 16, false>(source, count);
-                              const IntVec known = amax <= kInfinityBits;
-                              const IntVec exponent = ceil_exponent(amax, 0x400000, 2, 94);  // 6 is 1.5 * 2^2
-                              bytes = select(known, exponent, splat_bits(255));
-                              inverse = (Vec)((IntVec)inverse_power(exponent) & known);  // 0 for NaN
-                            };
-  const auto code = [](const char* source, char* codes, Vec inverse) __attribute__((always_inline)) {
-    Vec group[kParts<16>];
-    load_group<From, 16>(source, group);
-    const IntVec known = inverse > 0.0f;
-#pragma GCC unroll 8
-    for (int i = 0; i < kParts<16>; ++i) {
-      const IntVec sign = (IntVec)(group[i] < 0.0f) & 8;
-      store_nibbles(codes + i * kLanes / 2, (e2m1_magnitudes_up(group[i] * inverse) | sign) & known);
-    }
+  const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& inverse) __attribute__((always_inline)) {
+    const IntVec known = amax <= kInfinityBits;
+    const IntVec exponent = ceil_exponent(amax, 0x400000, 2, 94);  // 6 is 1.5 * 2^2
+    bytes = select(known, exponent, splat_bits(255));
+    inverse = (Vec)((IntVec)inverse_power(exponent) & known);  // 0 for NaN
   };
-  for_each_group<From, 16, 2>(batch, scale_of, code);
+  const auto code = [](Vec v, Vec inverse, Vec) __attribute__((always_inline)) {
+    const IntVec sign = (IntVec)(v < 0.0f) & 8;
+    return (e2m1_magnitudes_up(v * inverse) | sign) & (inverse > 0.0f);
+  };
+  for_each_group<From, 16, 2, false>(batch, scale_of, code);
 }
 
 template <Float From>
 void quantize_mxfp8(const RowBatch& batch) {
-  const auto scale_of = [](const char* source, int64_t count, IntVec& bytes,
-                           Vec& inverse) __attribute__((always_inline)) {
-    bytes = ceil_exponent(group_magnitudes<From, 32, true>(source, count), 0x200000, 8, 19);  // 448 is 1.75 * 2^8
+  const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& inverse) __attribute__((always_inline)) {
+    bytes = ceil_exponent(amax, 0x200000, 8, 19);  // 448 is 1.75 * 2^8
     inverse = inverse_power(bytes);
   };
-  const auto code = [](const char* source, char* codes, Vec inverse) __attribute__((always_inline)) {
-    Vec group[kParts<32>];
-    load_group<From, 32>(source, group);
-#pragma GCC unroll 8
-    for (int i = 0; i < kParts<32>; ++i) store_codes(codes + i * kLanes, e4m3_codes(group[i] * inverse));
-  };
-  for_each_group<From, 32, 1>(batch, scale_of, code);
+  const auto code = [](Vec v, Vec inverse, Vec) __attribute__((always_inline)) { return e4m3_codes(v * inverse); };
+  for_each_group<From, 32, 1, true>(batch, scale_of, code);
 }
 
 // The scales of groups whose largest numbers become `most`, e4m3; NaN for a group with NaN.
@@ -163,26 +228,26 @@ PC_FORCE_INLINE IntVec nv_scales(IntVec amax, Vec most) {
 PC_FORCE_INLINE void nv_codes(const Vec (&group)[kParts<16>], Vec divisor, IntVec (&codes)[kParts<16>]) {
   const IntVec used = divisor > 0.0f;
 #pragma GCC unroll 8
-  for (int i = 0; i < kParts<16>; ++i) codes[i] = e2m1_codes(group[i] / divisor) & used;
+  for (int i = 0; i < kParts<16>; ++i) codes[i] = e2m1_codes(group[i] / divisor, group[i]) & used;
 }
 
 template <Float From>
 void quantize_nvfp4(const RowBatch& batch) {
   const Vec factors = splat(batch.factor), six = splat(6.0f) * factors;
-  const auto scale_of = [=](const char* source, int64_t count, IntVec& bytes, Vec& divisor)
-                            __attribute__((always_inline)) {
-                              bytes = nv_scales(group_magnitudes<From, 16, false>(source, count), six);
-                              divisor = number_of_e4m3(bytes) * factors;
-                            };
-  const auto code = [](const char* source, char* codes, Vec divisor) __attribute__((always_inline)) {
-    Vec group[kParts<16>];
-    IntVec code[kParts<16>];
-    load_group<From, 16>(source, group);
-    nv_codes(group, divisor, code);
-#pragma GCC unroll 8
-    for (int i = 0; i < kParts<16>; ++i) store_nibbles(codes + i * kLanes / 2, code[i]);
+  const auto scale_of = [=](IntVec amax, IntVec& bytes, Vec& divisor) __attribute__((always_inline)) {
+    bytes = nv_scales(amax, six);
+    divisor = number_of_e4m3(bytes) * factors;
   };
-  for_each_group<From, 16, 2>(batch, scale_of, code);
+  if (batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f) {
+    for_each_group<From, 16, 2, false>(batch, scale_of,
+                                       [](Vec v, Vec divisor, Vec inverse) __attribute__((always_inline)) {
+                                         return e2m1_codes(quotient(v, divisor, inverse), v) & (divisor > 0.0f);
+                                       });
+  } else {
+    for_each_group<From, 16, 2, false>(batch, scale_of, [](Vec v, Vec divisor, Vec) __attribute__((always_inline)) {
+      return e2m1_codes(v / divisor, v) & (divisor > 0.0f);
+    });
+  }
 }
 
 // The codes of a group with one scale, and their squared error. `scale` is in all lanes.

@@ -32,13 +32,6 @@ PC_FORCE_INLINE void store_part_of_codes(char* row, int64_t offset, IntVec codes
   __builtin_memcpy(row + offset, padded, static_cast<size_t>(count));
 }
 
-PC_FORCE_INLINE void store_part_of_nibbles(char* row, int64_t offset, IntVec codes, int64_t count) {
-  if (count == kLanes) return store_nibbles(row + offset / 2, codes);
-  char padded[kLanes];
-  store_nibbles(padded, codes);
-  __builtin_memcpy(row + offset / 2, padded, static_cast<size_t>(count / 2));
-}
-
 // Bits of |v|, which are in the order of the numbers; NaN is above infinity.
 PC_FORCE_INLINE IntVec magnitude_bits(Vec v) { return (IntVec)v & kMagnitudeBits; }
 
@@ -48,8 +41,25 @@ PC_FORCE_INLINE IntVec known_bits(Vec v) {
   return bits & (bits <= kInfinityBits);
 }
 
+#if defined(__AVX512BW__)
+// The largest magnitude of a row of bfloat16, as bits of float32; the rest of the row after whole vectors is left out.
+PC_FORCE_INLINE IntVec magnitude_of_pairs(const char* source, int64_t dim) {
+  auto most = _mm512_setzero_si512();
+  for (int64_t d = 0; d + 2 * kLanes <= dim; d += 2 * kLanes) {
+    const auto words = (__m512i)((BitVec)_mm512_loadu_si512(source + 2 * d) & 0x7fff7fff);
+    most = _mm512_maskz_max_epu16(~__mmask32{0}, most, words);
+  }
+  return max((IntVec)((BitVec)most << 16), (IntVec)((BitVec)most & 0xffff0000));
+}
+#endif
+
 template <Float From, bool kKnown>
 PC_FORCE_INLINE int32_t row_magnitude(const char* source, int64_t dim) {
+#if defined(__AVX512BW__)
+  if (From == Float::BF16 && !kKnown && dim % (2 * kLanes) == 0) {
+    return max_of_lanes(magnitude_of_pairs(source, dim))[0];
+  }
+#endif
   IntVec most{};
   for_each_vector<From>(source, dim,
                         [&](int64_t, Vec v, int64_t) { most = max(most, kKnown ? known_bits(v) : magnitude_bits(v)); });
@@ -87,21 +97,30 @@ PC_FORCE_INLINE void store_scales(const RowBatch& batch, int64_t first, int64_t 
 template <Float From>
 void quantize_float8_token(const RowBatch& batch) {
   for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
-    PerRow most{}, inverse;
+    PerRow most{}, known, inverse;
     for (int64_t k = 0; k < count; ++k) {
-      const char* source = source_of(batch, first + k);
-      most.bits[k] = row_magnitude<From, false>(source, batch.dim);
-      if (most.bits[k] > kInfinityBits) most.bits[k] = row_magnitude<From, true>(source, batch.dim);
+      most.bits[k] = row_magnitude<From, false>(source_of(batch, first + k), batch.dim);
     }
-    const Vec amax = (Vec)min(most.vector, splat_bits(kLargestBits));
+    known = most;
+    for (int64_t k = 0; k < count; ++k) {
+      if (most.bits[k] <= kInfinityBits) continue;
+      known.bits[k] = row_magnitude<From, true>(source_of(batch, first + k), batch.dim);
+    }
+    const Vec amax = (Vec)min(known.vector, splat_bits(kLargestBits));
     const Vec scale = max(amax / splat(448.0f), splat(1e-6f));
     inverse.floats = splat(1.0f) / scale;
     for (int64_t k = 0; k < count; ++k) {
       char* codes = codes_of(batch, first + k);
       const Vec factor = splat(inverse.numbers[k]);
-      for_each_vector<From>(source_of(batch, first + k), batch.dim, [&](int64_t i, Vec v, int64_t part) {
-        store_part_of_codes(codes, i, e4m3_codes(v * factor), part);
-      });
+      const char* source = source_of(batch, first + k);
+      if (most.bits[k] <= kLargestBits) {
+        store_row_of_codes<From, 1>(source, batch.dim, codes, [=](Vec v) __attribute__((always_inline)) {
+          return e4m3_codes_inside(v * factor);
+        });
+      } else {
+        store_row_of_codes<From, 1>(source, batch.dim, codes,
+                                    [=](Vec v) __attribute__((always_inline)) { return e4m3_codes(v * factor); });
+      }
     }
     store_scales(batch, first, count, (IntVec)scale);
   });
@@ -121,9 +140,10 @@ void quantize_int8_token(const RowBatch& batch) {
       char* codes = codes_of(batch, first + k);
       const Vec factor = splat(inverse.numbers[k]);
       const IntVec used = factor > 0.0f;
-      for_each_vector<From>(source_of(batch, first + k), batch.dim, [&](int64_t i, Vec v, int64_t part) {
-        store_part_of_codes(codes, i, integer_codes(rounded(v * factor), -128.0f, 127.0f) & used, part);
-      });
+      store_row_of_codes<From, 1>(source_of(batch, first + k), batch.dim, codes,
+                                  [=](Vec v) __attribute__((always_inline)) {
+                                    return integer_codes(rounded(v * factor), -128.0f, 127.0f) & used;
+                                  });
     }
     store_scales(batch, first, count, select(known, (IntVec)scale, splat_bits(0x7fc00000)));
   });
@@ -163,10 +183,9 @@ void quantize_int4_token(const RowBatch& batch) {
       char* codes = codes_of(batch, first + k);
       const Vec factor = splat(inverse.numbers[k]), shift = splat(zero.numbers[k]);
       const IntVec used = factor > 0.0f;
-      for_each_vector<From>(source_of(batch, first + k), batch.dim, [&](int64_t i, Vec v, int64_t part) {
-        const IntVec code = integer_codes(rounded(v * factor) + shift, 0.0f, 15.0f);
-        store_part_of_nibbles(codes, i, code & used, part);
-      });
+      store_row_of_codes<From, 2>(
+          source_of(batch, first + k), batch.dim, codes,
+          [=](Vec v) __attribute__((always_inline)) { return nibble_codes(rounded(v * factor) + shift) & used; });
     }
     store_scales(batch, first, count, select(nan.vector, splat_bits(0x7fc00000), ((IntVec)scale & ~15) | point));
   });

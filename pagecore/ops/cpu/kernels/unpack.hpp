@@ -80,7 +80,7 @@ class Int8Unpacker {
   }
   PC_FORCE_INLINE BytePair bytes_of(Bytes codes) const {
     const auto magnitude = (Bytes)_mm512_maskz_abs_epi8(~__mmask64{0}, (__m512i)codes);
-    const Bytes high = look_up_128(high_, magnitude) | (codes & 0x80),
+    const Bytes high = with_sign(look_up_128(high_, magnitude), codes),
                 most = Bytes{} + static_cast<uint8_t>(kMost >> 8);
     return {look_up_128(low_, magnitude), codes == 0x80 ? most : high};
   }

@@ -80,7 +80,7 @@ class Float8Unpacker {
     put_words(bytes_of(spread(codes)), put);
   }
   PC_FORCE_INLINE BytePair bytes_of(Bytes codes) const {
-    return {look_up_128(low_, codes), look_up_128(high_, codes) | (codes & 0x80)};
+    return {look_up_128(low_, codes), with_sign(look_up_128(high_, codes), codes)};
   }
 
  private:
