@@ -55,6 +55,9 @@ def build_parts(
     policy = str(eviction_policy)
     block_size = require_int("block_size", block_size)
     max_sequences = require_int("max_sequences", max_sequences, max=None)
+    longest = max_tokens_per_sequence
+    if longest is not None:
+        longest = require_int("max_tokens_per_sequence", longest, max=None)
     device = cache_device(device)
     scrub = scrub_option(scrub, device)
     slots = slot_dtype(index_dtype)
@@ -63,9 +66,9 @@ def build_parts(
     if given is not None and num_blocks is None:
         blocks = count_adopted(given, groups, block_size, layout)
     else:
-        blocks = count_blocks(groups, block_size, num_blocks, memory, device)
+        blocks = count_blocks(groups, block_size, num_blocks, memory, device, longest)
     check_slots(blocks, block_size, slots)
-    max_tokens = row_capacity(blocks, block_size, max_tokens_per_sequence)
+    max_tokens = row_capacity(groups, blocks, block_size, longest)
     tables = BlockTables(
         [BlockPool(n) for n in blocks],
         block_sizes=[block_size] * len(blocks),

@@ -43,8 +43,8 @@ class PagedCacheConfig:
     max_sequences : int
         Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Capacity of a row. None or 0 means the model's maximum length, or the capacity of the smallest pool if that
-        length is unknown.
+        Capacity of a row. None or 0 means the model's maximum length, or the longest sequence that the pools hold if
+        that length is unknown.
     device : str
         "cpu", "cuda" (short for "cuda:0"), another CUDA device, or "none" for a cache without bytes.
     layout : str or KVLayout, optional

@@ -9,6 +9,7 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
+from pagecore.storage.attended import AttendedKeys, attended_keys
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
 from pagecore.storage.pool import bytes_per_block
 from pagecore.storage.spec import check_spec, is_spec, window_of
@@ -40,6 +41,11 @@ class Group:
     def window(self) -> int | None:
         """Number of keys that a query sees, including its own; None for all."""
         return window_of(self.spec)
+
+    @property
+    def attended(self) -> AttendedKeys:
+        """Limits of the keys that a query sees."""
+        return attended_keys(self.spec)
 
     def bytes_per_block(self, block_size: int) -> int:
         """Return the bytes of one block in all layers of the group."""
