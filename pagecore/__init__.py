@@ -37,7 +37,15 @@ from pagecore.errors import (
     UnsupportedDtype,
     UnsupportedOption,
 )
-from pagecore.index import BlockPool, BlockTables, RadixTree, RequestTable, SlotAllocator, StepBuffers
+from pagecore.index import (
+    BlockPool,
+    BlockTables,
+    RadixTree,
+    RequestTable,
+    SlotAllocator,
+    StepBuffers,
+    WindowSlotAllocator,
+)
 from pagecore.models import ConfigError, specs_from_config
 from pagecore.ops import (
     AttentionPlan,
@@ -109,6 +117,7 @@ __all__ = [
     "TensorParallel",
     "UnsupportedDtype",
     "UnsupportedOption",
+    "WindowSlotAllocator",
     "as_dtype",
     "as_tensor",
     "available_isas",

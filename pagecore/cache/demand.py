@@ -6,7 +6,8 @@ tokens see: after each step it releases whole blocks before them.
     W = 6, blocks of 4, steps of 3     tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13 14
                                                released   ^ seen by 12         ^ step of 3: three blocks at once
 
-A window begins anywhere in a block, so that its demand is that of the worst place.
+A window begins anywhere in a block, so that its demand is that of the worst place. A chunk begins only at multiples of
+its size.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def blocks_at_once(group: Group, num_tokens: int, block_size: int, step_tokens: 
 def block_limit(group: Group, block_size: int, step_tokens: int) -> int | None:
     """Return `blocks_at_once` of a sequence of any length; None without a window."""
     keys = group.attended
-    return ceil_div(keys.span(step_tokens) - 1, block_size) + 1 if keys.is_limited else None
+    return keys.most_blocks(step_tokens, block_size) if keys.is_limited else None
 
 
 def longest_sequence(groups: Listed[Group], available: Listed[int], block_size: int) -> int:
@@ -74,7 +75,7 @@ def longest_step(groups: Listed[Group], available: Listed[int], block_size: int,
     most = num_tokens
     for group, blocks in zip(groups, available, strict=True):
         if ceil_div(num_tokens, block_size) > blocks:
-            most = min(most, (blocks - 1) * block_size + 1 - (group.attended.span(1) - 1))
+            most = min(most, group.attended.most_tokens(blocks, block_size))
     return most
 
 

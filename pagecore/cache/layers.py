@@ -24,7 +24,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with equal planes, window and number of query heads.
+    """Layers with equal planes, attended keys and number of query heads.
 
     Attributes
     ----------
@@ -69,8 +69,8 @@ def arrange(
 ) -> tuple[list[Layer], list[Group]]:
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
-    Layers are in one group if their planes, window and number of query heads are equal. Options that only attention
-    uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
+    Layers are in one group if their planes, windows, chunks and numbers of query heads are equal. Options that only
+    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def arrange(
         if previous is None or previous[0] is not entry:
             previous = entry, _checked(entry, position, parallel, attends)
         spec = previous[1]
-        key = (tuple(spec.planes), window_of(spec), getattr(spec, "num_query_heads", None))
+        key = (tuple(spec.planes), attended_keys(spec), getattr(spec, "num_query_heads", None))
         if key not in keys:
             keys.append(key)
             counts.append(0)

@@ -77,6 +77,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         arrays and keeps them alive. It does not write to them before the first step, unless `scrub` is True.
     scrub : bool
         Keep the values of one namespace out of the blocks of every other one; see Notes. Refused for ``device="none"``.
+    recompute_last_block : bool
+        A prefix hit gives up its last block, whose tokens are computed again: EAGLE's draft model needs their hidden
+        states, which no cache keeps. (vLLM)
 
     Attributes
     ----------
@@ -139,6 +142,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         clock: Callable[[], float] = time.monotonic,
         buffers: object = None,
         scrub: bool = False,
+        recompute_last_block: bool = False,
     ) -> None:
         super().__init__(
             build_parts(
@@ -158,6 +162,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
                 clock=clock,
                 buffers=buffers,
                 scrub=scrub,
+                recompute_last_block=recompute_last_block,
             )
         )
 

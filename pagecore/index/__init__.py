@@ -8,6 +8,7 @@ from pagecore.index._radix_values import Evicted, Inserted, Match
 from pagecore.index._request_table import RequestTable
 from pagecore.index._slot_allocator import SlotAllocator
 from pagecore.index._step_buffers import StepBuffers
+from pagecore.index._window_slots import WindowSlotAllocator
 
 __all__ = [
     "POLICIES",
@@ -21,4 +22,5 @@ __all__ = [
     "RequestTable",
     "SlotAllocator",
     "StepBuffers",
+    "WindowSlotAllocator",
 ]

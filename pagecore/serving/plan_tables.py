@@ -54,12 +54,18 @@ def _group_line(number: int, group: GroupPlan) -> list[str]:
     return [
         str(number),
         str(group.num_layers),
-        "all" if group.window is None else f"{group.window:,}",
+        _reach(group),
         _planes(group.spec),
         f"{group.bytes_per_token:,.0f}",
         f"{group.bytes_per_block:,}",
         f"{group.num_blocks - 1:,}",
     ]
+
+
+def _reach(group: GroupPlan) -> str:
+    if group.chunk is not None:
+        return f"chunks of {group.chunk:,}"
+    return "all" if group.window is None else f"{group.window:,}"
 
 
 def _planes(spec: Spec) -> str:

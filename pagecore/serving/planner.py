@@ -14,6 +14,7 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage.attended import chunk_of
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import window_of
@@ -50,14 +51,20 @@ class GroupPlan:
 
     @property
     def window(self) -> int | None:
-        """Number of keys that a query attends to; None for all."""
+        """Number of keys that a query attends to; None for all, and for chunks."""
         return window_of(self.spec)
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk of chunked local attention; None without chunks."""
+        return chunk_of(self.spec)
 
     def as_json(self) -> dict[str, Any]:
         """Return the group as a dict of plain values."""
         return {
             "num_layers": self.num_layers,
             "window": self.window,
+            "chunk": self.chunk,
             "num_blocks": self.num_blocks,
             "planes": {plane.name: {"shape": plane.shape, "dtype": str(plane.dtype)} for plane in self.spec.planes},
             "bytes_per_token": self.bytes_per_token,
@@ -172,10 +179,10 @@ def plan_memory(
 
     A request of n tokens holds ``ceil(n / block_size)`` blocks of a group with full attention. Of a group with a window
     of W tokens it holds at most ``ceil((W - 1) / block_size) + 1`` blocks, because the window rarely starts at a block
-    boundary. While the prompt is computed in steps of c tokens, the request holds up to
-    ``ceil((W + c - 2) / block_size) + 1`` blocks. The division of the memory has room for one prompt in steps of 512
-    tokens; the numbers of requests and the best splits do not count prompts, which a `Scheduler` computes in smaller
-    steps while windows are short of blocks.
+    boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. While the
+    prompt is computed in steps of c tokens, the request holds up to ``ceil((W + c - 2) / block_size) + 1`` blocks. The
+    division of the memory has room for one prompt in steps of 512 tokens; the numbers of requests and the best splits
+    do not count prompts, which a `Scheduler` computes in smaller steps while windows are short of blocks.
 
     Parameters
     ----------

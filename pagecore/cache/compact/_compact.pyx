@@ -64,9 +64,9 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
     cdef size_t group, num_groups = <size_t>state.tables.num_groups
     cdef const int32_t* row
     cdef size_t count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
-    if state.windows.size() > 0:
+    if state.kept.size() > 0:
         raise UnsupportedOption(
-            f"group {state.window_groups[0]} has a window of {state.windows[0]} tokens, which counts positions; "
+            f"group {state.kept[0].group} has a window or chunks, which count positions; "
             "compact serves caches whose groups see all tokens"
         )
     if state.tenants is not None:

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._state cimport CacheState
 
 
@@ -33,6 +34,6 @@ cdef class StepPlan:
     cdef list list_writers(self)
     # Counts the blocks that each group lacks; a row takes no more than its group's limit leaves.
     cdef int count_lacking(self) except -1
-    cdef int cap_counts(self, size_t group, int64_t window) except -1
+    cdef int cap_counts(self, const KeptKeys& keys) except -1
     # Counts the blocks that each group lacks, evictable ones subtracted; returns True if no group lacks any.
     cdef bint count_missing(self, list writers) except -1

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
+from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
@@ -71,7 +72,7 @@ cdef class StepPlan:
             self.rows[i] = (<Sequence>self.sequences[i]).row
         self.first_blocks.clear()
         if self.is_arrival:
-            self.state.list_first_visible(
+            self.state.list_first_kept(
                 <int64_t>(<Sequence>self.sequences[0]).computed + self.counts[0], self.first_blocks
             )
         return 0
@@ -110,37 +111,37 @@ cdef class StepPlan:
         return writers
 
     cdef int count_lacking(self) except -1:
-        cdef size_t i, group
+        cdef KeptKeys keys
+        cdef size_t group
         self.state.tables.shortage_raw(
             self.rows.data(), self.counts.data(), self.num_sequences, self.missing, self.first_blocks
         )
         if self.limits.empty():
             return 0
         self.lacking.resize(self.missing.size())
-        for i in range(self.state.windows.size()):
-            group = <size_t>self.state.window_groups[i]
-            self.cap_counts(group, self.state.windows[i])
+        for keys in self.state.kept:
+            group = <size_t>keys.group
+            self.cap_counts(keys)
             self.state.tables.shortage_raw(
                 self.rows.data(), self.converted.data(), self.num_sequences, self.lacking, self.first_blocks
             )
             self.missing[group] = self.lacking[group]
         return 0
 
-    cdef int cap_counts(self, size_t group, int64_t window) except -1:
+    cdef int cap_counts(self, const KeptKeys& keys) except -1:
         """Write to `converted` the tokens for which a row of a group with a window takes blocks up to the limit.
 
-        Blocks that the next token of the row does not see are released before the last of those tokens, and do not
-        count.
+        Blocks that the row does not keep are released before the last of those tokens, and do not count.
         """
         cdef int32_t i
-        cdef int64_t length, blocks, seen
+        cdef int64_t length, blocks, held
         for i in range(self.num_sequences):
             length = (<Sequence>self.sequences[i]).computed
-            blocks = <int64_t>self.state.tables.row_raw(self.rows[i], <int64_t>group).size()
-            seen = blocks - max(0, length - (window - 1)) // self.state.block_size
+            blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
+            held = blocks - first_kept(keys, length) // self.state.block_size
             self.converted[i] = <int32_t>min(
                 <int64_t>self.counts[i],
-                (blocks + max(0, self.limits[group] - seen)) * self.state.block_size - length,
+                (blocks + max(0, self.limits[keys.group] - held)) * self.state.block_size - length,
             )
         return 0
 
