@@ -130,7 +130,9 @@ cdef int refuse_receipt(object receipt) except -1:
 cdef class RadixCore:
     """Base of `RadixTree`: construction, sizes, and calls with converted arguments."""
 
-    def __cinit__(self, block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, policy="lru"):
+    def __cinit__(
+        self, block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, policy="lru"
+    ):
         cdef Options options
         if not isinstance(policy, str) or policy not in POLICIES:
             raise UnsupportedOption(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")

@@ -13,7 +13,8 @@ from pagecore.errors import DoubleFree, InvalidBlock, ShapeError
 
 
 cdef class RadixTree(RadixCore):
-    """RadixTree(block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, policy='lru')\n--\n\n\
+    """RadixTree(block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, \
+policy='lru')\n--\n\n\
 Radix tree over token prefixes and the blocks that hold their keys and values.
 
     The tree only keeps account of blocks. `insert` returns the blocks that the tree takes, and the caller adds a

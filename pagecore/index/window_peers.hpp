@@ -39,7 +39,7 @@ class WindowPeers {
   [[nodiscard]] int32_t* map() { return map_.data(); }
   [[nodiscard]] int64_t map_size() const { return int64_t{num_full_blocks_} * block_size_ + 1; }
 
-  // Gives each full block a window block. Precondition: the window pool has as many free blocks.
+  // Gives each full block a window block. Precondition: the window pool has full.size() free blocks.
   void take(std::span<const BlockId> full);
   // Adds a reference to the window block of a full block, if it has one.
   void share(BlockId full);
