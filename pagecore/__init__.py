@@ -47,6 +47,7 @@ from pagecore.index import (
     StateBuffers,
     StateTable,
     StepBuffers,
+    WindowSlotAllocator,
 )
 from pagecore.models import ConfigError, specs_from_config
 from pagecore.ops import (
@@ -123,6 +124,7 @@ __all__ = [
     "TensorParallel",
     "UnsupportedDtype",
     "UnsupportedOption",
+    "WindowSlotAllocator",
     "as_dtype",
     "as_tensor",
     "available_isas",

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._lock cimport StateLock
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
@@ -16,8 +17,7 @@ cdef class CacheState:
     cdef readonly object removal            # removes a sequence when its context ends
     cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers
     cdef list by_row                        # the sequence in each row; None for a free row
-    cdef vector[int32_t] window_groups      # the groups with a window, and their windows
-    cdef vector[int64_t] windows
+    cdef vector[KeptKeys] kept              # of each group that does not keep all keys
     cdef readonly int32_t block_size
     cdef readonly int32_t num_live          # sequences, including those that are swapped out
     cdef int32_t num_lost                   # steps whose batch was collected before it was committed or abandoned
@@ -30,8 +30,8 @@ cdef class CacheState:
     cdef int sweep(self) except -1
     # Waits until no other thread writes or attends with a step.
     cdef int wait_for(self, object step) except -1
-    # Writes the first block of each group that the token at position `length` sees; 0 without a window.
-    cdef int list_first_visible(self, int64_t length, vector[int32_t]& out) except -1
+    # Writes the first block of each group that a sequence of `length` tokens keeps; 0 without a window.
+    cdef int list_first_kept(self, int64_t length, vector[int32_t]& out) except -1
     # Checks an id; returns an unused number for None.
     cdef object new_name(self, object name)
     # Lists a sequence under its id before it is live, which the caller cannot observe.

@@ -5,16 +5,18 @@ from pagecore.cache._lock import StateLock
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.index import BlockTables
+from pagecore.storage.attended import AttendedKeys
 
 class CacheState:
     def __init__(
         self,
         tables: BlockTables,
-        windows: list[int | None],
+        attended: list[AttendedKeys],
         prefix_policy: str | None,
         clock: Callable[[], float],
         removal: Callable[[CacheState, Sequence], None],
         scrub: bool = False,
+        recompute_last_block: bool = False,
     ) -> None: ...
     @property
     def tables(self) -> BlockTables: ...

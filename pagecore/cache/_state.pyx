@@ -2,6 +2,7 @@
 
 from libc.stdint cimport INT32_MAX
 
+from pagecore.cache._kept cimport KeptKeys, first_kept, kept_keys
 from pagecore.cache._lock cimport StateLock
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
@@ -22,8 +23,8 @@ cdef class CacheState:
     Parameters
     ----------
     tables : BlockTables
-    windows : list of (int or None)
-        Window of each group.
+    attended : list of AttendedKeys
+        Limits of the keys that a query of each group sees.
     prefix_policy : str, optional
         Eviction policy of the prefix cache; None for a cache without one.
     clock : callable
@@ -32,10 +33,13 @@ cdef class CacheState:
         Called with the state and a sequence when the context of the sequence ends.
     scrub : bool
         Zero a block when it passes from one namespace to another.
+    recompute_last_block : bool
+        A prefix hit gives up its last block.
     """
 
     def __cinit__(
-        self, BlockTables tables not None, list windows not None, prefix_policy, clock, removal, bint scrub=False
+        self, BlockTables tables not None, list attended not None, prefix_policy, clock, removal, bint scrub=False,
+        bint recompute_last_block=False,
     ):
         self.tables = tables
         self.block_size = tables.block_sizes[0]
@@ -43,14 +47,13 @@ cdef class CacheState:
         self.names = {}
         self.lock = StateLock()
         self.removal = removal
-        for group, window in enumerate(windows):
-            if window is not None:
-                self.window_groups.push_back(group)
-                self.windows.push_back(min(window, INT32_MAX))
+        for group, keys in enumerate(attended):
+            if keys.is_limited:
+                self.kept.push_back(kept_keys(group, keys))
         if scrub:
             self.tenants = Tenants(tables)
         if prefix_policy is not None:
-            self.prefix = PrefixCache(windows, tables, self.by_row, prefix_policy, clock)
+            self.prefix = PrefixCache(attended, tables, self.by_row, prefix_policy, clock, recompute_last_block)
 
     cdef int begin(self) except -1:
         if self.prefix is not None:
@@ -77,13 +80,11 @@ cdef class CacheState:
             self.lock.sleep()
         return 0
 
-    cdef int list_first_visible(self, int64_t length, vector[int32_t]& out) except -1:
-        cdef size_t i
+    cdef int list_first_kept(self, int64_t length, vector[int32_t]& out) except -1:
+        cdef KeptKeys keys
         out.assign(<size_t>self.tables.num_groups, 0)
-        for i in range(self.windows.size()):
-            out[self.window_groups[i]] = <int32_t>min(
-                max(0, length - (self.windows[i] - 1)) // self.block_size, INT32_MAX
-            )
+        for keys in self.kept:
+            out[keys.group] = <int32_t>min(first_kept(keys, length) // self.block_size, INT32_MAX)
         return 0
 
     cdef object new_name(self, object name):

@@ -25,7 +25,7 @@ from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
-from pagecore.storage.checks import ceil_div, require_int
+from pagecore.storage.checks import ceil_div, flag, require_int
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -48,13 +48,18 @@ def build_parts(
     clock: Callable[[], float],
     buffers: object,
     scrub: bool,
+    recompute_last_block: bool = False,
 ) -> CacheParts:
     """Return the parts of a cache; see `PagedKVCache` for the arguments and errors."""
     refuse_unserved(prefix_cache, eviction_policy)
+    recompute_last = flag("recompute_last_block", recompute_last_block)
     ranks = as_parallel(parallel)
     policy = str(eviction_policy)
     block_size = require_int("block_size", block_size)
     max_sequences = require_int("max_sequences", max_sequences, max=None)
+    longest = max_tokens_per_sequence
+    if longest is not None:
+        longest = require_int("max_tokens_per_sequence", longest, max=None)
     device = cache_device(device)
     scrub = scrub_option(scrub, device)
     slots = slot_dtype(index_dtype)
@@ -63,9 +68,9 @@ def build_parts(
     if given is not None and num_blocks is None:
         blocks = count_adopted(given, groups, block_size, layout)
     else:
-        blocks = count_blocks(groups, block_size, num_blocks, memory, device)
+        blocks = count_blocks(groups, block_size, num_blocks, memory, device, longest)
     check_slots(blocks, block_size, slots)
-    max_tokens = row_capacity(blocks, block_size, max_tokens_per_sequence)
+    max_tokens = row_capacity(groups, blocks, block_size, longest)
     tables = BlockTables(
         [BlockPool(n) for n in blocks],
         block_sizes=[block_size] * len(blocks),
@@ -75,8 +80,9 @@ def build_parts(
     staging = Staging(tables, device) if device.startswith("cuda") else None
     store = Store(groups, blocks, block_size, layout, device, given, scrub)
     ops = _ops_of(placed, device)
-    windows = [group.window for group in groups]
-    state = CacheState(tables, windows, policy if prefix_cache else None, clock, lifecycle.remove, scrub)
+    attended = [group.attended for group in groups]
+    cached = policy if prefix_cache else None
+    state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last)
     parts = CacheParts(
         state=state,
         store=store,

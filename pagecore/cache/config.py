@@ -18,7 +18,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import require_int, shown
+from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 
@@ -43,8 +43,8 @@ class PagedCacheConfig:
     max_sequences : int
         Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Capacity of a row. None or 0 means the model's maximum length, or the capacity of the smallest pool if that
-        length is unknown.
+        Capacity of a row. None or 0 means the model's maximum length, or the longest sequence that the pools hold if
+        that length is unknown.
     device : str
         "cpu", "cuda" (short for "cuda:0"), another CUDA device, or "none" for a cache without bytes.
     layout : str or KVLayout, optional
@@ -59,6 +59,8 @@ class PagedCacheConfig:
         Dtype of keys and values; "auto" keeps that of the specs, any other replaces it in every layer.
     scrub : bool
         Zero a block when it passes from one namespace to another, see `PagedKVCache`.
+    recompute_last_block : bool
+        A prefix hit gives up its last block, see `PagedKVCache`.
 
     Raises
     ------
@@ -78,6 +80,7 @@ class PagedCacheConfig:
     index_dtype: str = "int64"
     dtype: DType | str = "auto"
     scrub: bool = False
+    recompute_last_block: bool = False
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -87,6 +90,7 @@ class PagedCacheConfig:
         refuse_unserved(self.prefix_cache, self.eviction_policy)
         put("device", cache_device(self.device))
         put("scrub", scrub_option(self.scrub, self.device))
+        put("recompute_last_block", flag("recompute_last_block", self.recompute_last_block))
         put("block_size", require_int("block_size", self.block_size))
         put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -267,6 +271,7 @@ def make_cache(
         eviction_policy=config.eviction_policy,
         index_dtype=config.index_dtype,
         scrub=config.scrub,
+        recompute_last_block=config.recompute_last_block,
         buffers=buffers,
         clock=time.monotonic if clock is None else clock,
     )

@@ -19,6 +19,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
 from pagecore.storage import AttentionSpec, KVPool, LatentSpec, Spec
+from pagecore.storage.attended import chunk_of
 from pagecore.storage.spec import format_of, stores_key_and_value, window_of
 
 
@@ -58,7 +59,13 @@ class AttentionOps(LayerOps):
     def __init__(self, spec: Spec, device: str) -> None:
         self._spec = spec
         self._device = device
-        self._defaults: dict[str, Any] = {"window": window_of(spec)}
+        chunk = chunk_of(spec)
+        if chunk is not None and device not in ("cpu", "none"):
+            raise UnsupportedOption(
+                f"the layer attends in chunks of {chunk}, which only the host does; use device='cpu', or device='none' "
+                "and kernels of your own"
+            )
+        self._defaults: dict[str, Any] = {"window": window_of(spec)} if chunk is None else {"chunk": chunk}
         self._summaries: tuple[str, ...] = ()
         self._write_options: dict[str, Any] = {}
         if isinstance(spec, AttentionSpec):
@@ -92,6 +99,7 @@ class AttentionOps(LayerOps):
             num_query_heads=spec.num_query_heads,
             num_kv_heads=spec.num_kv_heads,
             window=spec.window,
+            chunk=spec.chunk,
             device="cpu" if self._device == "none" else self._device,
         )
 
@@ -117,8 +125,10 @@ class AttentionOps(LayerOps):
     ) -> Any:
         """Call `paged_attention`; `options` override the defaults of the spec."""
         defaults = self._defaults
-        if options.keys().isdisjoint(("plan", "causal", "window")):
+        if options.keys().isdisjoint(("plan", "causal", "window", "chunk")):
             defaults = {**defaults, "plan": group.plan}
+        elif not options.keys().isdisjoint(("window", "chunk")):
+            defaults = {name: value for name, value in defaults.items() if name not in ("window", "chunk")}
         seq_lens, rows, cu_query_lens = batch.seq_lens, batch.rows, batch.cu_query_lens
         options = padded_selection(options, batch.num_sequences, seq_lens.shape[0])
         listed = num_listed(options, batch.num_sequences, seq_lens.shape[0])

@@ -9,6 +9,7 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, TensorParallel
+from pagecore.storage.attended import AttendedKeys, attended_keys
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
 from pagecore.storage.pool import bytes_per_block
 from pagecore.storage.spec import check_spec, is_spec, window_of
@@ -23,7 +24,7 @@ class Alias:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with equal planes, window and number of query heads.
+    """Layers with equal planes, attended keys and number of query heads.
 
     Attributes
     ----------
@@ -40,6 +41,11 @@ class Group:
     def window(self) -> int | None:
         """Number of keys that a query sees, including its own; None for all."""
         return window_of(self.spec)
+
+    @property
+    def attended(self) -> AttendedKeys:
+        """Limits of the keys that a query sees."""
+        return attended_keys(self.spec)
 
     def bytes_per_block(self, block_size: int) -> int:
         """Return the bytes of one block in all layers of the group."""
@@ -63,8 +69,8 @@ def arrange(
 ) -> tuple[list[Layer], list[Group]]:
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
-    Layers are in one group if their planes, window and number of query heads are equal. Options that only attention
-    uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
+    Layers are in one group if their planes, windows, chunks and numbers of query heads are equal. Options that only
+    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
 
     Parameters
     ----------
@@ -87,7 +93,7 @@ def arrange(
         if previous is None or previous[0] is not entry:
             previous = entry, _checked(entry, position, parallel, attends)
         spec = previous[1]
-        key = (tuple(spec.planes), window_of(spec), getattr(spec, "num_query_heads", None))
+        key = (tuple(spec.planes), attended_keys(spec), getattr(spec, "num_query_heads", None))
         if key not in keys:
             keys.append(key)
             counts.append(0)

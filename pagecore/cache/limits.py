@@ -8,13 +8,13 @@ from typing import Any, Literal
 import numpy as np
 
 from pagecore.arrays.devices import device_name
+from pagecore.cache.demand import divide_memory, longest_sequence
 from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 from pagecore.storage.memory import Memory
-from pagecore.storage.pool import blocks_within
 
 
 def refuse_unserved(prefix_cache: bool, eviction_policy: str) -> None:
@@ -84,13 +84,14 @@ def count_blocks(
     num_blocks: int | Listed[int] | None,
     memory: Memory | None,
     device: str = "cpu",
+    max_tokens: int | None = None,
 ) -> list[int]:
-    """Return the blocks of each group: as listed, or the largest equal number whose bytes fit into `memory`."""
+    """Return the blocks of each group: as listed, or as `divide_memory` divides `memory` among them."""
     if (num_blocks is None) == (memory is None):
         raise ShapeError(f"num_blocks is {shown(num_blocks)} and memory is {shown(memory)}; give exactly one of them")
     if memory is not None:
-        one = sum(group.bytes_per_block(block_size) for group in groups)
-        counted = [blocks_within(parse_memory(memory, "cpu" if device == "none" else device), one)] * len(groups)
+        budget = parse_memory(memory, "cpu" if device == "none" else device)
+        counted = divide_memory(groups, block_size, budget, max_tokens)
     else:
         given: Any = num_blocks
         if isinstance(given, np.ndarray):
@@ -108,11 +109,11 @@ def count_blocks(
     return counted
 
 
-def row_capacity(blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
-    """Return the tokens that a row has room for: `max_tokens`, or the capacity of the smallest pool."""
+def row_capacity(groups: Listed[Group], blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
+    """Return the tokens that a row has room for: `max_tokens`, or the longest sequence that the pools hold."""
     if max_tokens is not None:
-        return require_int("max_tokens_per_sequence", max_tokens, max=None)
-    return min((min(blocks) - 1) * block_size, INT32_MAX)
+        return max_tokens
+    return longest_sequence(groups, [count - 1 for count in blocks], block_size)
 
 
 def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:

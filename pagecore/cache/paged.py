@@ -46,13 +46,15 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         Blocks of each group, including the null block; a list has one entry per group. Exclusive with `memory`. By
         default with `buffers`: the number of blocks that the buffers of each group hold.
     memory : int, str or float
-        Memory budget of this rank for all groups: bytes, "8GiB", or a fraction of the free memory. Every group gets the
-        same number of blocks.
+        Memory budget of this rank for all groups: bytes, "8GiB", or a fraction of the free memory. It is divided by
+        what a sequence needs at once in each group, so that groups with windows get fewer blocks. Counted is a sequence
+        of 8192 tokens, or of `max_tokens_per_sequence` if that is less; pass `num_blocks` for another division, such
+        as the best split of `pagecore plan`.
     max_sequences : int
         Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
-        Capacity of a row; by default that of the smallest pool. On CUDA the block tables take 4 bytes of device memory
-        per row, group and block.
+        Capacity of a row; by default the longest sequence that the pools hold. On CUDA the block tables take 4 bytes of
+        device memory per row, group and block.
     device : str
         "cpu", "cuda" (short for "cuda:0"), another CUDA device, or "none": a cache without bytes, for simulation and
         for engines that own their memory. Such a cache serves everything except plane, key, value, write and attend.
@@ -75,6 +77,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         arrays and keeps them alive. It does not write to them before the first step, unless `scrub` is True.
     scrub : bool
         Keep the values of one namespace out of the blocks of every other one; see Notes. Refused for ``device="none"``.
+    recompute_last_block : bool
+        A prefix hit gives up its last block, whose tokens are computed again: EAGLE's draft model needs their hidden
+        states, which no cache keeps. (vLLM)
 
     Attributes
     ----------
@@ -137,6 +142,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         clock: Callable[[], float] = time.monotonic,
         buffers: object = None,
         scrub: bool = False,
+        recompute_last_block: bool = False,
     ) -> None:
         super().__init__(
             build_parts(
@@ -156,6 +162,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
                 clock=clock,
                 buffers=buffers,
                 scrub=scrub,
+                recompute_last_block=recompute_last_block,
             )
         )
 

@@ -10,6 +10,7 @@ from pagecore.index._slot_allocator import SlotAllocator
 from pagecore.index._state_buffers import StateBuffers
 from pagecore.index._state_table import StateTable
 from pagecore.index._step_buffers import StepBuffers
+from pagecore.index._window_slots import WindowSlotAllocator
 
 __all__ = [
     "POLICIES",
@@ -25,4 +26,5 @@ __all__ = [
     "StateBuffers",
     "StateTable",
     "StepBuffers",
+    "WindowSlotAllocator",
 ]

@@ -41,6 +41,7 @@ cdef class RadixCore:
     cdef readonly int64_t block_size
     cdef readonly tuple components
     cdef readonly tuple windows
+    cdef readonly tuple chunks
     cdef readonly str policy
     cdef readonly object state_interval
     cdef int32_t num_lanes
@@ -95,6 +96,7 @@ cdef class RadixCore:
     cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept
     cdef void release_raw(self, Receipt receipt, const RetentionHint& hint) noexcept
     cdef int64_t depth_raw(self, Receipt receipt) noexcept  # in blocks
+    cdef int64_t first_needed_raw(self, int32_t component, int64_t end) noexcept  # of a prefix of `end` blocks
     cdef int64_t evictable_raw(self, int32_t component) noexcept
     cdef int32_t block_at_raw(self, Receipt receipt, int64_t index, int32_t lane) noexcept
     cdef int32_t num_pins_raw(self, Receipt receipt, int64_t index, int32_t component) noexcept

@@ -26,6 +26,7 @@ class RadixCore:
     block_size: int
     components: tuple[str, ...]
     windows: tuple[int, ...]
+    chunks: tuple[int, ...]
     policy: str
     state_interval: int | None
     def __new__(
@@ -34,6 +35,7 @@ class RadixCore:
         *,
         full: int = 1,
         windows: Iterable[int] | int = (),
+        chunks: Iterable[int | None] | int = (),
         states: bool = False,
         state_interval: int | None = None,
         policy: str = "lru",

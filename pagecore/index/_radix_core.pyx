@@ -130,7 +130,9 @@ cdef int refuse_receipt(object receipt) except -1:
 cdef class RadixCore:
     """Base of `RadixTree`: construction, sizes, and calls with converted arguments."""
 
-    def __cinit__(self, block_size=16, *, full=1, windows=(), states=False, state_interval=None, policy="lru"):
+    def __cinit__(
+        self, block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, policy="lru"
+    ):
         cdef Options options
         if not isinstance(policy, str) or policy not in POLICIES:
             raise UnsupportedOption(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
@@ -144,6 +146,12 @@ cdef class RadixCore:
             windows = (windows,)
         for window in windows:
             options.windows.push_back(as_int64(window, "a window"))
+        try:
+            chunks = tuple(chunks)
+        except TypeError:
+            chunks = (chunks,)
+        for chunk in chunks:
+            options.chunks.push_back(0 if chunk is None else as_int64(chunk, "a chunk"))
         options.has_states = states
         if states and options.block_size > 0:
             options.state_interval = (-(-64 // options.block_size) * options.block_size if state_interval is None
@@ -156,6 +164,7 @@ cdef class RadixCore:
         self.native.reset(new NativeRadixTree(options))
         self.block_size = options.block_size
         self.windows = tuple(options.windows)
+        self.chunks = tuple(options.chunks)
         names = ["full"]
         for i in range(len(windows)):
             names.append("window" if len(windows) == 1 else f"window{i}")
@@ -502,6 +511,9 @@ cdef class RadixCore:
 
     cdef int64_t depth_raw(self, Receipt receipt) noexcept:
         return deref(self.native).depth(receipt.native.node)
+
+    cdef int64_t first_needed_raw(self, int32_t component, int64_t end) noexcept:
+        return deref(self.native).first_needed(component, end)
 
     cdef int64_t evictable_raw(self, int32_t component) noexcept:
         return deref(self.native).evictable(component)

@@ -20,6 +20,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
         int64_t block_size
         int64_t full_lanes
         vector[int64_t] windows
+        vector[int64_t] chunks
         cbool has_states
         int64_t state_interval
         Policy policy
@@ -89,6 +90,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         int32_t known_id "id_at"(int32_t end, int64_t block, int32_t lane)
         int32_t reserved_replace "replace_id"(int32_t end, int64_t block, int32_t lane, int32_t id)
         int32_t num_pins(int32_t end, int64_t block, int32_t component)
+        int64_t first_needed(int32_t component, int64_t end)
         int64_t evictable(int32_t component)
         int64_t held(int32_t component)
         vector[int32_t] held_ids(int32_t lane) except +raise_python_error

@@ -14,6 +14,9 @@ cdef extern from "pagecore/index/slot_allocator.hpp" namespace "pagecore" nogil:
 
     cdef cppclass NativeSlotAllocator "pagecore::SlotAllocator":
         NativeSlotAllocator(shared_ptr[NativeBlockPool] pool, int64_t block_size) except +raise_python_error
+        NativeSlotAllocator(
+            shared_ptr[NativeBlockPool] pool, int64_t block_size, shared_ptr[NativeBlockPool] window
+        ) except +raise_python_error
         int64_t plan_allocate(int64_t num_tokens) except +raise_python_error
         int64_t plan_extend(Lengths prefix_lens, Lengths seq_lens, SlotIds last_slots) except +raise_python_error
         int64_t plan_decode(Lengths seq_lens, SlotIds last_slots) except +raise_python_error
@@ -21,6 +24,10 @@ cdef extern from "pagecore/index/slot_allocator.hpp" namespace "pagecore" nogil:
         bint try_commit(const SlotsOut& out) except +raise_python_error
         void fail_out_of_blocks() except +raise_python_error
         int32_t free(SlotIds slots) except +raise_python_error
+        int32_t release_window(SlotIds slots) except +raise_python_error
+        void share(SlotIds slots) except +raise_python_error
+        int32_t* window_map()
+        int64_t window_map_size()
         void begin_group()
         int32_t end_group() except +raise_python_error
         int64_t block_size()
@@ -30,11 +37,18 @@ cdef extern from "pagecore/index/slot_allocator.hpp" namespace "pagecore" nogil:
         void check_invariants() except +raise_python_error
 
 
-cdef class SlotAllocator:
+cdef class SlotMethods:
     cdef unique_ptr[NativeSlotAllocator] native
-    cdef readonly BlockPool pool
     cdef readonly str index_dtype
 
+    # The native allocator; raises TypeError for an object made by hand, which has none.
+    cdef NativeSlotAllocator* made(self) except NULL
+    # Makes the native allocator, with a window pool unless `window` is None, and checks the dtype of its slots.
+    cdef int make(self, BlockPool pool, BlockPool window, object block_size, object index_dtype) except -1
+    # The methods of a WindowSlotAllocator that only this module's native code can call.
+    cdef int32_t drop_window(self, object slots) except -1
+    cdef int add_references(self, object slots) except -1
+    cdef int check(self) except -1
     cdef object _extend(self, object prefix_lens, object seq_lens, object last_slots, object out, bint must)
     cdef object _decode(self, object seq_lens, object last_slots, object out, bint must)
     cdef object _allocate(self, object n, object out, bint must)
@@ -42,7 +56,11 @@ cdef class SlotAllocator:
     cdef object _refuse(self, bint must)
 
 
+cdef class SlotAllocator(SlotMethods):
+    cdef readonly BlockPool pool
+
+
 cdef class FreeGroup:
-    cdef readonly SlotAllocator allocator
+    cdef readonly SlotMethods allocator
     cdef readonly int32_t num_freed
     cdef bint is_open

@@ -1,6 +1,5 @@
 """Slot allocator, for engines that keep their own tables of slots."""
 
-from cython.operator cimport dereference as deref
 from libc.stdint cimport int32_t, int64_t
 
 from pagecore.index._block_pool cimport BlockPool
@@ -35,61 +34,41 @@ cdef inline SlotIds slots_of(Slots values):
     return SlotIds(values.data, <size_t> values.size)
 
 
-cdef class SlotAllocator:
-    """SlotAllocator(pool, block_size, *, index_dtype='int64')\n--\n\n\
-Allocator of slots for sequences whose tables the caller keeps.
+cdef class SlotMethods:
+    """The methods of `SlotAllocator` and `WindowSlotAllocator`: slots of whole batches, taken and freed."""
 
-    A slot is ``block * block_size + offset``. The slots of a sequence fill its blocks in order; only its last block can
-    be partly used, and its last slot determines where it continues. Each sequence holds one reference to each of its
-    blocks in the pool, where other code may share and free them. The allocator keeps no record of sequences: passing
-    the same last slot twice returns the slots after it twice. All methods work on whole batches, and a call that fails
-    changes nothing. Lengths and slots are one int or anything that NumPy converts to a one-dimensional array of
-    integers. The allocator has one writer; its pool may have other users. `extend`, `decode` and `free_group` follow
-    SGLang's paged allocator.
+    cdef NativeSlotAllocator* made(self) except NULL:
+        if self.native.get() == NULL:
+            raise TypeError(f"a {type(self).__name__} has no pool; make a SlotAllocator or a WindowSlotAllocator")
+        return self.native.get()
 
-    Parameters
-    ----------
-    pool : BlockPool
-    block_size : int
-        Tokens in a block; 1 gives a pool of single slots.
-    index_dtype : {"int64", "int32"}
-        Type of the returned slots; int32 is for kernels without 64-bit indices.
-
-    Attributes
-    ----------
-    pool : BlockPool
-    index_dtype : str
-
-    Raises
-    ------
-    ShapeError
-        `block_size` is out of range.
-    UnsupportedOption
-        `pool` is not a BlockPool; `index_dtype` is unknown, or int32 for a pool of more than 2**31 slots.
-
-    Examples
-    --------
-    >>> allocator = SlotAllocator(BlockPool(17), 4)
-    >>> slots = allocator.allocate(6)
-    >>> slots
-    array([4, 5, 6, 7, 8, 9])
-    >>> allocator.extend([6], [13], [9])
-    array([10, 11, 12, 13, 14, 15, 16])
-    >>> allocator.decode([14], [16])
-    array([17])
-    """
-
-    def __cinit__(self, pool, block_size, *, index_dtype="int64"):
-        if not isinstance(pool, BlockPool):
-            raise UnsupportedOption(f"expected a BlockPool, got {type(pool).__name__}")
-        self.pool = pool
+    cdef int make(self, BlockPool pool, BlockPool window, object block_size, object index_dtype) except -1:
+        cdef int64_t num_slots
+        as_width(index_dtype, "index_dtype", UnsupportedOption)
+        if window is None:
+            self.native.reset(new NativeSlotAllocator(pool.native, as_int64(block_size, "block_size")))
+        else:
+            self.native.reset(new NativeSlotAllocator(pool.native, as_int64(block_size, "block_size"), window.native))
+        num_slots = self.made().num_slots()
         self.index_dtype = as_width(index_dtype, "index_dtype", UnsupportedOption)
-        self.native.reset(new NativeSlotAllocator(self.pool.native, as_int64(block_size, "block_size")))
-        cdef int64_t num_slots = deref(self.native).num_slots()
         if self.index_dtype == "int32" and num_slots > <int64_t> 1 << 31:
             raise UnsupportedOption(
                 f"index_dtype int32 cannot name the pool's {num_slots} slots; use int64, or a pool of at most {2**31}"
             )
+        return 0
+
+    cdef int32_t drop_window(self, object slots) except -1:
+        cdef Slots named = borrowed_slots(slots, "slot", InvalidBlock)  # each is read once
+        return self.made().release_window(slots_of(named))
+
+    cdef int add_references(self, object slots) except -1:
+        cdef Slots named = borrowed_slots(slots, "slot", InvalidBlock)  # each is read once
+        self.made().share(slots_of(named))
+        return 0
+
+    cdef int check(self) except -1:
+        self.made().check_invariants()
+        return 0
 
     def allocate(self, n, out=None):
         """Take the slots of a new sequence of `n` tokens: the first `n` slots of ``ceil(n / block_size)`` blocks.
@@ -192,12 +171,12 @@ Allocator of slots for sequences whose tables the caller keeps.
         cdef int64_t count = as_int64(n, "n")
         target = as_target(out)
         if count > MAX_UNCHECKED_SLOTS:
-            deref(self.native).plan_allocate(count)
-            if not deref(self.native).has_room():
+            self.made().plan_allocate(count)
+            if not self.made().has_room():
                 return self._refuse(must)
         result = self._target(target, max(count, 0), &to)
-        deref(self.native).plan_allocate(count)
-        return result if deref(self.native).try_commit(to) else self._refuse(must)
+        self.made().plan_allocate(count)
+        return result if self.made().try_commit(to) else self._refuse(must)
 
     cdef object _extend(self, object prefix_lens, object seq_lens, object last_slots, object out, bint must):
         target = as_target(out)
@@ -213,12 +192,12 @@ Allocator of slots for sequences whose tables the caller keeps.
         cdef SlotsOut to
         cdef int64_t count = growth_of(prefix, lengths)
         if not 0 <= count <= MAX_UNCHECKED_SLOTS:
-            count = deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
-            if not deref(self.native).has_room():
+            count = self.made().plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
+            if not self.made().has_room():
                 return self._refuse(must)
         result = self._target(target, count, &to)
-        deref(self.native).plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
-        return result if deref(self.native).try_commit(to) else self._refuse(must)
+        self.made().plan_extend(lengths_of(prefix), lengths_of(lengths), slots_of(last))
+        return result if self.made().try_commit(to) else self._refuse(must)
 
     cdef object _decode(self, object seq_lens, object last_slots, object out, bint must):
         target = as_target(out)
@@ -229,12 +208,12 @@ Allocator of slots for sequences whose tables the caller keeps.
         repeat_slots(last, n)
         cdef SlotsOut to
         if n > MAX_UNCHECKED_SLOTS:
-            deref(self.native).plan_decode(lengths_of(lengths), slots_of(last))
-            if not deref(self.native).has_room():
+            self.made().plan_decode(lengths_of(lengths), slots_of(last))
+            if not self.made().has_room():
                 return self._refuse(must)
         result = self._target(target, n, &to)
-        deref(self.native).plan_decode(lengths_of(lengths), slots_of(last))
-        return result if deref(self.native).try_commit(to) else self._refuse(must)
+        self.made().plan_decode(lengths_of(lengths), slots_of(last))
+        return result if self.made().try_commit(to) else self._refuse(must)
 
     cdef object _target(self, object target, int64_t num_slots, SlotsOut* out):
         """Return the result array, new or a view of `target`, and set `out` to its memory."""
@@ -247,7 +226,7 @@ Allocator of slots for sequences whose tables the caller keeps.
 
     cdef object _refuse(self, bint must):
         if must:
-            deref(self.native).fail_out_of_blocks()
+            self.made().fail_out_of_blocks()
         return None
 
     def free(self, slots):
@@ -273,7 +252,7 @@ Allocator of slots for sequences whose tables the caller keeps.
             A block is free, or the list and the open group drop more references than it has.
         """
         cdef Slots named = borrowed_slots(slots, "slot", InvalidBlock)  # each is read once
-        return deref(self.native).free(slots_of(named))
+        return self.made().free(slots_of(named))
 
     def free_group(self):
         """Return a context that collects the blocks of `free` and frees them together at its end.
@@ -302,21 +281,72 @@ Allocator of slots for sequences whose tables the caller keeps.
     @property
     def block_size(self):
         """Tokens in a block."""
-        return deref(self.native).block_size()
+        return self.made().block_size()
 
     @property
     def num_available(self):
-        """Tokens that the free blocks of the pool can hold."""
-        return deref(self.native).num_available()
+        """Tokens that the free blocks of the pool, or of the scarcer pool, can hold."""
+        return self.made().num_available()
 
     @property
     def nbytes(self):
-        """Bytes of the native structure, without the pool."""
-        return deref(self.native).nbytes()
+        """Bytes of the native structure, without the pools."""
+        return self.made().nbytes()
+
+
+cdef class SlotAllocator(SlotMethods):
+    """SlotAllocator(pool, block_size, *, index_dtype='int64')\n--\n\n\
+Allocator of slots for sequences whose tables the caller keeps.
+
+    A slot is ``block * block_size + offset``. The slots of a sequence fill its blocks in order; only its last block can
+    be partly used, and its last slot determines where it continues. Each sequence holds one reference to each of its
+    blocks in the pool, where other code may share and free them. The allocator keeps no record of sequences: passing
+    the same last slot twice returns the slots after it twice. All methods work on whole batches, and a call that fails
+    changes nothing. Lengths and slots are one int or anything that NumPy converts to a one-dimensional array of
+    integers. The allocator has one writer; its pool may have other users. `extend`, `decode` and `free_group` follow
+    SGLang's paged allocator.
+
+    Parameters
+    ----------
+    pool : BlockPool
+    block_size : int
+        Tokens in a block; 1 gives a pool of single slots.
+    index_dtype : {"int64", "int32"}
+        Type of the returned slots; int32 is for kernels without 64-bit indices.
+
+    Attributes
+    ----------
+    pool : BlockPool
+    index_dtype : str
+
+    Raises
+    ------
+    ShapeError
+        `block_size` is out of range.
+    UnsupportedOption
+        `pool` is not a BlockPool; `index_dtype` is unknown, or int32 for a pool of more than 2**31 slots.
+
+    Examples
+    --------
+    >>> allocator = SlotAllocator(BlockPool(17), 4)
+    >>> slots = allocator.allocate(6)
+    >>> slots
+    array([4, 5, 6, 7, 8, 9])
+    >>> allocator.extend([6], [13], [9])
+    array([10, 11, 12, 13, 14, 15, 16])
+    >>> allocator.decode([14], [16])
+    array([17])
+    """
+
+    def __cinit__(self, pool, block_size, *, index_dtype="int64"):
+        if not isinstance(pool, BlockPool):
+            raise UnsupportedOption(f"expected a BlockPool, got {type(pool).__name__}")
+        self.pool = pool
+        self.make(self.pool, None, block_size, index_dtype)
 
     def check_invariants(self):
         """Recount everything, including the pool; raise PagecoreError if something is inconsistent."""
-        deref(self.native).check_invariants()
+        self.check()
         self.pool.check_invariants()
 
     def __repr__(self):
@@ -333,13 +363,13 @@ cdef class FreeGroup:
         Blocks that became free at the end of the group; 0 before the end, and for a nested group.
     """
 
-    def __cinit__(self, SlotAllocator allocator not None):
+    def __cinit__(self, SlotMethods allocator not None):
         self.allocator = allocator
 
     def __enter__(self):
         if self.is_open:
             raise InvalidSequence("this free group is open already; call free_group() for another")
-        deref(self.allocator.native).begin_group()
+        self.allocator.made().begin_group()
         self.is_open = True
         self.num_freed = 0
         return self
@@ -348,7 +378,7 @@ cdef class FreeGroup:
         if not self.is_open:
             raise InvalidSequence("this free group is not open; use it in a with statement")
         self.is_open = False
-        self.num_freed = deref(self.allocator.native).end_group()
+        self.num_freed = self.allocator.made().end_group()
 
 
 cdef int64_t growth_of(Integers prefix, Integers lengths) noexcept:

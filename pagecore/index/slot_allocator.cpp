@@ -1,8 +1,10 @@
 #include "pagecore/index/slot_allocator.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <mutex>
+#include <utility>
 
 #include "pagecore/native/checks.hpp"
 
@@ -28,15 +30,37 @@ struct FromTo {
 
 }  // namespace
 
-SlotAllocator::SlotAllocator(std::shared_ptr<BlockPool> pool, int64_t block_size)
+SlotAllocator::Pools::Pools(BlockPool& pool, BlockPool* window) : first_(pool) {
+  if (window == nullptr) return;
+  second_.emplace(*window);
+  if (std::less<>{}(window, &pool)) std::swap(first_, *second_);
+}
+
+void SlotAllocator::Pools::lock() {
+  first_.lock();
+  if (second_) second_->lock();
+}
+
+void SlotAllocator::Pools::unlock() {
+  if (second_) second_->unlock();
+  first_.unlock();
+}
+
+SlotAllocator::SlotAllocator(std::shared_ptr<BlockPool> pool, int64_t block_size, std::shared_ptr<BlockPool> window)
     : owner_(std::move(pool)),
       pool_(*owner_),
+      pools_(*owner_, window.get()),
       num_blocks_(owner_->num_blocks()),
       block_size_(checked_block_size(block_size)),
-      claims_(static_cast<size_t>(num_blocks_)) {}
+      claims_(static_cast<size_t>(num_blocks_)) {
+  if (window == nullptr) return;
+  PC_EXPECTS(window != owner_, UnsupportedOption,
+             "the window pool is the full pool; give each its own pool, because a block can hold one of them");
+  peers_ = std::make_unique<WindowPeers>(std::move(window), owner_->num_blocks(), block_size);
+}
 
 SlotAllocator::~SlotAllocator() {
-  const std::lock_guard lock(pool_);
+  const std::lock_guard lock(pools_);
   BlockId lost = kNullBlock;  // ignored: a destructor cannot raise
   give_back(lost);
 }
@@ -118,17 +142,21 @@ void SlotAllocator::check_held(const Growth& growth) const {
   PC_EXPECTS(growth.head == 0 || pool_.ref_count(growth.block) > claims_[static_cast<size_t>(growth.block)], DoubleFree,
              "slot ", growth.next, " cannot be taken: block ", growth.block,
              " is free; extend a sequence before its slots are freed");
+  PC_EXPECTS(growth.head == 0 || peers_ == nullptr || peers_->block_of(growth.block) != kNullBlock, InvalidBlock,
+             "slot ", growth.next, " cannot be taken: the window block of block ", growth.block,
+             " was released; release only blocks that the window of the sequence has passed, not its last one");
 }
 
 // The pool is locked.
 bool SlotAllocator::is_served() const {
   for (const Growth& growth : growths_) check_held(growth);
   num_free_seen_ = pool_.num_free();
-  return num_planned_blocks_ <= num_free_seen_;
+  num_free_window_seen_ = peers_ == nullptr ? num_planned_blocks_ : peers_->pool().num_free();
+  return num_planned_blocks_ <= std::min(num_free_seen_, num_free_window_seen_);
 }
 
 bool SlotAllocator::has_room() {
-  const std::lock_guard lock(pool_);
+  const std::lock_guard lock(pools_);
   return is_served();
 }
 
@@ -138,10 +166,11 @@ bool SlotAllocator::try_commit(const SlotsOut& out) {
   PC_EXPECTS(out.type == SlotType::Int64 || num_slots() <= kMaxNarrowSlots, ShapeError, "the pool has ", num_slots(),
              " slots; int32 slots allow up to ", kMaxNarrowSlots, ", use int64 slots or a smaller pool");
   {
-    const std::lock_guard lock(pool_);
+    const std::lock_guard lock(pools_);
     if (!is_served()) return false;
     taken_.resize(static_cast<size_t>(num_planned_blocks_));
     pool_.take(taken_);
+    if (peers_ != nullptr) peers_->take(taken_);
   }
   if (out.type == SlotType::Int64) {
     write_slots(static_cast<int64_t*>(out.data));
@@ -168,6 +197,14 @@ void SlotAllocator::write_slots(Slot* out) const {
 }
 
 void SlotAllocator::fail_out_of_blocks() const {
+  if (peers_ != nullptr) {
+    throw Error(
+        concat(num_planned_blocks_, " blocks of each pool are needed; ", num_free_seen_, " of ", num_blocks_ - 1,
+               " are free in the full pool and ", num_free_window_seen_, " of ", peers_->pool().num_blocks() - 1,
+               " in the window pool; free some slots, release what windows have passed, or make the pools "
+               "larger"),
+        {num_planned_blocks_, num_planned_blocks_}, {num_free_seen_, num_free_window_seen_});
+  }
   throw Error(concat(num_planned_blocks_, " blocks are needed and ", num_free_seen_, " of ", num_blocks_ - 1,
                      " are free; free some slots or make the pool larger"),
               {num_planned_blocks_}, {num_free_seen_});
@@ -178,8 +215,8 @@ void SlotAllocator::fail_out_of_blocks() const {
 BlockId SlotAllocator::free(SlotSpan slots) {
   const size_t first = claimed_.size();
   try {
-    append_blocks(slots);
-    const std::lock_guard lock(pool_);
+    append_blocks(slots, claimed_);
+    const std::lock_guard lock(pools_);
     claim_from(first);
     BlockId lost = kNullBlock;  // stays null: claim_from() has checked the blocks under this lock
     return depth_ > 0 ? 0 : give_back(lost);
@@ -189,22 +226,52 @@ BlockId SlotAllocator::free(SlotSpan slots) {
   }
 }
 
+void SlotAllocator::check_listed(const char* verb) const {
+  for (const BlockId block : listed_) {
+    PC_EXPECTS(pool_.ref_count(block) > claims_[static_cast<size_t>(block)], DoubleFree, "block ", block, " (slots ",
+               block * block_size(), " to ", (block + 1) * block_size() - 1, ") cannot be ", verb,
+               ": it is free or about to be freed; do so before its slots are freed");
+  }
+}
+
+BlockId SlotAllocator::release_window(SlotSpan slots) {
+  PC_ASSERT(peers_ != nullptr);
+  listed_.clear();
+  append_blocks(slots, listed_);
+  const std::lock_guard lock(pools_);
+  check_listed("released");
+  BlockId freed = 0;
+  for (const BlockId block : listed_) freed += peers_->drop(block);
+  return freed;
+}
+
+void SlotAllocator::share(SlotSpan slots) {
+  listed_.clear();
+  append_blocks(slots, listed_);
+  const std::lock_guard lock(pools_);
+  check_listed("shared");
+  for (const BlockId block : listed_) {
+    pool_.share(block);
+    if (peers_ != nullptr) peers_->share(block);
+  }
+}
+
 BlockId SlotAllocator::end_group() {
   PC_ASSERT(depth_ > 0);
   if (--depth_ > 0) return 0;
   BlockId lost = kNullBlock;
-  const std::lock_guard lock(pool_);
+  const std::lock_guard lock(pools_);
   const BlockId freed = give_back(lost);
   PC_EXPECTS(lost == kNullBlock, DoubleFree, "block ", lost,
              " of the group was freed by another holder before the end of the group; the other blocks were freed");
   return freed;
 }
 
-void SlotAllocator::append_blocks(SlotSpan slots) {
+void SlotAllocator::append_blocks(SlotSpan slots, std::vector<BlockId>& blocks) const {
   const int64_t size = block_size();
   for (size_t at = 0; at < slots.size();) {
     const SlotId start = read_once(slots[at]);
-    claimed_.push_back(block_started_by(start));
+    blocks.push_back(block_started_by(start));
     const size_t stop = std::min(slots.size(), at + static_cast<size_t>(size));
     for (SlotId next = start + 1; ++at < stop && slots[at] == next; ++next) {
     }
@@ -245,6 +312,7 @@ BlockId SlotAllocator::give_back(BlockId& lost) {
   for (const BlockId block : claimed_) {
     claims_[static_cast<size_t>(block)] = 0;
     if (pool_.ref_count(block) > 0) {
+      if (peers_ != nullptr) peers_->limit(block, pool_.ref_count(block) - 1);
       freed += pool_.drop(block);
     } else {
       lost = block;
@@ -257,13 +325,15 @@ BlockId SlotAllocator::give_back(BlockId& lost) {
 // Contents.
 
 int64_t SlotAllocator::num_available() const {
-  const std::lock_guard lock(pool_);
-  return pool_.num_free() * block_size();
+  const std::lock_guard lock(pools_);
+  const BlockId free = pool_.num_free();
+  return (peers_ == nullptr ? free : std::min(free, peers_->pool().num_free())) * block_size();
 }
 
 size_t SlotAllocator::nbytes() const {
   return sizeof(*this) + claims_.nbytes() + growths_.capacity() * sizeof(Growth) +
-         (taken_.capacity() + claimed_.capacity()) * sizeof(BlockId);
+         (taken_.capacity() + claimed_.capacity() + listed_.capacity()) * sizeof(BlockId) +
+         (peers_ == nullptr ? 0 : peers_->nbytes());
 }
 
 void SlotAllocator::check_invariants() const {
@@ -274,6 +344,7 @@ void SlotAllocator::check_invariants() const {
     ++counted[static_cast<size_t>(block)];
   }
   for (size_t block = 0; block < counted.size(); ++block) PC_ASSERT(counted[block] == claims_[block]);
+  if (peers_ != nullptr) peers_->check_invariants();
 }
 
 }  // namespace pagecore

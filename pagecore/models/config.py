@@ -13,7 +13,7 @@ from pagecore.models.families import FAMILIES, FLAT, RENAMED, TEXT_MODELS, Famil
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.latent import latent_spec
 from pagecore.models.quantization import requested_format
-from pagecore.models.unserved import FULL, SLIDING, unserved_attention, unserved_kind
+from pagecore.models.unserved import CHUNKED_LAYER, FULL, SLIDING, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec, LatentSpec
 from pagecore.storage.checks import LAYERS_MAX
 
@@ -48,14 +48,13 @@ def specs_from_config(
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
-    gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, olmo2, olmo3, starcoder2, cohere, cohere2,
-    granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, mistral3, glm4v, qwen2_vl,
-    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
+    gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
+    cohere2, granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, llama4, mistral3, glm4v,
+    qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
     glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
     that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Linear-attention and recurrent
-    states (Qwen3-Next, Mamba) and chunked attention (Llama 4) raise UnsupportedOption. Missing fields have the defaults
-    of transformers 5. A field that would change the cache or the attention, and that the family does not read, raises;
-    it is never ignored.
+    states (Qwen3-Next, Mamba) raise UnsupportedOption. Missing fields have the defaults of transformers 5. A field that
+    would change the cache or the attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -75,7 +74,7 @@ def specs_from_config(
     Returns
     -------
     list of AttentionSpec or LatentSpec
-        One spec for each model layer, with heads, dims, dtype, format, window, scale, softcap and sinks.
+        One spec for each model layer, with heads, dims, dtype, format, window or chunk, scale, softcap and sinks.
 
     Raises
     ------
@@ -127,12 +126,13 @@ def read_model_config(
             kv_heads,
             head_dim,
             dtype=stored,
-            window=window,
             num_query_heads=heads,
             scale=family.scale(fields, head_dim, layer),
             softcap=softcap,
             sinks=sink,
             format=stored_format,
+            window=None if family.has_chunks else window,
+            chunk=window if family.has_chunks else None,
         )
         for layer, (window, sink) in enumerate(zip(windows, _sinks(model_type, num_layers, heads, sinks), strict=True))
     )
@@ -186,7 +186,7 @@ def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> 
     if attention is not None:
         raise UnsupportedOption(
             f"{fields.source}: model_type is {shown(model_type)}, which has {attention}; pagecore only supports full, "
-            "sliding-window and latent attention"
+            "sliding-window, chunked (llama4) and latent attention"
         )
 
 
@@ -231,26 +231,27 @@ def _head_dim(fields: Fields, heads: int) -> int:
 
 
 def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
-    """Return the window of each layer."""
-    if "sliding_window" not in family.defaults:
+    """Return the window of each layer, or its chunk in a family with chunks."""
+    size = "attention_chunk_size" if family.has_chunks else "sliding_window"
+    if size not in family.defaults:
         return [None] * num_layers
     switched_off = "use_sliding_window" in family.defaults and not fields.flag("use_sliding_window")
     # Published files hold arbitrary numbers in a window that is switched off.
-    given = None if switched_off else fields.value("sliding_window")
-    window = None if given is None else fields.integer("sliding_window")
-    slides = _listed_layers(fields, num_layers)
+    given = None if switched_off else fields.value(size)
+    window = None if given is None else fields.integer(size)
+    kind = CHUNKED_LAYER if family.has_chunks else SLIDING
+    slides = _listed_layers(fields, num_layers, kind)
     if slides is None:
         slides = [not switched_off and family.slides(fields, layer) for layer in range(num_layers)]
     if window is None and any(slides):
-        reason = fields.describe("use_sliding_window") if switched_off else fields.describe("sliding_window")
-        fields.refuse(
-            f"layer {slides.index(True)} is {SLIDING!r}, but {reason}; set a window, or make the layer {FULL!r}"
-        )
+        reason = fields.describe("use_sliding_window" if switched_off else size)
+        what = "size" if family.has_chunks else "window"
+        fields.refuse(f"layer {slides.index(True)} is {kind!r}, but {reason}; set a {what}, or make the layer {FULL!r}")
     return [window if slide else None for slide in slides]
 
 
-def _listed_layers(fields: Fields, num_layers: int) -> list[bool] | None:
-    """Return True for each sliding layer in `layer_types`; None if the family or the config does not have it."""
+def _listed_layers(fields: Fields, num_layers: int, limited: str) -> list[bool] | None:
+    """Return True for each layer of type `limited` in `layer_types`; None if the family or config does not have it."""
     if "layer_types" not in fields.defaults or fields.given("layer_types") is None:
         return None
     listed, name = fields.given("layer_types"), fields.name("layer_types")
@@ -262,12 +263,12 @@ def _listed_layers(fields: Fields, num_layers: int) -> list[bool] | None:
             "equal"
         )
     for layer, kind in enumerate(listed):
-        if kind not in (FULL, SLIDING):
+        if kind not in (FULL, limited):
             raise UnsupportedOption(
                 f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not supported; "
-                f"expected {FULL!r} or {SLIDING!r}"
+                f"expected {FULL!r} or {limited!r}"
             )
-    return [kind == SLIDING for kind in listed]
+    return [kind == limited for kind in listed]
 
 
 def _refuse_unread(fields: Fields, model_type: str, head_dim: int, kv_heads: int, windows: list[int | None]) -> None:

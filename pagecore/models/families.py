@@ -38,6 +38,9 @@ class Family:
         number of layers.
     attentions : int
         Attention layers in each of `num_hidden_layers`.
+    has_chunks : bool
+        True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
+        instead of windows.
     """
 
     defaults: Mapping[str, object]
@@ -48,6 +51,7 @@ class Family:
     stores_latents: bool = False
     indexes: Callable[[Fields, int], list[bool]] | None = None
     attentions: int = 1
+    has_chunks: bool = False
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -64,6 +68,18 @@ def _all_but_every_fourth_layer(_fields: Fields, layer: int) -> bool:
 
 def _all_but_every_nth_layer(fields: Fields, layer: int) -> bool:
     return (layer + 1) % fields.integer("sliding_window_pattern") != 0
+
+
+def _layers_with_rope(fields: Fields, layer: int) -> bool:
+    listed = fields.value("no_rope_layers")
+    if not listed:
+        return (layer + 1) % fields.integer("no_rope_layer_interval") != 0
+    layers = fields.integer("num_hidden_layers")
+    if not isinstance(listed, list | tuple) or len(listed) != layers or any(entry not in (0, 1) for entry in listed):
+        fields.refuse(
+            f"{fields.describe('no_rope_layers')}; it must list 0 or 1 for each of the {layers} layers, or be empty"
+        )
+    return bool(listed[layer])
 
 
 def _layers_above(fields: Fields, layer: int) -> bool:
@@ -125,6 +141,15 @@ QWEN_2_VL = {
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 80,
+    "layer_types": None,
+}
+LLAMA_4 = {
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_chunk_size": 8192,
+    "no_rope_layers": None,
+    "no_rope_layer_interval": 4,
     "layer_types": None,
 }
 COHERE_2 = {"num_key_value_heads": None, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
@@ -198,6 +223,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_moe_text": Family({**GROUPED, "num_key_value_heads": 16}),
     "olmo2": Family(GROUPED),
     "olmo3": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, _all_but_every_fourth_layer),
+    "llama4_text": Family(LLAMA_4, _layers_with_rope, has_chunks=True),
     "starcoder2": Family({**GROUPED, "num_key_value_heads": 2, "sliding_window": None}, _every_layer),
     "cohere": Family(GROUPED),
     "cohere2": Family(COHERE_2, _all_but_every_nth_layer),
@@ -220,6 +246,7 @@ FAMILIES: Mapping[str, Family] = {
 TEXT_MODELS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
+    "llama4": "llama4_text",
     "mistral3": "mistral",
     "glm4v": "glm4v_text",
     "qwen2_vl": "qwen2_vl_text",

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["FULL", "SLIDING", "unserved_attention", "unserved_kind"]
+__all__ = ["CHUNKED_LAYER", "FULL", "SLIDING", "unserved_attention", "unserved_kind"]
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED_LAYER = "full_attention", "sliding_attention", "chunked_attention"
 LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
 RECURRENT, CONVOLUTION = "recurrent states", "convolution states"
 
 # Entries of `layer_types` that are not supported, and what their layers store.
 KINDS: Mapping[str, str] = {
     "linear_attention": LINEAR,
-    "chunked_attention": CHUNKED,
+    CHUNKED_LAYER: CHUNKED,
     "conv": CONVOLUTION,
     "mamba": RECURRENT,
     "recurrent": RECURRENT,
@@ -43,8 +43,6 @@ TYPES: Mapping[str, str] = {
     "kimi_linear": LINEAR,
     "minimax": LINEAR,
     "minimax_text_01": LINEAR,
-    "llama4": CHUNKED,
-    "llama4_text": CHUNKED,
     "mamba": RECURRENT,
     "mamba2": RECURRENT,
     "falcon_mamba": RECURRENT,

@@ -15,6 +15,7 @@ def paged_attention(
     scale: float | None = None,
     causal: bool = True,
     window: int | Sequence[int | None] | None = None,
+    chunk: int | None = None,
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,

@@ -21,7 +21,7 @@ from pagecore.ops._numbers cimport (
     finite_number,
     head_numbers,
     read_flag,
-    read_window,
+    read_reach,
     scale_numbers,
 )
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
@@ -60,6 +60,7 @@ def paged_attention(
     scale=None,
     causal=True,
     window=None,
+    chunk=None,
     softcap=0.0,
     sinks=None,
     alibi_slopes=None,
@@ -107,6 +108,9 @@ def paged_attention(
     window : int or (left, right), optional
         W: the last W keys up to the query's own, j > p - W. (left, right): p - left <= j <= p + right; a side that is
         None or -1 is unbounded.
+    chunk : int, optional
+        On the host: attend to the keys of the query's own chunk only, ``j // chunk == p // chunk`` (chunked local
+        attention of Llama 4). Exclusive with `window`.
     softcap : float
         At least 0; 0 disables it.
     sinks : numbers, [Hq], optional
@@ -228,7 +232,12 @@ def paged_attention(
     if cap != 0.0 and cap < SMALLEST_SOFTCAP:
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     cdef int64_t left, right
-    read_window(window, &left, &right)
+    read_reach(window, chunk, &left, &right)
+    if left < -1 and place.device_type != CPU:
+        raise UnsupportedOption(
+            f"chunk is {chunk}, which only the host serves; on CUDA pass each chunk of a sequence as a sequence of its "
+            "own with the blocks of that chunk, or pass mask"
+        )
     cdef bint is_causal = read_flag(causal, "causal"), returns_lse = read_flag(return_lse, "return_lse")
     cdef Tensor planned = None
     if plan is not None and not isinstance(plan, AttentionPlan):

@@ -22,3 +22,5 @@ cdef bint read_flag(object value, str name) except -1
 # Reads a window as keys before and after a query's own position, -1 for no bound. A window of W keys counts the query's
 # own, so it is (W - 1, no bound).
 cdef int read_window(object window, int64_t* left, int64_t* right) except -1
+cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) except -1
+cdef object chunk_of(int64_t left)

@@ -177,6 +177,29 @@ cdef int64_t read_side(object number, object window) except? -1:
     return side if side < INT32_MAX else -1
 
 
+cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) except -1:
+    """Read a window, or chunks: those are a left side below -1, as in key_range.hpp."""
+    cdef Py_ssize_t size
+    read_window(window, left, right)
+    if chunk is None:
+        return 0
+    if window is not None:
+        raise UnsupportedOption(f"chunk is {brief(chunk)} and window is {brief(window)}; use one of them")
+    if not PyIndex_Check(chunk):
+        raise UnsupportedOption(f"chunk is {brief(chunk)}; it counts keys and must be an integer or None")
+    size = clipped(chunk, chunk)
+    if size < 1:
+        raise UnsupportedOption(f"chunk is {brief(chunk)}; it must be at least 1, or None for no chunks")
+    if size < INT32_MAX:  # longer than any sequence otherwise
+        left[0] = -1 - <int64_t>size
+    return 0
+
+
+cdef object chunk_of(int64_t left):
+    """Return the chunk of the left side of a window; None if it has none."""
+    return -1 - left if left < -1 else None
+
+
 cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
     left[0] = right[0] = -1
     if window is None:

@@ -14,6 +14,7 @@ class AttentionPlan:
         num_kv_heads: int,
         causal: bool = True,
         window: int | tuple[int, int] | None = None,
+        chunk: int | None = None,
         batch_invariant: bool = False,
         num_workers: int | None = None,
         device: str = "cpu",
@@ -32,6 +33,8 @@ class AttentionPlan:
     def causal(self) -> bool: ...
     @property
     def window(self) -> tuple[int, int]: ...
+    @property
+    def chunk(self) -> int | None: ...
     @property
     def batch_invariant(self) -> bool: ...
     @property
@@ -55,6 +58,7 @@ def plan_attention(
     num_kv_heads: int,
     causal: bool = True,
     window: int | tuple[int, int] | None = None,
+    chunk: int | None = None,
     batch_invariant: bool = False,
     num_workers: int | None = None,
     device: str | None = None,

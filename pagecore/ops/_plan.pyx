@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._indices cimport index_tensor
-from pagecore.ops._numbers cimport read_flag, read_window
+from pagecore.ops._numbers cimport chunk_of, read_flag, read_reach
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
@@ -31,8 +31,8 @@ ITEM = np.dtype([(name, np.int32) for name in (
 
 @cython.embedsignature(False)  # the docstring begins with a signature
 cdef class AttentionPlan:
-    """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False, \
-num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
+    """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, \
+batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
 Work items of the attention of one batch.
 
     `plan_attention` returns a plan, and every layer of a step with the same heads, causality and window reuses it. The
@@ -44,8 +44,8 @@ Work items of the attention of one batch.
     Parameters
     ----------
     num_query_heads, num_kv_heads : int
-    causal, window
-        As in `paged_attention`.
+    causal, window, chunk
+        As in `paged_attention`; a chunk on the host only.
     batch_invariant : bool
         Results of a row do not depend on other rows; see `plan_attention`.
     num_workers : int, optional
@@ -64,14 +64,14 @@ Work items of the attention of one batch.
     ShapeError
         A head count is below 1, the counts do not divide, or one capacity is given without the other.
     UnsupportedOption
-        The window or the number of workers is invalid.
+        The window, the chunk or the number of workers is invalid, or a chunk is given for CUDA.
     DeviceError
         The device does not exist, or its current stream is being captured.
     NotEnoughMemory
         The device cannot allocate the plan.
     """
 
-    def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, batch_invariant=False,
+    def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, batch_invariant=False,
                  num_workers=None, device="cpu", max_sequences=None, max_tokens=None):
         cdef int64_t left, right
         cdef int64_t query_heads = count_of(num_query_heads, "num_query_heads", ShapeError)
@@ -83,7 +83,12 @@ Work items of the attention of one batch.
             )
         cdef int64_t workers = 0 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         cdef bint is_causal = read_flag(causal, "causal"), is_invariant = read_flag(batch_invariant, "batch_invariant")
-        read_window(window, &left, &right)
+        read_reach(window, chunk, &left, &right)
+        number = device_index(device)
+        if left < -1 and number is not None:
+            raise UnsupportedOption(
+                f"chunk is {chunk}, which only the host serves; leave chunk out on CUDA, and attend with a mask"
+            )
         self.check_unread()
         cdef Plan* plan = &self.plan
         plan.options = host_plan_options(query_heads, kv_heads)
@@ -92,7 +97,6 @@ Work items of the attention of one batch.
         plan.options.window_right = right
         plan.options.batch_invariant = is_invariant
         self.num_workers_given = workers
-        number = device_index(device)
         if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
             raise ShapeError("max_sequences and max_tokens must be passed together, and for a plan on CUDA only")
         if number is not None:
@@ -154,7 +158,12 @@ Work items of the attention of one batch.
     @property
     def window(self):
         """(left, right) in keys; -1 is unbounded."""
-        return self.plan.options.window_left, self.plan.options.window_right
+        return max(self.plan.options.window_left, -1), self.plan.options.window_right
+
+    @property
+    def chunk(self):
+        """Keys of a chunk of chunked local attention, or None."""
+        return chunk_of(self.plan.options.window_left)
 
     @property
     def batch_invariant(self):
@@ -246,6 +255,7 @@ def plan_attention(
     num_kv_heads,
     causal=True,
     window=None,
+    chunk=None,
     batch_invariant=False,
     num_workers=None,
     device=None,
@@ -260,7 +270,7 @@ def plan_attention(
         As in `paged_attention`; None is one query for each sequence.
     seq_lens : integers, [B]
         Keys of each sequence, including those of the new tokens.
-    num_query_heads, num_kv_heads, causal, window
+    num_query_heads, num_kv_heads, causal, window, chunk
         Those of the calls that use the plan.
     batch_invariant : bool
         The bits of a row depend only on its query, keys and values: not on the rest of the batch, the chunks in which
@@ -316,6 +326,7 @@ def plan_attention(
         num_kv_heads=num_kv_heads,
         causal=causal,
         window=window,
+        chunk=chunk,
         batch_invariant=batch_invariant,
         num_workers=num_workers,
         device="cpu" if out is not None else place,

@@ -70,6 +70,7 @@ class Admission:
         self._rows = rows
         self._headroom = limits.headroom
         self._max_length = limits.max_length
+        self._prompt_tokens = limits.prompt_tokens
         self._budget = limits.budget - sum(rows.counts)
         self._free_rows = limits.max_running - sum(run.samples for run in roster.running)
         # Tokens that each row still lacks. Budget is left only if every running prompt gets all that it lacks.
@@ -118,13 +119,16 @@ class Admission:
         return low
 
     def _fits(self, runs: list[Run]) -> bool:
-        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom."""
+        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom.
+
+        In the blocks of a window, a prompt needs room for its window and one part; the step is fitted to it later.
+        """
         sequences = self._rows.sequences + [run.sequence for run in runs]
         needs = self._needs + [run.num_tokens_left for run in runs]
         if self._roster.running:
             last = self._max_length - runs[-1].sequence.num_computed_tokens
             needs[-1] = min(needs[-1] + self._headroom, last)
-        return not self._roster.cache.shortage(sequences, needs)
+        return not self._roster.cache.shortage(sequences, needs, step_tokens=self._prompt_tokens)
 
     def _admit(self, run: Run) -> None:
         left = run.num_tokens_left

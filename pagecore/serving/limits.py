@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagecore.cache.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.request import RequestError
 from pagecore.storage.checks import as_float, require_int
@@ -30,6 +31,8 @@ class Limits:
         Tokens of one step, as the caller chose it.
     budget : int
         Tokens of one step that the cache can hold; at most `max_tokens_per_step`.
+    prompt_tokens : int
+        Tokens of a prompt for which an admission wants room in the blocks of every window; at most `budget`.
     max_length : int
         Slots of the longest sequence that the cache can hold alone.
     headroom : int
@@ -39,6 +42,7 @@ class Limits:
     max_running: int
     max_tokens_per_step: int
     budget: int
+    prompt_tokens: int
     max_length: int
     headroom: int
 
@@ -78,14 +82,15 @@ def choose_limits(
             f"swap_space {swap_space!r} does not belong to this cache; make it with SwapSpace(cache)"
         )
     max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
-    # The pool is empty: a single sequence may use all of its slots.
-    num_slots = cache.num_available * cache.block_size
-    max_length = min(num_slots, cache.max_tokens_per_sequence)
+    # The pools are empty: a single sequence may use all of their slots.
+    max_length = cache.max_length
+    # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
+    budget = min(max_tokens_per_step, max(cache.num_available * cache.block_size, max_running))
     return Limits(
         max_running=max_running,
         max_tokens_per_step=max_tokens_per_step,
-        # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
-        budget=min(max_tokens_per_step, max(num_slots, max_running)),
+        budget=budget,
+        prompt_tokens=min(budget, cache.max_step_tokens, PROMPT_TOKENS),
         max_length=max_length,
         headroom=int(max_length * headroom),
     )

@@ -19,20 +19,20 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
     """Return the name and value of each line of the summary."""
     model, memory = plan.model, plan.memory
     longest = "" if model.max_length is None else f", up to {model.max_length:,} tokens"
-    each = "each group" if len(memory.groups) > 1 else "the pool"
+    where = "the largest group" if len(memory.groups) > 1 else "the pool"
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     return [
         ("model", f"{model.model_type}, {len(model.layers)} layers{longest}"),
         ("memory", f"{human_bytes(memory.memory)} for the cache{rank}"),
         ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
-        ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {each}"),
+        ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {where}"),
         ("tokens", f"{memory.num_tokens:,}"),
     ]
 
 
 def group_columns(plan: ModelPlan) -> Columns:
     """Return the headings and lines of the table of groups."""
-    headings = ["group", "layers", "window", "planes", "bytes per token", "bytes per block"]
+    headings = ["group", "layers", "window", "planes", "bytes per token", "bytes per block", "blocks"]
     return headings, [_group_line(number, group) for number, group in enumerate(plan.memory.groups)]
 
 
@@ -54,11 +54,18 @@ def _group_line(number: int, group: GroupPlan) -> list[str]:
     return [
         str(number),
         str(group.num_layers),
-        "all" if group.window is None else f"{group.window:,}",
+        _reach(group),
         _planes(group.spec),
         f"{group.bytes_per_token:,.0f}",
         f"{group.bytes_per_block:,}",
+        f"{group.num_blocks - 1:,}",
     ]
+
+
+def _reach(group: GroupPlan) -> str:
+    if group.chunk is not None:
+        return f"chunks of {group.chunk:,}"
+    return "all" if group.window is None else f"{group.window:,}"
 
 
 def _planes(spec: Spec) -> str:

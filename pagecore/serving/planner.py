@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, SupportsIndex
 
+from pagecore.cache.demand import blocks_at_once
 from pagecore.cache.layers import Group, Layers, arrange
 from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
+from pagecore.storage.attended import chunk_of
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import window_of
@@ -33,6 +35,8 @@ class GroupPlan:
         Spec of each layer, as sharded to one rank.
     num_layers : int
         Number of layers that store, without aliases.
+    num_blocks : int
+        Blocks of the group, the null block counted, as `PagedKVCache(memory=...)` divides the memory.
     bytes_per_block : int
         Bytes of one block in all layers of the group.
     bytes_per_token : float
@@ -41,19 +45,27 @@ class GroupPlan:
 
     spec: Spec
     num_layers: int
+    num_blocks: int
     bytes_per_block: int
     bytes_per_token: float
 
     @property
     def window(self) -> int | None:
-        """Number of keys that a query attends to; None for all."""
+        """Number of keys that a query attends to; None for all, and for chunks."""
         return window_of(self.spec)
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk of chunked local attention; None without chunks."""
+        return chunk_of(self.spec)
 
     def as_json(self) -> dict[str, Any]:
         """Return the group as a dict of plain values."""
         return {
             "num_layers": self.num_layers,
             "window": self.window,
+            "chunk": self.chunk,
+            "num_blocks": self.num_blocks,
             "planes": {plane.name: {"shape": plane.shape, "dtype": str(plane.dtype)} for plane in self.spec.planes},
             "bytes_per_token": self.bytes_per_token,
             "bytes_per_block": self.bytes_per_block,
@@ -71,12 +83,10 @@ class ContextPlan:
     blocks_per_request : tuple of int
         Blocks of each group that a request holds.
     requests : int
-        Requests that fit if every group has the plan's `num_blocks`, which is how `PagedKVCache(memory=...)` divides
-        the memory.
+        Requests that fit as `PagedKVCache(memory=...)` divides the memory: if each group has its `num_blocks`.
     best_num_blocks : tuple of int or None
         Blocks of each group, the null block counted, in proportion to the blocks that a request of this length holds;
-        None if not even one request fits. Pass them as `PagedKVCache(num_blocks=[...])`, together with
-        `max_tokens_per_sequence`, whose default is the size of the smallest pool.
+        None if not even one request fits. Pass them as `PagedKVCache(num_blocks=[...])`.
     best_requests : int
         Requests that fit with `best_num_blocks`.
     """
@@ -102,7 +112,7 @@ class MemoryPlan:
         Bytes for keys and values on one rank.
     ranks, block_size : int
     num_blocks : int
-        Blocks of each group on one rank, the null block counted.
+        Blocks of the largest group on one rank, the null block counted. Groups with windows may have fewer.
     groups : tuple of GroupPlan
         Groups in the order of their first layers, as in `PagedKVCache`.
     contexts : tuple of ContextPlan
@@ -122,7 +132,7 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that fit, over all sequences; more fit in groups whose window frees blocks."""
+        """Number of tokens that fit, over all sequences; groups whose window frees blocks hold a part of them."""
         return (self.num_blocks - 1) * self.block_size
 
     def as_json(self) -> dict[str, Any]:
@@ -169,8 +179,10 @@ def plan_memory(
 
     A request of n tokens holds ``ceil(n / block_size)`` blocks of a group with full attention. Of a group with a window
     of W tokens it holds at most ``ceil((W - 1) / block_size) + 1`` blocks, because the window rarely starts at a block
-    boundary. While the prompt is computed in steps of c tokens, the request holds up to
-    ``ceil((W + c - 2) / block_size) + 1`` blocks. The plan does not count these; leave room for one prompt.
+    boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. While the
+    prompt is computed in steps of c tokens, the request holds up to ``ceil((W + c - 2) / block_size) + 1`` blocks. The
+    division of the memory has room for one prompt in steps of 512 tokens; the numbers of requests and the best splits
+    do not count prompts, which a `Scheduler` computes in smaller steps while windows are short of blocks.
 
     Parameters
     ----------
@@ -208,15 +220,15 @@ def plan_memory(
     contexts = [require_int("context", length) for length in _listed(context)]
     _, groups = arrange(specs, None, TensorParallel(0, ranks))
     budget = parse_memory(memory, device)
-    num_blocks = count_blocks(groups, block_size, None, budget)[0]
-    planned = tuple(_group(group, block_size) for group in groups)
+    num_blocks = count_blocks(groups, block_size, None, budget)
+    planned = tuple(_group(group, blocks, block_size) for group, blocks in zip(groups, num_blocks, strict=True))
     return MemoryPlan(
         memory=budget,
         ranks=ranks,
         block_size=block_size,
-        num_blocks=num_blocks,
+        num_blocks=max(num_blocks),
         groups=planned,
-        contexts=tuple(_plan_context(planned, num_blocks, budget, block_size, length) for length in contexts),
+        contexts=tuple(_plan_context(groups, num_blocks, budget, block_size, length) for length in contexts),
     )
 
 
@@ -247,9 +259,7 @@ def plan_model(
 
 def blocks_held(spec: Spec, context: SupportsIndex, block_size: SupportsIndex) -> int:
     """Return the number of blocks of a group that a request of `context` tokens holds at most; see `plan_memory`."""
-    length, size, window = require_int("context", context), require_int("block_size", block_size), window_of(spec)
-    blocks = -(-length // size)
-    return blocks if window is None else min(blocks, -(-(window - 1) // size) + 1)
+    return blocks_at_once(Group(spec, 1), require_int("context", context), require_int("block_size", block_size))
 
 
 def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
@@ -265,25 +275,29 @@ def _listed(context: SupportsIndex | Iterable[SupportsIndex]) -> list[Any]:
         raise ShapeError(f"context is {shown(context)}; expected a number of tokens or a list of them") from None
 
 
-def _group(group: Group, block_size: int) -> GroupPlan:
+def _group(group: Group, num_blocks: int, block_size: int) -> GroupPlan:
     block = group.bytes_per_block(block_size)
     return GroupPlan(
-        spec=group.spec, num_layers=group.num_layers, bytes_per_block=block, bytes_per_token=block / block_size
+        spec=group.spec,
+        num_layers=group.num_layers,
+        num_blocks=num_blocks,
+        bytes_per_block=block,
+        bytes_per_token=block / block_size,
     )
 
 
 def _plan_context(
-    groups: Sequence[GroupPlan], num_blocks: int, memory: int, block_size: int, context: int
+    groups: Sequence[Group], num_blocks: Sequence[int], memory: int, block_size: int, context: int
 ) -> ContextPlan:
-    held = [blocks_held(group.spec, context, block_size) for group in groups]
-    null = sum(group.bytes_per_block for group in groups)
-    one = sum(count * group.bytes_per_block for count, group in zip(held, groups, strict=True))
+    held = [blocks_at_once(group, context, block_size) for group in groups]
+    null = sum(group.bytes_per_block(block_size) for group in groups)
+    one = sum(count * group.bytes_per_block(block_size) for count, group in zip(held, groups, strict=True))
     # The number of block ids limits a pool too.
     best = min((memory - null) // one, (INT32_MAX - 1) // max(held))
     return ContextPlan(
         context=context,
         blocks_per_request=tuple(held),
-        requests=min((num_blocks - 1) // count for count in held),
+        requests=min((blocks - 1) // count for blocks, count in zip(num_blocks, held, strict=True)),
         best_num_blocks=tuple(best * count + 1 for count in held) if best else None,
         best_requests=best,
     )

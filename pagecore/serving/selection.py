@@ -1,4 +1,8 @@
-"""Selection of a step's rows: decodes, chunks of prompts, admissions, and preemption while blocks are short."""
+"""Selection of a step's rows: decodes, chunks of prompts, admissions, and what gives way while blocks are short.
+
+If only the blocks of windows are short, prompts bring fewer tokens to the step: each step lets windows release blocks.
+If other blocks are short, or one token of each prompt is still too much, the youngest runs are preempted.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from pagecore.errors import OutOfBlocks
 from pagecore.serving.admission import Admission, StepRows, select
 
 if TYPE_CHECKING:
+    from pagecore.cache import PagedKVCache
     from pagecore.serving.limits import Limits
     from pagecore.serving.roster import Roster
 
@@ -28,10 +33,12 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows:
     if roster.waiting:
         Admission(roster, rows, limits).admit()
     if not rows.runs:
-        _refuse_to_stall(roster)
+        _refuse_to_stall(roster, limits)
     while cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
         if roster.pinned:
             roster.unpin(roster.head)
+        elif _shorten_prompts(cache, rows):
+            continue
         elif len(roster.running) <= 1:
             cache.prepare(rows.sequences, rows.counts, out=roster.batch)
             break
@@ -39,6 +46,27 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows:
             _preempt(roster, cache.shortage(rows.sequences, rows.counts))
             rows = select(roster.running, limits.budget)
     return rows
+
+
+def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
+    """Cut the chunks of prompts to the most tokens for which windows have blocks; return False if none helps."""
+    longest = max(rows.counts[rows.num_decodes :], default=1)
+    if longest == 1 or cache.shortage(rows.sequences, rows.counts, step_tokens=1):
+        return False
+
+    def cut(most: int) -> list[int]:
+        return [min(count, most) for count in rows.counts]
+
+    fits, too_many = 0, longest
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if cache.shortage(rows.sequences, cut(middle)):
+            too_many = middle
+        else:
+            fits = middle
+    if fits:
+        rows.counts = cut(fits)
+    return fits > 0
 
 
 def _unpin_all_but_head(roster: Roster) -> None:
@@ -66,11 +94,11 @@ def _preempt(roster: Roster, missing: int) -> None:
             return
 
 
-def _refuse_to_stall(roster: Roster) -> NoReturn:
+def _refuse_to_stall(roster: Roster, limits: Limits) -> NoReturn:
     """Raise OutOfBlocks: nothing runs and the head of the queue does not fit, although it fits an empty pool."""
     run = roster.head
     available = roster.cache.num_available
-    needed = available + roster.cache.shortage([run.sequence], [run.num_tokens_left])
+    needed = available + roster.cache.shortage([run.sequence], [run.num_tokens_left], step_tokens=limits.prompt_tokens)
     raise OutOfBlocks(
         f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
         "although nothing runs: blocks are held outside the scheduler; remove what holds them",

@@ -54,6 +54,13 @@ class AttentionSpec:
     label_channels : sequence of sequences of int, optional
         For each key-value head the channels of its keys that are also stored as plane "label", for `score_tokens`
         (double sparsity).
+    lookahead : int
+        Keys before the window or chunk that are kept in addition, at most a window or chunk, so that a sequence can be
+        truncated by up to `lookahead` tokens after they are computed (multi-token prediction). Without a window or
+        chunk all keys are kept.
+    chunk : int, optional
+        Chunked local attention (Llama 4): the query at position p sees key j only if ``j // chunk == p // chunk``.
+        Exclusive with `window`. `attend` serves it on the host.
 
     Raises
     ------
@@ -75,6 +82,8 @@ class AttentionSpec:
     value_scale: SupportsFloat | Iterable[SupportsFloat] = 1.0
     key_bounds: bool = False
     label_channels: Iterable[Iterable[int]] | None = None
+    lookahead: int = 0
+    chunk: int | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -88,6 +97,17 @@ class AttentionSpec:
             raise UnsupportedDtype(f"dtype is {self.dtype}; a cache stores {', '.join(CACHE_DTYPES)}")
         if self.window is not None:
             put("window", require_int("window", self.window, max=None))
+        if self.chunk is not None:
+            put("chunk", require_int("chunk", self.chunk))
+            if self.window is not None:
+                raise UnsupportedOption(f"window is {self.window} and chunk is {self.chunk}; use one of them")
+        put("lookahead", require_int("lookahead", self.lookahead, min=0))
+        name, reach = ("window", self.window) if self.chunk is None else ("chunk", self.chunk)
+        if reach is not None and self.lookahead > reach:
+            raise ShapeError(
+                f"lookahead is {self.lookahead}, but the {name} has {reach} tokens; use a lookahead of at most the "
+                f"{name}"
+            )
         if self.num_query_heads is not None:
             put("num_query_heads", require_int("num_query_heads", self.num_query_heads))
             if self.num_query_heads % self.num_kv_heads:

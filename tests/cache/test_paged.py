@@ -141,9 +141,10 @@ def test_fragmentation_counts_slots_without_a_token():
 
 
 def test_memory_is_divided_over_groups():
-    cache = PagedKVCache([SPEC, SPEC, WINDOWED], block_size=4, memory=3 * 512 * 10)
-    assert cache.num_blocks == (10, 10)
-    assert cache.nbytes == 3 * 512 * 10
+    # One null block each, and 4 for the first sequence of 16 tokens. A further one has 4 blocks, and 3 of its window.
+    cache = PagedKVCache([SPEC, SPEC, WINDOWED], block_size=4, memory=3 * 512 * 10, max_tokens_per_sequence=16)
+    assert cache.num_blocks == (10, 9)
+    assert cache.nbytes == 512 * (2 * 10 + 9)
     with pytest.raises(NotEnoughMemory, match="3072"):
         PagedKVCache([SPEC, SPEC, WINDOWED], block_size=4, memory=3 * 512 * 2 - 1)
 

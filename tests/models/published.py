@@ -812,6 +812,26 @@ PUBLISHED |= {
     for each in NESTED
 }
 
+# Layers that attend in chunks.
+LLAMA_4_SCOUT = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "model_type": "llama4",
+    "text_config": {
+        "attention_chunk_size": 8192,
+        "head_dim": 128,
+        "hidden_size": 5120,
+        "max_position_embeddings": 10485760,
+        "model_type": "llama4_text",
+        "no_rope_layers": [],
+        "num_attention_heads": 40,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "torch_dtype": "bfloat16",
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {"model_type": "llama4_vision_model"},
+}
+
 # Published files whose attention no spec describes, with the reason in the error message.
 UNSERVED = {
     "kimi-linear-48b-a3b": (
@@ -847,27 +867,6 @@ UNSERVED = {
             "torch_dtype": "bfloat16",
         },
         "linear-attention states (linear_num_value_heads = 32)",
-    ),
-    "llama-4-scout": (
-        {
-            "architectures": ["Llama4ForConditionalGeneration"],
-            "model_type": "llama4",
-            "text_config": {
-                "attention_chunk_size": 8192,
-                "head_dim": 128,
-                "hidden_size": 5120,
-                "max_position_embeddings": 10485760,
-                "model_type": "llama4_text",
-                "no_rope_layers": [],
-                "num_attention_heads": 40,
-                "num_hidden_layers": 48,
-                "num_key_value_heads": 8,
-                "torch_dtype": "bfloat16",
-            },
-            "torch_dtype": "bfloat16",
-            "vision_config": {"model_type": "llama4_vision_model"},
-        },
-        "chunked attention (attention_chunk_size = 8192)",
     ),
     "minimax-text-01": (
         {

@@ -12,7 +12,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.storage import LatentSpec
-from tests.models.published import PUBLISHED
+from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
 ATTENDED = json.loads(Path(__file__).with_name("attended.json").read_text())
 FORMS = {
@@ -64,7 +64,7 @@ def test_max_length_is_that_of_the_file(name):
 
 
 def test_every_family_is_among_the_published_configs():
-    assert {read_model_config(config).model_type for config in PUBLISHED.values()} == set(FAMILIES)
+    assert {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]} == set(FAMILIES)
 
 
 def test_windows_of_gemma_2_and_gemma_3():

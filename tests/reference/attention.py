@@ -23,6 +23,7 @@ def allowed(
     *,
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
     mask: Bool | None = None,
 ) -> Bool:
     """Return the attention mask of a sequence, bool ``[query_len, seq_len]``."""
@@ -39,6 +40,8 @@ def allowed(
             attended &= j <= p + right
     elif window is not None:
         attended &= j > p - window
+    if chunk is not None:
+        attended &= j // chunk == p // chunk
     if mask is not None:
         attended &= mask
     return attended
@@ -95,6 +98,7 @@ def paged_attention(
     scale: float | None = None,
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
     softcap: float = 0.0,
     sinks: ArrayLike | None = None,
     alibi_slopes: ArrayLike | None = None,
@@ -123,7 +127,7 @@ def paged_attention(
         if flat_mask is not None:
             own_mask = flat_mask[mask_start : mask_start + shape[0] * shape[1]].reshape(shape)
             mask_start += shape[0] * shape[1]
-        attended = allowed(*shape, causal=causal, window=window, mask=own_mask)
+        attended = allowed(*shape, causal=causal, window=window, chunk=chunk, mask=own_mask)
         wanted = attended.any(axis=0)
         for h in range(num_heads):
             kv_head = h // (num_heads // num_kv_heads)

@@ -89,12 +89,13 @@ class RadixTree:
         block_size: int,
         full: int = 1,
         windows: tuple[int, ...] = (),
+        chunks: tuple[int, ...] = (),
         states: bool = False,
         state_interval: int = 64,
         policy: str = "lru",
     ):
         self.block_size, self.full, self.states = block_size, full, states
-        self.windows = [-(-window // block_size) for window in windows]
+        self.windows = list(zip(windows, chunks or [0] * len(windows), strict=True))
         self.num_lanes = full + len(windows)
         self.num_components = 1 + len(windows) + states
         self.state_interval, self.policy = state_interval, policy
@@ -167,7 +168,15 @@ class RadixTree:
         return int(node.state is not None)
 
     def window_start(self, component: int, end: int) -> int:
-        return max(0, end - self.windows[component - 1])
+        """Return the first block that a prefix of `end` blocks needs: that of the first needed token."""
+        seen, chunk = self.windows[component - 1]
+        needed = [
+            token
+            for token in range(end * self.block_size)
+            if token >= end * self.block_size - seen
+            or (chunk and (token + 1 > (max(0, end * self.block_size - seen)) // chunk * chunk))
+        ]
+        return needed[0] // self.block_size if needed else end
 
     def pins(self, component: int) -> Counter[Node]:
         """Return the number of receipts that pin a component, by node."""
@@ -210,7 +219,7 @@ class RadixTree:
                     lane.append(ids[i])
                 end = node.depth + i + 1
                 is_whole = all(
-                    NULL not in lanes[self.full + w][max(0, end - window) :] for w, window in enumerate(self.windows)
+                    NULL not in lanes[self.full + w][self.window_start(w + 1, end) :] for w in range(len(self.windows))
                 )
                 has_state = not self.states or (i + 1 == len(node.blocks) and node.state is not None)
                 if is_whole and has_state:

@@ -49,7 +49,18 @@ class SlotAllocator:
         """Return the slot of the token after the one in slot `last`."""
         if position % self.block_size:
             return last + 1
-        return self.pool.allocate(1)[0] * self.block_size
+        return self.take_block() * self.block_size
+
+    def take_block(self) -> int:
+        return self.pool.allocate(1)[0]
+
+    def check_continued(self, block: int) -> None:
+        if self.holders(block) <= 0:
+            raise DoubleFree(str(block))
+
+    def check_room(self, needed: int) -> None:
+        if needed > self.pool.num_free:
+            raise OutOfBlocks("short", needed, self.pool.num_free)
 
     def needed(self, prefix: int, length: int) -> int:
         return -(-length // self.block_size) - -(-prefix // self.block_size)
@@ -61,11 +72,9 @@ class SlotAllocator:
         for prefix, length, last in batch:
             self.check_growth(prefix, length, last)
         for prefix, length, last in batch:  # continued blocks are checked before blocks are counted
-            if prefix % self.block_size and length > prefix and self.holders(last // self.block_size) <= 0:
-                raise DoubleFree(str(last))
-        needed = sum(self.needed(prefix, length) for prefix, length, _ in batch)
-        if needed > self.pool.num_free:
-            raise OutOfBlocks("short", needed, self.pool.num_free)
+            if prefix % self.block_size and length > prefix:
+                self.check_continued(last // self.block_size)
+        self.check_room(sum(self.needed(prefix, length) for prefix, length, _ in batch))
         return [slot for growth in batch for slot in self.grow(*growth)]
 
     def grow(self, prefix: int, length: int, last: int) -> list[int]:
@@ -104,13 +113,16 @@ class SlotAllocator:
         freed, lost = 0, None
         for block in self.claimed:
             if self.pool.holders[block] > 0:
-                freed += self.pool.free([block])
+                freed += self.drop(block)
             else:
                 lost = block
         self.claimed = []
         if lost is not None:
             raise DoubleFree(str(lost))
         return freed
+
+    def drop(self, block: int) -> int:
+        return self.pool.free([block])
 
     def begin_group(self) -> None:
         self.depth += 1

@@ -86,6 +86,14 @@ class FakeCache:
         return len(self.free) + len(self.evictable)
 
     @property
+    def max_length(self):
+        return min(self.num_available * self.block_size, self.max_tokens_per_sequence)
+
+    @property
+    def max_step_tokens(self):
+        return self.max_length
+
+    @property
     def evictable(self):
         return [key for key, block in self.tree.items() if self.holders[block] == 1]
 
@@ -179,7 +187,8 @@ class FakeCache:
                 raise ShapeError("past the row")
         return [self._need(sequence, count, touched) for sequence, count in zip(sequences, counts, strict=True)]
 
-    def shortage(self, sequences, counts):
+    def shortage(self, sequences, counts, step_tokens=None):
+        # There are no windows: the blocks do not depend on the steps.
         total = sum(new + len(copies) for new, copies in self._needs(sequences, counts))
         return max(total - self.num_available, 0)
 

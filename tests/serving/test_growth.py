@@ -46,9 +46,9 @@ class CountingCache(PagedKVCache):
         self.count()
         return super().try_swap_out(sequences, space)
 
-    def shortage(self, sequences, counts):
+    def shortage(self, sequences, counts, **options):
         self.count(len(sequences))
-        return super().shortage(sequences, counts)
+        return super().shortage(sequences, counts, **options)
 
     def try_prepare(self, sequences, counts, out=None):
         self.count(len(sequences))

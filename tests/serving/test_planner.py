@@ -47,10 +47,11 @@ def test_a_cache_made_with_the_same_memory_has_the_planned_blocks_and_groups(mem
     layers = [FULL, WINDOW, Alias(0), AttentionSpec(1, 16, 4, dtype="float32"), WINDOW]
     plan = plan_memory(layers, memory, block_size=block_size)
     cache = PagedKVCache(layers, memory=memory, block_size=block_size)
-    assert cache.num_blocks == (plan.num_blocks,) * 3
+    assert cache.num_blocks == tuple(group.num_blocks for group in plan.groups)
+    assert max(cache.num_blocks) == cache.num_blocks[0] == cache.num_blocks[2] == plan.num_blocks
     assert [group.window for group in plan.groups] == [None, 10, None]
     assert [group.num_layers for group in plan.groups] == [1, 2, 1]
-    assert cache.nbytes == sum(group.bytes_per_block for group in plan.groups) * plan.num_blocks <= plan.memory
+    assert cache.nbytes == sum(group.bytes_per_block * group.num_blocks for group in plan.groups) <= plan.memory
     one = KVPool(WINDOW, 2, 2, block_size)
     assert plan.groups[1].bytes_per_token == one.bytes_per_token
     assert plan.groups[1].bytes_per_block == one.bytes_per_block
@@ -100,8 +101,9 @@ def test_exactly_the_planned_number_of_requests_fits(context):
     layers = [FULL, WINDOW, WINDOW, WINDOW]
     planned = plan_memory(layers, 200_000, block_size=4, context=context)
     plan = planned.contexts[0]
-    assert room_for(layers, planned.num_blocks, plan.requests, context)
-    assert not room_for(layers, planned.num_blocks, plan.requests + 1, context)
+    num_blocks = [group.num_blocks for group in planned.groups]
+    assert room_for(layers, num_blocks, plan.requests, context)
+    assert not room_for(layers, num_blocks, plan.requests + 1, context)
     assert room_for(layers, list(plan.best_num_blocks), plan.best_requests, context)
     assert not room_for(layers, list(plan.best_num_blocks), plan.best_requests + 1, context)
     assert plan.best_requests >= plan.requests
@@ -114,7 +116,8 @@ def test_the_best_split_keeps_within_the_memory():
         one = sum(n * group.bytes_per_block for n, group in zip(context.blocks_per_request, plan.groups, strict=True))
         assert plan.memory - one < used <= plan.memory
     assert plan.contexts[1].blocks_per_request == (257, 512)
-    assert (plan.contexts[1].requests, plan.contexts[1].best_requests) == (60, 81)
+    assert (plan.contexts[1].requests, plan.contexts[1].best_requests) == (81, 81)
+    assert plan.contexts[0].requests < plan.contexts[0].best_requests
 
 
 def test_a_context_that_does_not_fit_is_planned_as_none():
@@ -175,9 +178,9 @@ def test_a_plan_is_available_as_json_and_as_tables():
     assert report["groups"][0]["planes"]["key"] == {"shape": [2, 256], "dtype": "bfloat16"}
     assert report["contexts"][0]["blocks_per_request"] == [257, 512]
     assert report["bytes_per_token"] == 86016
-    assert dict(plan_rows(plan))["tokens"] == "499,296"
+    assert dict(plan_rows(plan))["tokens"] == "664,528"
     headings, lines = group_columns(plan)
-    assert lines[0] == ["0", "21", "4,096", "key, value 2 x 256 bfloat16", "43,008", "688,128"]
+    assert lines[0] == ["0", "21", "4,096", "key, value 2 x 256 bfloat16", "43,008", "688,128", "20,879"]
     headings, lines = context_columns(plan)
     assert dict(zip(headings, lines[0], strict=True))["its num_blocks"] == "[20818, 41473]"
     assert len(context_columns(plan_model(LLAMA, "1GiB"))[0]) == 3

@@ -8,6 +8,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memmove
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
@@ -63,12 +64,15 @@ def compact(CacheState state not None, sequence, keep, moves):
 
 cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
     cdef Plan plan = Plan()
+    cdef KeptKeys keys
     cdef size_t group, num_groups = <size_t>state.tables.num_groups
     cdef const int32_t* row
     cdef size_t count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
-    if state.windows.size() > 0:
+    if state.kept.size() > 0:
+        keys = state.kept[0]
+        reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"
         raise UnsupportedOption(
-            f"group {state.window_groups[0]} has a window of {state.windows[0]} tokens, which counts positions; "
+            f"group {keys.group} has a {reach} tokens, which counts positions; "
             "compact serves caches whose groups see all tokens"
         )
     if state.tenants is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +13,7 @@ from pagecore.arrays import Tensor
 from pagecore.cache import lifecycle
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list, token_ids
+from pagecore.cache.demand import block_limit, longest_sequence, longest_step
 from pagecore.cache.inspect.block_map import BlockMap, map_blocks
 from pagecore.cache.inspect.occupancy import measure
 from pagecore.cache.inspect.stats import CacheStats
@@ -23,6 +25,7 @@ from pagecore.cache.step._plan import shortage
 from pagecore.cache.swap.shortage import shortage_with_swapped
 from pagecore.errors import InvalidSequence
 from pagecore.storage import Spec
+from pagecore.storage.checks import require_int
 
 NONE = np.zeros(0, np.int32)
 
@@ -62,6 +65,24 @@ class CacheReader(PartsOwner):
     def num_available(self) -> int:
         """Blocks of the scarcest group that are free or can be freed by eviction."""
         return min(lifecycle.available(self._parts.state))
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence that the available blocks and a row hold, computed in steps as necessary."""
+        parts = self._parts
+        longest = longest_sequence(parts.groups, lifecycle.available(parts.state), parts.block_size)
+        return min(longest, parts.max_tokens_per_sequence)
+
+    @property
+    def max_step_tokens(self) -> int:
+        """Tokens that a sequence alone can always compute in one step, however far it is; at most `max_length`.
+
+        Less than `max_length` if the blocks of a window hold only a part of a long prompt at once.
+        """
+        parts = self._parts
+        available = lifecycle.available(parts.state)
+        longest = min(longest_sequence(parts.groups, available, parts.block_size), parts.max_tokens_per_sequence)
+        return longest_step(parts.groups, available, parts.block_size, longest)
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -185,17 +206,38 @@ class CacheReader(PartsOwner):
         with Held(self._parts.state.lock):
             return 0 if self._parts.prefix is None else self._parts.prefix.match_length(ids, options, most)
 
-    def shortage(self, sequences: Listed[Sequence], counts: ArrayLike) -> int:
+    def shortage(
+        self, sequences: Listed[Sequence], counts: ArrayLike, *, step_tokens: SupportsIndex | None = None
+    ) -> int:
         """Return the number of blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
 
         If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare.
+
+        Parameters
+        ----------
+        sequences : list of Sequence
+        counts : int or list of int
+            New tokens of each sequence: one number for all, or one for each.
+        step_tokens : int, optional
+            The sequences compute their counts in several steps of up to `step_tokens` tokens. Windows release blocks
+            between the steps, so that a sequence never holds all blocks of a long prompt in their groups.
+
+        Raises
+        ------
+        InvalidSequence, ShapeError
+            As `prepare`; ShapeError also for `step_tokens` below 1.
         """
-        with Held(self._parts.state.lock):
+        parts = self._parts
+        limits = None
+        if step_tokens is not None:
+            most = require_int("step_tokens", step_tokens)
+            limits = [block_limit(group, parts.block_size, most) for group in parts.groups]
+        with Held(parts.state.lock):
             listed = as_list(sequences)
             if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
-                self._parts.state.give_up_lost()
-                return shortage_with_swapped(self._parts, listed, counts)
-            return max(shortage(self._parts.state, listed, counts))
+                parts.state.give_up_lost()
+                return shortage_with_swapped(parts, listed, counts, limits)
+            return max(shortage(parts.state, listed, counts, limits))
 
     # -- state ---------------------------------------------------------------------------------------------------
 

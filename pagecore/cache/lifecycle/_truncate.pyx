@@ -3,6 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys, first_seen
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
@@ -18,6 +19,7 @@ def truncate(CacheState state not None, sequences, lengths):
     cdef vector[int32_t] rows, kept, computed
     cdef Sequence sequence
     cdef size_t i
+    cdef KeptKeys keys
     sequences = as_list(sequences)
     numbers = listed_lengths(lengths, len(sequences))
     _guard = Held(state.lock)
@@ -35,8 +37,8 @@ def truncate(CacheState state not None, sequences, lengths):
         rows.push_back(sequence.row)
         kept.push_back(length)
         computed.push_back(min(<int32_t>length, sequence.computed))
-    for i in range(state.windows.size()):
-        check_windows(state, state.window_groups[i], state.windows[i], rows, computed)
+    for keys in state.kept:
+        check_windows(state, keys, rows, computed)
     if state.prefix is not None:
         state.prefix.reserve_moves(len(shortened))
     state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
@@ -74,7 +76,7 @@ cdef list listed_lengths(object lengths, Py_ssize_t count):
 
 
 cdef int check_windows(
-    CacheState state, int32_t group, int64_t window, const vector[int32_t]& rows, const vector[int32_t]& lengths
+    CacheState state, const KeptKeys& keys, const vector[int32_t]& rows, const vector[int32_t]& lengths
 ) except -1:
     """Raise UnsupportedOption for a length at which keys that the next token sees were released."""
     cdef size_t i
@@ -83,14 +85,16 @@ cdef int check_windows(
     for i in range(rows.size()):
         if lengths[i] == 0:
             continue
-        blocks = state.tables.row_raw(rows[i], group).data()
+        blocks = state.tables.row_raw(rows[i], keys.group).data()
         held = (<int64_t>lengths[i] + state.block_size - 1) // state.block_size
         holes = 0
         while holes < held and blocks[holes] == 0:
             holes += 1
-        if holes * state.block_size > max(0, lengths[i] - (window - 1)):
+        if holes * state.block_size > first_seen(keys, lengths[i]):
+            reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"
             raise UnsupportedOption(
-                f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the window "
-                f"of {window} tokens and were released; truncate to 0 and compute the sequence again"
+                f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the "
+                f"{reach} tokens and were released; truncate by up to the spec's lookahead, or to 0 and compute the "
+                "sequence again"
             )
     return 0

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_tables cimport BlockTables
@@ -17,7 +18,8 @@ cdef class PrefixCache:
     cdef vector[int32_t] groups     # of each lane: those without a window come first
     cdef vector[int32_t] components  # of each group
     cdef vector[int32_t] lane_of    # of each group
-    cdef vector[int64_t] num_seen   # of each window: earlier tokens that the next one sees, the window minus itself
+    cdef vector[KeptKeys] kept      # of each window
+    cdef bint gives_up_last         # a hit ends one block earlier
     cdef int32_t num_full           # lanes without a window
     cdef int32_t num_lanes
     cdef int32_t block_size

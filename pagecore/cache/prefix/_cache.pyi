@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.index import BlockTables, RadixTree
+from pagecore.storage.attended import AttendedKeys
 
 class PrefixCache:
     @property
@@ -18,11 +19,12 @@ class PrefixCache:
     def tree(self) -> RadixTree: ...
     def __init__(
         self,
-        windows: list[int | None],
+        attended: list[AttendedKeys],
         tables: BlockTables,
         by_row: list[Sequence | None],
         policy: str,
         clock: Callable[[], float],
+        gives_up_last: bool = False,
     ) -> None: ...
     def figures(self) -> dict[str, int]: ...
     def cached(self, group: int) -> NDArray[np.int32]: ...

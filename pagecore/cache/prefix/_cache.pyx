@@ -19,6 +19,7 @@ stay unpublished until the next commit.
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
+from pagecore.cache._kept cimport kept_keys
 from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_pool cimport BlockPool
@@ -40,8 +41,8 @@ cdef class PrefixCache:
 
     Parameters
     ----------
-    windows : list of (int or None)
-        Window of each group.
+    attended : list of AttendedKeys
+        Limits of the keys that a query of each group sees.
     tables : BlockTables
     by_row : list
         The sequence in each row of the tables, or None; the cache keeps the list up to date.
@@ -49,18 +50,36 @@ cdef class PrefixCache:
         Eviction policy of the tree.
     clock : callable
         Returns the time in seconds; only the policy "priority" calls it.
+    gives_up_last : bool
+        A hit gives up its last block.
     """
 
-    def __cinit__(self, list windows not None, BlockTables tables not None, list by_row not None, str policy, clock):
+    def __cinit__(
+        self,
+        list attended not None,
+        BlockTables tables not None,
+        list by_row not None,
+        str policy,
+        clock,
+        bint gives_up_last=False,
+    ):
         if not callable(clock):
             raise UnsupportedOption(f"clock is {clock!r}; give a function that returns seconds")
-        full = [group for group, window in enumerate(windows) if window is None]
-        windowed = [group for group, window in enumerate(windows) if window is not None]
+        full = [group for group, keys in enumerate(attended) if not keys.is_limited]
+        windowed = [group for group, keys in enumerate(attended) if keys.is_limited]
         for group in windowed:
-            self.num_seen.push_back(min(<object>windows[group] - 1, INT32_MAX))
+            self.kept.push_back(kept_keys(group, attended[group]))
+        self.gives_up_last = gives_up_last
         self.block_size = tables.block_sizes[0]
+        # A hit has all keys that a sequence keeps: what a row holds is pinned by its receipt (P2).
         self.tree = RadixTree(
-            self.block_size, full=len(full), windows=[max(seen, 1) for seen in self.num_seen], policy=policy
+            self.block_size,
+            full=len(full),
+            windows=[
+                min(max(keys.window - 1 + keys.lookahead, keys.chunk == 0), INT32_MAX) for keys in self.kept
+            ],
+            chunks=[keys.chunk for keys in self.kept],
+            policy=policy,
         )
         self.policy = policy
         self.tables = tables
@@ -68,7 +87,7 @@ cdef class PrefixCache:
         self.clock = clock if policy == "priority" else None
         self.now = -INFINITY
         self.num_full = len(full)
-        self.num_lanes = len(windows)
+        self.num_lanes = len(attended)
         self.components.resize(self.num_lanes)
         self.lane_of.resize(self.num_lanes)
         self.pools = []
@@ -122,8 +141,13 @@ cdef class PrefixCache:
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1:
         cdef PrefixHold hold = sequence.hold
         cdef object number = None if hold.receipt.key is None else self.tree.spaces.get(hold.receipt.key, -1)
+        cdef Query query
         hold.namespace_number = 0 if number is None else number
-        return self.tree.match_raw(self.query_of(sequence, sequence.known // self.block_size), max_blocks, found)
+        query = self.query_of(sequence, sequence.known // self.block_size)
+        self.tree.match_raw(query, max_blocks, found)
+        if self.gives_up_last and found.blocks > 0:
+            self.tree.match_raw(query, found.blocks - 1, found)
+        return 0
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept:
         cdef Query query
@@ -295,7 +319,11 @@ cdef class PrefixCache:
 
     def match_length(self, ids, options, most):
         """Return the number of tokens, up to `most`, that a sequence with these ids would reuse."""
-        return self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most).num_tokens
+        found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most).num_tokens
+        if self.gives_up_last and found:
+            most = found - self.block_size
+            found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most).num_tokens
+        return found
 
     def check_invariants(self, sequences):
         """Recount every block from the rows and the tree; `sequences` lists those of the cache."""

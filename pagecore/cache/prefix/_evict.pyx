@@ -9,6 +9,7 @@ from libcpp.algorithm cimport fill
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
@@ -54,7 +55,7 @@ cdef void count_unused(PrefixCache prefix, vector[int64_t]& counts) noexcept:
     cdef int32_t lane, block, block_index
     cdef uint64_t bit
     fill(counts.begin(), counts.end(), 0)
-    if prefix.num_duplicated == 0 and prefix.num_seen.empty():
+    if prefix.num_duplicated == 0 and prefix.kept.empty():
         return
     for lane in range(prefix.num_lanes):
         fill(prefix.counted[lane].begin(), prefix.counted[lane].end(), 0)
@@ -72,7 +73,7 @@ cdef void count_unused(PrefixCache prefix, vector[int64_t]& counts) noexcept:
 
 
 cdef bint may_have_unused(PrefixCache prefix, Sequence sequence) noexcept:
-    return not prefix.num_seen.empty() or sequence.hold.has_duplicates
+    return not prefix.kept.empty() or sequence.hold.has_duplicates
 
 
 cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexcept:
@@ -80,12 +81,12 @@ cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexc
     cdef int64_t end = prefix.tree.depth_raw(sequence.hold.receipt)
     cdef int64_t first = 0
     cdef int64_t last = end if sequence.hold.has_duplicates else 0
-    cdef int64_t seen
+    cdef KeptKeys keys
     if lane >= prefix.num_full:
-        seen = prefix.num_seen[lane - prefix.num_full]
-        first = max(0, end - (max(seen, 1) + prefix.block_size - 1) // prefix.block_size)
+        keys = prefix.kept[lane - prefix.num_full]
+        first = prefix.tree.first_needed_raw(prefix.components[prefix.groups[lane]], end)
         if not sequence.hold.has_duplicates:
-            last = min(end, max(0, sequence.computed - seen) // prefix.block_size)
+            last = min(end, first_kept(keys, sequence.computed) // prefix.block_size)
     prefix.block_indices.clear()
     if first >= last:
         return
@@ -145,7 +146,7 @@ cdef int64_t reclaim_unused(PrefixCache prefix, vector[int64_t]& left) noexcept:
     """Free unused blocks by substituting the sequences' own blocks for them in the tree."""
     cdef int32_t lane, group, block_index, freed
     cdef int64_t given_up = 0
-    if prefix.num_duplicated == 0 and prefix.num_seen.empty():
+    if prefix.num_duplicated == 0 and prefix.kept.empty():
         return 0
     for candidate in prefix.by_row:
         if candidate is None or not may_have_unused(prefix, <Sequence>candidate):
@@ -172,7 +173,7 @@ cdef int64_t clear(PrefixCache prefix) noexcept:
     for group in range(prefix.num_lanes):
         freed += prefix.left[group]
     reclaim_unused(prefix, prefix.left)
-    for component in range(<int32_t>prefix.num_seen.size() + 1):
+    for component in range(<int32_t>prefix.kept.size() + 1):
         evict(prefix, component, prefix.tree.evictable_raw(component), prefix.left)
     for group in range(prefix.num_lanes):
         freed -= prefix.left[group]

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from pagecore.cache._kept cimport first_kept
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 
@@ -42,8 +43,8 @@ cdef int32_t find_substitute(PrefixCache prefix, Sequence sequence, int32_t lane
         own = prefix.own_block(<Sequence>candidate, block_index, lane)
         if own != 0 and own != block:
             return (<Sequence>candidate).row
-        passed = 0 if is_needed else (<Sequence>candidate).computed - prefix.num_seen[lane - prefix.num_full]
-        is_needed = is_needed or own != 0 or block_index >= max(0, passed) // prefix.block_size
+        passed = 0 if is_needed else first_kept(prefix.kept[lane - prefix.num_full], (<Sequence>candidate).computed)
+        is_needed = is_needed or own != 0 or block_index >= passed // prefix.block_size
         past = (<Sequence>candidate).row
     return -1 if is_needed else past
 

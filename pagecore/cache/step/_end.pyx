@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.step._record cimport StepRecord
@@ -96,14 +97,13 @@ cdef int read_accepted(StepRecord step, object accepted) except -1:
 
 
 cdef int release_windows(StepRecord step, Py_ssize_t live) except -1:
-    """Release the blocks of each listed row that its next token does not see; `lengths` has the rows' lengths."""
-    cdef size_t i, k
-    for i in range(step.state.windows.size()):
+    """Release the blocks of each listed row that it does not keep; `lengths` has the rows' lengths."""
+    cdef KeptKeys keys
+    cdef size_t k
+    for keys in step.state.kept:
         for k in range(<size_t>live):
-            step.positions[k] = <int32_t>max(0, step.lengths[k] - (step.state.windows[i] - 1))
-        step.state.tables.release_before_raw(
-            step.live_rows.data(), step.state.window_groups[i], step.positions.data(), live
-        )
+            step.positions[k] = <int32_t>first_kept(keys, step.lengths[k])
+        step.state.tables.release_before_raw(step.live_rows.data(), keys.group, step.positions.data(), live)
     return 0
 
 

@@ -1,6 +1,7 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
+from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._state cimport CacheState
 
 
@@ -16,7 +17,9 @@ cdef class StepPlan:
     cdef vector[int32_t] counts
     cdef vector[int32_t] first_blocks  # of an arrival: the first block that each group takes; else empty
     cdef vector[int64_t] missing       # of each group
-    cdef vector[int32_t] converted     # scratch of `fill`
+    cdef vector[int64_t] limits        # the most blocks of a row in each group, for tokens of several steps; else empty
+    cdef vector[int64_t] lacking       # scratch of `count_lacking`
+    cdef vector[int32_t] converted     # scratch of `fill` and `count_lacking`
 
     cdef int reserve(self, size_t num_sequences) except -1
     # Checks and stores the sequences of a step and their counts.
@@ -29,5 +32,8 @@ cdef class StepPlan:
     cdef int list_rows(self) except -1
     # The sequences with new tokens that were truncated inside a block which they share with the tree.
     cdef list list_writers(self)
+    # Counts the blocks that each group lacks; a row takes no more than its group's limit leaves.
+    cdef int count_lacking(self) except -1
+    cdef int cap_counts(self, const KeptKeys& keys) except -1
     # Counts the blocks that each group lacks, evictable ones subtracted; returns True if no group lacks any.
     cdef bint count_missing(self, list writers) except -1

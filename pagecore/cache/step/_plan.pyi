@@ -19,4 +19,12 @@ class StepPlan:
 def plan_step(
     state: CacheState, sequences: list[Sequence], counts: ArrayLike, is_arrival: bool = False
 ) -> StepPlan: ...
-def shortage(state: CacheState, sequences: Sequence | Iterable[Sequence], counts: ArrayLike) -> list[int]: ...
+def lacked(
+    state: CacheState, sequences: list[Sequence], counts: ArrayLike, limits: list[int | None] | None = None
+) -> list[int]: ...
+def shortage(
+    state: CacheState,
+    sequences: Sequence | Iterable[Sequence],
+    counts: ArrayLike,
+    limits: list[int | None] | None = None,
+) -> list[int]: ...

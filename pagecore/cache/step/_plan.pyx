@@ -2,6 +2,7 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
+from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
@@ -71,7 +72,7 @@ cdef class StepPlan:
             self.rows[i] = (<Sequence>self.sequences[i]).row
         self.first_blocks.clear()
         if self.is_arrival:
-            self.state.list_first_visible(
+            self.state.list_first_kept(
                 <int64_t>(<Sequence>self.sequences[0]).computed + self.counts[0], self.first_blocks
             )
         return 0
@@ -109,11 +110,44 @@ cdef class StepPlan:
                     writers.append(self.sequences[i])
         return writers
 
-    cdef bint count_missing(self, list writers) except -1:
+    cdef int count_lacking(self) except -1:
+        cdef KeptKeys keys
         cdef size_t group
         self.state.tables.shortage_raw(
             self.rows.data(), self.counts.data(), self.num_sequences, self.missing, self.first_blocks
         )
+        if self.limits.empty():
+            return 0
+        self.lacking.resize(self.missing.size())
+        for keys in self.state.kept:
+            group = <size_t>keys.group
+            self.cap_counts(keys)
+            self.state.tables.shortage_raw(
+                self.rows.data(), self.converted.data(), self.num_sequences, self.lacking, self.first_blocks
+            )
+            self.missing[group] = self.lacking[group]
+        return 0
+
+    cdef int cap_counts(self, const KeptKeys& keys) except -1:
+        """Write to `converted` the tokens for which a row of a group with a window takes blocks up to the limit.
+
+        Blocks that the row does not keep are released before the last of those tokens, and do not count.
+        """
+        cdef int32_t i
+        cdef int64_t length, blocks, held
+        for i in range(self.num_sequences):
+            length = (<Sequence>self.sequences[i]).computed
+            blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
+            held = blocks - first_kept(keys, length) // self.state.block_size
+            self.converted[i] = <int32_t>min(
+                <int64_t>self.counts[i],
+                (blocks + max(0, self.limits[keys.group] - held)) * self.state.block_size - length,
+            )
+        return 0
+
+    cdef bint count_missing(self, list writers) except -1:
+        cdef size_t group
+        self.count_lacking()
         if self.state.prefix is not None:
             subtract_evictable(self.state.prefix, self.missing, writers, self.first_blocks)
         for group in range(self.missing.size()):
@@ -145,16 +179,37 @@ def plan_step(CacheState state not None, list sequences not None, counts, bint i
     return plan
 
 
-def shortage(CacheState state not None, sequences, counts):
-    """Return the number of blocks that each group lacks for a step, counting free and evictable blocks."""
-    cdef StepPlan plan
-    cdef size_t group
+def shortage(CacheState state not None, sequences, counts, list limits=None):
+    """Return the number of blocks that each group lacks for a step, counting free and evictable blocks.
+
+    With `limits`, the counts are computed in several steps, between which windows release blocks: a row then holds at
+    most `limits[group]` blocks of a group with a window. The entries of other groups are not used.
+    """
     cdef list listed = as_list(sequences)
     _guard = Held(state.lock)
     state.sweep()
-    plan = plan_step(state, listed, counts)
+    plan = limited_plan(state, listed, counts, limits)
     plan.has_room()
-    lacking = []
-    for group in range(plan.missing.size()):
-        lacking.append(max(0, plan.missing[group]))
-    return lacking
+    return missing_of(plan)
+
+
+def lacked(CacheState state not None, list sequences not None, counts, list limits=None):
+    """Return `shortage` without eviction: the blocks that each group lacks of its free ones. Hold the lock."""
+    cdef StepPlan plan = limited_plan(state, sequences, counts, limits)
+    plan.count_lacking()
+    return missing_of(plan)
+
+
+cdef StepPlan limited_plan(CacheState state, list sequences, object counts, list limits):
+    cdef StepPlan plan = plan_step(state, sequences, counts)
+    for limit in limits or ():
+        plan.limits.push_back(INT32_MAX if limit is None else min(limit, INT32_MAX))
+    return plan
+
+
+cdef list missing_of(StepPlan plan):
+    cdef int64_t count
+    cdef list missing = []
+    for count in plan.missing:
+        missing.append(max(0, count))
+    return missing

@@ -11,6 +11,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.lifecycle import require_live
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import lacking
+from pagecore.cache.step._plan import lacked
 from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import num_distinct, stored_blocks
 from pagecore.errors import ShapeError
@@ -18,8 +19,13 @@ from pagecore.index._integers import int32_array
 from pagecore.storage.checks import ceil_div
 
 
-def shortage_with_swapped(parts: CacheParts, sequences: list[Sequence], counts: ArrayLike) -> int:
-    """Return the blocks that one swap_in, and then a prepare, lack in the scarcest group; 0 if both succeed."""
+def shortage_with_swapped(
+    parts: CacheParts, sequences: list[Sequence], counts: ArrayLike, limits: list[int | None] | None = None
+) -> int:
+    """Return the blocks that one swap_in, and then a prepare, lack in the scarcest group; 0 if both succeed.
+
+    With `limits`, the counts are computed in several steps; see `shortage` of `cache.step`.
+    """
     each = int32_array(counts, "count", ShapeError)
     each = np.full(len(sequences), each) if each.ndim == 0 else each
     if len(each) != len(sequences):
@@ -28,10 +34,10 @@ def shortage_with_swapped(parts: CacheParts, sequences: list[Sequence], counts: 
     require_live(parts.state, sequences)
     coming = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if one.is_swapped]
     staying = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if not one.is_swapped]
-    needed = _needed(parts, coming)
+    needed = _needed(parts, coming, limits)
     # Held for a moment, so that the tables count the missing blocks of the other rows without them.
     held, counts_held = hold(tables.pools, needed)
-    missing: tuple[int, ...] = tables.shortage([one.row for one, _ in staying], [count for _, count in staying])
+    missing = lacked(parts.state, [one for one, _ in staying], [count for _, count in staying], limits)
     del held
     short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if parts.prefix is not None:
@@ -39,9 +45,13 @@ def shortage_with_swapped(parts: CacheParts, sequences: list[Sequence], counts: 
     return max(0, *short)
 
 
-def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]]) -> list[int]:
+def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[int | None] | None) -> list[int]:
     """Return the blocks of each group for sequences that are swapped in together and then grow by a count each."""
-    needed = [sum(_growth(parts, sequence, count) for sequence, count in coming)] * parts.num_groups
+    growths = [(sequence, _growth(parts, sequence, count)) for sequence, count in coming]
+    needed = [
+        sum(growth if limit is None else min(growth, _room(sequence, group, limit)) for sequence, growth in growths)
+        for group, limit in enumerate(limits or [None] * parts.num_groups)
+    ]
     by_space: dict[int, list[tuple[Sequence, int]]] = {}
     for sequence, count in coming:
         by_space.setdefault(id(sequence.swap_space), []).append((sequence, count))
@@ -63,6 +73,11 @@ def _num_copies(block_size: int, some: list[tuple[Sequence, int]], held: list[ND
         if count and sequence.num_computed_tokens % block_size
     )
     return sum(min(n, holders[block] - 1) for block, n in writers.items() if block)
+
+
+def _room(sequence: Sequence, group: int, limit: int) -> int:
+    """Return the number of blocks of a group that a swapped sequence takes before it holds `limit`."""
+    return max(0, limit - int(np.count_nonzero(stored_blocks(sequence)[group])))
 
 
 def _growth(parts: CacheParts, sequence: Sequence, count: int) -> int:

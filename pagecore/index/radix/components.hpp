@@ -13,10 +13,23 @@
 
 namespace pagecore::radix {
 
+// Tokens before the end of a prefix that a window needs. With chunks, they begin where the chunk of the first begins:
+//
+//   seen 3      end 14: tokens 11 12 13        seen 0, chunk 8      end 14: tokens 8 .. 13      end 16: none
+struct Window {
+  int64_t seen;
+  int64_t chunk = 0;
+
+  [[nodiscard]] int64_t start(int64_t end) const {
+    const int64_t first = std::max<int64_t>(0, end - seen);
+    return chunk > 0 ? first / chunk * chunk : first;
+  }
+};
+
 struct Components {
   int64_t block_size = 16;
   int32_t full_lanes = 1;
-  std::vector<int64_t> windows;  // in blocks
+  std::vector<Window> windows;
   bool has_states = false;
 
   [[nodiscard]] int32_t num_windows() const { return static_cast<int32_t>(windows.size()); }
@@ -40,7 +53,7 @@ struct Components {
     return is_window(component) ? window_start(component, end) : end - 1;
   }
   [[nodiscard]] int64_t window_start(int32_t window, int64_t end) const {
-    return std::max<int64_t>(0, end - windows[static_cast<size_t>(window - 1)]);
+    return windows[static_cast<size_t>(window - 1)].start(end * block_size) / block_size;
   }
 };
 

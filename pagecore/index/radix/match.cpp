@@ -16,6 +16,8 @@ namespace {
 // The longest prefix of a path that every component can reuse.
 //
 //   window of 3 blocks   ids . . 7 8 9 . 4     runs 0 0 1 2 3 0 1     reusable after block 5, whose run is >= 3
+//   chunks of 2 blocks   ids . . . 8 . . 4     runs 0 0 0 1 0 0 1     reusable after blocks 2, 4, 6, which need none,
+//   and 7
 //
 // A prefix of fewer blocks than the window needs a run over all of its blocks.
 class Reuse {
@@ -42,8 +44,8 @@ class Reuse {
  private:
   // True if every window has the blocks that a prefix of `end` blocks needs.
   [[nodiscard]] bool is_whole(int64_t end) const {
-    for (size_t w = 0; w < components_.windows.size(); ++w) {
-      if (runs_[w] < std::min(end, components_.windows[w])) return false;
+    for (int32_t w = 1; w <= components_.num_windows(); ++w) {
+      if (runs_[static_cast<size_t>(w - 1)] < end - components_.window_start(w, end)) return false;
     }
     return true;
   }
@@ -56,11 +58,13 @@ class Reuse {
   // Updates the run of every window; if the prefix may end at any block, settles on the last that is whole.
   void count_windows(NodeId node, int32_t blocks, bool may_end, RadixTree::Match& match) {
     const radix::Node& it = nodes_.at(node);
-    bool is_uniform =
-        true;  // each window has all blocks of the node, or none: only the end can be the last whole block
+    // Each window has all blocks of the node, or none: only the end can be the last whole block. Chunks can also begin
+    // where they have no blocks.
+    bool is_uniform = true;
     for (int32_t w = 1; w <= components_.num_windows(); ++w) {
       const int32_t count = nodes_.part(node, w).count;
-      is_uniform = is_uniform && (count == it.size || count == 0);
+      const bool has_chunks = components_.windows[static_cast<size_t>(w - 1)].chunk > 0;
+      is_uniform = is_uniform && (count == it.size || (count == 0 && !has_chunks));
     }
     if (is_uniform || !may_end) {
       for (int32_t w = 1; w <= components_.num_windows(); ++w) count_window(node, w, 0, blocks);

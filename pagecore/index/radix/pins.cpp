@@ -99,7 +99,7 @@ void Pins::move_window(NodeId from, NodeId end, int32_t window, int64_t old_end,
   const int64_t start = nodes_.components().window_start(window, nodes_.end(end));
   const int64_t old_start = nodes_.components().window_start(window, old_end);
   for (NodeId node = end; nodes_.end(node) > old_start; node = nodes_.at(node).parent) {
-    const bool was_pinned = nodes_.end(node) <= pinned_end;
+    const bool was_pinned = nodes_.end(node) <= pinned_end && old_start < old_end;  // a chunk can begin at old_end
     const bool is_within = nodes_.end(node) > start;
     if (was_pinned != is_within) pin_node(node, window, is_within ? 1 : -1, {});
   }

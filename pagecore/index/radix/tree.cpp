@@ -26,8 +26,14 @@ radix::Components checked_components(const RadixTree::Options& options) {
              "full is 0 and there are no windows and no states; give one of them");
   PC_EXPECTS(options.windows.size() <= 16, ShapeError, options.windows.size(), " windows are given; use at most 16");
   radix::Components components{block_size, static_cast<int32_t>(options.full_lanes), {}, options.has_states};
-  for (const int64_t window : options.windows) {
-    components.windows.push_back((checked_size("a window", window, kMaxInt32) + block_size - 1) / block_size);
+  PC_EXPECTS(options.chunks.empty() || options.chunks.size() == options.windows.size(), ShapeError,
+             options.chunks.size(), " chunks are given for ", options.windows.size(),
+             " windows; give one for each, 0 for a window without chunks");
+  for (size_t w = 0; w < options.windows.size(); ++w) {
+    const int64_t chunk = options.chunks.empty() ? 0 : options.chunks[w];
+    PC_EXPECTS(chunk >= 0 && chunk <= kMaxInt32, ShapeError, "a chunk is ", chunk, "; use 0 to ", kMaxInt32);
+    const bool is_none = chunk > 0 && options.windows[w] == 0;
+    components.windows.push_back({is_none ? 0 : checked_size("a window", options.windows[w], kMaxInt32), chunk});
   }
   if (options.has_states) {
     checked_size("state_interval", options.state_interval, kMaxInt32);

@@ -36,6 +36,7 @@ class RadixTree {
     int64_t block_size = 16;
     int64_t full_lanes = 1;        // 0: nodes hold only tokens, for windows or states
     std::vector<int64_t> windows;  // in tokens
+    std::vector<int64_t> chunks;   // of each window, in tokens; 0 for none, and empty for none at all
     bool has_states = false;
     int64_t state_interval = 0;  // tokens between the states that a caller keeps
     radix::Policy policy = radix::Policy::Lru;
@@ -131,6 +132,10 @@ class RadixTree {
 
   // Sizes.
 
+  // A prefix of `end` blocks needs blocks [first_needed, end) of a component to be reused.
+  [[nodiscard]] int64_t first_needed(int32_t component, int64_t end) const {
+    return components_.first_needed(component, end);
+  }
   [[nodiscard]] int64_t evictable(int32_t component) const { return queues_.evictable(component); }
   [[nodiscard]] int64_t held(int32_t component) const { return queues_.held(component); }
   // Every id of a lane in ascending order; states for num_lanes().

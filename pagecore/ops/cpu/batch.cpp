@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
@@ -23,6 +24,11 @@ bool all_below(const Indices& ids, int64_t begin, int64_t end, int64_t limit) {
   bool outside = false;
   for (int64_t i = begin; i < end; ++i) outside |= id[i] < 0 || id[i] >= limit;
   return !outside;
+}
+
+std::string described(int64_t left, int64_t right) {
+  if (left < -1) return concat("chunk ", chunk_of_left(left));
+  return concat("window (", left, ", ", right, ")");
 }
 
 }  // namespace
@@ -156,9 +162,8 @@ void CheckedBatch::check_plan(const AttentionArgs& args, const PlanView& plan) c
   const Window planned = make_window(plan.causal, plan.window_left, plan.window_right);
   const Window wanted = make_window(args.causal, args.window_left, args.window_right);
   PC_EXPECTS(planned.left == wanted.left && planned.right == wanted.right, ShapeError,
-             "the plan is for causal=", plan.causal, " and window (", plan.window_left, ", ", plan.window_right,
-             "), the call has causal=", args.causal, " and window (", args.window_left, ", ", args.window_right, ")",
-             kRemedy);
+             "the plan is for causal=", plan.causal, " and ", described(plan.window_left, plan.window_right),
+             ", the call has causal=", args.causal, " and ", described(args.window_left, args.window_right), kRemedy);
   PC_EXPECTS(plan.num_sequences == num_sequences_, ShapeError, "the plan is for ", plan.num_sequences,
              " sequences and the batch has ", num_sequences_, kRemedy);
   PC_EXPECTS(std::equal(seq_lens(), seq_lens() + num_sequences_, plan.seq_lens), ShapeError,

@@ -1,0 +1,70 @@
+"""Keys that the queries of a layer see, where the layer's spec limits them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pagecore.storage.checks import ceil_div, require_int
+from pagecore.storage.spec import Spec, window_of
+
+
+@dataclass(frozen=True, slots=True)
+class AttendedKeys:
+    """Limits of the keys that a query sees; without any, it sees all keys up to its own.
+
+    Attributes
+    ----------
+    window : int or None
+        Number of keys that a query sees, including its own.
+    chunk : int or None
+        The query at position p sees key j only if ``j // chunk == p // chunk``. There is no window then.
+    lookahead : int
+        Keys before the first seen one that are kept in addition; 0 without limits.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    lookahead: int = 0
+
+    @property
+    def is_limited(self) -> bool:
+        """True if keys can be released before the sequence ends."""
+        return self.window is not None or self.chunk is not None
+
+    def most_blocks(self, step_tokens: int, block_size: int) -> int:
+        """Return the most blocks whose keys are held at once while `step_tokens` tokens are computed."""
+        return ceil_div(self._unused(block_size) + self._span + step_tokens, block_size)
+
+    def most_tokens(self, blocks: int, block_size: int) -> int:
+        """Return the most tokens that can always be computed at once in `blocks` blocks; below 1 for too few."""
+        return blocks * block_size - self._unused(block_size) - self._span
+
+    @property
+    def _span(self) -> int:
+        """Keys that are held before a step, at most."""
+        reach = self.window if self.chunk is None else self.chunk
+        assert reach is not None
+        return reach - 1 + self.lookahead
+
+    def _unused(self, block_size: int) -> int:
+        """Return the most slots of the first block that precede the held keys: chunks begin at some places only."""
+        return block_size - (1 if self.chunk is None else math.gcd(self.chunk, block_size))
+
+
+def attended_keys(spec: Spec) -> AttendedKeys:
+    """Return the limits of a spec; raise ShapeError for sizes below 1 or a lookahead longer than its window."""
+    window, chunk = window_of(spec), chunk_of(spec)
+    lookahead = lookahead_of(spec)
+    return AttendedKeys(window, chunk, lookahead if window is not None or chunk is not None else 0)
+
+
+def chunk_of(spec: Spec) -> int | None:
+    """Return the chunk of a spec; None if it has no attribute `chunk`, or None there."""
+    chunk = getattr(spec, "chunk", None)
+    return None if chunk is None else require_int(f"chunk of a {type(spec).__name__}", chunk)
+
+
+def lookahead_of(spec: Spec) -> int:
+    """Return the lookahead of a spec; 0 if it has no attribute `lookahead`."""
+    return require_int(f"lookahead of a {type(spec).__name__}", getattr(spec, "lookahead", 0), min=0)
