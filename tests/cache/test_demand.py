@@ -215,3 +215,14 @@ def test_a_row_is_as_long_as_the_pools_allow_by_default():
     assert made((None, 10), num_blocks=[41, 4]).max_tokens_per_sequence == 12
     assert made((10, 6), num_blocks=[11, 5]).max_tokens_per_sequence == 40
     assert made((None, 10), num_blocks=[41, 5], max_tokens_per_sequence=99).max_tokens_per_sequence == 99
+
+
+def test_a_cache_of_40_gib_holds_38_sequences_of_8k_tokens_of_a_gemma_3_27b():
+    specs = [AttentionSpec(16, 128, window=None if i % 6 == 5 else 1024) for i in range(62)]
+    cache = PagedKVCache(specs, memory="40GiB", device="none", max_tokens_per_sequence=8192)
+    for number in range(38):
+        sequence = cache.add_sequence(np.full(8192, number))
+        while sequence.num_computed_tokens < 8192:
+            advance(cache, [sequence], PROMPT_TOKENS)
+    assert cache.num_sequences == 38
+    assert cache.max_length < 8192

@@ -7,6 +7,7 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption
+from pagecore.models import specs_from_config
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from tests.cli.command_line import call, refused, write_trace
@@ -118,9 +119,11 @@ def test_a_replay_of_a_model_uses_its_groups_and_bytes(capsys, tmp_path, config,
     assert (code, err) == (0, "")
     report = json.loads(out_file.read_text())
     assert report["requests_finished"] == 4
-    assert report["num_blocks"] == 2**33 // (42 * 8 * 256 * 2 * 2 * 16)
+    # A sequence of 8192 tokens holds 257 blocks of the windows and 512 of the other group.
+    assert 2**33 // (42 * 8 * 256 * 2 * 2 * 16) < report["num_blocks"] == 2056
     assert [cache.num_groups for cache in made] == [2]
-    assert made[0].num_blocks == (report["num_blocks"],) * 2
+    assert made[0].num_blocks == PagedKVCache(specs_from_config(config), memory="8GiB", device="none").num_blocks
+    assert max(made[0].num_blocks) == report["num_blocks"]
     assert (made[0].num_layers, made[0].device) == (42, "none")
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pagecore.cache.layers import arrange
+from pagecore.cache.demand import divide_memory
+from pagecore.cache.layers import Group, arrange
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
@@ -42,7 +43,7 @@ class ReplayOptions:
         bfloat16.
     model : path or dict, optional
         config.json of the modelled model (see `pagecore.models`), instead of `bytes_per_token`. The cache then has the
-        groups of the model, and each group has `blocks` blocks.
+        groups of the model. `memory` is divided among them as by `PagedKVCache`; with `blocks`, each has that number.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -124,7 +125,7 @@ class ReplayOptions:
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks of the pool, the null block counted; 0 if unbounded, when it depends on the trace.
+        """Number of blocks of the largest pool, the null block counted; 0 if unbounded, when it depends on the trace.
 
         Raises
         ------
@@ -135,7 +136,18 @@ class ReplayOptions:
             return 0
         if self.blocks is not None:
             return self.blocks
-        return self._blocks_within(DEFAULT_MEMORY if self.memory is None else self.memory)
+        return max(self.group_blocks)
+
+    @property
+    def group_blocks(self) -> list[int]:
+        """Number of blocks of each group, as `PagedKVCache(memory=...)` divides the memory, or `blocks` for each."""
+        memory = DEFAULT_MEMORY if self.memory is None else self.memory
+        if self.layers is None:
+            return [self._blocks_within(memory) if self.blocks is None else self.num_blocks]
+        groups = self._groups()
+        if self.blocks is not None:
+            return [self.num_blocks] * len(groups)
+        return divide_memory(groups, self.block_size, parse_memory(memory), None)
 
     @property
     def num_swap_blocks(self) -> int:
@@ -158,5 +170,8 @@ class ReplayOptions:
         """Return the bytes of one block in all groups."""
         if self.layers is None:
             return (self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) * self.block_size
-        _, groups = arrange(self.layers, None, TensorParallel())
-        return sum(group.bytes_per_block(self.block_size) for group in groups)
+        return sum(group.bytes_per_block(self.block_size) for group in self._groups())
+
+    def _groups(self) -> list[Group]:
+        assert self.layers is not None
+        return arrange(self.layers, None, TensorParallel())[1]

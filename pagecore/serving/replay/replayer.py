@@ -228,7 +228,7 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
     cache = PagedKVCache(
         SPEC if options.layers is None else options.layers,
         block_size=options.block_size,
-        num_blocks=num_blocks,
+        num_blocks=num_blocks if options.is_unbounded else options.group_blocks,
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",

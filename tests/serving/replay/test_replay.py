@@ -8,11 +8,13 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.models import specs_from_config
 from pagecore.serving.replay import attend, replay
 from pagecore.serving.replay.attend import AttendCheck, TokenVectors
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import TraceError, TraceRequest
 from pagecore.serving.tables import human_bytes, replay_rows, sparkline
+from tests.models.published import PUBLISHED
 
 
 def write_trace(path, lengths):
@@ -266,3 +268,12 @@ def test_a_sparkline_is_at_most_as_long_as_requested():
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50, "1024.0 TiB")])
 def test_bytes_are_formatted_with_a_unit(count, text):
     assert human_bytes(count) == text
+
+
+def test_the_memory_of_a_model_is_divided_as_a_cache_divides_it():
+    model = PUBLISHED["gemma-2-9b"]
+    options = ReplayOptions(model=model, memory="2GiB")
+    cache = PagedKVCache(specs_from_config(model), memory="2GiB", device="none")
+    assert tuple(options.group_blocks) == cache.num_blocks
+    assert options.num_blocks == max(cache.num_blocks) > min(cache.num_blocks)
+    assert ReplayOptions(model=model, blocks=77).group_blocks == [77, 77]
