@@ -24,8 +24,6 @@ from pagecore.ops.cuda._plan cimport (
     CudaPlan,
     CudaPlanner,
     PcPlanHead,
-    PcPlanLayout,
-    Workspace,
     layout_for,
     place_workspace,
     planned_bytes,
@@ -87,8 +85,8 @@ cdef int attention(
         p.lse = address_of(lse)
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
 
-    # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
-    kept = schedule(&p, &work, seq_lens, cu_query_lens, plan, planned, checks_plan, example, place)
+    # `_kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
+    _kept = schedule(&p, &work, seq_lens, cu_query_lens, plan, planned, checks_plan, example, place)
     return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out))
 
 
