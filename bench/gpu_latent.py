@@ -67,7 +67,7 @@ class Load:
         self.rope = gpu.random((case.sequences, case.heads, ROPE), "bfloat16", seed=3)
         heads: dict[str, Any] = {"num_query_heads": case.heads, "num_kv_heads": 1}
         sizes = {} if gpu.name == "cpu" else {"max_sequences": case.sequences, "max_tokens": case.sequences}
-        plan = pagecore.AttentionPlan(**heads, **sizes, device=gpu.name)
+        plan = pagecore.AttentionPlan(**heads, **sizes, device=gpu.name)  # type: ignore[arg-type]
         self.plan = pagecore.plan_attention(None, [case.context] * case.sequences, **heads, out=plan)
 
     def call(self, table: Any, out: Any) -> Any:

@@ -25,8 +25,6 @@ from pagecore.ops.cuda._plan cimport (
     CudaPlan,
     CudaPlanner,
     PcPlanHead,
-    PcPlanLayout,
-    Workspace,
     layout_for,
     place_workspace,
     planned_bytes,

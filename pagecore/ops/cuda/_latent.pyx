@@ -1,6 +1,6 @@
 """Latent attention on CUDA: the parameter struct and the launches of a call."""
 
-from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 
@@ -41,9 +41,9 @@ cdef extern from "pagecore/ops/cuda/latent_launch.hpp" namespace "pagecore::cuda
 
 
 cdef int attend_latent(
-        Tensor query, Tensor query_rope, const LatentRows& cache, const LatentOptions& options, Tensor table, Tensor lens,
-        Tensor rows, Tensor cu_query_lens, AttentionPlan plan, Tensor sinks, Tensor out, Tensor lse, object example,
-        const Place* place) except -1:
+        Tensor query, Tensor query_rope, const LatentRows& cache, const LatentOptions& options, Tensor table,
+        Tensor lens, Tensor rows, Tensor cu_query_lens, AttentionPlan plan, Tensor sinks, Tensor out, Tensor lse,
+        object example, const Place* place) except -1:
     cdef PcLatentParams params
     cdef PcAttentionParams* p = &params.attention
     cdef Work work
@@ -66,9 +66,9 @@ cdef int attend_latent(
     if lse is not None:
         p.lse = <uintptr_t>lse.data
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
-    # `kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
+    # `_kept` owns the memory that the call allocates; the allocator reuses it in the order of the stream.
     memset(&work, 0, sizeof(work))
-    kept = schedule(p, &work, lens, cu_query_lens, plan, None, False, example, place)
+    _kept = schedule(p, &work, lens, cu_query_lens, plan, None, False, example, place)
     cdef bint in_vectors = begins_at_vectors(token_array(query)) and begins_at_vectors(token_array(query_rope)) and (
         begins_at_vectors(token_array(out)) and begins_at_vectors(p.key) and begins_at_vectors(p.value))
     return launch_all(params, work, place, in_vectors)
@@ -82,7 +82,8 @@ cdef int check_sizes(Tensor query, const LatentRows& cache, Tensor lens) except 
             f"{kMaxGeneralLatent} and a row {kMaxGeneralRow}: copy the arrays to the host")
     if max(query.shape_[0], lens.shape_[0], cache.block_size) >= INT32_MAX:
         raise ShapeError(
-            f"query_latent has shape {query.shape} and latent_cache blocks of {cache.block_size}; counts are below 2^31")
+            f"query_latent has shape {query.shape} and latent_cache blocks of {cache.block_size} tokens; counts are "
+            "below 2^31")
     return 0
 
 
@@ -137,4 +138,3 @@ cdef int launch_all(PcLatentParams& params, const Work& work, const Place* place
             ready[section], grid, shapes[section].threads, shapes[section].shared_bytes, place.stream,
             <uintptr_t>&params)
     return 0
-
