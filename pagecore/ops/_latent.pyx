@@ -88,8 +88,8 @@ def latent_attention(
     plan : AttentionPlan, optional
         A plan of `plan_attention` with ``num_kv_heads=1`` for these lengths and options; with `indices` one for
         `index_lens` with ``causal=False``. A batch-invariant plan makes the bits of a row independent of the other
-        sequences and of `num_threads`, but not of the chunks in which a prompt is computed. For CUDA arrays, a plan on
-        that device; calls that are captured in a graph need one.
+        sequences, of the chunks in which a prompt is computed, and of the number of threads. For CUDA arrays, a plan
+        on that device; calls that are captured in a graph need one.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work. By default the current stream of the framework of `query_latent`.
 

@@ -206,6 +206,26 @@ def test_a_nan_reaches_only_queries_that_see_it(isa, dtype):
     assert np.isnan(out[5:]).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_nan_of_an_earlier_call_reaches_no_later_one(isa, dtype):
+    """The rows of a tile are copied to scratch memory, which later tiles fill in part."""
+    poisoned = make_case((64,), dims=(32, 16), dtype=dtype, block_size=5)
+    poisoned.planes[0][...] = np.nan
+    lists = (poisoned.table, poisoned.seq_lens)
+    assert np.isnan(latent_attention(poisoned.query, poisoned.rope, *poisoned.planes, *lists, scale=1.0)).all()
+    make_case((5,), dims=(32, 16), dtype=dtype, block_size=5).check()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_planes_of_padded_rows(isa, dtype):
+    """The rows of the latent plane are as far apart as rows that hold both parts."""
+    case = make_case((70, 33), dims=(64, 32), dtype=dtype, joint=False)
+    wide = np.full((*case.planes[0].shape[:2], 96), np.nan, case.planes[0].dtype)
+    wide[..., :64] = case.planes[0]
+    case.planes = (wide[..., :64], case.planes[1])
+    case.check()
+
+
 def test_agrees_with_paged_attention_on_views():
     case = make_case(dtype="float32", **MIXED)
     cache = case.planes[0][:, :, None]
@@ -351,6 +371,15 @@ def test_gathered_rows(isa, format, dtype):
     )
     assert got.dtype == DTYPES[dtype]
     assert got.tobytes() == expected.astype(np.float32).astype(DTYPES[dtype]).tobytes()
+
+
+def test_every_code_of_fp8_ds_mla(isa):
+    """Zeros stay zeros and NaN stays NaN with every scale, whatever a scale does to the exponents of the others."""
+    row = np.zeros(656, np.uint8)
+    row[:512] = np.arange(512) % 256
+    row[512:528] = np.array([1, 2.0**-5, 2.0**20, 2.0**-100], np.float32).view(np.uint8)
+    got = gather_latent(np.tile(row, (2, 1, 1)), None, [[1]], [1])
+    np.testing.assert_array_equal(got[0].astype(np.float64), reference.read_fp8_ds_mla(row.tobytes()))
 
 
 # ---- refusals
