@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from typing import Any
 
 import pagecore
@@ -89,8 +90,8 @@ class Step:
         shape, torch = self.shape, self.gpu.torch
         scores = self.gpu.random((self.sets, shape.sequences, shape.kv_heads, shape.context), "float32", 8)
         budget = shape.context // SHARE
-        calls: list[Call] = [lambda each=each: pagecore.select(each, budget, lens=shape.context) for each in scores]
-        controls: list[Call] = [lambda each=each: torch.topk(each, budget) for each in scores]
+        calls = [partial(pagecore.select, each, budget, lens=shape.context) for each in scores]
+        controls = [partial(torch.topk, each, budget) for each in scores]
 
         def check() -> None:
             best = torch.topk(scores[0], budget).indices.sort().values
@@ -116,26 +117,18 @@ class Step:
         return int(2 * self.shape.sequences * self.pages * self.shape.kv_heads * self.shape.dim * 2)
 
     def _full(self) -> Job:
-        load, plan = self.load, self.load.plan(None, self.shape.sequences)
-        calls: list[Call] = [
-            lambda table=table, out=out: pagecore.paged_attention(
-                self.query, load.key_cache, load.value_cache, table, load.seq_lens, plan=plan, out=out
-            )
-            for table, out in zip(load.tables, self.outs.clone(), strict=True)
-        ]
+        plan = self.load.plan(None, self.shape.sequences)
+        planned = {"plan": plan}
+        calls = [self._call(i, out, planned) for i, out in enumerate(self.outs.clone())]
         return self.gpu.job(in_turn(calls))
 
     def _attend_call(self, i: int, blocks: Any, counts: Any) -> Call:
+        return self._call(i, self.outs[i], {"blocks": blocks, "block_counts": counts})
+
+    def _call(self, i: int, out: Any, options: dict[str, Any]) -> Call:
         load = self.load
         return lambda: pagecore.paged_attention(
-            self.query,
-            load.key_cache,
-            load.value_cache,
-            load.tables[i],
-            load.seq_lens,
-            blocks=blocks,
-            block_counts=counts,
-            out=self.outs[i],
+            self.query, load.key_cache, load.value_cache, load.tables[i], load.seq_lens, out=out, **options
         )
 
     def _score_call(self, i: int) -> Call:
@@ -176,5 +169,5 @@ class Step:
         low, high = (plane[table, 0].double() for plane in (self.low, self.high))
         query = self.query[0, : self.shape.group].double()
         zero = query.clamp(max=0) @ low.T + query.clamp(min=0) @ high.T
-        got = self._score_call(0)()
+        got: Any = self._score_call(0)()
         assert self.gpu.torch.allclose(got[0, 0].double(), zero.amax(0), rtol=1e-4, atol=1e-3), "a score is off"

@@ -17,22 +17,20 @@ struct SelectedKeys {
   pc_int64 first;  // element of the entries
   int count;
 
-  PC_MEMBER PendingIndex begin_entry(const PcAttentionParams& p, int i) const {
-    return begin_index_words(p.selection.entries, first + i, p.selection.wide != 0);
+  // Entries are below 2^31. Of an int64 the low word is read, which is -1 for -1.
+  PC_MEMBER int entry(const PcAttentionParams& p, int i) const {
+    const pc_int64 at = first + i;
+    return Global<int>(p.selection.entries).load(p.selection.wide != 0 ? 2 * at : at);
   }
-  PC_MEMBER pc_int64 end_entry(const PcAttentionParams& p, const PendingIndex& entry) const {
-    return clamp(entry.get(p.selection.wide != 0), -1, 0x7fffffff);
-  }
-  PC_MEMBER pc_int64 entry(const PcAttentionParams& p, int i) const { return end_entry(p, begin_entry(p, i)); }
 
   // The entry that has key `number`.
   PC_MEMBER static int entry_of(const PcAttentionParams& p, int number) {
     return p.selection.unit_shift >= 0 ? number >> p.selection.unit_shift : number / p.selection.unit;
   }
   // The position of key `number`, given its entry.
-  PC_MEMBER static int position_in(const PcAttentionParams& p, pc_int64 entry, int number) {
+  PC_MEMBER static int position_in(const PcAttentionParams& p, int entry, int number) {
     const int within = number - entry_of(p, number) * p.selection.unit;
-    return clamp(entry * p.selection.unit + within, 0, row_capacity(p) - 1);
+    return clamp(static_cast<pc_int64>(entry) * p.selection.unit + within, 0, row_capacity(p) - 1);
   }
   PC_MEMBER int position(const PcAttentionParams& p, int number) const {
     return position_in(p, entry(p, entry_of(p, number)), number);
@@ -41,26 +39,28 @@ struct SelectedKeys {
   // The number of selected keys before a position.
   PC_MEMBER int before(const PcAttentionParams& p, int position) const {
     if (count == 0 || position <= 0) return 0;
-    const pc_int64 unit = p.selection.unit, last = entry(p, count - 1);
+    const pc_int64 unit = p.selection.unit;
+    const int last = entry(p, count - 1);
     if (last >= 0 && last * unit < position) return up_to(p, count - 1, last, position);
     int low = 0, high = count;
     while (low < high) {
       const int middle = (low + high) / 2;
-      const pc_int64 at = entry(p, middle);
-      if (at >= 0 && (at + 1) * unit <= position) {
+      const int at = entry(p, middle);
+      if (at >= 0 && at * unit + unit <= position) {
         low = middle + 1;
       } else {
         high = middle;
       }
     }
-    const pc_int64 start = low < count ? entry(p, low) : -1;
+    const int start = low < count ? entry(p, low) : -1;
     return start >= 0 && start * unit < position ? up_to(p, low, start, position) : low * p.selection.unit;
   }
 
  private:
   // The number of keys before a position that is in entry i, or after it.
-  PC_MEMBER static int up_to(const PcAttentionParams& p, int i, pc_int64 entry, int position) {
-    return i * p.selection.unit + clamp(position - entry * p.selection.unit, 0, p.selection.unit);
+  PC_MEMBER static int up_to(const PcAttentionParams& p, int i, int entry, int position) {
+    const pc_int64 start = static_cast<pc_int64>(entry) * p.selection.unit;
+    return i * p.selection.unit + clamp(position - start, 0, p.selection.unit);
   }
 };
 

@@ -64,16 +64,16 @@ class NextSlot<true> {
  public:
   PC_MEMBER void open(const PcAttentionParams& p, const Sequence& sequence) { keys_ = load_selected(p, sequence); }
   PC_MEMBER void prepare(const PcAttentionParams& p, const KeyRange& numbers, int token) {
-    entry_ = {0, 0};
-    if (numbers.has(token)) entry_ = keys_.begin_entry(p, SelectedKeys::entry_of(p, token));
+    entry_ = 0;
+    if (numbers.has(token)) entry_ = keys_.entry(p, SelectedKeys::entry_of(p, token));
   }
   PC_MEMBER PendingSlot request(const PcAttentionParams& p, pc_int64 table_row, int token) const {
-    return begin_slot(p, table_row, SelectedKeys::position_in(p, keys_.end_entry(p, entry_), token));
+    return begin_slot(p, table_row, SelectedKeys::position_in(p, entry_, token));
   }
 
  private:
   SelectedKeys keys_;
-  PendingIndex entry_;
+  int entry_;
 };
 
 // Tiles of selected keys: `Type` is the tile, and Type::kSelected is true.

@@ -12,5 +12,6 @@ def attention_kernel(
     value_format: int = 0,
     aligned: bool = True,
     full: bool = False,
+    selected: bool = False,
     decode: bool = False,
 ) -> str: ...

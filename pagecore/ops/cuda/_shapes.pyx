@@ -64,7 +64,9 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
     cdef PcStoredKernel kernel = pc_stored_kernel(
         <PcFormat>query.key_format, <PcFormat>query.value_format, <PcFloat>query.query_type, query.head_dim,
         query.value_dim)
-    if not decode or not query.aligned or kernel.dim == 0 or query.selected and query.full:
+    # Of selected keys, dims above 128 have no instance: its registers would spill.
+    unserved = query.selected and (query.full or kernel.dim > 128)
+    if unserved or not decode or not query.aligned or kernel.dim == 0:
         return _select_general("general_stored", query, shape)
     shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
     options = "Selected" if query.selected else "Full" if query.full else "Plain"
