@@ -15,8 +15,8 @@
 // different keys.
 //
 // Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
-// cache; softmax applies the float32 scales of tokens. Few rows are multiplied with pairs of bfloat16 that are made a few
-// keys at a time (code_scores.hpp, code_values.hpp).
+// cache; softmax applies the float32 scales of tokens. Few rows are multiplied with pairs of bfloat16 that are
+// made a few keys at a time (code_scores.hpp, code_values.hpp).
 //
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.
