@@ -28,6 +28,8 @@ enum : pc_int32 {
 // strides of both count bytes. `query` holds the latent part of the queries; value_dim is the latent dim, and head_dim
 // the sum of both dims. There is one key head.
 //
+// The grid is (row tiles, workers); counters are int32 [num_partial_rows, row tiles].
+//
 // With `sparse`, each query is a sequence, the table lists its slots, and block_size is 1: negative entries are
 // skipped, and `block` divides a slot into a block and an offset.
 struct PcLatentParams {
