@@ -11,6 +11,8 @@ from pagecore.ops.cuda.abi_attention cimport (
     pc_general_shape,
     pc_matrix_dims,
     pc_prefill_shape,
+    pc_prefill_stored_kernel,
+    pc_prefill_stored_shape,
     pc_stored_kernel,
     pc_stored_shape,
 )
@@ -55,17 +57,28 @@ cdef str _select_general(str entry, const KernelQuery& query, PcLaunchShape* sha
 
 cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* shape):
     """Select the kernel of a call of which keys or values, or both, have a format."""
-    cdef PcStoredKernel kernel = pc_stored_kernel(
-        <PcFormat>query.key_format, <PcFormat>query.value_format, <PcFloat>query.query_type, query.head_dim,
-        query.value_dim)
-    if not decode or not query.aligned or kernel.dim == 0:
+    cdef PcFormat key = <PcFormat>query.key_format, value = <PcFormat>query.value_format
+    cdef PcFloat query_type = <PcFloat>query.query_type
+    cdef PcStoredKernel kernel
+    if decode:
+        kernel = pc_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
+    else:
+        kernel = pc_prefill_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
+    if not query.aligned or kernel.dim == 0:
         return _select_general("general_stored", query, shape)
-    shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
-    key = ("decode_stored", kernel.type, kernel.bits, kernel.dim, bool(query.full))
+    if decode:
+        shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
+        return _stored_name("decode_stored", kernel, query.full)
+    shape[0] = pc_prefill_stored_shape(kernel.bits, kernel.dim, query.full)
+    return _stored_name("prefill_stored", kernel, query.full)
+
+
+cdef str _stored_name(str entry, PcStoredKernel kernel, bint full):
+    key = (entry, kernel.type, kernel.bits, kernel.dim, full)
     name = _names.get(key)
     if name is None:
-        options = "Full" if query.full else "Plain"
-        name = _names[key] = f"decode_stored<{ELEMENTS[kernel.type]},{kernel.bits},{kernel.dim},{options}>"
+        options = "Full" if full else "Plain"
+        name = _names[key] = f"{entry}<{ELEMENTS[kernel.type]},{kernel.bits},{kernel.dim},{options}>"
     return name
 
 
@@ -151,6 +164,8 @@ def launch_shape(str entry, tuple arguments):
         shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
     elif entry == "decode_stored":
         shape = pc_stored_shape(int(arguments[1]), int(arguments[2]))
+    elif entry == "prefill_stored":
+        shape = pc_prefill_stored_shape(int(arguments[1]), int(arguments[2]), arguments[3] == "Full")
     elif entry in ("general", "general_stored"):
         shape = pc_general_shape(int(arguments[0]))
     else:
