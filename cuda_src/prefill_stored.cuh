@@ -32,8 +32,6 @@ struct PrefillStoredTile : PrefillTile<T, kDim, ScoreOptions, kDim, kBits> {
   static constexpr int kCodeBytes = Base::kShape.code_bytes();
   static constexpr int kScaleBytes = Base::kShape.scale_bytes();
   static constexpr bool kIsHalf = IsSame<T, pc_half>::kValue;
-  // Chunks that a thread unpacks together; O and weights take most registers of a warp with 32 rows of 128 dims.
-  static constexpr int kUnpacked = Base::kRowTiles == 2 && kDim == 128 ? 1 : 4;
   using Formats = typename FormatsOf<kBits, true, !kIsHalf>::Type;
 
   static_assert(kChunks == Base::KeyRow::kChunks, "a row has no padding");
