@@ -53,7 +53,6 @@ struct StoredTile {
   static constexpr int kFactorsBegin = kRing.weights_begin() + kWarps * kTokens * 16;
   static constexpr int kUnitsBegin = kFactorsBegin + 16 * 4;
   static constexpr bool kIsHalf = IsSame<T, pc_half>::kValue;  // else no format has row scales, nor a row a factor
-  static constexpr int kUnpacked = 4;                          // chunks that a lane unpacks together
   using Formats = typename FormatsOf<kBits, kIsHalf, !kIsHalf>::Type;
   PC_MEMBER static bool has_chunk(int chunk, int dim) { return chunk * 16 < dim * kBits / 8; }
   // O of a warp at the end of an item, in its unpacked tiles.
