@@ -61,7 +61,7 @@ PC_DEVICE void unpack_chunk(const StoredPart& part, int at) {
 // stores any.
 template <typename Tile, int kRows, int kStep, PcFormat kFormat>
 PC_DEVICE void unpack_rows(const StoredPart& part, int first) {
-  constexpr int kOwn = kRows * Tile::kChunks / kStep, kAhead = kOwn < Tile::kUnpacked ? kOwn : Tile::kUnpacked;
+  constexpr int kOwn = kRows * Tile::kChunks / kStep, kAhead = kOwn < 4 ? kOwn : 4;
   static_assert(kOwn * kStep == kRows * Tile::kChunks && kOwn % kAhead == 0, "a lane has whole groups of chunks");
   PC_NO_UNROLL
   for (; first < kRows * Tile::kChunks; first += kStep * kAhead) {
