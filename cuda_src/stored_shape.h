@@ -1,4 +1,5 @@
-// Instances of decode_stored and prefill_stored, and launch shapes of decode_stored (decode.cu), for the kernel and for the code that launches it.
+// Instances of decode_stored and prefill_stored, and launch shapes of decode_stored (decode.cu), for the kernel and for
+// the code that launches it.
 #pragma once
 
 #include "abi_formats.h"
@@ -43,9 +44,8 @@ constexpr PcStoredKernel pc_prefill_stored_kernel(PcFormat key, PcFormat value, 
   const bool wide = pc_has_wide_scales(key) || pc_has_wide_scales(value);
   const int larger = head_dim > value_dim ? head_dim : value_dim;
   const bool serves = key != PC_PLAIN && value != PC_PLAIN && pc_is_packed(key) == pc_is_packed(value) &&
-                      query_type != PC_FLOAT32 && (!wide || query_type == PC_BFLOAT16) &&
-                      larger <= pc_max_matrix_dim && pc_has_whole_units(key, head_dim) &&
-                      pc_has_whole_units(value, value_dim);
+                      query_type != PC_FLOAT32 && (!wide || query_type == PC_BFLOAT16) && larger <= pc_max_matrix_dim &&
+                      pc_has_whole_units(key, head_dim) && pc_has_whole_units(value, value_dim);
   return {query_type, pc_is_packed(key) ? 4 : 8, serves ? pc_stored_dim(larger) : 0};
 }
 
