@@ -236,9 +236,11 @@ class StoredFeed : public PrefillSource<Tile> {
 
   PC_MEMBER void copy_scales(const PcStored& stored, int dim, int which, const KeyRange& keys, int token) const {
     constexpr int kWords = Tile::kScaleBytes / 4;
-    const int num_words = pc_scale_bytes(stored.format, dim) / 4;
     const PcScales& scales = stored.scales;
+    const int num_bytes = pc_scale_bytes(stored.format, dim), num_words = num_bytes / 4;
     const Global<pc_uint8> own = Global<pc_uint8>(scales.data) + pc_block_y() * scales.head_stride;
+    const pc_uint64 steps = scales.data | scales.block_stride | scales.token_stride | scales.head_stride | num_bytes;
+    if (steps % 4 != 0) return load_scales(scales, own, num_bytes, which, keys, token);  // fault: parts_of_words
     for (int at = pc_opaque(pc_thread()); at < Tile::kTokens * kWords; at += Tile::kThreads) {
       const int row = at / kWords, word = at % kWords;
       if (word != 0 && pc_has_row_scale(stored.format)) continue;  // the factor of the row
@@ -246,6 +248,21 @@ class StoredFeed : public PrefillSource<Tile> {
       pc_copy_word_async(this->shared_.address(scales_begin(which) + 4 * at), own,
                          slot.block * scales.block_stride + slot.offset * scales.token_stride + 4 * word,
                          word < num_words && keys.has(token + row));
+    }
+  }
+
+  // copy_scales for rows of scales that are not whole words. The threads wait for the loads.
+  PC_MEMBER void load_scales(const PcScales& scales, const Global<pc_uint8>& own, int num_bytes, int which,
+                             const KeyRange& keys, int token) const {
+    PC_NO_UNROLL
+    for (int at = pc_opaque(pc_thread()); at < Tile::kTokens * Tile::kScaleBytes; at += Tile::kThreads) {
+      const int row = at / Tile::kScaleBytes, byte = at % Tile::kScaleBytes;
+      const Slot slot = slots_.load(row);
+      pc_uint8 scale = 0;
+      if (byte < num_bytes && keys.has(token + row)) {
+        scale = own.load(slot.block * scales.block_stride + slot.offset * scales.token_stride + byte);
+      }
+      this->shared_.store(scales_begin(which) + at, scale);
     }
   }
 

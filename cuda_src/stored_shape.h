@@ -12,10 +12,14 @@ struct PcStoredKernel {
   int dim;       // 0: no instance serves the call
 };
 
-// True if rows of `dim` numbers, and their scales, consist of whole units of cp.async: 16 bytes of codes, 4 of scales.
+// True if the codes of rows of `dim` numbers consist of whole units of cp.async, 16 bytes.
+constexpr bool pc_has_whole_codes(PcFormat format, int dim) {
+  return dim % (pc_is_packed(format) ? 32 : 16) == 0 && (pc_group_of(format) == 0 || dim % pc_group_of(format) == 0);
+}
+
+// True if the scales of the rows consist of whole units too, 4 bytes.
 constexpr bool pc_has_whole_units(PcFormat format, int dim) {
-  return dim % (pc_is_packed(format) ? 32 : 16) == 0 && pc_scale_bytes(format, dim) % 4 == 0 &&
-         (pc_group_of(format) == 0 || dim % pc_group_of(format) == 0);
+  return pc_has_whole_codes(format, dim) && pc_scale_bytes(format, dim) % 4 == 0;
 }
 
 // True for formats with UE8M0 scales, which exceed the range of halves.
@@ -45,7 +49,7 @@ constexpr PcStoredKernel pc_prefill_stored_kernel(PcFormat key, PcFormat value, 
   const int larger = head_dim > value_dim ? head_dim : value_dim;
   const bool serves = key != PC_PLAIN && value != PC_PLAIN && pc_is_packed(key) == pc_is_packed(value) &&
                       query_type != PC_FLOAT32 && (!wide || query_type == PC_BFLOAT16) && larger <= pc_max_matrix_dim &&
-                      pc_has_whole_units(key, head_dim) && pc_has_whole_units(value, value_dim);
+                      pc_has_whole_codes(key, head_dim) && pc_has_whole_codes(value, value_dim);
   return {query_type, pc_is_packed(key) ? 4 : 8, serves ? pc_stored_dim(larger) : 0};
 }
 

@@ -64,7 +64,7 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
         kernel = pc_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
     else:
         kernel = pc_prefill_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
-    if not query.aligned or kernel.dim == 0:
+    if not query.aligned or kernel.dim == 0 or (decode and not query.aligned_scales):
         return _select_general("general_stored", query, shape)
     if decode:
         shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
@@ -128,7 +128,7 @@ def swap_prefill_variant(str name):
 
 def attention_kernel(
         int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, int key_format=0, int value_format=0,
-        bint aligned=True, bint full=False, bint decode=False):
+        bint aligned=True, bint aligned_scales=True, bint full=False, bint decode=False):
     """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
@@ -139,6 +139,8 @@ def attention_kernel(
         By the order of `pagecore.arrays.formats.FORMATS`, from 1 on; 0 for a cache without a format.
     aligned : bool
         True if every row of query, keys, values and output begins at a multiple of 16 bytes.
+    aligned_scales : bool
+        True if every row of scales begins at a multiple of 4 bytes.
     full : bool
         True if the call has a softcap, ALiBi slopes or a mask.
     decode : bool
@@ -150,7 +152,7 @@ def attention_kernel(
     query.query_type, query.key_type = DTYPES.index(query_dtype), DTYPES.index(key_dtype)
     query.value_type = DTYPES.index(value_dtype)
     query.key_format, query.value_format = key_format, value_format
-    query.aligned, query.full = aligned, full
+    query.aligned, query.aligned_scales, query.full = aligned, aligned_scales, full
     return select_kernel(query, decode, &shape)
 
 

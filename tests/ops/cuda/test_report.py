@@ -151,9 +151,11 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
         ("fp4_block16", (192, 128), "bfloat16", "prefill_stored<pc_bfloat16,4,256,Plain>"),
         (("int8_token", "mxfp8"), (128, 128), "bfloat16", "prefill_stored<pc_bfloat16,8,128,Plain>"),
         (("int4_token", "nvfp4"), (128, 128), "float16", "prefill_stored<pc_half,4,128,Plain>"),
-        # Rows of scales with part of a word; UE8M0 scales and halves; codes of 8 and of 4 bits; dims; dtypes.
-        ("nvfp4", (96, 96), "bfloat16", "general_stored<128,Plain>"),
-        ("mxfp8", (64, 64), "bfloat16", "general_stored<64,Plain>"),
+        # Rows of scales with part of a word.
+        ("nvfp4", (96, 96), "bfloat16", "prefill_stored<pc_bfloat16,4,128,Plain>"),
+        ("mxfp8", (64, 64), "bfloat16", "prefill_stored<pc_bfloat16,8,64,Plain>"),
+        # UE8M0 scales and halves; codes of 8 and of 4 bits; rows with part of 16 bytes; dims; dtypes.
+        ("int8_token", (72, 72), "bfloat16", "general_stored<128,Plain>"),
         ("mxfp8", (128, 128), "float16", "general_stored<128,Plain>"),
         (("int8_token", "int4_token"), (128, 128), "float16", "general_stored<128,Plain>"),
         (("int8_token", None), (128, 128), "bfloat16", "general_stored<128,Plain>"),
@@ -166,6 +168,7 @@ def test_prompts_over_quantised_caches_have_kernels(names, dims, query, served):
     formats = {"key_format": FORMAT_NUMBERS[key], "value_format": FORMAT_NUMBERS.get(value, 0)}
     assert attention_kernel(*dims, query, query, query, **formats) == served
     assert attention_kernel(*dims, query, query, query, aligned=False, **formats).startswith("general_stored<")
+    assert attention_kernel(*dims, query, query, query, aligned_scales=False, **formats) == served
     full = served.replace("Plain", "Full")
     assert attention_kernel(*dims, query, query, query, full=True, **formats) == full
     assert instance(served)
