@@ -83,5 +83,6 @@ class GpuStored:
             scale_dtype = str(format.scale_dtype)
             self.scales = {name: zeros(format.row_scales(dim), scale_dtype) for name in ("key_scale", "value_scale")}
         slots = torch.arange(rows[0] * rows[1], dtype=torch.int32, device=load.gpu.place)
-        new = (plane.flatten(0, 1) for plane in planes)
-        pagecore.write_kv(*new, *self.caches, slots, format=format.name, **self.scales)
+        key, value = (plane.flatten(0, 1) for plane in planes)
+        key_cache, value_cache = self.caches
+        pagecore.write_kv(key, value, key_cache, value_cache, slots, format=format.name, **self.scales)

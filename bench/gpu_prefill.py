@@ -174,7 +174,8 @@ def _call(
 ) -> Call:
     return lambda: pagecore.paged_attention(
         query,
-        *caches,
+        caches[0],
+        caches[1],
         load.tables[0],
         load.seq_lens,
         cu_query_lens=cu_query_lens,

@@ -46,6 +46,8 @@
 //                rounding.
 //
 // Bytes: queries are read once, keys and values once for each 128 rows (mostly from L2), the output is written once.
+//
+// prefill_stored has the same phases over codes of 8 or 4 bits (prefill_stored.cuh).
 
 #include "prefill_feed.cuh"
 #include "prefill_output.cuh"
