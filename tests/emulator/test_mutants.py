@@ -102,6 +102,15 @@ def attend_latents(*kinds):
     return work
 
 
+def prompts_stored(name, dtype):
+    def work(runtime):
+        with use_runtime(runtime):
+            for shape in (MIXED, NO_KEYS):
+                check_stored(Kit(runtime), make_format_case(name, shape=replace(shape, query_dtype=dtype)))
+
+    return work
+
+
 def in_turn(*works):
     def work(runtime):
         for each in works:
@@ -131,6 +140,10 @@ KERNELS = {
         attend_latents({"dims": (256, 64)}, {"dims": (256, 64), "format": "float8_e4m3fn"}),
     ),
     "general latent": (["general_latent.cu"], attend_latents({"dims": (40, 16), "dtype": "float32"})),
+    "prefill over codes": (
+        ["prefill_stored.cuh"],
+        in_turn(prompts_stored("int8_token", "float16"), prompts_stored("nvfp4", "bfloat16")),
+    ),
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
     "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),
     "prefill of wide keys": (["prefill.cu", "prefill_output.cuh"], prompts(dims=(192, 128))),
