@@ -35,6 +35,11 @@ Cache = struct("Cache", "address data; int64 block_stride; int64 token_stride; i
 Indices = struct("Indices", "address data; int64 stride; int32 size; int32 wide")
 Table = struct("Table", "address data; int64 row_stride; int32 num_rows; int32 width; int32 wide; int32 pad")
 Schedule = struct("Schedule", "address items; address first_item")
+Selection = struct(
+    "Selection",
+    """address entries; int64 sequence_stride; int64 head_stride; address counts; int64 counts_sequence_stride;
+    int64 counts_head_stride; int32 width; int32 unit; int32 unit_shift; int32 wide; int32 counts_wide; int32 pad""",
+)
 Params = struct(
     "Params",
     """Rows query; Rows out; Cache key; Cache value; Table table; Indices rows; Indices seq_lens;
@@ -43,9 +48,10 @@ Params = struct(
     address alibi_slopes; address key_scale; address value_scale; address mask; address mask_starts; int64 mask_size;
     int32 num_tokens; int32 num_sequences; int32 num_query_heads; int32 num_kv_heads; int32 head_dim; int32 value_dim;
     int32 num_blocks; int32 block_size; int32 block_shift; int32 causal; int32 window_left; int32 window_right;
-    int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap""",
+    int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap;
+    Selection selection""",
 )
-assert ctypes.sizeof(Params) == 416
+assert ctypes.sizeof(Params) == 488
 
 
 class Shape(ctypes.Structure):
