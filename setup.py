@@ -15,8 +15,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
 # No debug information in what ships: it is six sevenths of the bytes. PAGECORE_CXXFLAGS=-g brings it back.
 CXX = ["-O3", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", *WARNINGS]
 CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
-# Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: -O3 compiles it for longer, and a
-# step takes as long.
+# Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: -O3 compiles it for longer, and
+# a step takes as long.
 GENERATED = ["-O2", "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
 
 # As in tests/native/sanitize.mk.
