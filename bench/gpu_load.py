@@ -7,6 +7,7 @@ from typing import Any
 import pagecore
 from bench.attention_load import Shape
 from bench.gpu import Gpu
+from pagecore.arrays.formats import Format
 
 
 class GpuLoad:
@@ -56,3 +57,32 @@ class GpuLoad:
         sizes = {} if device == "cpu" else {"max_sequences": shape.sequences, "max_tokens": num_tokens}
         plan = pagecore.AttentionPlan(**heads, **sizes, device=device)  # type: ignore[arg-type]
         return pagecore.plan_attention(cu_query_lens, [shape.context] * shape.sequences, **heads, out=plan)
+
+
+class GpuStored:
+    """The key and value of a load in a format, in the same blocks.
+
+    Attributes
+    ----------
+    caches : list of two arrays ``[blocks, block size, kv heads, codes]``
+    scales : dict
+        The arguments key_scale and value_scale of the ops; empty for formats without stored scales.
+    """
+
+    def __init__(self, load: GpuLoad, format: Format) -> None:
+        torch, planes = load.gpu.torch, (load.key_cache, load.value_cache)
+        *rows, dim = load.key_cache.shape
+
+        def zeros(width: int, dtype: str) -> Any:
+            return torch.zeros((*rows, width), dtype=getattr(torch, dtype), device=load.gpu.place)
+
+        self.format = format
+        self.caches = [zeros(format.row_codes(dim), str(format.dtype)) for _ in planes]
+        self.scales: dict[str, Any] = {}
+        if format.scale_dtype is not None:
+            scale_dtype = str(format.scale_dtype)
+            self.scales = {name: zeros(format.row_scales(dim), scale_dtype) for name in ("key_scale", "value_scale")}
+        slots = torch.arange(rows[0] * rows[1], dtype=torch.int32, device=load.gpu.place)
+        key, value = (plane.flatten(0, 1) for plane in planes)
+        key_cache, value_cache = self.caches
+        pagecore.write_kv(key, value, key_cache, value_cache, slots, format=format.name, **self.scales)

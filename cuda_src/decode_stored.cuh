@@ -11,9 +11,8 @@
 #pragma once
 
 #include "decode_rows.cuh"
-#include "formats.cuh"
 #include "stored_shape.h"
-#include "units.cuh"
+#include "stored_unpack.cuh"
 
 namespace pagecore {
 
@@ -54,6 +53,7 @@ struct StoredTile {
   static constexpr int kFactorsBegin = kRing.weights_begin() + kWarps * kTokens * 16;
   static constexpr int kUnitsBegin = kFactorsBegin + 16 * 4;
   static constexpr bool kIsHalf = IsSame<T, pc_half>::kValue;  // else no format has row scales, nor a row a factor
+  using Formats = typename FormatsOf<kBits, kIsHalf, !kIsHalf>::Type;
   PC_MEMBER static bool has_chunk(int chunk, int dim) { return chunk * 16 < dim * kBits / 8; }
   // O of a warp at the end of an item, in its unpacked tiles.
   static constexpr int kSumsStride = 2 * kTileBytes;
@@ -62,14 +62,6 @@ struct StoredTile {
   static_assert(kChunks == KeyRow::kChunks, "a row has no padding");
   static_assert(kRing.stage_bytes % 128 == 0, "unpacked rows begin at a multiple of 128");
   static_assert(kSumsStride >= kRing.warp_rows * kDim * 4, "the sums of an item fit in the unpacked tiles");
-};
-
-// Keys or values of a stage.
-struct StoredPart {
-  Shared<pc_uint8> codes;
-  Shared<pc_uint8> scales;
-  Shared<pc_uint8> tile;  // unpacked
-  PcFormat format;
 };
 
 // The values of the stage of some keys.

@@ -46,16 +46,19 @@
 //                rounding.
 //
 // Bytes: queries are read once, keys and values once for each 128 rows (mostly from L2), the output is written once.
+//
+// prefill_stored has the same phases over codes of 8 or 4 bits (prefill_stored.cuh).
 
 #include "prefill_feed.cuh"
 #include "prefill_output.cuh"
 #include "prefill_rows.cuh"
+#include "prefill_stored.cuh"
 
 namespace pagecore {
 
 // The phases of an item. A barrier of the block must precede `load`. Feed, rows and sums are variables of run_item: as
 // members they cost 9 registers at head dim 96 on sm_80.
-template <typename Tile>
+template <typename Tile, typename Feed, typename Scales>
 class PrefillItemRun {
   using Options = typename Tile::Options;
   // The softmax of this part runs after the keys have been released for the next copy. A tile in one part has no such
@@ -68,9 +71,15 @@ class PrefillItemRun {
     bool attended[Tile::kParts];
   };
 
-  PC_MEMBER PrefillItemRun(const Shared<pc_uint8>& shared, const ScoreRule& rule, PrefillFeed<Tile>& feed,
-                           PrefillRows<Tile>& rows, PrefillSums<Tile>& sums)
-      : shared_(shared), feed_(feed), rows_(rows), sums_(sums), output_(shared, rule.factor), keys_{0, 0} {}
+  PC_MEMBER PrefillItemRun(const Shared<pc_uint8>& shared, const ScoreRule& rule, const Scales& scales, Feed& feed,
+                           PrefillRows<Tile, Scales>& rows, PrefillSums<Tile>& sums)
+      : shared_(shared),
+        scales_(scales),
+        feed_(feed),
+        rows_(rows),
+        sums_(sums),
+        output_(shared, rule.factor),
+        keys_{0, 0} {}
 
   // Loads the queries, and starts the copies of the first keys. Returns the first token of the first tile.
   PC_MEMBER int load(const PcAttentionParams& p, const Heads& heads, int i, bool negate) {
@@ -84,12 +93,7 @@ class PrefillItemRun {
     }
     pc_sync_block();
     const int token = keys_.begin / Tile::kTokens * Tile::kTokens;
-    feed_.look_up(p, keys_, token);
-    feed_.store_key_slots(p);
-    feed_.store_value_slots(p);
-    pc_sync_block();
-    feed_.copy_keys(p, keys_, token);
-    feed_.look_up(p, keys_, token + Tile::kTokens);
+    feed_.begin(p, keys_, token);
     if (negate) {
       pc_wait_copies<0>();
       negate_queries<Tile>(shared_);
@@ -101,10 +105,8 @@ class PrefillItemRun {
 
   // S of the tile at `token`, and its weights but for the late part. Starts the copy of the tile's values.
   PC_MEMBER Parts score(const PcAttentionParams& p, int token) {
-    pc_wait_copies<0>();
-    pc_sync_block();  // the keys have arrived, and all warps are done with the previous values
-    feed_.copy_values(p, keys_, token);
-    feed_.store_key_slots(p);
+    feed_.open_keys(p, keys_, token);
+    scales_.change_unit(sums_);
     Parts parts;
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) parts.attended[part] = rows_.attends_to(first_key(token, part));
@@ -119,12 +121,7 @@ class PrefillItemRun {
 
   // O += P V of the tile. Starts the copy of the next keys.
   PC_MEMBER void accumulate(const PcAttentionParams& p, int token, const Parts& parts) {
-    pc_wait_copies<0>();
-    pc_sync_block();  // the values have arrived, and all warps are done with the keys
-    if (token + Tile::kTokens < keys_.end) feed_.copy_keys(p, keys_, token + Tile::kTokens);
-    feed_.store_value_slots(p);
-    feed_.look_up(p, keys_, token + 2 * Tile::kTokens);
-
+    feed_.open_values(p, keys_, token);
     pc_uint64 not_finite = 0;
     if (feed_.is_edge(token) || (Options::kFull && p.mask != 0)) not_finite = find_not_finite<Tile>(shared_);
     PC_UNROLL
@@ -147,6 +144,7 @@ class PrefillItemRun {
   PC_MEMBER void fold(const PcAttentionParams& p, int token) {
     const int next = token + Tile::kTokens;
     if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys_.end) {
+      scales_.drop_unit(sums_);
       output_.fold(p, recompute_block_heads(p), PrefillItem(p, feed_.item()), is_first_piece(p, token), false, sums_);
     }
   }
@@ -155,6 +153,7 @@ class PrefillItemRun {
   PC_MEMBER void store(const PcAttentionParams& p) {
     pc_wait_copies<0>();
     pc_sync_block();  // all warps are done with the queries, also in an item without tiles
+    scales_.drop_unit(sums_);
     const PrefillItem item(p, feed_.item());
     const Heads heads = recompute_block_heads(p);
     if (item.splits.count > 1) {
@@ -174,20 +173,21 @@ class PrefillItemRun {
   }
 
   Shared<pc_uint8> shared_;
-  PrefillFeed<Tile>& feed_;
-  PrefillRows<Tile>& rows_;
+  Scales scales_;
+  Feed& feed_;
+  PrefillRows<Tile, Scales>& rows_;
   PrefillSums<Tile>& sums_;
   PrefillOutput<Tile> output_;
   KeyRange keys_;
 };
 
-template <typename Tile>
-PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared) {
+template <typename Tile, typename Feed, typename Scales>
+PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<pc_uint8>& shared,
+                        Feed feed, const Scales& scales) {
   const ScoreRule rule = make_rule<typename Tile::Options>(p, heads.kv);
-  PrefillFeed<Tile> feed(shared);
-  PrefillRows<Tile> rows(shared, rule);
+  PrefillRows<Tile, Scales> rows(shared, rule, scales);
   PrefillSums<Tile> sums;
-  PrefillItemRun<Tile> item(shared, rule, feed, rows, sums);
+  PrefillItemRun<Tile, Feed, Scales> item(shared, rule, scales, feed, rows, sums);
   for (int token = item.load(p, heads, i, rule.negate); item.has_tile(token); token += Tile::kTokens) {
     const auto parts = item.score(p, token);
     item.accumulate(p, token, parts);
@@ -205,22 +205,39 @@ PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, 
   }
 }
 
+// Attends to the items of the CTA.
+template <typename Tile, typename Feed, typename Scales>
+PC_DEVICE void run_items(const PcAttentionParams& p, const Shared<pc_uint8>& shared, const Feed& feed,
+                         const Scales& scales) {
+  // The number of the item is kept in shared memory, not in a register.
+  const Shared<ItemSpan> span = (shared + Tile::kShape.item_begin()).template as<ItemSpan>();
+  int next = load_work(p.schedule, pc_block_x()).first;
+  while (next < load_work(p.schedule, pc_block_x()).end) {
+    run_item<Tile>(p, recompute_block_heads(p), next, shared, feed, scales);
+    join_item(p, recompute_block_heads(p), span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
+    next = span.load(0).item + 1;
+    pc_sync_block();
+  }
+  clear_padding(p, block_heads(p), first_padding_row(p));
+}
+
 template <typename T, int kDim, typename Options, int kValueDim = kDim>
 PC_KERNEL(pc_prefill_shape(kDim, kValueDim, Options::kFull).threads,
           pc_prefill_shape(kDim, kValueDim, Options::kFull).blocks_per_sm)
 void prefill(const PcAttentionParams p) {
   using Tile = PrefillTile<T, kDim, Options, kValueDim>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
-  // The number of the item is kept in shared memory, not in a register.
-  const Shared<ItemSpan> span = (shared + Tile::kShape.item_begin()).template as<ItemSpan>();
-  int next = load_work(p.schedule, pc_block_x()).first;
-  while (next < load_work(p.schedule, pc_block_x()).end) {
-    run_item<Tile>(p, recompute_block_heads(p), next, shared);
-    join_item(p, recompute_block_heads(p), span.load(0).item, (shared + Tile::kShape.words_begin()).template as<int>());
-    next = span.load(0).item + 1;
-    pc_sync_block();
-  }
-  clear_padding(p, block_heads(p), first_padding_row(p));
+  run_items<Tile>(p, shared, PrefillFeed<Tile>(shared), NoScales());
+}
+
+// Keys and values are of stored formats with codes of kBits (prefill_stored.cuh).
+template <typename T, int kBits, int kDim, typename Options>
+PC_KERNEL(pc_prefill_stored_shape(kBits, kDim, Options::kFull).threads,
+          pc_prefill_stored_shape(kBits, kDim, Options::kFull).blocks_per_sm)
+void prefill_stored(const PcStoredAttentionParams params) {
+  using Tile = PrefillStoredTile<T, kBits, kDim, Options>;
+  const Shared<pc_uint8> shared = pc_shared_buffer();
+  run_items<Tile>(params.attention, shared, StoredFeed<Tile>(params, shared), StoredScales<Tile>(params, shared));
 }
 
 }  // namespace pagecore

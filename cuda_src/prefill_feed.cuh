@@ -18,13 +18,14 @@ struct Bits<true> {
 };
 
 // T: type of the elements. kDim, kValueDim: dims of keys and of values that the instance computes with.
-template <typename T, int kDim, typename ScoreOptions, int kValueDim>
+// kBits: of the codes of a stored format; 0: the cache has elements of T.
+template <typename T, int kDim, typename ScoreOptions, int kValueDim, int kBits = 0>
 struct PrefillTile {
   using Element = T;
   using Options = ScoreOptions;
   using KeyRow = TileRow<kDim>;  // also of queries
   using ValueRow = TileRow<kValueDim>;
-  static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, kValueDim, Options::kFull);
+  static constexpr PcPrefillShape kShape = pc_prefill_tiles(kDim, kValueDim, Options::kFull, kBits);
   static constexpr int kThreads = kShape.warps * 32;
   static constexpr int kTokens = kShape.tokens;
   static constexpr int kRowTiles = kShape.row_tiles;
@@ -76,18 +77,13 @@ struct alignas(16) ItemSpan {
 
 static_assert(sizeof(ItemSpan) == 32, "the shape has room for it");
 
-// The copies of tiles of keys and values. A thread looks up the slot of one token, two tiles ahead; slots are passed to
-// the copying threads through shared memory.
+// The item of a feed, and the slots of its tokens. A thread looks up the slot of one token, two tiles ahead; slots are
+// passed to the copying threads through shared memory.
 template <typename Tile>
-class PrefillFeed {
-  using T = typename Tile::Element;
-
+class PrefillSource {
  public:
-  PC_MEMBER explicit PrefillFeed(const Shared<pc_uint8>& shared)
-      : shared_(shared),
-        slots_((shared + Tile::kShape.slots_begin()).template as<pc_uint64>()),
-        span_((shared + Tile::kShape.item_begin()).template as<ItemSpan>()),
-        slot_{0, 0} {}
+  PC_MEMBER explicit PrefillSource(const Shared<pc_uint8>& shared)
+      : shared_(shared), span_((shared + Tile::kShape.item_begin()).template as<ItemSpan>()), slot_{0, 0} {}
 
   // Stores the fields of the item that tiles need. A barrier of the block must follow.
   PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
@@ -111,11 +107,56 @@ class PrefillFeed {
     if (pc_thread() < Tile::kTokens && keys.has(own)) slot_ = load_slot(p, span_.load(0).table_row, own);
   }
 
+ protected:
+  Shared<pc_uint8> shared_;
+  Shared<ItemSpan> span_;
+  Slot slot_;
+};
+
+// The copies of tiles of a 16-bit cache. A feed has three steps, each of which every thread takes:
+//
+//   begin        for an item, after a barrier of the block: the copies of its first tile
+//   open_keys    the keys of a tile are there, and the values of the last tile are not needed any more
+//   open_values  the values of the tile are there, and its keys are not needed any more
+template <typename Tile>
+class PrefillFeed : public PrefillSource<Tile> {
+  using Base = PrefillSource<Tile>;
+  using T = typename Tile::Element;
+
+ public:
+  PC_MEMBER explicit PrefillFeed(const Shared<pc_uint8>& shared)
+      : Base(shared), slots_((shared + Tile::kShape.slots_begin()).template as<pc_uint64>()) {}
+
+  PC_MEMBER void begin(const PcAttentionParams& p, const KeyRange& keys, int token) {
+    this->look_up(p, keys, token);
+    store_key_slots(p);
+    store_value_slots(p);
+    pc_sync_block();
+    copy_keys(p, keys, token);
+    this->look_up(p, keys, token + Tile::kTokens);
+  }
+
+  PC_MEMBER void open_keys(const PcAttentionParams& p, const KeyRange& keys, int token) {
+    pc_wait_copies<0>();
+    pc_sync_block();
+    copy_values(p, keys, token);
+    store_key_slots(p);
+  }
+
+  PC_MEMBER void open_values(const PcAttentionParams& p, const KeyRange& keys, int token) {
+    pc_wait_copies<0>();
+    pc_sync_block();
+    if (token + Tile::kTokens < keys.end) copy_keys(p, keys, token + Tile::kTokens);
+    store_value_slots(p);
+    this->look_up(p, keys, token + 2 * Tile::kTokens);
+  }
+
+ private:
   PC_MEMBER void store_key_slots(const PcAttentionParams& p) const {
-    if (pc_thread() < Tile::kTokens) slots_.store(pc_thread(), slot_offset(p.key, slot_));
+    if (pc_thread() < Tile::kTokens) slots_.store(pc_thread(), slot_offset(p.key, this->slot_));
   }
   PC_MEMBER void store_value_slots(const PcAttentionParams& p) const {
-    if (pc_thread() < Tile::kTokens) slots_.store(Tile::kTokens + pc_thread(), slot_offset(p.value, slot_));
+    if (pc_thread() < Tile::kTokens) slots_.store(Tile::kTokens + pc_thread(), slot_offset(p.value, this->slot_));
   }
 
   PC_MEMBER void copy_keys(const PcAttentionParams& p, const KeyRange& keys, int token) const {
@@ -127,7 +168,6 @@ class PrefillFeed {
     pc_commit_copies();
   }
 
- private:
   // Each thread copies one chunk of every kCopyRows-th row. A thread whose chunk lies past the dims of the call writes
   // zeros, as if none of the tokens existed.
   template <typename Row>
@@ -138,7 +178,7 @@ class PrefillFeed {
     const int head = Tile::Options::kWholeTile ? pc_opaque(pc_block_y()) : pc_block_y();
     const int first_row = thread / Tile::kLanes, chunk = thread % Tile::kLanes;
     const Global<T> column = Global<T>(cache.data) + (head * cache.head_stride + chunk * 8);
-    const SharedAddress first = shared_.address(target + Row::at(first_row, chunk));
+    const SharedAddress first = this->shared_.address(target + Row::at(first_row, chunk));
     const KeyRange own_keys = keys.only_if(chunk * 8 < dim);  // fault: prefill_keys_past_dims
     if (chunk >= Row::kChunks) return;
     constexpr int kCopies = Tile::kTokens / Tile::kCopyRows;
@@ -158,10 +198,7 @@ class PrefillFeed {
     }
   }
 
-  Shared<pc_uint8> shared_;
   Shared<pc_uint64> slots_;
-  Shared<ItemSpan> span_;
-  Slot slot_;
 };
 
 // Starts to copy an item's queries. Rows past the rows of the item, and dims past head_dim, become 0.

@@ -13,9 +13,22 @@ struct alignas(16) WarpSpan {
 
 static_assert(sizeof(WarpSpan) == 16, "the shape has room for it");
 
+// The scales of a 16-bit cache: there are none in its rows.
+struct NoScales {
+  template <typename Scores>
+  PC_MEMBER void scale_scores(int /*key*/, Scores& /*s*/) const {}
+  template <typename Scores>
+  PC_MEMBER void scale_weights(int /*key*/, bool /*masks*/, Scores& /*s*/) const {}
+  template <typename Sums>
+  PC_MEMBER void change_unit(Sums& /*sums*/) const {}
+  template <typename Sums>
+  PC_MEMBER void drop_unit(Sums& /*sums*/) const {}
+};
+
 // A warp's rows of an item. Scores are held for one part of a tile at a time, Tile::kKeys keys. A part begins at token
 // `token` of the sequence, which is row `key` of its tile.
-template <typename Tile>
+// `Scales`: NoScales, or StoredScales (prefill_stored.cuh).
+template <typename Tile, typename Scales>
 class PrefillRows {
   using T = typename Tile::Element;
   using Options = typename Tile::Options;
@@ -24,8 +37,9 @@ class PrefillRows {
   static constexpr int kKeyTiles = Tile::kKeyTiles;
 
  public:
-  PC_MEMBER PrefillRows(const Shared<pc_uint8>& shared, const ScoreRule& rule)
-      : shared_(shared),
+  PC_MEMBER PrefillRows(const Shared<pc_uint8>& shared, const ScoreRule& rule, const Scales& scales)
+      : scales_(scales),
+        shared_(shared),
         ranges_((shared + Tile::kShape.ranges_begin()).template as<KeyRange>()),
         span_((shared + (Tile::kShape.spans_begin() + pc_warp() * 16)).template as<WarpSpan>()),
         rule_(rule) {}
@@ -91,6 +105,7 @@ class PrefillRows {
         }
       }
     }
+    scales_.scale_scores(key, s_);
   }
 
   // Transforms and masks S, and replaces it by weights.
@@ -100,7 +115,10 @@ class PrefillRows {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       if (Options::kFull || edge) transform_row_tile(p, m, token, edge);
-      sums.update(m, rule_.factor, s_[m]);
+      const auto scale = [&](float (&s)[kKeyTiles][4]) {
+        scales_.scale_weights(token % Tile::kTokens, edge || (Options::kFull && p.mask != 0), s);
+      };
+      sums.update(m, rule_.factor, scale, s_[m]);
     }
   }
 
@@ -123,6 +141,7 @@ class PrefillRows {
     }
   }
 
+  Scales scales_;
   Shared<pc_uint8> shared_;
   Shared<KeyRange> ranges_;
   Shared<WarpSpan> span_;

@@ -4,7 +4,7 @@
 // scale so far, so that they do not leave the range of halves. O is relative to the unit of its warp.
 #pragma once
 
-#include "stored_unpack.cuh"
+#include "decode_stored.cuh"
 
 namespace pagecore {
 
@@ -71,8 +71,9 @@ class StoredRows : public DecodeRows<Tile, Options> {
   }
 
   PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const StoredPart& keys, int token) {
-    unpack<Tile>(keys);  // and the values, while no registers hold scores
-    pc_sync_warp();      // fault: decode_stored_barrier_after_unpacking
+    // The values, which follow the keys in every array, are unpacked while no registers hold scores.
+    unpack_part<Tile, 2 * Tile::kTokens, 32>(keys, pc_lane(), typename Tile::Formats());
+    pc_sync_warp();  // fault: decode_stored_barrier_after_unpacking
     this->multiply(keys.tile);
     if (Tile::kIsHalf) scale_scores(keys);
     this->transform(p, rule, token);

@@ -1,20 +1,32 @@
-// Unpacked tiles of decode.cu: codes of a stage of decode_stored.cuh become the 16-bit rows that a warp multiplies.
+// Unpacking of stored codes in shared memory, to the 16-bit rows that decode.cu and prefill.cu multiply.
 #pragma once
 
-#include "decode_stored.cuh"
+#include "formats.cuh"
+#include "tiles.cuh"
+#include "units.cuh"
 
 namespace pagecore {
 
-// Two codes, in the lowest bits of `codes`, as elements of T.
+// Keys or values of a tile.
+struct StoredPart {
+  Shared<pc_uint8> codes;   // [tokens, kCodeBytes]
+  Shared<pc_uint8> scales;  // [tokens, kScaleBytes]
+  Shared<pc_uint8> tile;    // unpacked rows
+  PcFormat format;
+};
+
+// Two codes, in the lowest bits of `codes`, as elements of T. Both types hold every code, times the scale of its group
+// where the format has any; halves hold none of a UE8M0 scale.
 template <typename T, PcFormat kFormat>
 PC_DEVICE pc_uint32 unpack_pair(pc_uint32 codes, const CodeScale& scale) {
   const pc_uint32 halves = halves_of_codes(kFormat, codes, scale.zero_point);
   if constexpr (kFormat == PC_FP4_BLOCK16 || kFormat == PC_MXFP8) {
     return pc_pack<T>(low_half(halves) * scale.factor, high_half(halves) * scale.factor);
-  } else if constexpr (kFormat == PC_NVFP4) {
-    return pc_fma_halves(halves, scale.halves, 0x80008000u);
+  } else if constexpr (IsSame<T, pc_half>::kValue) {
+    return kFormat == PC_NVFP4 ? pc_fma_halves(halves, scale.halves, 0x80008000u) : halves;
   } else {
-    return halves;
+    const float factor = kFormat == PC_NVFP4 ? scale.factor : 1.0f;
+    return pc_pack<T>(low_half(halves) * factor, high_half(halves) * factor);
   }
 }
 
@@ -45,30 +57,58 @@ PC_DEVICE void unpack_chunk(const StoredPart& part, int at) {
   part.tile.store_vector(Row::at(row, chunk), v);
 }
 
-// A lane loads the codes of kAhead chunks before it stores any.
-template <typename Tile, PcFormat kFormat>
-PC_DEVICE void unpack_tile(const StoredPart& part) {
-  constexpr int kAhead = 4;
+// Unpacks kRows rows, chunks `first`, `first` + kStep and so on. A lane loads the codes of several chunks before it
+// stores any.
+template <typename Tile, int kRows, int kStep, PcFormat kFormat>
+PC_DEVICE void unpack_rows(const StoredPart& part, int first) {
+  constexpr int kOwn = kRows * Tile::kChunks / kStep, kAhead = kOwn < 4 ? kOwn : 4;
+  static_assert(kOwn * kStep == kRows * Tile::kChunks && kOwn % kAhead == 0, "a lane has whole groups of chunks");
   PC_NO_UNROLL
-  for (int first = pc_lane(); first < 2 * Tile::kTokens * Tile::kChunks; first += 32 * kAhead) {
+  for (; first < kRows * Tile::kChunks; first += kStep * kAhead) {
     PC_UNROLL
-    for (int i = 0; i < kAhead; ++i) unpack_chunk<Tile, kFormat>(part, first + 32 * i);
+    for (int i = 0; i < kAhead; ++i) unpack_chunk<Tile, kFormat>(part, first + kStep * i);
   }
 }
 
-// Unpacks the keys of a stage, and the values, which follow them in every array.
-template <typename Tile>
-PC_DEVICE void unpack(const StoredPart& part) {
-  if constexpr (!Tile::kIsHalf) {
-    return unpack_tile<Tile, Tile::kNumBits == 8 ? PC_MXFP8 : PC_FP4_BLOCK16>(part);
-  } else if constexpr (Tile::kNumBits == 4) {
-    if (part.format == PC_NVFP4) return unpack_tile<Tile, PC_NVFP4>(part);
-    return unpack_tile<Tile, PC_I4_TOKEN>(part);
-  } else {
-    if (part.format == PC_I8_TOKEN) return unpack_tile<Tile, PC_I8_TOKEN>(part);
-    if (part.format == PC_E5M2) return unpack_tile<Tile, PC_E5M2>(part);
-    return unpack_tile<Tile, PC_E4M3>(part);
+// Formats of the codes that a kernel unpacks. The last one serves every format that is not named before it.
+template <PcFormat... kFormats>
+struct FormatList {};
+
+// kNarrow: formats whose numbers are within the range of halves. kWide: those with UE8M0 scales.
+template <int kBits, bool kNarrow, bool kWide>
+struct FormatsOf;
+template <>
+struct FormatsOf<8, true, false> {
+  using Type = FormatList<PC_I8_TOKEN, PC_E5M2, PC_E4M3>;
+};
+template <>
+struct FormatsOf<4, true, false> {
+  using Type = FormatList<PC_NVFP4, PC_I4_TOKEN>;
+};
+template <>
+struct FormatsOf<8, false, true> {
+  using Type = FormatList<PC_MXFP8>;
+};
+template <>
+struct FormatsOf<4, false, true> {
+  using Type = FormatList<PC_FP4_BLOCK16>;
+};
+template <>
+struct FormatsOf<8, true, true> {
+  using Type = FormatList<PC_MXFP8, PC_I8_TOKEN, PC_E5M2, PC_E4M3>;
+};
+template <>
+struct FormatsOf<4, true, true> {
+  using Type = FormatList<PC_FP4_BLOCK16, PC_NVFP4, PC_I4_TOKEN>;
+};
+
+// unpack_rows for the format of the part, which is one of the list.
+template <typename Tile, int kRows, int kStep, PcFormat kFormat, PcFormat... kOthers>
+PC_DEVICE void unpack_part(const StoredPart& part, int first, FormatList<kFormat, kOthers...>) {
+  if constexpr (sizeof...(kOthers) != 0) {
+    if (part.format != kFormat) return unpack_part<Tile, kRows, kStep>(part, first, FormatList<kOthers...>());
   }
+  unpack_rows<Tile, kRows, kStep, kFormat>(part, first);
 }
 
 }  // namespace pagecore

@@ -14,10 +14,13 @@ from pagecore.arrays.formats import FORMATS
 from pagecore.ops import paged_attention, plan_attention
 from tests.cuda.attention_cases import SINKS, SLOPES
 from tests.cuda.kit import Kit
+from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
 from tests.ops.format_cases import FormatCase, make_format_case
 from tests.reference import attention as reference
 
+# Formats with a scale for each row.
+ROW_SCALES = ["float8_token", "int8_token", "int4_token"]
 LENS = {"seq_lens": (300, 77, 5, 0, 130, 64), "query_lens": (40, 77, 1, 0, 2, 64)}
 DECODE = {"seq_lens": (150, 1, 17, 0, 63, 16, 33)}
 HEADS = (8, 2)
@@ -93,6 +96,22 @@ def test_dims_with_padding(cuda, name, dims):
     check(cuda, make_format_case(name, shape=shape))
 
 
+# A prompt of more rows than a tile, and of more keys than two; one that the last tile splits.
+PROMPTS = {"seq_lens": (150, 33, 65), "query_lens": (70, 33, 20)}
+
+
+@pytest.mark.parametrize(("dims", "dtype"), cases([((256, 256), "bfloat16"), ((192, 128), "float16")], [
+    (dims, dtype)
+    for dims in [(64, 64), (128, 64), (96, 192), (160, 32), (192, 128), (256, 256)]
+    for dtype in ("float16", "bfloat16")
+]))  # fmt: skip
+@EVERY_FORMAT
+def test_prompts_of_any_dims(cuda, name, dims, dtype):
+    shape = Shape(heads=HEADS, dims=dims, query_dtype=dtype, **PROMPTS)
+    check(cuda, make_format_case(name, shape=shape))
+    check(cuda, make_format_case(name, shape=shape, softcap=5.0, window=40))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @EVERY_FORMAT
 def test_layouts(cuda, name, layout):
@@ -132,11 +151,20 @@ def test_given_factors(cuda, name):
 
 
 @pytest.mark.parametrize(
-    "names", [(None, "int4_token"), ("nvfp4", None), ("int8_token", "fp4_block16"), ("float8_e4m3fn", "mxfp8")]
+    "names",
+    [
+        (None, "int4_token"),
+        ("nvfp4", None),
+        ("int8_token", "fp4_block16"),
+        ("float8_e4m3fn", "mxfp8"),
+        ("float8_token", "int8_token"),
+        ("mxfp8", "int8_token"),
+        ("int4_token", "nvfp4"),
+    ],
 )
 def test_keys_and_values_of_different_formats(cuda, names):
-    for lens in (LENS, DECODE):
-        shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="float16", cache_dtype="bfloat16", **lens)
+    for lens, dtype in ((LENS, "bfloat16"), (LENS, "float16"), (DECODE, "float16")):
+        shape = Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, cache_dtype="bfloat16", **lens)
         check(cuda, make_format_case(*names, shape=shape))
 
 
@@ -147,20 +175,42 @@ def test_plans(cuda, name, options):
     check(cuda, make_format_case(name, shape=shape), plan=True, **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_invariant": True}], ids=["plan", "batch-invariant"])
+@pytest.mark.parametrize("name", cases(["int4_token"], ROW_SCALES))
+def test_plans_of_prompts_with_scales_of_any_magnitude(cuda, name, options):
+    """Splits and folds of prompts: each piece has sums relative to a unit of its own."""
+    shape = Shape(seq_lens=(2100, 1100), query_lens=(40, 3), heads=(4, 1), dims=(64, 64), query_dtype="float16")
+    check(cuda, scaled_values(make_format_case(name, shape=shape), -6), plan=True, **options)
+
+
+@pytest.mark.parametrize("name", cases(["int8_token", "mxfp8"], list(FORMATS)))
+def test_a_row_of_a_batch_invariant_prompt_has_the_same_bits_split_and_folded(cuda, name):
+    shape = Shape(seq_lens=(2100,), query_lens=(40,), heads=(4, 1), dims=(128, 128), query_dtype="bfloat16")
+    case = make_format_case(name, shape=shape)
+    runs = [run(cuda, case, plan=True, batch_invariant=True, num_workers=number) for number in (1, 12)]
+    for folded, split in zip(*runs, strict=True):
+        np.testing.assert_array_equal(folded, split)
+
+
 @pytest.mark.parametrize(("dtype", "exponent"), [("float16", -8), ("bfloat16", -24), ("bfloat16", 12)])
-@pytest.mark.parametrize("name", ["float8_token", "int8_token", "int4_token"])
+@pytest.mark.parametrize("name", ROW_SCALES)
 def test_scales_of_rows_of_any_magnitude(cuda, name, dtype, exponent):
     """Weights times scales leave the range of halves unless they are relative to the largest scale."""
-    shape = Shape(heads=HEADS, dims=(64, 64), query_dtype=dtype, **DECODE)
-    case = make_format_case(name, shape=shape)
+    for lens in (DECODE, LENS):
+        shape = Shape(heads=HEADS, dims=(64, 64), query_dtype=dtype, **lens)
+        check(cuda, scaled_values(make_format_case(name, shape=shape), exponent))
+
+
+def scaled_values(case: FormatCase, exponent: int) -> FormatCase:
+    """Multiply the scale of each row of values by a power of two around 2^exponent."""
     spread = np.exp2(exponent + np.random.default_rng(3).integers(-3, 4, case.value.scale.shape)).astype(np.float32)
     zero_points = case.value.scale.view(np.uint32) & 15
     case.value.scale[...] = case.value.scale * spread
-    if name == "int4_token":
+    if case.value.codes.shape[3] < case.value.numbers.shape[3]:  # int4_token
         bits = case.value.scale.view(np.uint32)
         bits[...] = bits & ~np.uint32(15) | zero_points
     case.value.numbers *= spread
-    check(cuda, case)
+    return case
 
 
 def test_queries_of_any_magnitude(cuda):
@@ -176,16 +226,17 @@ def test_queries_of_any_magnitude(cuda):
     check(cuda, case)
 
 
+@pytest.mark.parametrize("queries", [4, 12], ids=["decode", "prompts"])
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "int8_token", "int4_token", "nvfp4", "mxfp8", "fp4_block16"])
-def test_nan_reaches_only_the_rows_that_attend_to_it(cuda, name):
-    shape = Shape(seq_lens=(40, 40), query_lens=(4, 1), heads=HEADS, dims=(128, 128), query_dtype="bfloat16")
+def test_nan_reaches_only_the_rows_that_attend_to_it(cuda, name, queries):
+    shape = Shape((40, 40), (queries, 1), heads=HEADS, dims=(128, 128), query_dtype="bfloat16")
     case = make_format_case(name, shape=shape)
     block = case.plain.block_table[0, 2]
-    # Position 38, to which the last two queries of the first sequence attend.
+    # Position 38: the last two queries of the first sequence attend to it.
     if FORMATS[name].group is None or name == "mxfp8":
         case.value.codes[block, 6] = np.nan
     else:
         case.value.scale[block, 6] = 255 if name == "fp4_block16" else np.nan
     out, _ = run(cuda, case)
     rows = np.isnan(out.astype(np.float32)).any((1, 2))
-    np.testing.assert_array_equal(rows, [False, False, True, True, False])
+    np.testing.assert_array_equal(rows, [*[False] * (queries - 2), True, True, False])

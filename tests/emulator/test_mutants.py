@@ -85,6 +85,15 @@ def attend_stored(*formats):
     return work
 
 
+def prompts_stored(name, dtype):
+    def work(runtime):
+        with use_runtime(runtime):
+            for shape in (MIXED, NO_KEYS):
+                check_stored(Kit(runtime), make_format_case(name, shape=replace(shape, query_dtype=dtype)))
+
+    return work
+
+
 def in_turn(*works):
     def work(runtime):
         for each in works:
@@ -102,6 +111,10 @@ KERNELS = {
     "stored": (
         ["general_stored.cuh", "stored_rows.cuh", "warp_ring.cuh"],
         attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
+    ),
+    "prefill over codes": (
+        ["prefill_stored.cuh"],
+        in_turn(prompts_stored("int8_token", "float16"), prompts_stored("nvfp4", "bfloat16")),
     ),
     "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
     "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),

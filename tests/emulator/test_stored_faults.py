@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ STORED_FAULTS = {
     "decode changes a unit that is being read": Fault("decode_stored_barrier_before_unit", "", RACE),
     "keys past their dims": Fault("keys_past_dims", "const KeyRange own_keys = state.keys;"),
     "values past their dims": Fault("values_past_dims", "const KeyRange own_values = state.keys;"),
+    "prompts read codes that have not arrived": Fault("prefill_stored_wait", "", RACE),
+    "prompts multiply keys that are being unpacked": Fault("prefill_stored_barrier_after_keys", "", RACE),
+    "prompts unpack values while keys are multiplied": Fault("prefill_stored_barrier_before_values", "", RACE),
+    "prompts multiply values that are being unpacked": Fault("prefill_stored_barrier_after_values", "", RACE),
+    "prompts change a unit that is being read": Fault("prefill_stored_barrier_before_unit", "", RACE),
+    "scales of prompts as words that they are not": Fault("parts_of_words"),
+    "codes of prompts past their dims": Fault("prefill_codes_past_dims", "const bool exists = keys.has(token + row);"),
     "queries past their dims": Fault("stored_queries_past_dims", "if (row < item.query_count * heads.count) {"),
 }
 
@@ -44,13 +52,21 @@ def in_last_slot(case: FormatCase, sequence: int) -> None:
 
 
 def run_stored(*where: Path) -> None:
-    """Head dim 96, which the instance of 128 pads: decode, and a prompt that the general kernel serves."""
+    """Head dim 96, which the instances of 128 pad: decode and prompts, and prompts that the general kernel serves."""
     runtime = EmulatedRuntime(*where)
     shape = Shape((300, 70, 33), (3, 40, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
-    case = make_format_case("int8_token", shape=shape)
-    in_last_slot(case, 2)
+    prompts = Shape((150, 70, 33), (40, 70, 1), heads=(4, 1), dims=(96, 96), query_dtype="float16")
     with use_runtime(runtime):
-        check(Kit(runtime), case)
+        for names, sizes in (
+            (("int8_token",), shape),
+            (("int8_token",), prompts),
+            (("int8_token", None), shape),
+            (("mxfp8",), replace(prompts, query_dtype="bfloat16")),
+        ):
+            case = make_format_case(*names, shape=sizes)
+            if len(names) == 1:
+                in_last_slot(case, 2)
+            check(Kit(runtime), case)
         runtime.finish()
 
 

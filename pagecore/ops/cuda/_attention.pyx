@@ -135,7 +135,8 @@ cdef int attention(
     p.mask_starts = work.buffer + work.layout.mask_starts
     p.fold_tokens = kFoldTokens if work.layout.batch_invariant else 0
     p.schedule.items = work.buffer + work.layout.items
-    return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out))
+    cdef bint plain_scales = (row_bits(keys.plane) | row_bits(values.plane)) % 4 == 0
+    return launch_all(p, stored, work, place, is_plain_memory(query, keys, values, out), plain_scales)
 
 
 # ---- parameters
@@ -334,10 +335,8 @@ cdef Tensor allocate_workspace(
 # ---- launches
 
 cdef bint is_plain_memory(Tensor query, StoredCache keys, StoredCache values, Tensor out) noexcept:
-    """Return True if every row begins at a multiple of 16 bytes, and every row of scales at a multiple of 4."""
-    cdef int64_t bits = row_bits(query) | row_bits(keys.codes) | row_bits(values.codes) | row_bits(out)
-    cdef int64_t scale_bits = row_bits(keys.plane) | row_bits(values.plane)
-    return bits % 16 == 0 and scale_bits % 4 == 0
+    """Return True if every row of elements or codes begins at a multiple of 16 bytes."""
+    return (row_bits(query) | row_bits(keys.codes) | row_bits(values.codes) | row_bits(out)) % 16 == 0
 
 
 cdef int64_t row_bits(Tensor tensor) noexcept:
@@ -353,7 +352,7 @@ cdef int64_t row_bits(Tensor tensor) noexcept:
 
 cdef int launch_all(
         PcAttentionParams& p, PcStoredAttentionParams& stored, const Work& work, const Place* place,
-        bint plain_memory) except -1:
+        bint plain_memory, bint plain_scales) except -1:
     """Launch decode and prefill, each if it may have items, and at least one of them for rows of padding.
 
     All kernels are loaded before the first one writes, because a load may fail. Kernels that a later capture with the
@@ -363,7 +362,7 @@ cdef int launch_all(
     query.head_dim, query.value_dim = p.head_dim, p.value_dim
     query.query_type, query.key_type, query.value_type = p.query_type, p.key_type, p.value_type
     query.key_format, query.value_format = stored.key.format, stored.value.format
-    query.aligned = plain_memory
+    query.aligned, query.aligned_scales = plain_memory, plain_scales
     query.full = p.softcap != 0.0 or p.alibi_slopes != 0 or p.mask != 0
     cdef PcLaunchShape shapes[PC_NUM_SECTIONS]
     cdef list ready = []

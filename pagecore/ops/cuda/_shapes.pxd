@@ -11,8 +11,9 @@ cdef struct KernelQuery:
     int value_type
     int key_format  # PcFormat
     int value_format
-    bint aligned  # every row of query, keys, values and output begins at a multiple of 16 bytes, of scales at 4
-    bint full     # softcap, ALiBi or a mask
+    bint aligned         # every row of query, keys, values and output begins at a multiple of 16 bytes
+    bint aligned_scales  # every row of scales begins at a multiple of 4 bytes
+    bint full            # softcap, ALiBi or a mask
 
 
 # Return the name of the kernel for few queries (decode) or for prefill, and write its launch shape to `shape`.

@@ -11,6 +11,7 @@ def attention_kernel(
     key_format: int = 0,
     value_format: int = 0,
     aligned: bool = True,
+    aligned_scales: bool = True,
     full: bool = False,
     decode: bool = False,
 ) -> str: ...

@@ -11,6 +11,8 @@ from pagecore.ops.cuda.abi_attention cimport (
     pc_general_shape,
     pc_matrix_dims,
     pc_prefill_shape,
+    pc_prefill_stored_kernel,
+    pc_prefill_stored_shape,
     pc_stored_kernel,
     pc_stored_shape,
 )
@@ -55,17 +57,28 @@ cdef str _select_general(str entry, const KernelQuery& query, PcLaunchShape* sha
 
 cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* shape):
     """Select the kernel of a call of which keys or values, or both, have a format."""
-    cdef PcStoredKernel kernel = pc_stored_kernel(
-        <PcFormat>query.key_format, <PcFormat>query.value_format, <PcFloat>query.query_type, query.head_dim,
-        query.value_dim)
-    if not decode or not query.aligned or kernel.dim == 0:
+    cdef PcFormat key = <PcFormat>query.key_format, value = <PcFormat>query.value_format
+    cdef PcFloat query_type = <PcFloat>query.query_type
+    cdef PcStoredKernel kernel
+    if decode:
+        kernel = pc_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
+    else:
+        kernel = pc_prefill_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
+    if not query.aligned or kernel.dim == 0 or (decode and not query.aligned_scales):
         return _select_general("general_stored", query, shape)
-    shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
-    key = ("decode_stored", kernel.type, kernel.bits, kernel.dim, bool(query.full))
+    if decode:
+        shape[0] = pc_stored_shape(kernel.bits, kernel.dim)
+        return _stored_name("decode_stored", kernel, query.full)
+    shape[0] = pc_prefill_stored_shape(kernel.bits, kernel.dim, query.full)
+    return _stored_name("prefill_stored", kernel, query.full)
+
+
+cdef str _stored_name(str entry, PcStoredKernel kernel, bint full):
+    key = (entry, kernel.type, kernel.bits, kernel.dim, full)
     name = _names.get(key)
     if name is None:
-        options = "Full" if query.full else "Plain"
-        name = _names[key] = f"decode_stored<{ELEMENTS[kernel.type]},{kernel.bits},{kernel.dim},{options}>"
+        options = "Full" if full else "Plain"
+        name = _names[key] = f"{entry}<{ELEMENTS[kernel.type]},{kernel.bits},{kernel.dim},{options}>"
     return name
 
 
@@ -115,7 +128,7 @@ def swap_prefill_variant(str name):
 
 def attention_kernel(
         int head_dim, int value_dim, query_dtype, key_dtype, value_dtype, *, int key_format=0, int value_format=0,
-        bint aligned=True, bint full=False, bint decode=False):
+        bint aligned=True, bint aligned_scales=True, bint full=False, bint decode=False):
     """Return the name of the kernel that serves the decode or the prefill section of a call.
 
     Parameters
@@ -126,6 +139,8 @@ def attention_kernel(
         By the order of `pagecore.arrays.formats.FORMATS`, from 1 on; 0 for a cache without a format.
     aligned : bool
         True if every row of query, keys, values and output begins at a multiple of 16 bytes.
+    aligned_scales : bool
+        True if every row of scales begins at a multiple of 4 bytes.
     full : bool
         True if the call has a softcap, ALiBi slopes or a mask.
     decode : bool
@@ -137,7 +152,7 @@ def attention_kernel(
     query.query_type, query.key_type = DTYPES.index(query_dtype), DTYPES.index(key_dtype)
     query.value_type = DTYPES.index(value_dtype)
     query.key_format, query.value_format = key_format, value_format
-    query.aligned, query.full = aligned, full
+    query.aligned, query.aligned_scales, query.full = aligned, aligned_scales, full
     return select_kernel(query, decode, &shape)
 
 
@@ -151,6 +166,8 @@ def launch_shape(str entry, tuple arguments):
         shape = pc_prefill_shape(int(arguments[1]), int(value_dim), arguments[2] == "Full")
     elif entry == "decode_stored":
         shape = pc_stored_shape(int(arguments[1]), int(arguments[2]))
+    elif entry == "prefill_stored":
+        shape = pc_prefill_stored_shape(int(arguments[1]), int(arguments[2]), arguments[3] == "Full")
     elif entry in ("general", "general_stored"):
         shape = pc_general_shape(int(arguments[0]))
     else:

@@ -117,11 +117,14 @@ cdef extern from "cuda_src/stored_shape.h" nogil:
 
     PcStoredKernel pc_stored_kernel(
         PcFormat key, PcFormat value, PcFloat query_type, int head_dim, int value_dim)
+    PcStoredKernel pc_prefill_stored_kernel(
+        PcFormat key, PcFormat value, PcFloat query_type, int head_dim, int value_dim)
     PcLaunchShape pc_stored_shape(int bits, int dim)
 
 
 cdef extern from "cuda_src/prefill_shape.h" nogil:
     PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bint full)
+    PcLaunchShape pc_prefill_stored_shape(int code_bits, int dim, bint full)
 
 
 cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" nogil:

@@ -45,7 +45,7 @@ def test_a_log_without_the_usage_is_a_failure(log):
     assert "says nothing of _Z1b" in found.message
 
 
-@pytest.mark.parametrize("entry", ["decode", "decode_stored", "prefill", "general", "general_stored"])
+@pytest.mark.parametrize("entry", ["decode", "decode_stored", "prefill", "prefill_stored", "general", "general_stored"])
 def test_attention_kernels_have_a_launch_shape(entry):
     shapes = [launch_shape(each.entry, each.arguments) for each in instances() if each.entry == entry]
     assert shapes
@@ -136,11 +136,43 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
     formats = {"key_format": number, "value_format": number}
     assert attention_kernel(*dims, query, query, query, decode=True, **formats) == served
     assert instance(served)
-    prefill = attention_kernel(*dims, query, query, query, **formats)
-    assert prefill.startswith("general_stored<")
-    assert instance(prefill)
     mixed = {"key_format": number, "value_format": 0}
     assert attention_kernel(*dims, query, query, query, decode=True, **mixed).startswith("general_stored<")
+
+
+@pytest.mark.parametrize(
+    ("names", "dims", "query", "served"),
+    [
+        ("float8_e4m3fn", (128, 128), "bfloat16", "prefill_stored<pc_bfloat16,8,128,Plain>"),
+        ("int8_token", (96, 64), "float16", "prefill_stored<pc_half,8,128,Plain>"),
+        ("int4_token", (256, 256), "bfloat16", "prefill_stored<pc_bfloat16,4,256,Plain>"),
+        ("nvfp4", (64, 64), "float16", "prefill_stored<pc_half,4,64,Plain>"),
+        ("mxfp8", (256, 256), "bfloat16", "prefill_stored<pc_bfloat16,8,256,Plain>"),
+        ("fp4_block16", (192, 128), "bfloat16", "prefill_stored<pc_bfloat16,4,256,Plain>"),
+        (("int8_token", "mxfp8"), (128, 128), "bfloat16", "prefill_stored<pc_bfloat16,8,128,Plain>"),
+        (("int4_token", "nvfp4"), (128, 128), "float16", "prefill_stored<pc_half,4,128,Plain>"),
+        # Rows of scales with part of a word.
+        ("nvfp4", (96, 96), "bfloat16", "prefill_stored<pc_bfloat16,4,128,Plain>"),
+        ("mxfp8", (64, 64), "bfloat16", "prefill_stored<pc_bfloat16,8,64,Plain>"),
+        # UE8M0 scales and halves; codes of 8 and of 4 bits; rows with part of 16 bytes; dims; dtypes.
+        ("int8_token", (72, 72), "bfloat16", "general_stored<128,Plain>"),
+        ("mxfp8", (128, 128), "float16", "general_stored<128,Plain>"),
+        (("int8_token", "int4_token"), (128, 128), "float16", "general_stored<128,Plain>"),
+        (("int8_token", None), (128, 128), "bfloat16", "general_stored<128,Plain>"),
+        ("int8_token", (288, 288), "float16", "general_stored<512,Plain>"),
+        ("int8_token", (128, 128), "float32", "general_stored<128,Plain>"),
+    ],
+)
+def test_prompts_over_quantised_caches_have_kernels(names, dims, query, served):
+    key, value = (names, names) if isinstance(names, str) else names
+    formats = {"key_format": FORMAT_NUMBERS[key], "value_format": FORMAT_NUMBERS.get(value, 0)}
+    assert attention_kernel(*dims, query, query, query, **formats) == served
+    assert attention_kernel(*dims, query, query, query, aligned=False, **formats).startswith("general_stored<")
+    assert attention_kernel(*dims, query, query, query, aligned_scales=False, **formats) == served
+    full = served.replace("Plain", "Full")
+    assert attention_kernel(*dims, query, query, query, full=True, **formats) == full
+    assert instance(served)
+    assert instance(full)
 
 
 def test_paths_are_reported_with_the_kernels(measured, monkeypatch, capsys):
