@@ -1,7 +1,7 @@
 """Host latent attention against a read of the same bytes, and against matrix products of the same number of operations.
 
 The rows of a sequence are in scattered blocks of 64 tokens. A decode step with 16 heads reads its rows from DRAM, with
-30 multiplications a byte: it is compared with a read of all bytes on the same threads, and with matrix products of the
+15 multiplications a byte: it is compared with a read of all bytes on the same threads, and with matrix products of the
 same number of operations. The share of the read cannot exceed that of the products, so both are printed. A step with
 128 heads is bound by its products. The control of the products multiplies square bfloat16 matrices with torch, which
 packs them, or float32 matrices with NumPy if torch is missing.

@@ -15,7 +15,6 @@ from pagecore.models.latent import latent_spec
 from pagecore.models.quantization import requested_format
 from pagecore.models.unserved import CHUNKED_LAYER, FULL, SLIDING, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec, LatentSpec
-from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
 
@@ -110,7 +109,7 @@ def read_model_config(
     own = {"kv_lora_rank"} if family.stores_latents else set()
     unread = unserved_attention(lambda name: None if name in own else fields.given(name))
     _refuse_unserved(fields, model_type, unread)
-    num_layers = family.attentions * fields.integer("num_hidden_layers", max=LAYERS_MAX // family.attentions)
+    num_layers = family.count_layers(fields)
     heads = fields.integer("num_attention_heads")
     if family.stores_latents:
         return _latent_model(whole, fields, model_type, num_layers, heads, dtype, sinks, format)

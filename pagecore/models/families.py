@@ -10,8 +10,28 @@ from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
 from pagecore.models.indexer import every_layer_indexes, layers_that_index
+from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = ["FAMILIES", "FLAT", "RENAMED", "TEXT_MODELS", "Family"]
+
+
+def _layers(fields: Fields) -> int:
+    return fields.integer("num_hidden_layers", max=LAYERS_MAX)
+
+
+def _two_attentions_each(fields: Fields) -> int:
+    """Return twice num_layers; transformers calls this number num_hidden_layers."""
+    if fields.given("num_layers") is None:
+        if fields.given("num_hidden_layers") is None:
+            fields.refuse(f"{fields.name('num_layers')} is missing; add it to the config")
+        count = _layers(fields)
+        if count % 2:
+            fields.refuse(f"{fields.describe('num_hidden_layers')}; it must be even: each of num_layers attends twice")
+        return count
+    count = 2 * fields.integer("num_layers", max=LAYERS_MAX // 2)
+    if fields.given("num_hidden_layers") not in (None, count):
+        fields.refuse(f"{fields.describe('num_hidden_layers')}; it must be {count}, twice {fields.name('num_layers')}")
+    return count
 
 
 @dataclass(frozen=True)
@@ -36,8 +56,8 @@ class Family:
     indexes : callable, optional
         Returns, for latent attention with an indexer, True for each layer that stores index keys, from fields and the
         number of layers.
-    attentions : int
-        Attention layers in each of `num_hidden_layers`.
+    count_layers : callable
+        Returns the number of attention layers.
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
@@ -50,7 +70,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     stores_latents: bool = False
     indexes: Callable[[Fields, int], list[bool]] | None = None
-    attentions: int = 1
+    count_layers: Callable[[Fields], int] = _layers
     has_chunks: bool = False
 
 
@@ -239,7 +259,7 @@ FAMILIES: Mapping[str, Family] = {
     "mistral4": Family(MISTRAL_4, stores_latents=True),
     "deepseek_v32": Family(DEEPSEEK_32, stores_latents=True, indexes=every_layer_indexes),
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
-    "longcat_flash": Family(LATENT, aliases={"num_hidden_layers": "num_layers"}, stores_latents=True, attentions=2),
+    "longcat_flash": Family(LATENT, stores_latents=True, count_layers=_two_attentions_each),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }
 # Multimodal models, with the type of the text model in their `text_config`.

@@ -175,8 +175,9 @@ def paged_attention(
     On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
     are checked and planned by the host. Contents of device arrays are not checked: lengths are cut to what the arrays
     hold, and a block outside the cache is read as block 0. Softmax weights are rounded to the dtype of query, key and
-    value if all three are float16 or all are bfloat16, both head dims are 64, 128 or 256, and rows begin at multiples
-    of 16 bytes.
+    value if all three are float16 or all are bfloat16, both head dims are multiples of 8 up to 256, and rows begin at
+    multiples of 16 bytes; also over quantised caches that matrix instructions serve. Prompts with a selection are
+    computed in float32.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.

@@ -166,8 +166,8 @@ cdef int check_cast(Tensor a, str argument, Tensor b, str others, Py_ssize_t i, 
     if a.dtype_code != b.dtype_code and (a.dtype_code > LAST_FLOAT or b.dtype_code > LAST_FLOAT):
         raise UnsupportedDtype(
             f"{label(argument, i, many)} is {a.dtype} and {label(others, i, many)} {b.dtype}; only float32, float16 "
-            "and bfloat16 are cast to each other: pass an array of the same dtype; between formats use transfer_blocks "
-            "with source_scales= and target_scales="
+            "and bfloat16 are cast to each other: pass an array of the same dtype; transfer_blocks converts "
+            "between caches of different formats, with source_scales= and target_scales="
         )
     return 0
 

@@ -210,6 +210,7 @@ cdef object scored(
         check_length(query, "query", 0, num_sequences, "one query for each of seq_lens, or pass cu_query_lens=")
     else:
         cu = given_indices(cu_query_lens, "cu_query_lens", 1, "[num_sequences + 1]", place)
+        check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than seq_lens")
     cdef int64_t shape[3]
     shape[0], shape[1], shape[2] = query.shape_[0], args.high.num_heads, args.width
     cdef Tensor scores = new_result(3, shape, FLOAT32, example, place)
@@ -259,7 +260,6 @@ cdef int check_host_lengths(Tensor lens, Tensor cu, int64_t num_tokens, int64_t 
     batch.seq_lens, batch.num_sequences = lengths.data(), lens.shape_[0]
     batch.cu_query_lens = NULL
     if cu is not None:
-        check_length(cu, "cu_query_lens", 0, lens.shape_[0] + 1, "one more than seq_lens")
         copy_lens(cu, "cu_query_lens", offsets)
         batch.cu_query_lens = offsets.data()
         if offsets.back() > num_tokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import ceil_div, require_int
 from pagecore.storage.spec import Spec, window_of
 
@@ -53,9 +54,26 @@ class AttendedKeys:
 
 
 def attended_keys(spec: Spec) -> AttendedKeys:
-    """Return the limits of a spec; raise ShapeError for sizes below 1 or a lookahead longer than its window."""
+    """Return the limits of a spec.
+
+    Raises
+    ------
+    ShapeError
+        A size below 1, or a lookahead longer than the window or chunk.
+    UnsupportedOption
+        Both a window and a chunk.
+    """
     window, chunk = window_of(spec), chunk_of(spec)
     lookahead = lookahead_of(spec)
+    if window is not None and chunk is not None:
+        raise UnsupportedOption(
+            f"a {type(spec).__name__} has window {window} and chunk {chunk}; a layer has one of the two: leave one out"
+        )
+    reach = window if chunk is None else chunk
+    if reach is not None and lookahead > reach:
+        raise ShapeError(
+            f"lookahead of a {type(spec).__name__} is {lookahead}; it must be at most {reach}, its window or chunk"
+        )
     return AttendedKeys(window, chunk, lookahead if window is not None or chunk is not None else 0)
 
 

@@ -246,7 +246,10 @@ def _listed(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:
 
 
 def _slots(name: str, given: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    slots = np.atleast_1d(np.asarray(given))
+    try:
+        slots = np.atleast_1d(np.asarray(given))
+    except (TypeError, ValueError):
+        raise ShapeError(f"{name} is {shown(given)}; expected an integer or one axis of integers on the host") from None
     if slots.ndim != 1:
         raise ShapeError(f"{name} has shape {slots.shape}; expected one axis of slots")
     if slots.size == 0:

@@ -181,6 +181,7 @@ def test_allocators_that_share_pools_in_either_role_do_not_deadlock():
     assert first.num_free == second.num_free == 399
 
 
+@pytest.mark.serial
 def test_a_forked_child_can_use_the_allocator():
     allocator = make()
     slots = allocator.allocate(6)

@@ -192,6 +192,7 @@ def test_options_that_the_operators_do_not_support_raise():
             "plan is an AttentionPlan.*plan_attention",
         ),
         ({"stream": 0}, "stream is not an option"),
+        ({"chunk": 4}, "chunk is not an option"),
         ({"out": out, "return_lse": True}, "leave one out"),
         ({"window": 0}, "window is 0"),
         ({"window": (1, 2, 3)}, "window is"),

@@ -13,7 +13,7 @@ from pagecore import AttentionSpec, LatentSpec
 from pagecore.errors import ShapeError, UnsupportedOption
 from tests.interop.families import FAMILIES, dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import computed, expect, run
-from tests.models.published import PUBLISHED
+from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
 from pagecore.interop.transformers import latents  # isort: skip  # after families, which skips
 from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
@@ -268,4 +268,10 @@ def test_every_family_with_latents_is_compared():
 def test_a_model_with_an_indexer_is_refused_by_name():
     config = SimpleNamespace(model_type="deepseek_v32", to_dict=lambda: PUBLISHED["deepseek-v3.2"])
     with pytest.raises(UnsupportedOption, match=r"deepseek_v32 selects keys with an indexer.*use another cache"):
+        specs_of_model(config, "bfloat16")
+
+
+def test_a_model_with_chunks_is_refused_by_name():
+    config = SimpleNamespace(model_type="llama4_text", to_dict=lambda: LLAMA_4_SCOUT["text_config"])
+    with pytest.raises(UnsupportedOption, match=r"llama4_text has chunked attention.*use another cache"):
         specs_of_model(config, "bfloat16")

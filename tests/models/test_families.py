@@ -172,3 +172,13 @@ def test_layers_with_an_indexer_store_index_keys():
 def test_invalid_indexers_are_refused(change, error, words):
     with pytest.raises(error, match=words):
         specs_from_config(PUBLISHED["glm-5 with a pattern of indexers"] | change)
+
+
+def test_longcat_counts_layers_by_either_name():
+    base = {"model_type": "longcat_flash", "hidden_size": 64, "num_attention_heads": 4}
+    for given in ({"num_layers": 3}, {"num_hidden_layers": 6}, {"num_layers": 3, "num_hidden_layers": 6}):
+        assert len(specs_from_config(base | given)) == 6
+    with pytest.raises(ConfigError, match="num_hidden_layers is 5; it must be even"):
+        specs_from_config(base | {"num_hidden_layers": 5})
+    with pytest.raises(ConfigError, match="num_hidden_layers is 4; it must be 6, twice num_layers"):
+        specs_from_config(base | {"num_layers": 3, "num_hidden_layers": 4})

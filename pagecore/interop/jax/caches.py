@@ -56,7 +56,7 @@ class StoredCache:
             if not factor > 0:
                 raise UnsupportedOption(f"{name} is {self._global_scale}; as a float32 it must be above 0")
             return scales(factor, name, self._num_heads, divides=divides)
-        if self._global_scale != 1:
+        if not isinstance(self._global_scale, int | float | np.number) or self._global_scale != 1:
             raise UnsupportedOption(
                 f"{name} is {brief(self._global_scale)} and {self._label}_cache is not nvfp4; leave it out: only nvfp4 "
                 "has a global scale"

@@ -110,7 +110,11 @@ def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
 
 
 def refuse_stream(options: dict[str, Any]) -> None:
-    """Remove the option `stream`; raise UnsupportedOption unless it is None."""
+    """Remove `stream` and `chunk`, which the operators lack; raise UnsupportedOption unless they are None."""
+    if options.pop("chunk", None) is not None:
+        raise UnsupportedOption(
+            "chunk is not an option of the torch operators; leave chunk out, or call pagecore.paged_attention"
+        )
     if options.pop("stream", None) is not None:
         raise UnsupportedOption(
             "stream is not an option of the torch operators, which run on torch's current stream; leave stream out, or "

@@ -100,18 +100,18 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend to paged keys and values: `pagecore.paged_attention` as a torch operator.
 
-    Takes all options of `pagecore.paged_attention` except `stream`; the operator runs on torch's current stream. All
-    tensors are on one device.
+    Takes all options of `pagecore.paged_attention` except `stream` and `chunk`; the operator runs on torch's current
+    stream. All tensors are on one device.
 
     Parameters
     ----------
     query : Tensor, [T, Hq, D]
     key_cache : Tensor, [num_blocks, block_size, Hkv, D]
     value_cache : Tensor, [num_blocks, block_size, Hkv, Dv]
+        Numbers, or the codes of a format; the last axis of uint8 codes has half the length.
     block_table : Tensor, integers [rows, max_blocks]
     seq_lens : Tensor, integers [B]
     window : int, (int or None, int or None), optional
-        Numbers, or the codes of a format; the last axis of uint8 codes has half the length.
     key_scale, value_scale : float, Tensor [Hkv] or Tensor [num_blocks, block_size, Hkv, groups], optional
         A given factor, or the plane of the scales of a format.
     out : Tensor, [T, Hq, Dv], optional

@@ -310,8 +310,9 @@ cdef int check_lasting(object example, const Place* place) except -1:
     """Raise DeviceError for a capture whose graph would outlive the memory of the call."""
     if runtime().is_capturing(place.stream) and not results.lasts_for_graphs(example):
         raise DeviceError(
-            f"stream {place.stream:#x} is being captured, and a call without a plan, or with one in an array, frees "
-            "its workspace when it returns, before the graph runs: pass a plan of type AttentionPlan"
+            f"stream {place.stream:#x} is being captured, and a call without a plan, with one in an array or with a "
+            "selection frees its workspace when it returns, before the graph runs: pass a plan of type AttentionPlan, "
+            "or for a selection capture the call with torch tensors"
         )
     return 0
 

@@ -97,6 +97,8 @@ cdef extern from "cuda_src/abi_formats.h" nogil:
     enum PcFormat:
         PC_PLAIN
 
+    bint pc_has_row_scale(PcFormat format)
+
     cdef struct PcStored:
         PcFormat format
 
