@@ -159,5 +159,5 @@ def test_a_capture_is_refused_if_its_memory_does_not_outlive_it(cuda):
     there = DeviceCase(cuda, make_case(DECODE))
     plan = planned(there)
     there.run(plan=plan)
-    with pytest.raises(DeviceError, match=r"or with one in an array.*pass a plan of type AttentionPlan"):
+    with pytest.raises(DeviceError, match=r"in an array or with a selection.*pass a plan of type AttentionPlan"):
         cuda.capture(lambda stream: paged_attention(**there.arrays | {"out": there.out}, plan=plan, stream=stream))

@@ -6,6 +6,7 @@ buffer that is refilled or freed too early gives wrong numbers every time.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 
@@ -48,6 +49,8 @@ class Streams:
     def __init__(self) -> None:
         self.deferred = False
         self._queues: defaultdict[int, deque[Work]] = defaultdict(deque)
+        self._running: set[int] = set()
+        self._lock = threading.RLock()
         self._captures: dict[int, Graph] = {}
         self._next = 0x1000
 
@@ -60,18 +63,26 @@ class Streams:
         """Run work in the order of a stream."""
         if stream in self._captures:
             self._captures[stream].works.append(work)
-        elif self.deferred or self._queues[stream]:
+        else:
             self._queues[stream].append(work)
             if not self.deferred:
                 self.drain(stream)
-        else:
-            work()
 
     def drain(self, stream: int, until: Marker | None = None) -> None:
-        """Run the work of a stream, up to a marker if given. Work that raises an error is not run again."""
-        queue = self._queues[stream]
-        while queue and not (until is not None and until.passed):
-            queue.popleft()()
+        """Run the work of a stream, up to a marker if given. Work that raises an error is not run again.
+
+        Work that is submitted while other work of the stream runs, as by the garbage collector, comes after it.
+        """
+        with self._lock:
+            if stream in self._running:
+                return
+            self._running.add(stream)
+            try:
+                queue = self._queues[stream]
+                while queue and not (until is not None and until.passed):
+                    queue.popleft()()
+            finally:
+                self._running.discard(stream)
 
     def finish(self) -> None:
         """Run the deferred work of every stream."""

@@ -33,7 +33,6 @@ STORED_FAULTS = {
     "prompts multiply keys that are being unpacked": Fault("prefill_stored_barrier_after_keys", "", RACE),
     "prompts unpack values while keys are multiplied": Fault("prefill_stored_barrier_before_values", "", RACE),
     "prompts multiply values that are being unpacked": Fault("prefill_stored_barrier_after_values", "", RACE),
-    "prompts change a unit that is being read": Fault("prefill_stored_barrier_before_unit", "", RACE),
     "scales of prompts as words that they are not": Fault("parts_of_words"),
     "codes of prompts past their dims": Fault("prefill_codes_past_dims", "const bool exists = keys.has(token + row);"),
     "queries past their dims": Fault("stored_queries_past_dims", "if (row < item.query_count * heads.count) {"),
@@ -55,13 +54,15 @@ def run_stored(*where: Path) -> None:
     """Head dim 96, which the instances of 128 pad: decode and prompts, and prompts that the general kernel serves."""
     runtime = EmulatedRuntime(*where)
     shape = Shape((300, 70, 33), (3, 40, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
-    prompts = Shape((150, 70, 33), (40, 70, 1), heads=(4, 1), dims=(96, 96), query_dtype="float16")
+    prompts = Shape((150, 70, 33), (40, 70, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
+    general = replace(prompts, query_dtype="float16")
     with use_runtime(runtime):
         for names, sizes in (
             (("int8_token",), shape),
             (("int8_token",), prompts),
+            (("int8_token",), general),
             (("int8_token", None), shape),
-            (("mxfp8",), replace(prompts, query_dtype="bfloat16")),
+            (("mxfp8",), prompts),
         ):
             case = make_format_case(*names, shape=sizes)
             if len(names) == 1:

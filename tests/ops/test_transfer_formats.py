@@ -281,7 +281,12 @@ INT8, INT8_SCALES = planes("int8_token")
 @pytest.mark.parametrize(
     ("target", "options", "error", "words"),
     [
-        (INT8, {}, errors.UnsupportedDtype, "use transfer_blocks with source_scales= and target_scales="),
+        (
+            INT8,
+            {},
+            errors.UnsupportedDtype,
+            "between caches of different formats, with source_scales= and target_scales=",
+        ),
         (INT8, {"target_scales": 1.0}, errors.UnsupportedOption, "target_scale is not an array of stored scales"),
         (INT8[:, :, :2], {"target_scales": INT8_SCALES[:, :, :2]}, errors.ShapeError, "kv heads must be equal"),
         (INT8[..., :32], {"target_scales": INT8_SCALES}, errors.ShapeError, "the head_dim must be equal"),
