@@ -38,8 +38,6 @@ MODELS = {
 
 
 class HybridMachine(PrefixMachine):
-    device = "cpu"
-
     @initialize(
         model=st.sampled_from(sorted(MODELS)),
         policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
@@ -57,7 +55,6 @@ class HybridMachine(PrefixMachine):
             max_tokens_per_sequence=64,
             eviction_policy=policy,
             prefix_cache=caches,
-            device=self.device,
         )
         self.random = np.random.default_rng(0)
         self.twins = {}
@@ -72,7 +69,14 @@ class HybridMachine(PrefixMachine):
         """Yield the number and spec of each layer that keeps states, the name of a plane and the plane."""
         for layer, spec in enumerate(self.layers):
             for plane in spec.planes if isinstance(spec, StateSpec) else ():
-                yield (layer, plane.name), plane.shape, self.cache.plane(plane.name, layer).numpy()
+                yield (layer, plane.name), plane.shape, self.cache.plane(plane.name, layer)
+
+    def read(self, tensor):
+        """Return a tensor of the cache as an array on the host."""
+        return tensor.numpy()
+
+    def fill(self, plane, slot, values):
+        plane.numpy()[slot] = values
 
     def expected(self, place, shape, twin, length):
         if length == 0:
@@ -81,19 +85,19 @@ class HybridMachine(PrefixMachine):
 
     def assert_state(self, slot, twin, length):
         for place, shape, plane in self.planes():
-            np.testing.assert_array_equal(plane[slot], self.expected(place, shape, twin, length))
+            np.testing.assert_array_equal(self.read(plane[slot]), self.expected(place, shape, twin, length))
 
     def write_state(self, slot, twin, length):
         if slot:
             for place, shape, plane in self.planes():
-                plane[slot] = self.expected(place, shape, twin, length)
+                self.fill(plane, slot, self.expected(place, shape, twin, length))
 
     def poison(self):
         super().poison()
-        free = self.states.slots.ref_counts() == 0
-        free[0] = False
-        for _, _, plane in self.planes():
-            plane[free] = np.nan
+        free = np.flatnonzero(self.states.slots.ref_counts() == 0)
+        for _, shape, plane in self.planes():
+            for slot in free[free > 0]:
+                self.fill(plane, slot, np.full(shape, np.nan, np.float32))
 
     # Steps.
 
@@ -101,23 +105,25 @@ class HybridMachine(PrefixMachine):
         return count <= 1 + self.rules.draft_tokens
 
     def forward(self, batch, sequences, counts):
+        reads, writes = self.read(batch.state_read), self.read(batch.state_write)
+        checkpoints, lengths = self.read(batch.checkpoint_write), self.read(batch.checkpoint_lengths)
+        assert not any(slots[len(sequences) :].any() for slots in (reads, writes, checkpoints, lengths))
         for i, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
-            twin, read, write = self.twins[sequence], batch.state_read.numpy()[i], batch.state_write.numpy()[i]
+            twin, read, write = self.twins[sequence], reads[i], writes[i]
             if count == 0:
-                assert read == write == batch.checkpoint_write.numpy()[i] == 0
+                assert read == write == checkpoints[i] == 0
                 continue
             self.assert_state(read, twin, twin.computed)
             assert (read == write) == self.rules.in_place or self.rules.draft_tokens
             if self.rules.draft_tokens and self.is_decode(count):
-                for k, slot in enumerate(batch.draft_write.numpy()[i, :count]):
+                for k, slot in enumerate(self.read(batch.draft_write)[i, :count]):
                     self.write_state(slot, twin, twin.computed + k + 1)
-                assert write == batch.draft_write.numpy()[i, count - 1]
-            kept, length = batch.checkpoint_write.numpy()[i], batch.checkpoint_lengths.numpy()[i]
+                assert write == self.read(batch.draft_write)[i, count - 1]
+            kept, length = checkpoints[i], lengths[i]
             assert bool(kept) == bool(length) and (not kept or twin.computed < length <= twin.computed + count)
             assert length % BLOCK == 0
             self.write_state(kept, twin, length)
             self.write_state(write, twin, twin.computed + count)
-        assert not batch.state_read.numpy()[len(sequences) :].any()
         for layer, spec in enumerate(self.layers):
             if not isinstance(spec, StateSpec):
                 self.attend(layer, spec, batch, sequences, counts)
@@ -148,7 +154,7 @@ class HybridMachine(PrefixMachine):
                 del batch
             else:
                 self.cache.abandon(batch)
-                assert not batch.state_write.numpy().any()
+                assert not self.read(batch.state_write).any()
             self.cache.stats()  # gives up lost steps
             self.go_back(sequences, counts, checkpoints)
             return
