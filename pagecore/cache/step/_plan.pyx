@@ -1,13 +1,17 @@
 """The plan of a step: its sequences, their numbers of new tokens, and the blocks that those need."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+from libcpp.vector cimport vector
 
 from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_int64, as_integers
+from pagecore.index._state_table cimport StateTable
 
 from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
@@ -131,32 +135,72 @@ cdef class StepPlan:
     cdef int cap_counts(self, const KeptKeys& keys) except -1:
         """Write to `converted` the tokens for which a row of a group with a window takes blocks up to the limit.
 
-        Blocks that the row does not keep are released before the last of those tokens, and do not count.
+        Blocks that the row does not keep are released before the last of those tokens, and do not count. Nor do blocks
+        that another row holds too, which do not become free when this row releases them.
         """
         cdef int32_t i
         cdef int64_t length, blocks, held
         for i in range(self.num_sequences):
             length = (<Sequence>self.sequences[i]).computed
             blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
-            held = blocks - first_kept(keys, length) // self.state.block_size
+            held = self.num_own(i, keys.group, first_kept(keys, length) // self.state.block_size)
             self.converted[i] = <int32_t>min(
                 <int64_t>self.counts[i],
                 (blocks + max(0, self.limits[keys.group] - held)) * self.state.block_size - length,
             )
         return 0
 
+    cdef int64_t num_own(self, int32_t index, int32_t group, int64_t first) noexcept:
+        """Return the number of blocks of a row, from index `first` on, that no other row holds."""
+        cdef Sequence sequence = <Sequence>self.sequences[index]
+        cdef Int32s blocks = self.state.tables.row_raw(self.rows[index], group)
+        cdef BlockPool pool = <BlockPool>self.state.tables.pools[group]
+        cdef int64_t at, own = 0
+        cdef int32_t others, lane
+        for at in range(first, <int64_t>blocks.size()):
+            others = pool.ref_count_raw(blocks.data()[at]) - 1 if blocks.data()[at] != 0 else 0
+            if others == 1 and self.state.prefix is not None:
+                lane = self.state.prefix.lane_of[group]
+                if self.state.prefix.tree_block(sequence, <int32_t>at, lane) == blocks.data()[at]:
+                    others = 0
+            own += others == 0
+        return own
+
     cdef bint count_missing(self, list writers) except -1:
         cdef size_t group
+        self.state.lacks_slots = False
         self.count_lacking()
         if self.state.prefix is not None:
             subtract_evictable(self.state.prefix, self.missing, writers, self.first_blocks)
+        self.count_missing_slots()
         for group in range(self.missing.size()):
             if self.missing[group] > 0:
                 return False
-        return True
+        self.state.lacks_slots = self.missing_slots > 0
+        return not self.state.lacks_slots
+
+    cdef int count_missing_slots(self) except -1:
+        """Count the slots that a step without checkpoints lacks: cached states and checkpoints of idle rows can go."""
+        cdef StateTable states = self.state.states
+        cdef vector[int32_t] cached
+        self.missing_slots = 0
+        if states is None or states.shortage_raw(self.row_span(), self.count_span(), False) == 0:
+            return 0
+        if self.state.prefix is not None:
+            self.state.prefix.tree.list_states_raw(cached)
+        self.missing_slots = states.least_shortage_raw(
+            self.row_span(), self.count_span(), Int32s(cached.data(), cached.size())
+        )
+        return 0
+
+    cdef Int32s row_span(self) noexcept:
+        return Int32s(self.rows.data(), <size_t>self.num_sequences)
+
+    cdef Int32s count_span(self) noexcept:
+        return Int32s(self.counts.data(), <size_t>self.num_sequences)
 
     def has_room(self):
-        """Return True if the blocks of the step are free or can be freed by eviction."""
+        """Return True if the blocks and slots of the step are free or can be freed by eviction."""
         return self.count_missing(self.list_writers())
 
 
@@ -182,6 +226,8 @@ def plan_step(CacheState state not None, list sequences not None, counts, bint i
 def shortage(CacheState state not None, sequences, counts, list limits=None):
     """Return the number of blocks that each group lacks for a step, counting free and evictable blocks.
 
+    In a cache with states the last entry is the number of slots that the step lacks.
+
     With `limits`, the counts are computed in several steps, between which windows release blocks: a row then holds at
     most `limits[group]` blocks of a group with a window. The entries of other groups are not used.
     """
@@ -190,7 +236,7 @@ def shortage(CacheState state not None, sequences, counts, list limits=None):
     state.sweep()
     plan = limited_plan(state, listed, counts, limits)
     plan.has_room()
-    return missing_of(plan)
+    return missing_of(plan) if state.states is None else [*missing_of(plan), plan.missing_slots]
 
 
 def lacked(CacheState state not None, list sequences not None, counts, list limits=None):
