@@ -1,10 +1,11 @@
 """Continuous batching over a paged cache, without a model or a framework.
 
 Each step gives one token to every decoding run. The remaining budget goes to prompts in chunks, oldest first. Requests
-are then admitted from the head of the queue while the pool can hold their whole prompts. When blocks run short, the
-youngest run is preempted and moves to the front of the queue. If a swap space has room, the run is swapped out and
-later continues where it was. Otherwise its blocks are freed and its tokens so far become its prompt (recomputation);
-blocks that the prefix cache still holds when the run returns are not recomputed. Both ways are as in vLLM.
+are then admitted from the head of the queue while the pool can hold their whole prompts and, in a cache with states,
+their states. When blocks or state slots run short, the youngest run is preempted and moves to the front of the queue.
+If a swap space has room, the run is swapped out and later continues where it was. Otherwise its blocks are freed and
+its tokens so far become its prompt (recomputation); a prefix that is still cached when the run returns is not
+recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of arrival, and the oldest run is never preempted. Every step computes at least one of its
     tokens, so there is no livelock.
@@ -289,7 +290,10 @@ class Scheduler:
         step.index_ns += perf_counter_ns() - start
 
     def abandon(self, step: Step) -> None:
-        """Undo a step whose forward pass failed. No run advances; the next step computes the same tokens.
+        """Undo a step whose forward pass failed. No run advances; the next steps compute the same tokens.
+
+        Recurrent states that the step may have overwritten return to their last checkpoints; the tokens after these
+        are computed again, as a prompt.
 
         Raises
         ------
