@@ -60,6 +60,11 @@ class Scheduler:
     headroom : float
         Share of the pool, 0 to 1, that an admission leaves free, so that the new run is not preempted a few steps
         later. It does not apply when nothing else runs.
+    states_per_run : int, optional
+        State slots that an admission leaves for each running sequence of a cache with states, samples that are not
+        forked yet included; it does not apply when nothing else runs. By default those without which the sequence
+        cannot run: 1, or 2 with ``in_place=False``, and its draft tokens. One or two more keep the checkpoints of
+        prompts when slots are short; fewer sequences run then, and more prefixes are reused.
     swap_space : SwapSpace, optional
         A swap space of this cache for preempted runs. Without one, or while it is full, preempted runs are recomputed.
 
@@ -77,7 +82,8 @@ class Scheduler:
     ShapeError
         A limit is not an integer in its range, or `headroom` is outside 0 to 1.
     UnsupportedOption
-        `cache` is not a PagedKVCache, or `swap_space` belongs to another cache.
+        `cache` is not a PagedKVCache, `swap_space` belongs to another cache, or `states_per_run` is given for a cache
+        without states.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -89,9 +95,10 @@ class Scheduler:
         max_running: int = 256,
         max_tokens_per_step: int = 8192,
         headroom: float = 0.01,
+        states_per_run: int | None = None,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space)
+        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space, states_per_run)
         self.cache = cache
         self.swap_space = swap_space
         self.max_running = self._limits.max_running

@@ -100,9 +100,10 @@ def _refuse_to_stall(roster: Roster, limits: Limits) -> NoReturn:
     run = roster.head
     available = roster.cache.num_available
     needed = available + roster.cache.shortage([run.sequence], [run.num_tokens_left], step_tokens=limits.prompt_tokens)
+    held = "blocks or state slots" if roster.cache.num_states else "blocks"
     raise OutOfBlocks(
-        f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
-        "although nothing runs: blocks are held outside the scheduler; remove what holds them",
+        f"request {run.request.id} needs {needed} {held} for {len(run.tokens)} tokens; {available} are available "
+        f"although nothing runs: {held} are held outside the scheduler; remove what holds them",
         needed,
         available,
     )

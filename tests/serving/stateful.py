@@ -39,6 +39,7 @@ class StatefulEngine:
     def __init__(
         self, *, num_blocks=40, num_states=12, block_size=2, chunk=4, interval=8, in_place=True, swap=False,
         max_running=6, max_tokens_per_step=24, max_tokens=64, prefix_cache=True, windows=(None,), headroom=0.0,
+        states_per_run=None,
     ):  # fmt: skip
         states = StateSpec((Plane("hash", (1,), "int32", per="sequence"),), chunk=chunk, interval=interval,
                            in_place=in_place)  # fmt: skip
@@ -51,7 +52,7 @@ class StatefulEngine:
         self.space = SwapSpace(self.cache, num_blocks=4 * num_blocks) if swap else None
         self.scheduler = Scheduler(
             self.cache, max_running=max_running, max_tokens_per_step=max_tokens_per_step, headroom=headroom,
-            swap_space=self.space,
+            swap_space=self.space, states_per_run=states_per_run,
         )  # fmt: skip
         self.requests, self.ended = [], {}
         self.checkpoints = self.reused = self.computed = 0

@@ -87,7 +87,7 @@ TARGETS = {
     "Scheduler": Scheduler,
     **{
         f"Scheduler.{name}": lambda value, name=name: scheduler(**{name: value})
-        for name in ("max_running", "max_tokens_per_step", "headroom", "swap_space")
+        for name in ("max_running", "max_tokens_per_step", "headroom", "swap_space", "states_per_run")
     },
     "add": lambda value: scheduler().add(value),
     "cancel": lambda value: scheduler().cancel(value),

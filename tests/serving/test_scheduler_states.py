@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 
+from pagecore.cache import PagedKVCache
+from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.serving.scheduler import Scheduler
+from pagecore.storage import AttentionSpec
 from tests.serving.stateful import StatefulEngine, request_of
 
 SHAPES = [(5, 9, 1, 0), (13, 6, 1, 8), (9, 12, 3, 8), (20, 4, 1, 8), (3, 15, 2, 0), (17, 0, 1, 8), (11, 7, 1, 8)]
@@ -45,13 +49,58 @@ def test_runs_are_preempted_when_slots_are_short_and_blocks_are_not():
     assert engine.cache.stats().num_evicted_blocks == 0
 
 
-def test_admission_waits_for_slots():
-    engine = with_requests([(6, 6, 1, 0)] * 5, num_states=4, num_blocks=200)
-    most = []
-    engine.drain(lambda step: most.append(len(step.runs)))
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"num_states": 4}, 3),
+        ({"num_states": 7, "in_place": False}, 3),
+        ({"num_states": 9, "states_per_run": 3}, 2),
+        ({"num_states": 3, "states_per_run": 3}, 1),
+    ],
+)
+def test_admission_leaves_slots_for_each_sequence(options, most):
+    engine = with_requests([(6, 6, 1, 0)] * 5, num_blocks=200, **options)
+    rows = []
+    engine.drain(lambda step: rows.append(len(step.runs)))
     engine.check_tokens()
-    assert max(most) <= 3
-    assert engine.scheduler.num_preemptions <= 2
+    assert max(rows) == most
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_admission_leaves_slots_for_samples_that_are_not_forked_yet():
+    engine = with_requests([(30, 4, 3, 0), (4, 4, 1, 0), (4, 4, 2, 0)], num_states=5, num_blocks=200)
+    runs = []
+    engine.drain(lambda step: runs.append({run.request.id for run in step.runs}))
+    engine.check_tokens()
+    assert {0, 1} in runs
+    assert not any({0, 2} <= ids for ids in runs)
+    assert engine.scheduler.num_preemptions == 0
+
+
+def test_slots_left_for_checkpoints_keep_more_of_them():
+    engines = [
+        with_requests([(29, 12, 1, 0)] * 6, num_states=4, num_blocks=200, states_per_run=slots) for slots in (None, 3)
+    ]
+    for engine in engines:
+        engine.drain()
+        engine.check_tokens()
+    assert engines[0].checkpoints < engines[1].checkpoints
+
+
+def test_a_scheduler_refuses_slots_for_states_that_the_cache_has_not():
+    with pytest.raises(UnsupportedOption, match="the cache has no states; leave it out"):
+        Scheduler(PagedKVCache(AttentionSpec(1, 8), num_blocks=9, device="none"), states_per_run=2)
+    with pytest.raises(ShapeError, match="states_per_run is 1"):
+        StatefulEngine(in_place=False, states_per_run=1)
+
+
+def test_slots_held_outside_of_the_scheduler_are_reported():
+    engine = StatefulEngine(num_states=3)
+    for _ in range(2):
+        engine.cache.commit(engine.cache.prepare([engine.cache.add_sequence([1, 2, 3])], [3]))
+    engine.add(request_of(0, 5, 2))
+    with pytest.raises(OutOfBlocks, match="blocks or state slots are held outside the scheduler"):
+        engine.scheduler.schedule()
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -84,7 +133,7 @@ def test_random_operations_serve_every_token(seed, in_place, swap, windows):
     random = np.random.default_rng(seed)
     engine = StatefulEngine(
         num_blocks=int(random.integers(34, 60)), num_states=int(random.integers(8, 20)), in_place=in_place, swap=swap,
-        prefix_cache=bool(seed % 3), windows=windows,
+        prefix_cache=bool(seed % 3), windows=windows, states_per_run=[None, 3][seed % 2],
     )  # fmt: skip
     scheduler, cancelled, runs = engine.scheduler, set(), []
     for number in range(400):
