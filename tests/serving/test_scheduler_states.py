@@ -125,8 +125,15 @@ def test_an_abandoned_step_computes_again_what_its_states_lost(in_place):
     assert recomputed > 0 if in_place else recomputed == 0
 
 
+def test_states_travel_with_swapped_runs():
+    engine = with_requests(num_blocks=24, swap=True)
+    engine.drain()
+    engine.check_tokens()
+    assert engine.scheduler.num_swaps > 0
+
+
 @pytest.mark.parametrize("windows", [(None,), (6,), (None, 6)])
-@pytest.mark.parametrize("swap", [False])
+@pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_random_operations_serve_every_token(seed, in_place, swap, windows):

@@ -63,7 +63,7 @@ def test_the_table_of_the_hybrid_demo_reports_states(report):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("swap", [False])
+@pytest.mark.parametrize("swap", [False, True])
 def test_every_token_is_verified_with_other_layers_and_grids(options, swap):
     sizes = HybridSizes(**options)
     config = DemoConfig.hybrid(num_requests=8, model=sizes, num_blocks=(75, 53)[: sizes.num_groups], swap=swap)
@@ -71,6 +71,14 @@ def test_every_token_is_verified_with_other_layers_and_grids(options, swap):
     assert report.verdict.tokens == report.generated_tokens
     assert report.verdict.passed
     assert report.states.checkpoints > 0
+
+
+def test_every_token_is_verified_when_states_are_swapped():
+    report = demo(DemoConfig.hybrid(swap=True))
+    assert report.swaps == report.preemptions > 0
+    assert report.swap_nbytes == report.nbytes
+    assert report.verdict.tokens == report.generated_tokens
+    assert report.verdict.passed
 
 
 def test_every_token_is_verified_without_reuse():
