@@ -98,12 +98,13 @@ def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
     """Return the name and value of each line of the demo's table."""
     verdict = report.verdict
     ties = f", {verdict.ties} of them ties in float32" if verdict.ties else ""
+    groups = "1 group" if report.num_groups == 1 else f"{report.num_groups} groups"
     oracle = "recurrence and attention from scratch" if report.states else "dense attention"
     return [
         ("requests", f"{report.requests} ({report.sequences} sequences, {report.forks} forked)"),
         ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
         ("steps", f"{report.steps:,} in {report.serve_s:.1f} s"),
-        ("blocks", f"{report.num_blocks} of {report.block_size} tokens each, in {report.num_groups} groups"),
+        ("blocks", f"{report.num_blocks} of {report.block_size} tokens each, in {groups}"),
         ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
         ("fragmentation", f"{report.fragmentation_mean:.1%} of the slots in held blocks (mean)"),
         *_reuse_rows(report),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from pagecore.serving.demo.recurrent import RecurrentInputs
 from pagecore.serving.demo.states import StepStates, advance
+from pagecore.storage import StateSpec
 
 if TYPE_CHECKING:
     from pagecore.cache import Batch, PagedKVCache
@@ -31,7 +32,8 @@ class ServedStates:
     def __init__(self, model: Model, cache: PagedKVCache) -> None:
         self.checkpoints = 0
         self._model = model
-        self._chunk = {layer: cache.spec(layer).chunk for layer in model.recurrent}  # type: ignore[attr-defined]
+        specs = {layer: cache.spec(layer) for layer in model.recurrent}
+        self._chunk = {layer: spec.chunk for layer, spec in specs.items() if isinstance(spec, StateSpec)}
         self._planes = {
             layer: (cache.plane("conv", layer).numpy(), cache.plane("temporal", layer).numpy())
             for layer in model.recurrent
