@@ -19,6 +19,7 @@ PROMISED = {
     "own_request_table": "0 blocks held after all requests have left",
     "speculative_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
+    "hybrid_loop": "all tokens of 12 requests equal those computed from scratch: True",
     "eviction_rank": "rank 24% of the tokens reused",
     "quest_pages": "the error with a quarter of the pages is below 0.05: True",
     "snapkv": "the error is below 0.05: True",

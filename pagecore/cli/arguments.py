@@ -34,6 +34,12 @@ def parser() -> argparse.ArgumentParser:
     info = added.add_parser("info", help="show versions, instruction set, threads and CUDA devices")
     info.set_defaults(command=commands.show_info)
     demo = added.add_parser("demo", help="serve two dozen chat requests and verify every token")
+    demo.add_argument(
+        "--model",
+        choices=commands.DEMO_MODELS,
+        default=commands.DEMO_MODELS[0],
+        help="dense: attention in every layer; hybrid: Mamba-2 and gated delta layers between them (dense)",
+    )
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights, prompts and sampling (0)")
     demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
     _add_evict(demo)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pagecore.serving.replay import ReplayReport
 
 UPDATE_STEPS = 64
+DEMO_MODELS = ("dense", "hybrid")
 
 
 def show_info(_arguments: argparse.Namespace) -> int:
@@ -44,17 +45,19 @@ def run_demo(arguments: argparse.Namespace) -> int:
     from pagecore.serving.demo import DemoConfig, demo
     from pagecore.serving.tables import demo_rows
 
+    configure = DemoConfig.hybrid if arguments.model == "hybrid" else DemoConfig
     with watched(arguments.live, timeline) as (bar, watchers):
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
         report = demo(
-            DemoConfig(seed=arguments.seed, swap=arguments.swap, evict=arguments.evict),
+            configure(seed=arguments.seed, swap=arguments.swap, evict=arguments.evict),
             lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
             watchers,
         )
-    print_table("pagecore demo", demo_rows(report))
+    model = f" --model {arguments.model}" if arguments.model != DEMO_MODELS[0] else ""
+    print_table(f"pagecore demo{model}", demo_rows(report))
     swap = " --swap" if arguments.swap else ""
     evict = f" --evict {arguments.evict}" if arguments.evict != POLICIES[0] else ""
-    save_plot(timeline, arguments.plot, f"pagecore demo --seed {arguments.seed}{swap}{evict}")
+    save_plot(timeline, arguments.plot, f"pagecore demo{model} --seed {arguments.seed}{swap}{evict}")
     if not report.verdict.passed:
         wrong = report.verdict.wrong or ["no token was generated"]
         for line in wrong[:10]:

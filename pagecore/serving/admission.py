@@ -72,7 +72,9 @@ class Admission:
         self._max_length = limits.max_length
         self._prompt_tokens = limits.prompt_tokens
         self._budget = limits.budget - sum(rows.counts)
-        self._free_rows = limits.max_running - sum(run.samples for run in roster.running)
+        reserved = sum(run.samples for run in roster.running)
+        self._free_rows = limits.max_running - reserved
+        self._free_states = limits.state_rows - reserved
         # Tokens that each row still lacks. Budget is left only if every running prompt gets all that it lacks.
         self._needs = rows.counts.copy()
 
@@ -90,16 +92,22 @@ class Admission:
             size *= 2
 
     def _stage(self, size: int) -> list[Run]:
-        """Pin up to `size` runs of the queue for which budget and rows suffice, and return them."""
+        """Pin up to `size` runs of the queue for which budget, rows and state slots suffice, and return them.
+
+        A run that has the cache for itself needs no slots for its samples: they are preempted when they lack slots.
+        """
         stage: list[Run] = []
-        budget, free_rows = self._budget, self._free_rows
+        budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
         for run in list(islice(self._roster.waiting, size)):
             if budget <= 0 or run.samples > free_rows:
+                break
+            if run.samples > free_states and (stage or self._roster.running):
                 break
             self._pin(run)
             stage.append(run)
             budget -= run.num_tokens_left
             free_rows -= run.samples
+            free_states -= run.samples
         return stage
 
     def _count_fitting(self, stage: list[Run]) -> int:
@@ -138,6 +146,7 @@ class Admission:
         self._needs.append(left)
         self._budget -= count
         self._free_rows -= run.samples
+        self._free_states -= run.samples
 
     def _pin(self, run: Run) -> None:
         """Pin the longest cached prefix of a waiting run, unless the run is swapped out."""

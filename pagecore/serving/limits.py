@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pagecore.cache.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.request import RequestError
+from pagecore.storage import StateSpec
 from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Limits:
         Slots of the longest sequence that the cache can hold alone.
     headroom : int
         Slots that an admission leaves free while other runs are running.
+    state_rows : int
+        Sequences up to which an admission goes while other runs are running, so that each of them, samples that are
+        not forked yet included, has its state slots; `max_running` for a cache without states.
     """
 
     max_running: int
@@ -45,6 +49,7 @@ class Limits:
     prompt_tokens: int
     max_length: int
     headroom: int
+    state_rows: int
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
         """Raise `RequestError` for a request that the cache cannot hold alone; see `Scheduler.check_request`."""
@@ -67,7 +72,12 @@ class Limits:
 
 
 def choose_limits(
-    cache: PagedKVCache, max_running: int, max_tokens_per_step: int, headroom: float, swap_space: SwapSpace | None
+    cache: PagedKVCache,
+    max_running: int,
+    max_tokens_per_step: int,
+    headroom: float,
+    swap_space: SwapSpace | None,
+    states_per_run: int | None,
 ) -> Limits:
     """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
     if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
@@ -82,6 +92,7 @@ def choose_limits(
             f"swap_space {swap_space!r} does not belong to this cache; make it with SwapSpace(cache)"
         )
     max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
+    state_rows = _state_rows(cache, states_per_run, max_running)
     # The pools are empty: a single sequence may use all of their slots.
     max_length = cache.max_length
     # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
@@ -93,4 +104,18 @@ def choose_limits(
         prompt_tokens=min(budget, cache.max_step_tokens, PROMPT_TOKENS),
         max_length=max_length,
         headroom=int(max_length * headroom),
+        state_rows=state_rows,
     )
+
+
+def _state_rows(cache: PagedKVCache, states_per_run: int | None, max_running: int) -> int:
+    """Return the number of sequences for which the cache has `states_per_run` slots each; at least 1."""
+    if not cache.num_states:
+        if states_per_run is not None:
+            raise UnsupportedOption(f"states_per_run is {states_per_run!r}, but the cache has no states; leave it out")
+        return max_running
+    specs = (cache.spec(layer) for layer in range(cache.num_layers))
+    rules = next(spec for spec in specs if isinstance(spec, StateSpec))
+    least = (1 if rules.in_place else 2) + rules.draft_tokens
+    wanted = least if states_per_run is None else require_int("states_per_run", states_per_run, least)
+    return max((cache.num_states - 1) // wanted, 1)

@@ -96,7 +96,7 @@ class Series:
 
 
 class Metrics:
-    """Statistics of a serving run: use of the pool, fragmentation, queue, prefix reuse, and time in the index.
+    """Statistics of a serving run: blocks, state slots, fragmentation, queue, prefix reuse, and time in the index.
 
     Call `observe` once a step, after the commit and before finished runs are removed, when the cache holds everything
     that the step needed.
@@ -107,6 +107,10 @@ class Metrics:
         Steps observed.
     utilization, fragmentation : Series
         Share of the blocks in use, and share of their slots without a token.
+    states : Series
+        Share of the state slots that sequences or the prefix cache hold; 0 for a cache without states.
+    states_peak : int
+        Most state slots held in a step.
     running, waiting : Series
         Number of sequences.
     prefix_query, prefix_hit : Series
@@ -123,6 +127,8 @@ class Metrics:
         self.steps = 0
         self.utilization = Series()
         self.fragmentation = Series()
+        self.states = Series()
+        self.states_peak = 0
         self.running = Series()
         self.waiting = Series()
         self.prefix_query = Series()
@@ -141,6 +147,9 @@ class Metrics:
         self.steps += 1
         self.utilization.add(used)
         self.fragmentation.add(waste)
+        held = stats.num_states - stats.num_free_states
+        self.states.add(held / stats.num_states if held else 0.0)
+        self.states_peak = max(self.states_peak, held)
         self.running.add(running)
         self.waiting.add(waiting)
         self.prefix_query.add(reuse.prefix_query_tokens - self._query_tokens)

@@ -12,7 +12,7 @@ roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of mem
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -70,7 +70,7 @@ class Roster:
         self._journal.settle()
         if self.step is None and self.batch.in_flight:
             # The exception came after the prepare and before the caller got the step.
-            self.cache.abandon(self.batch)
+            self._abandon(self.running, lambda: None)
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
@@ -228,11 +228,11 @@ class Roster:
     def abandon(self, step: Step) -> None:
         """Undo the prepare of a step."""
 
-        def record() -> None:
+        def close() -> None:
             step.state = StepState.ABANDONED
             self.step = None
 
-        self._journal.run(lambda: self.cache.abandon(self.batch), lambda: not self.batch.in_flight, record)
+        self._abandon(step.runs, close)
 
     def accept(
         self, step: Step, going: list[Sequence], ids: NDArray[np.int32], finished: Mapping[Run, NDArray[np.int32]]
@@ -259,6 +259,19 @@ class Roster:
         self._journal.run(call, lambda: not going or going[0].num_tokens > going[0].num_computed_tokens, record)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _abandon(self, runs: Iterable[Run], close: Callable[[], None]) -> None:
+        """Abandon the batch. Decoding runs whose states went back to a checkpoint compute the tokens after it again."""
+
+        def record() -> None:
+            for run in runs:
+                held = run.held
+                if held is not None and not run.prefilling and held.num_computed_tokens + 1 < held.num_tokens:
+                    run.tokens = np.asarray(held.tokens)
+                    run.prefilling = True
+            close()
+
+        self._journal.run(lambda: self.cache.abandon(self.batch), lambda: not self.batch.in_flight, record)
 
     def _found(self, run: Run) -> Sequence | None:
         return self.cache.sequences.get(run)

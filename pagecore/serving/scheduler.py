@@ -1,10 +1,11 @@
 """Continuous batching over a paged cache, without a model or a framework.
 
 Each step gives one token to every decoding run. The remaining budget goes to prompts in chunks, oldest first. Requests
-are then admitted from the head of the queue while the pool can hold their whole prompts. When blocks run short, the
-youngest run is preempted and moves to the front of the queue. If a swap space has room, the run is swapped out and
-later continues where it was. Otherwise its blocks are freed and its tokens so far become its prompt (recomputation);
-blocks that the prefix cache still holds when the run returns are not recomputed. Both ways are as in vLLM.
+are then admitted from the head of the queue while the pool can hold their whole prompts and, in a cache with states,
+their states. When blocks or state slots run short, the youngest run is preempted and moves to the front of the queue.
+If a swap space has room, the run is swapped out and later continues where it was. Otherwise its blocks are freed and
+its tokens so far become its prompt (recomputation); a prefix that is still cached when the run returns is not
+recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of arrival, and the oldest run is never preempted. Every step computes at least one of its
     tokens, so there is no livelock.
@@ -59,6 +60,11 @@ class Scheduler:
     headroom : float
         Share of the pool, 0 to 1, that an admission leaves free, so that the new run is not preempted a few steps
         later. It does not apply when nothing else runs.
+    states_per_run : int, optional
+        State slots that an admission leaves for each running sequence of a cache with states, samples that are not
+        forked yet included; it does not apply when nothing else runs. By default those without which the sequence
+        cannot run: 1, or 2 with ``in_place=False``, and its draft tokens. One or two more keep the checkpoints of
+        prompts when slots are short; fewer sequences run then, and more prefixes are reused.
     swap_space : SwapSpace, optional
         A swap space of this cache for preempted runs. Without one, or while it is full, preempted runs are recomputed.
 
@@ -76,7 +82,8 @@ class Scheduler:
     ShapeError
         A limit is not an integer in its range, or `headroom` is outside 0 to 1.
     UnsupportedOption
-        `cache` is not a PagedKVCache, or `swap_space` belongs to another cache.
+        `cache` is not a PagedKVCache, `swap_space` belongs to another cache, or `states_per_run` is given for a cache
+        without states.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -88,9 +95,10 @@ class Scheduler:
         max_running: int = 256,
         max_tokens_per_step: int = 8192,
         headroom: float = 0.01,
+        states_per_run: int | None = None,
         swap_space: SwapSpace | None = None,
     ) -> None:
-        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space)
+        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space, states_per_run)
         self.cache = cache
         self.swap_space = swap_space
         self.max_running = self._limits.max_running
@@ -289,7 +297,10 @@ class Scheduler:
         step.index_ns += perf_counter_ns() - start
 
     def abandon(self, step: Step) -> None:
-        """Undo a step whose forward pass failed. No run advances; the next step computes the same tokens.
+        """Undo a step whose forward pass failed. No run advances; the next steps compute the same tokens.
+
+        Recurrent states that the step may have overwritten return to their last checkpoints; the tokens after these
+        are computed again, as a prompt.
 
         Raises
         ------

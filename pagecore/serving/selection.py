@@ -1,7 +1,8 @@
 """Selection of a step's rows: decodes, chunks of prompts, admissions, and what gives way while blocks are short.
 
 If only the blocks of windows are short, prompts bring fewer tokens to the step: each step lets windows release blocks.
-If other blocks are short, or one token of each prompt is still too much, the youngest runs are preempted.
+If other blocks or state slots are short, or one token of each prompt is still too much, the youngest runs are
+preempted.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _preempt(roster: Roster, missing: int) -> None:
 
     A preempted run frees at most the blocks of its known tokens, and fewer where it shares them. The estimate is
     therefore an upper bound, and no run is preempted that could stay: the caller prepares again, and calls again if
-    blocks are still short.
+    blocks, or the state slots that `missing` counts as blocks, are still short.
     """
     block_size = roster.cache.block_size
     freed = 0
@@ -99,9 +100,10 @@ def _refuse_to_stall(roster: Roster, limits: Limits) -> NoReturn:
     run = roster.head
     available = roster.cache.num_available
     needed = available + roster.cache.shortage([run.sequence], [run.num_tokens_left], step_tokens=limits.prompt_tokens)
+    held = "blocks or state slots" if roster.cache.num_states else "blocks"
     raise OutOfBlocks(
-        f"request {run.request.id} needs {needed} blocks for {len(run.tokens)} tokens; {available} are available "
-        "although nothing runs: blocks are held outside the scheduler; remove what holds them",
+        f"request {run.request.id} needs {needed} {held} for {len(run.tokens)} tokens; {available} are available "
+        f"although nothing runs: {held} are held outside the scheduler; remove what holds them",
         needed,
         available,
     )

@@ -82,19 +82,34 @@ def _history(report: DemoReport) -> list[tuple[str, str]]:
     return [("follow-up turns", f"{report.follow_ups}; {reused}")]
 
 
+def _state_rows(report: DemoReport) -> list[tuple[str, str]]:
+    """Rows about recurrent states; none for a model without them."""
+    states = report.states
+    if states is None:
+        return []
+    return [
+        ("state slots", f"{states.num_states}, at most {states.peak} of them held"),
+        ("state hits", f"{states.hits} of {states.queries} requests"),
+        ("checkpoints", f"{states.checkpoints} kept, {states.evicted} evicted"),
+    ]
+
+
 def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
     """Return the name and value of each line of the demo's table."""
     verdict = report.verdict
     ties = f", {verdict.ties} of them ties in float32" if verdict.ties else ""
+    groups = "1 group" if report.num_groups == 1 else f"{report.num_groups} groups"
+    oracle = "recurrence and attention from scratch" if report.states else "dense attention"
     return [
         ("requests", f"{report.requests} ({report.sequences} sequences, {report.forks} forked)"),
         ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
         ("steps", f"{report.steps:,} in {report.serve_s:.1f} s"),
-        ("blocks", f"{report.num_blocks} of {report.block_size} tokens each, in {report.num_groups} groups"),
+        ("blocks", f"{report.num_blocks} of {report.block_size} tokens each, in {groups}"),
         ("peak utilisation", f"{report.utilization_peak:.1%} (mean {report.utilization_mean:.1%})"),
         ("fragmentation", f"{report.fragmentation_mean:.1%} of the slots in held blocks (mean)"),
         *_reuse_rows(report),
         *_history(report),
+        *_state_rows(report),
         ("copy-on-write", f"{report.copied_blocks} blocks"),
         ("preemptions", _preemptions(report)),
         ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} concurrent sequences"),
@@ -104,7 +119,7 @@ def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
             f"{human_bytes(report.static_nbytes)} for {report.running_peak} sequences of {report.max_length} tokens "
             f"({report.static_nbytes / report.nbytes:.1f}x)",
         ),
-        ("checked", f"{verdict.tokens:,} tokens against dense attention in {report.verify_s:.1f} s{ties}"),
+        ("checked", f"{verdict.tokens:,} tokens against {oracle} in {report.verify_s:.1f} s{ties}"),
     ]
 
 

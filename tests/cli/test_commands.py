@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -312,6 +313,21 @@ def test_the_demo_evicts_by_the_given_policy(capsys, policy):
     assert ("policy lfu" in out, "follow-up turns" in out) == ((policy == "lfu"),) * 2
     assert out.endswith("all tokens verified\n")
     assert "invalid choice: 'random'" in refused(capsys, "demo", "--evict", "random")
+
+
+def test_the_demo_serves_a_hybrid_model(capsys, monkeypatch):
+    few = functools.partial(DemoConfig.hybrid, num_requests=5)
+    monkeypatch.setattr("pagecore.serving.demo.DemoConfig", types.SimpleNamespace(hybrid=few))
+    code, out, _ = call(capsys, "demo", "--model", "hybrid")
+    assert code == 0
+    assert "pagecore demo --model hybrid" in out
+    assert "from scratch" in out
+    assert "state hits" in out
+    assert out.endswith("all tokens verified\n")
+
+
+def test_the_demo_refuses_an_unknown_model(capsys):
+    assert "invalid choice: 'mamba'" in refused(capsys, "demo", "--model", "mamba")
 
 
 def test_the_demo_swaps_with_the_option_swap(capsys):

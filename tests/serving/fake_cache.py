@@ -66,6 +66,8 @@ class FakeCache:
     pins a prefix has its own copy of the block, the block of the tree is available too: one of the copies replaces it.
     """
 
+    num_states = 0
+
     def __init__(self, num_blocks, block_size=4, max_sequences=8, max_tokens_per_sequence=None, prefix_cache=True):
         self.has_prefix_cache = prefix_cache
         self.block_size = block_size

@@ -8,6 +8,7 @@ import pytest
 from pagecore.cache import PagedKVCache
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.serving.demo import DemoConfig, demo
+from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
 from pagecore.serving.metrics import Histogram, Series
 from pagecore.serving.pictures.timeline import Timeline
@@ -86,7 +87,7 @@ TARGETS = {
     "Scheduler": Scheduler,
     **{
         f"Scheduler.{name}": lambda value, name=name: scheduler(**{name: value})
-        for name in ("max_running", "max_tokens_per_step", "headroom", "swap_space")
+        for name in ("max_running", "max_tokens_per_step", "headroom", "swap_space", "states_per_run")
     },
     "add": lambda value: scheduler().add(value),
     "cancel": lambda value: scheduler().cancel(value),
@@ -117,6 +118,12 @@ TARGETS = {
         f"ModelSizes.{name}": lambda value, name=name: ModelSizes(**{name: value})
         for name in ModelSizes.__dataclass_fields__
     },
+    **{
+        f"HybridSizes.{name}": lambda value, name=name: HybridSizes(**{name: value})
+        for name in HybridSizes.__dataclass_fields__
+        if name not in ModelSizes.__dataclass_fields__
+    },
+    "DemoConfig.hybrid.num_states": lambda value: DemoConfig.hybrid(num_states=value),
     "demo": lambda value: None if value is None else demo(value),
     "Histogram.add": lambda value: Histogram().add(value),
     "Histogram.percentile": lambda value: Histogram().percentile(value),

@@ -61,10 +61,16 @@ def test_metrics_without_steps_are_zero():
 
 
 def observed(*steps):
-    """Return metrics of steps: utilization, fragmentation, runs, and totals of evictions, prompt and hit tokens."""
+    """Return metrics of steps: utilization, fragmentation, runs, and totals of evictions, prompt and hit tokens.
+
+    A seventh number is that of the free state slots, of 10.
+    """
     metrics = Metrics()
-    for used, waste, running, evicted, queries, hits in steps:
-        stats = SimpleNamespace(utilization=used, fragmentation=waste, num_evicted_blocks=evicted)
+    for used, waste, running, evicted, queries, hits, *free in steps:
+        stats = SimpleNamespace(
+            utilization=used, fragmentation=waste, num_evicted_blocks=evicted, num_states=10 if free else 0,
+            num_free_states=sum(free),
+        )  # fmt: skip
         reuse = SimpleNamespace(prefix_query_tokens=queries, prefix_hit_tokens=hits)
         metrics.observe(stats, running=running, waiting=0, reuse=reuse)
     return metrics
@@ -77,6 +83,14 @@ def test_metrics_average_over_steps_and_keep_the_peak():
     assert metrics.fragmentation_mean == pytest.approx(0.2)
     assert metrics.utilization_peak == 0.75
     assert metrics.running.values() == [1, 3, 2]
+
+
+def test_metrics_follow_the_state_slots():
+    metrics = observed((0, 0, 1, 0, 0, 0, 10), (0, 0, 1, 0, 0, 0, 3), (0, 0, 1, 0, 0, 0, 5))
+    assert metrics.states.values() == [0, 0.7, 0.5]
+    assert metrics.states_peak == 7
+    without = observed((0.5, 0, 1, 0, 0, 0))
+    assert (without.states.values(), without.states_peak) == ([0], 0)
 
 
 def test_metrics_compute_hits_and_evictions_of_each_step_from_totals():

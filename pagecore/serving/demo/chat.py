@@ -7,12 +7,13 @@ from time import perf_counter
 
 import numpy as np
 
-from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.cache import CacheStats, PagedKVCache, SwapSpace
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.demo.config import DemoConfig
 from pagecore.serving.demo.model import Array, Model
-from pagecore.serving.demo.report import DemoReport
+from pagecore.serving.demo.report import DemoReport, StateFigures
 from pagecore.serving.demo.sampling import scores
+from pagecore.serving.demo.served import ServedStates
 from pagecore.serving.demo.traffic import Traffic, chat_turns
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
@@ -59,7 +60,7 @@ def demo(
 
 
 class _Demo:
-    """The state of one demo: a model, a cache of two groups, a scheduler."""
+    """The state of one demo: a model, a cache, a scheduler."""
 
     def __init__(
         self, config: DemoConfig, progress: Callable[[str, int, int], None], watchers: Sequence[Watcher]
@@ -76,8 +77,10 @@ class _Demo:
             num_blocks=config.num_blocks,
             max_sequences=config.max_running,
             max_tokens_per_sequence=config.max_length,
+            num_states=config.num_states,
             **cache_options(config.evict),
         )
+        self.states = ServedStates(self.model, self.cache)
         self.swap_space = SwapSpace(self.cache, num_blocks=config.num_blocks) if config.swap else None
         self.scheduler = Scheduler(
             self.cache,
@@ -125,8 +128,9 @@ class _Demo:
             watch(scheduler, self.metrics)
 
     def _forward(self, step: Step) -> Array:
-        """Return the logits of each output of the step, computed with paged attention."""
+        """Return the logits of each output of the step, computed with paged attention and the states of the cache."""
         batch = step.batch
+        self.states.begin(batch)
         starts = np.asarray(batch.cu_query_lens)
         positions = np.asarray(batch.positions)[: batch.num_tokens]
         tokens = np.concatenate(
@@ -141,7 +145,7 @@ class _Demo:
             attended: Array = self.cache.attend(layer, query, batch)
             return attended
 
-        hidden = self.model.forward(tokens, positions, attend)
+        hidden = self.model.forward(tokens, positions, attend, self.states.recur)
         return self.model.logits(hidden[starts[np.array(step.output_rows, dtype=np.intp) + 1] - 1])
 
     def _sample(self, run: Run, logits: Array) -> int:
@@ -167,7 +171,6 @@ class _Demo:
         config, metrics, stats, reuse = self.config, self.metrics, self.cache.stats(), self.scheduler.reuse
         # Only the first sample of a request was admitted; the others were forked from it.
         follow_ups = [run for run in finished if run.request.id in self.traffic.histories and run.sample == 0]
-        token_nbytes = sum(plane.nbytes for spec in config.model.specs() for plane in spec.planes)
         return DemoReport(
             requests=len({run.request.id for run in finished}),
             sequences=len(finished),
@@ -200,8 +203,28 @@ class _Demo:
             max_length=config.max_length,
             nbytes=stats.nbytes,
             swap_nbytes=self.swap_space.nbytes if self.swap_space else 0,
-            static_nbytes=self.running_peak * config.max_length * token_nbytes,
+            static_nbytes=self.running_peak * _static_nbytes(config),
             serve_s=serve_s,
             verify_s=verify_s,
             verdict=verdict,
+            states=self._state_figures(finished, stats),
         )
+
+    def _state_figures(self, finished: list[Run], stats: CacheStats) -> StateFigures | None:
+        if not stats.num_states:
+            return None
+        first = [run for run in finished if run.sample == 0]
+        return StateFigures(
+            num_states=stats.num_states,
+            peak=self.metrics.states_peak,
+            hits=sum(run.num_reused_tokens > 0 for run in first),
+            queries=len(first),
+            checkpoints=self.states.checkpoints,
+            evicted=stats.num_evicted_states,
+        )
+
+
+def _static_nbytes(config: DemoConfig) -> int:
+    """Return the bytes that one sequence of the greatest length needs without paging."""
+    planes = [plane for spec in config.model.specs() for plane in spec.planes]
+    return sum(plane.nbytes * (1 if plane.per == "sequence" else config.max_length) for plane in planes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
-from pagecore.errors import ShapeError
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_flag, as_instance
+from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
 from pagecore.serving.reuse import POLICIES, check_policy
 from pagecore.storage.checks import as_float, require_int
@@ -29,8 +31,10 @@ class DemoConfig:
     block_size : int
         Tokens of a block.
     num_blocks : tuple of int
-        Blocks of each of the two groups, the null block counted. The group with a sliding window needs fewer, because
+        Blocks of each group of the model, the null block counted. The group with a sliding window needs fewer, because
         blocks that its window has passed are freed.
+    num_states : int, optional
+        State slots of a model with recurrent layers, the null slot counted; None for other models.
     max_running, max_tokens_per_step : int
         Limits of the scheduler.
     max_length : int
@@ -48,13 +52,14 @@ class DemoConfig:
     ShapeError
         A number is out of its range.
     UnsupportedOption
-        `evict` is unknown, or `swap` or `model` has another type.
+        `evict` is unknown, `swap` or `model` has another type, or `num_states` is given for a model without states.
     """
 
     seed: int = 0
     num_requests: int = 24
     block_size: int = 16
-    num_blocks: tuple[int, int] = (85, 53)
+    num_blocks: tuple[int, ...] = (85, 53)
+    num_states: int | None = None
     max_running: int = 12
     max_tokens_per_step: int = 96
     max_length: int = 448
@@ -67,9 +72,10 @@ class DemoConfig:
         require_int("seed", self.seed, 0)
         for name in ("num_requests", "block_size", "max_running", "max_tokens_per_step", "max_length"):
             require_int(name, getattr(self, name))
-        if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != 2:
+        groups = as_instance("model", self.model, ModelSizes).num_groups
+        if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != groups:
             raise ShapeError(
-                f"num_blocks is {self.num_blocks!r}; expected a tuple with one number for each of the 2 groups"
+                f"num_blocks is {self.num_blocks!r}; expected a tuple with one number for each of the {groups} groups"
             )
         for blocks in self.num_blocks:
             require_int("num_blocks", blocks, 2)
@@ -77,4 +83,16 @@ class DemoConfig:
             raise ShapeError(f"temperature is {self.temperature}; expected a finite number, 0 or more")
         as_flag("swap", self.swap)
         check_policy(self.evict)
-        as_instance("model", self.model, ModelSizes)
+        if isinstance(self.model, HybridSizes):
+            require_int("num_states", 0 if self.num_states is None else self.num_states, 2)
+        elif self.num_states is not None:
+            raise UnsupportedOption(f"num_states is {self.num_states!r}, but the model has no states; leave it out")
+
+    @classmethod
+    def hybrid(cls, **options: Any) -> DemoConfig:
+        """Return the configuration of a hybrid model; `options` replace its defaults.
+
+        About half of the sequences that could run at once fit into its blocks, and its slots are short, too.
+        """
+        defaults: dict[str, Any] = {"model": HybridSizes(), "num_blocks": (85,), "num_states": 33}
+        return cls(**(defaults | options))

@@ -1,7 +1,7 @@
-"""A small Llama-shaped decoder in plain NumPy: RoPE, RMSNorm, grouped queries, SwiGLU.
+"""A small Llama-shaped decoder in plain NumPy: RoPE, RMSNorm, grouped queries, SwiGLU; some layers may be recurrent.
 
-The attention is a parameter of the forward pass, so that the same model runs with a paged cache and with dense
-attention. Every second layer has a sliding window.
+Attention and recurrence are parameters of the forward pass, so that the same model runs with a paged cache and from
+scratch. In the dense model every second layer has a sliding window; `HybridSizes` describes a model with states.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
-from pagecore.storage import AttentionSpec
+from pagecore.serving.demo.recurrent import Recur, RecurrentLayer, RecurrentSizes, silu
+from pagecore.storage import AttentionSpec, Spec
 from pagecore.storage.checks import as_float, require_int
 
 __all__ = ["Attend", "Model", "ModelSizes", "dense_attention"]
@@ -54,25 +55,36 @@ class ModelSizes:
         for each in fields(self):
             if each.default.__class__ is int:
                 require_int(each.name, getattr(self, each.name))
-            elif not 0 < as_float(each.name, getattr(self, each.name)) < math.inf:
+            elif each.default.__class__ is float and not 0 < as_float(each.name, getattr(self, each.name)) < math.inf:
                 raise ShapeError(f"{each.name} is {getattr(self, each.name)}; expected a positive finite number")
 
     def layer_window(self, layer: int) -> int | None:
         """Return the number of keys that a query of this layer attends to; None for all."""
         return self.window if layer % 2 else None
 
-    def specs(self) -> list[AttentionSpec]:
-        """Return the spec of each layer, for a cache of float32."""
-        return [
-            AttentionSpec(
-                self.num_kv_heads,
-                self.head_dim,
-                dtype="float32",
-                window=self.layer_window(layer),
-                num_query_heads=self.num_query_heads,
-            )
-            for layer in range(self.num_layers)
-        ]
+    @property
+    def recurrent(self) -> dict[int, RecurrentSizes]:
+        """Sizes of each recurrent layer, by its number; the other layers have attention."""
+        return {}
+
+    def spec(self, layer: int) -> Spec:
+        """Return the spec of one layer, for a cache of float32."""
+        return AttentionSpec(
+            self.num_kv_heads,
+            self.head_dim,
+            dtype="float32",
+            window=self.layer_window(layer),
+            num_query_heads=self.num_query_heads,
+        )
+
+    def specs(self) -> list[Spec]:
+        """Return the spec of each layer."""
+        return [self.spec(layer) for layer in range(self.num_layers)]
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups of layers with attention, whose blocks a cache counts separately."""
+        return len({self.layer_window(layer) for layer in range(self.num_layers) if layer not in self.recurrent})
 
 
 class Model:
@@ -98,36 +110,71 @@ class Model:
             return weights.astype(dtype)
 
         query, keys = sizes.num_query_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
+
+        def mixer(layer: int) -> dict[str, Array]:
+            recurrent = sizes.recurrent.get(layer)
+            if recurrent is None:
+                # Larger gains spread the scores: attention selects among tokens, and the logits depend on the choice.
+                return {
+                    "query": matrix(sizes.width, query, gain=1.5),
+                    "key": matrix(sizes.width, keys, gain=1.5),
+                    "value": matrix(sizes.width, keys),
+                    "output": matrix(query, sizes.width, gain=2.0),
+                }
+            self.recurrent[layer] = RecurrentLayer(recurrent, random, dtype)
+            return {
+                "channels": matrix(sizes.width, recurrent.channels),
+                "decay": matrix(sizes.width, recurrent.heads),
+                "strength": matrix(sizes.width, recurrent.heads),
+                "output gate": matrix(sizes.width, recurrent.width),
+                "output": matrix(recurrent.width, sizes.width, gain=2.0),
+            }
+
         self.embedding = matrix(sizes.vocab_size, sizes.width, gain=np.sqrt(sizes.vocab_size))
-        # Larger gains spread the scores: attention selects among tokens, and the logits depend on the selection.
+        self.recurrent: dict[int, RecurrentLayer] = {}
         self.layers = [
             {
-                "query": matrix(sizes.width, query, gain=1.5),
-                "key": matrix(sizes.width, keys, gain=1.5),
-                "value": matrix(sizes.width, keys),
-                "output": matrix(query, sizes.width, gain=2.0),
+                **mixer(layer),
                 "gate": matrix(sizes.width, sizes.hidden_width),
                 "up": matrix(sizes.width, sizes.hidden_width),
                 "down": matrix(sizes.hidden_width, sizes.width),
             }
-            for _ in range(sizes.num_layers)
+            for layer in range(sizes.num_layers)
         ]
         self.head = matrix(sizes.width, sizes.vocab_size, gain=2.0)
 
-    def forward(self, tokens: Array, positions: Array, attend: Attend) -> Array:
-        """Return hidden states `[T, width]` of tokens `[T]` at `positions` `[T]`, of one or several sequences."""
+    def forward(self, tokens: Array, positions: Array, attend: Attend, recur: Recur | None = None) -> Array:
+        """Return hidden states `[T, width]` of tokens `[T]` at `positions` `[T]`, of one or several sequences.
+
+        `recur` is needed for a model with recurrent layers.
+        """
         rotations = self._rotations(positions)
         hidden: Array = self.embedding[tokens]
         for layer, weights in enumerate(self.layers):
             normed = self._normalize(hidden)
-            query = self._rotate(self._heads(product(normed, weights["query"])), rotations)
-            key = self._rotate(self._heads(product(normed, weights["key"])), rotations)
-            attended = attend(layer, query, key, self._heads(product(normed, weights["value"])))
-            hidden = hidden + product(attended.reshape(len(tokens), -1), weights["output"])
+            if layer in self.recurrent:
+                assert recur is not None
+                hidden = hidden + self._recurrent(layer, normed, recur)
+            else:
+                hidden = hidden + self._attention(layer, normed, rotations, attend)
             normed = self._normalize(hidden)
-            gate = product(normed, weights["gate"])
-            hidden = hidden + product(gate / (1 + np.exp(-gate)) * product(normed, weights["up"]), weights["down"])
+            gate = silu(product(normed, weights["gate"]))
+            hidden = hidden + product(gate * product(normed, weights["up"]), weights["down"])
         return hidden
+
+    def _attention(self, layer: int, normed: Array, rotations: tuple[Array, Array], attend: Attend) -> Array:
+        weights = self.layers[layer]
+        query = self._rotate(self._heads(product(normed, weights["query"])), rotations)
+        key = self._rotate(self._heads(product(normed, weights["key"])), rotations)
+        attended = attend(layer, query, key, self._heads(product(normed, weights["value"])))
+        return product(attended.reshape(len(normed), -1), weights["output"])
+
+    def _recurrent(self, layer: int, normed: Array, recur: Recur) -> Array:
+        """Gate and normalise the output of the recurrence, as Mamba-2 does."""
+        weights = self.layers[layer]
+        projected = (product(normed, weights[name]) for name in ("channels", "decay", "strength"))
+        output = recur(layer, self.recurrent[layer].inputs(*projected))
+        return product(self._normalize(output * silu(product(normed, weights["output gate"]))), weights["output"])
 
     def logits(self, hidden: Array) -> Array:
         """Return the logits `[n, vocab_size]` of hidden states `[n, width]`."""

@@ -6,7 +6,24 @@ from dataclasses import dataclass
 
 from pagecore.serving.demo.verify import Verdict
 
-__all__ = ["DemoReport"]
+__all__ = ["DemoReport", "StateFigures"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFigures:
+    """Statistics of the recurrent states of a run of the demo.
+
+    At most `peak` of the `num_states` slots were held at once; the null slot is not counted. `queries` are the requests
+    at their first admission, and `hits` of them began with a cached state. Steps kept `checkpoints` states, and the
+    prefix cache evicted `evicted` of these.
+    """
+
+    num_states: int
+    peak: int
+    hits: int
+    queries: int
+    checkpoints: int
+    evicted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +33,8 @@ class DemoReport:
     `swaps` of the `preemptions` swapped the run out, and the other preempted runs were recomputed; `swap_nbytes` is
     the size of the swap space. `static_nbytes` is the memory that static caches of `max_length` tokens would need for
     `running_peak` sequences. `follow_ups` counts the turns that continued a chat: of their `history_tokens`,
-    `history_hit_tokens` were reused. The other statistics of reuse are those of `ReplayReport`.
+    `history_hit_tokens` were reused. The other statistics of reuse are those of `ReplayReport`. `states` is None for
+    a model without recurrent layers.
     """
 
     requests: int
@@ -52,3 +70,4 @@ class DemoReport:
     serve_s: float
     verify_s: float
     verdict: Verdict
+    states: StateFigures | None = None

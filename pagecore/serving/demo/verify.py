@@ -1,4 +1,4 @@
-"""Verification of generated tokens against dense attention over the finished texts, without a cache."""
+"""Verification of generated tokens against dense attention and recurrence over the finished texts, without a cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pagecore.serving.demo.model import Array, Model, dense_attention
+from pagecore.serving.demo.recurrence import recurrence
+from pagecore.serving.demo.recurrent import RecurrentInputs
 from pagecore.serving.demo.sampling import scores
 from pagecore.serving.request import Run
 
@@ -19,7 +21,7 @@ TIE = 1e-4
 
 @dataclass(slots=True)
 class Verdict:
-    """Result of the verification; `wrong` lists each token that dense attention would not choose."""
+    """Result of the verification; `wrong` lists each token that the computation from scratch would not choose."""
 
     tokens: int = 0
     ties: int = 0
@@ -32,7 +34,7 @@ class Verdict:
 
 
 def verify(runs: Iterable[Run], model: Model, seed: int, temperature: float) -> Verdict:
-    """Recompute each finished text with dense attention, and compare every generated token.
+    """Recompute each finished text with dense attention and whole recurrences, and compare every generated token.
 
     Parameters
     ----------
@@ -53,7 +55,7 @@ def verify(runs: Iterable[Run], model: Model, seed: int, temperature: float) -> 
 
 def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: Verdict) -> None:
     request = run.request
-    logits = _dense_logits(model, run.tokens[:-1])
+    logits = _logits_from_scratch(model, run.tokens[:-1])
     first = len(request.prompt)
     if len(run.tokens) != first + request.max_new_tokens:
         verdict.wrong.append(
@@ -72,15 +74,18 @@ def _verify_run(run: Run, model: Model, seed: int, temperature: float, verdict: 
             verdict.ties += 1
         else:
             verdict.wrong.append(
-                f"request {request.id}, sample {run.sample}, position {position}: got token {given}, dense "
-                f"attention chooses {best}"
+                f"request {request.id}, sample {run.sample}, position {position}: got token {given}, "
+                f"{'the computation from scratch' if model.recurrent else 'dense attention'} chooses {best}"
             )
 
 
-def _dense_logits(model: Model, tokens: Array) -> Array:
-    """Return the logits after each token of one text, by attention over the whole text at once."""
+def _logits_from_scratch(model: Model, tokens: Array) -> Array:
+    """Return the logits after each token of one text, by attention and recurrence over the whole text."""
 
     def attend(layer: int, query: Array, key: Array, value: Array) -> Array:
         return dense_attention(query, key, value, model.sizes.layer_window(layer))
 
-    return model.logits(model.forward(tokens, np.arange(len(tokens)), attend))
+    def recur(layer: int, inputs: RecurrentInputs) -> Array:
+        return recurrence(model.recurrent[layer], inputs)
+
+    return model.logits(model.forward(tokens, np.arange(len(tokens)), attend, recur))
