@@ -22,7 +22,7 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
     where = "the largest group" if len(memory.groups) > 1 else "the pool"
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
     return [
-        ("model", f"{model.model_type}, {len(model.layers)} layers{longest}"),
+        ("model", f"{model.model_type}, {model.num_layers} layers{longest}"),
         ("memory", f"{human_bytes(memory.memory)} for the cache{rank}"),
         ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
         ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {where}"),

@@ -160,7 +160,7 @@ class ModelPlan:
         """Return model and plan as one dict of plain values."""
         model = {
             "model_type": self.model.model_type,
-            "num_layers": len(self.model.layers),
+            "num_layers": self.model.num_layers,
             "max_length": self.model.max_length,
         }
         return model | self.memory.as_json()

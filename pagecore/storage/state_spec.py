@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, flag, require_int, shown
+from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import Plane
 
 
@@ -32,6 +34,9 @@ class StateSpec:
         it restores the state before it.
     draft_tokens : int
         Draft tokens of a speculative step, each of which keeps a state of its own until the step is committed.
+    split : callable, optional
+        Returns the planes of one rank of several: ``split(ranks=4)``, such as
+        ``functools.partial(delta_planes, 16, 32, 128, 128)``. It takes no part in comparisons.
 
     Raises
     ------
@@ -60,6 +65,7 @@ class StateSpec:
     interval: int = 256
     in_place: bool = True
     draft_tokens: int = 0
+    split: Callable[..., tuple[Plane, ...]] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planes", _checked(self.planes))
@@ -73,6 +79,25 @@ class StateSpec:
                 f"interval is {self.interval}, which is not a multiple of the chunk of {self.chunk} tokens; use "
                 f"{max(below, self.chunk)} or {below + self.chunk}"
             )
+
+    def shard(self, parallel: TensorParallel) -> StateSpec:
+        """Return one rank's part of the layer; the ranks have equal parts.
+
+        Raises
+        ------
+        UnsupportedOption
+            There are several ranks, and the spec has no `split`.
+        ShapeError
+            Heads or channels that the ranks cannot split.
+        """
+        if parallel.size == 1:
+            return self
+        if self.split is None:
+            raise UnsupportedOption(
+                f"a StateSpec without split cannot be divided among {parallel.size} ranks; give it split=, such as "
+                "partial(delta_planes, 16, 32, 128, 128), or list the planes of one rank"
+            )
+        return replace(self, planes=self.split(ranks=parallel.size), split=None)
 
     @property
     def window(self) -> None:
