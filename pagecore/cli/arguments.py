@@ -103,6 +103,13 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         help="lengths of requests (a few, up to the model's longest)",
     )
     parser.add_argument(
+        "--state-ratio",
+        type=float,
+        default=0.9,
+        metavar="R",
+        help="bytes of recurrent states over bytes of blocks, for a model with both (0.9)",
+    )
+    parser.add_argument(
         "--dtype", default="auto", help="dtype of keys and values: auto (the model's), bfloat16, float16 ..."
     )
     parser.add_argument(

@@ -113,10 +113,11 @@ def _state_dtype(fields: Fields, name: str | None) -> DType:
 
 def delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
     """Gated delta rule of Qwen3-Next and Qwen3.5."""
-    names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
+    key_heads, value_heads = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
+    key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
     kernel = fields.integer("linear_conv_kernel_dim", min=2)
-    sizes = [fields.integer(f"linear_{name}") for name in names]
-    return partial(delta_planes, *sizes, kernel=kernel, dtype=dtypes.window, state_dtype=dtypes.state)
+    sizes = (key_heads, value_heads, key_dim, value_dim, kernel)
+    return partial(delta_planes, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)
 
 
 def kimi_delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
