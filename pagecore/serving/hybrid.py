@@ -50,7 +50,8 @@ def divide_hybrid(
             f"memory is {memory} bytes, of which states have {budget}; at least two slots of {one} bytes are needed, "
             "including the null slot: give more memory, or a larger state_ratio"
         )
-    return count_blocks(groups, block_size, None, memory - budget) if groups else [], min(budget // one, INT32_MAX)
+    slots = min(budget // one, INT32_MAX)
+    return count_blocks(groups, block_size, None, memory - slots * one) if groups else [], slots
 
 
 def slots_held(states: Sequence[StateSpec], num_tokens: int, block_size: int) -> int:

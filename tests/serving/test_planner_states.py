@@ -25,7 +25,7 @@ def test_worked_example_d10_slots_of_qwen3_next():
     assert plan.states.num_slots - 1 == 262
     assert plan.states.num_slots == StatePool.slots_for(20_344_581_928, plan.states.specs)
     assert plan.states.state_ratio == 0.9
-    assert plan.num_blocks == (40 * GIB - 20_344_581_928) // (12 * 2 * 2 * 256 * 2 * 16)
+    assert plan.num_blocks == (40 * GIB - 263 * 77_266_944) // (12 * 2 * 2 * 256 * 2 * 16)
     assert plan.bytes_per_token == 24_576
 
 
