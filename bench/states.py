@@ -1,4 +1,4 @@
-"""Recurrent states: copies and zeros of slots against numpy.copyto, and a decode step against one without states.
+"""Recurrent states: copies and zeros of slots against numpy.copyto, a decode step against one without, and state hits.
 
 A copy that fits the caches is dominated by the checks of the call, about 10 us; only larger ones have a target.
 """
@@ -6,12 +6,17 @@ A copy that fits the caches is dominated by the checks of the call, about 10 us;
 from __future__ import annotations
 
 import argparse
+import tempfile
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from bench.runner import Bench, Job
+from bench.synthetic_trace import write_shared_prompts
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
+from pagecore.serving.replay import replay
+from pagecore.serving.replay.options import ReplayOptions
 from pagecore.storage import StatePool, StateSpec
 from pagecore.storage.state_shapes import delta_planes, mamba2_planes, short_conv_planes
 
@@ -19,6 +24,16 @@ COPY_TARGET = 0.9
 SLOTS = 4
 BLOCK = 16
 MIB = 1 << 20
+# Share of the tokens that the best placement of checkpoints saves; Qwen3-Next-80B in bfloat16.
+HITS_TARGET = 0.95
+HITS_MEMORY = "64GiB"
+QWEN_3_NEXT = {
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 48,
+    "max_position_embeddings": 262144,
+}
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
@@ -32,6 +47,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
         _copies(bench, name, spec, bench.pick(layers, 1))
     for in_place in (True, False):
         _steps(bench, in_place)
+    _hits(bench)
 
 
 def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
@@ -67,6 +83,29 @@ def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
         nbytes=nbytes,
         sizes=sizes,
     )
+
+
+def _hits(bench: Bench) -> None:
+    """Compare the tokens that cached states save with those that a state after every cached block would save.
+
+    The second figure is that of the best placement of checkpoints with unlimited slots: no placement reuses more than
+    the cached blocks.
+    """
+    requests, prompts = bench.pick((2000, 40), (30, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shared.jsonl"
+        write_shared_prompts(path, requests, prompts, bench.pick(1.0, 0.25))
+        report = replay(path, ReplayOptions(model=QWEN_3_NEXT, memory=HITS_MEMORY))
+    states = report.states
+    assert states is not None
+    with bench.case("state hits"):
+        assert 0 < states.hit_tokens <= states.matched_tokens, "states save more than the cached blocks have"
+    bench.fact(f"{requests} requests, {prompts} shared prompts: prompt tokens", report.prefix_query_tokens)
+    bench.fact("tokens that the best checkpoint placement saves", states.matched_tokens)
+    bench.fact("tokens that the cached states save", states.hit_tokens)
+    bench.fact(f"share of the best, target {HITS_TARGET}", states.hit_tokens / max(states.matched_tokens, 1))
+    bench.fact("state slots", states.num_states - 1)
+    bench.fact("states evicted", states.evicted_states)
 
 
 class _Rows:

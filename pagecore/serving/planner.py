@@ -44,7 +44,7 @@ def plan_memory(
     do not count prompts, which a `Scheduler` computes in smaller steps while windows are short of blocks.
 
     A request of a model with recurrent states holds the slot that its steps write, and from ``lcm(chunk, block_size)``
-    tokens on one with its newest checkpoint. A third slot, for the checkpoint that a step keeps, is not counted: it is
+    tokens on one with its newest checkpoint. Another slot, for the checkpoint that a step keeps, is not counted: it is
     taken from the cached states.
 
     Parameters

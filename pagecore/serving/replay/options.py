@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagecore.cache.layers import Group
-from pagecore.cache.limits import count_blocks
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
@@ -176,15 +175,7 @@ class ReplayOptions:
             slots = max(2, math.floor(held * self.state_ratio) // one) + 1 if one else 0
             return [self.num_blocks] * len(groups), min(slots, INT32_MAX)
         budget = parse_memory(memory)
-        if self.num_states is None:
-            return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio)
-        left = budget - self.num_states * one
-        if left <= 0:
-            raise NotEnoughMemory(
-                f"num_states is {self.num_states}, which takes {self.num_states * one} bytes of a memory of {budget} "
-                f"bytes; use fewer slots of {one} bytes"
-            )
-        return count_blocks(groups, self.block_size, None, left), self.num_states
+        return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio, self.num_states)
 
     @property
     def num_swap_blocks(self) -> int:

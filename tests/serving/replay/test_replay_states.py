@@ -58,12 +58,14 @@ def test_sequential_requests_hit_the_states_of_sets_of_prefixes(chats, block_siz
     matched, hit = np.sum(count_state_hits(whole_texts(chats), block_size, 64, 256, budget), axis=0).tolist()
     states = report.states
     assert (states.matched_tokens, states.hit_tokens, report.prefix_hit_tokens) == (matched, hit, hit)
-    assert 0 < hit < matched
+    # A step of 700 tokens ends before the first common multiple of chunk and block, 1,600.
+    assert hit < matched
+    assert (hit > 0) == (block_size != 100 or budget > 1600)
     assert states.share_lost == 1 - hit / matched
     assert (states.evicted_states, report.evicted_blocks) == (0, 0)
     assert report.computed_tokens == sum(len(computed) for _, computed in whole_texts(chats)) - hit
-    assert states.cached_peak > 0
-    assert 0 < states.held_mean <= states.held_peak < 1
+    assert (states.cached_peak > 0) == (hit > 0)
+    assert 0 < states.held_mean < states.held_peak + 1e-9 < 1
 
 
 def test_states_that_few_slots_hold_are_evicted(chats):
@@ -128,8 +130,12 @@ def test_a_layer_with_both_counts_both(chats):
         ({"model": SMALL, "state_ratio": 0}, ShapeError, "state_ratio is 0"),
         ({"model": SMALL, "swap_memory": "1GiB"}, UnsupportedOption, "swap_memory and a model with recurrent states"),
         ({"model": HYBRIDS["mamba-2.8b"]}, UnsupportedOption, "no layer of the model attends"),
-        ({"model": SMALL, "memory": "20MiB"}, NotEnoughMemory, "at least two slots of 19316736 bytes"),
-        ({"model": SMALL, "memory": "1GiB", "num_states": 60}, NotEnoughMemory, "use fewer slots of 19316736 bytes"),
+        ({"model": SMALL, "memory": "20MiB"}, NotEnoughMemory, "at least two state slots of 19316736 bytes"),
+        (
+            {"model": SMALL, "memory": "1GiB", "num_states": 60},
+            NotEnoughMemory,
+            "gives 60 state slots of .* and 0 bytes",
+        ),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, error, words):
