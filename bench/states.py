@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +28,7 @@ MIB = 1 << 20
 # Share of the tokens that the best placement of checkpoints saves; Qwen3-Next-80B in bfloat16.
 HITS_TARGET = 0.95
 HITS_MEMORY = "64GiB"
+HITS_RUNNING = 128
 QWEN_3_NEXT = {
     "model_type": "qwen3_next",
     "hidden_size": 2048,
@@ -86,26 +88,31 @@ def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
 
 
 def _hits(bench: Bench) -> None:
-    """Compare the tokens that cached states save with those that a state after every cached block would save.
+    """Compare the tokens that cached states save with those that the best placement of checkpoints saves.
 
-    The second figure is that of the best placement of checkpoints with unlimited slots: no placement reuses more than
-    the cached blocks.
+    The latter are the tokens in cached blocks: no placement reuses more, and a state after every block reuses as many.
+    With unlimited slots the two figures compare placements alone; otherwise eviction has its share.
     """
     requests, prompts = bench.pick((2000, 40), (30, 2))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shared.jsonl"
         write_shared_prompts(path, requests, prompts, bench.pick(1.0, 0.25))
-        report = replay(path, ReplayOptions(model=QWEN_3_NEXT, memory=HITS_MEMORY))
-    states = report.states
-    assert states is not None
-    with bench.case("state hits"):
-        assert 0 < states.hit_tokens <= states.matched_tokens, "states save more than the cached blocks have"
-    bench.fact(f"{requests} requests, {prompts} shared prompts: prompt tokens", report.prefix_query_tokens)
-    bench.fact("tokens that the best checkpoint placement saves", states.matched_tokens)
-    bench.fact("tokens that the cached states save", states.hit_tokens)
-    bench.fact(f"share of the best, target {HITS_TARGET}", states.hit_tokens / max(states.matched_tokens, 1))
-    bench.fact("state slots", states.num_states - 1)
-    bench.fact("states evicted", states.evicted_states)
+        unlimited = ReplayOptions(model=QWEN_3_NEXT, blocks="unbounded", max_running=HITS_RUNNING)
+        limited = ReplayOptions(model=QWEN_3_NEXT, memory=HITS_MEMORY, max_running=HITS_RUNNING)
+        cases = {f"unlimited slots, target {HITS_TARGET}": unlimited}
+        cases |= {f"{HITS_MEMORY}, {policy}": replace(limited, evict=policy) for policy in ("lru", "slru")}
+        reports = {name: replay(path, options) for name, options in cases.items()}
+    bench.fact(
+        f"{requests} requests, {prompts} shared prompts: prompt tokens", reports[next(iter(cases))].prompt_tokens
+    )
+    for name, report in reports.items():
+        states = report.states
+        assert states is not None
+        with bench.case(f"state hits, {name}"):
+            assert 0 < states.hit_tokens <= states.matched_tokens, "states save more than the cached blocks have"
+        bench.fact(f"best placement saves tokens, {name}", states.matched_tokens)
+        bench.fact(f"cached states save tokens, {name}", states.hit_tokens)
+        bench.fact(f"share of the best, {name}", states.hit_tokens / max(states.matched_tokens, 1))
 
 
 class _Rows:

@@ -102,6 +102,20 @@ def test_a_replay_of_a_model_with_latents_counts_their_bytes(trace):
     assert (report.requests_finished, report.num_blocks) == (4, 2**32 // (61 * 1152 * 16))
 
 
+def test_a_replay_of_a_model_with_states_reports_them(capsys, tmp_path, trace):
+    qwen, out_file = Path(__file__).parents[1] / "models" / "qwen3-next-80b-a3b.json", tmp_path / "out.json"
+    code, out, err = call(capsys, "replay", trace, "--model", qwen, "--memory", "40GiB", "--json", out_file)
+    assert (code, err) == (0, "")
+    for part in ("blocks matched", "reused by states", "262 of 73.7 MiB each", "states evicted"):
+        assert part in out
+    report = json.loads(out_file.read_text())
+    assert (report["requests_finished"], report["states"]["num_states"]) == (4, 263)
+    for options, slots in ((["--num-states", 50], 50), (["--state-ratio", 0.1], 2**32 // 11 * 10 // 77_266_944 + 1)):
+        code, *_ = call(capsys, "replay", trace, "--model", qwen, "--memory", "40GiB", *options, "--json", out_file)
+        assert (code, json.loads(out_file.read_text())["states"]["num_states"]) == (0, slots)
+    assert "num_states is 5, but the model has no" in refused(capsys, "replay", trace, "--num-states", 5)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from pagecore import Plane, StatePool, StateSpec
-from pagecore.cache import Alias
+from pagecore.cache import Alias, PagedKVCache
 from pagecore.errors import NotEnoughMemory, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.models import specs_from_config
 from pagecore.serving.hybrid import arrange_hybrid
 from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows, state_columns
 from pagecore.serving.planner import plan_memory, plan_model
@@ -80,6 +82,42 @@ def test_a_model_of_states_alone_has_slots_and_no_blocks():
     assert "blocks" not in dict(plan_rows(plan))
     assert len(context_columns(plan)[0]) == 4
     json.dumps(plan.as_json())
+
+
+@pytest.mark.parametrize("context", [5, 40, 130])
+def test_the_planned_number_of_requests_fits(context):
+    layers = [FULL, STATE, WINDOW, STATE]
+    plan = plan_memory(layers, 60_000, block_size=4, context=context)
+    planned = plan.contexts[0]
+    splits = [
+        (planned.requests, [group.num_blocks for group in plan.groups], plan.states.num_slots),
+        (planned.best_requests, list(planned.best_num_blocks), planned.best_num_states),
+    ]
+    for requests, num_blocks, num_states in splits:
+        assert requests > 0
+        cache = PagedKVCache(
+            layers,
+            num_blocks=num_blocks,
+            num_states=num_states,
+            block_size=4,
+            max_sequences=requests,
+            max_tokens_per_sequence=context,
+            device="none",
+        )
+        sequences = [cache.add_sequence(np.arange(context) + 1000 * n) for n in range(requests)]
+        for _ in range(context):
+            cache.commit(cache.prepare(sequences, 1))
+        assert {sequence.num_computed_tokens for sequence in sequences} == {context}
+    cache = PagedKVCache(layers, memory=60_000, block_size=4, device="none")
+    assert (list(cache.num_blocks), cache.num_states) == ([g.num_blocks for g in plan.groups], plan.states.num_slots)
+
+
+def test_a_rank_of_a_cache_has_the_planned_blocks_and_slots():
+    specs = specs_from_config(QWEN_3_NEXT)
+    plan = plan_memory(specs, "40GiB", ranks=2)
+    cache = PagedKVCache(specs, memory="40GiB", parallel=TensorParallel(1, 2), device="none")
+    assert (list(cache.num_blocks), cache.num_states) == ([plan.num_blocks], plan.states.num_slots) == ([115094], 526)
+    assert [plane.shape for plane in cache.spec(0).planes] == [(4096, 3), (16, 128, 128)]
 
 
 def test_layers_without_memory_are_not_planned():

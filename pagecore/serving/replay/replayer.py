@@ -230,7 +230,6 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
     rows = min(options.max_running, options.max_tokens_per_step)
     if summary is not None:
         rows = min(rows, summary.num_requests)
-    states = {"num_states": _num_states(options, summary, rows)} if options.states else {}
     cache = PagedKVCache(
         SPEC if options.layers is None else options.layers,
         block_size=options.block_size,
@@ -238,7 +237,7 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
-        **states,
+        num_states=_num_states(options, summary, rows) if options.states else None,
         **cache_options(options.evict),
     )
     tokens = min(options.max_tokens_per_step, rows * length)
