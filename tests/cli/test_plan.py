@@ -110,7 +110,7 @@ def test_a_replay_of_a_model_with_states_reports_them(capsys, tmp_path, trace):
         assert part in out
     report = json.loads(out_file.read_text())
     assert (report["requests_finished"], report["states"]["num_states"]) == (4, 263)
-    for options, slots in ((["--num-states", 50], 50), (["--state-ratio", 0.1], 2**32 // 11 * 10 // 77_266_944 + 1)):
+    for options, slots in ((["--num-states", 50], 50), (["--state-ratio", 0.1], 40 * 2**30 // 11 // 77_266_944)):
         code, *_ = call(capsys, "replay", trace, "--model", qwen, "--memory", "40GiB", *options, "--json", out_file)
         assert (code, json.loads(out_file.read_text())["states"]["num_states"]) == (0, slots)
     assert "num_states is 5, but the model has no" in refused(capsys, "replay", trace, "--num-states", 5)
