@@ -121,7 +121,7 @@ def delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
 
 
 def kimi_delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
-    """Kimi delta attention: as many key heads as value heads, with equal dims."""
+    """Kimi delta attention: equal numbers of key heads and value heads, and equal dims."""
     inner = kimi_fields(fields)
 
     def integer(short: str, long: str, min: int = 1) -> int:
