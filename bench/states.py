@@ -90,7 +90,7 @@ def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
 def _hits(bench: Bench) -> None:
     """Compare the tokens that cached states save with those that the best placement of checkpoints saves.
 
-    The latter are the tokens in cached blocks: no placement reuses more, and a state after every block reuses all of them.
+    The latter are the tokens in cached blocks, all of which a state after every block would save.
     With unlimited slots the two figures compare placements alone; otherwise eviction has its share.
     """
     requests, prompts = bench.pick((2000, 40), (30, 2))

@@ -73,8 +73,6 @@ class ReplayOptions:
     ----------
     layers : tuple of specs or None
         Layers of the model; None without `model`.
-    states : tuple of StateSpec
-        Those of the layers that keep a recurrent state.
 
     Raises
     ------
@@ -104,7 +102,6 @@ class ReplayOptions:
     attend: bool = False
     seed: int = 0
     layers: tuple[Spec, ...] | None = field(default=None, init=False)
-    states: tuple[StateSpec, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.blocks is not None:
@@ -130,6 +127,11 @@ class ReplayOptions:
                     f"{name} {memory!r} holds {blocks} blocks; the largest block id is {INT32_MAX}; "
                     "use less memory or a larger block_size"
                 )
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Specs of the layers of the model that keep a recurrent state."""
+        return tuple(spec for spec in self.layers or () if isinstance(spec, StateSpec))
 
     @property
     def is_unbounded(self) -> bool:
@@ -172,8 +174,8 @@ class ReplayOptions:
         one = sum(spec.nbytes for spec in self.states)
         if self.blocks is not None:
             held = sum(group.bytes_per_block(self.block_size) for group in groups) * self.num_blocks
-            slots = max(2, math.floor(held * self.state_ratio) // one) + 1 if one else 0
-            return [self.num_blocks] * len(groups), min(slots, INT32_MAX)
+            slots = min(max(2, held * self.state_ratio // one) + 1, INT32_MAX) if one else 0
+            return [self.num_blocks] * len(groups), int(slots)
         budget = parse_memory(memory)
         return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio, self.num_states)
 
@@ -193,9 +195,7 @@ class ReplayOptions:
         if self.attend:
             raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
         object.__setattr__(self, "layers", tuple(specs_from_config(model)))
-        states = tuple(spec for spec in self.layers or () if isinstance(spec, StateSpec))
-        object.__setattr__(self, "states", states)
-        if len(states) == len(self.layers or ()):
+        if len(self.states) == len(self.layers or ()):
             raise UnsupportedOption(
                 "no layer of the model attends; a replay counts blocks of keys and values: give a model with attention"
             )

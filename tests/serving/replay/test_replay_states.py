@@ -1,6 +1,7 @@
 """Replays of models with recurrent states, compared with sets of prefixes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,6 +90,7 @@ def test_a_memory_is_divided_as_by_the_planner(chats):
     assert (options.num_slots, options.num_blocks) == (100, (40 * 2**30 - 100 * 77_266_944) // 393_216)
     options = ReplayOptions(model=QWEN_3_NEXT, blocks=10_000, state_ratio=0.5)
     assert options.num_slots == 10_000 * 393_216 // 2 // 77_266_944 + 1
+    assert [replace(options, state_ratio=ratio).num_slots for ratio in (1e-300, 1e300)] == [3, 2**31 - 1]
 
 
 def test_without_a_prefix_cache_nothing_is_matched(chats):
