@@ -34,8 +34,12 @@ class StateSpec:
         it restores the state before it.
     draft_tokens : int
         Draft tokens of a speculative step, each of which keeps a state of its own until the step is committed.
+    ranks : int
+        Number of ranks over which the model is split; the planes are those of one rank, as the functions of
+        `pagecore.storage.state_shapes` return them for ``ranks=``. A cache takes only specs of its own number of ranks,
+        and specs of the whole model with `split`.
     split : callable, optional
-        Returns the planes of one rank of several: ``split(ranks=4)``, such as
+        Returns the planes of one of several ranks for ``split(ranks=4)``, such as
         ``functools.partial(delta_planes, 16, 32, 128, 128)``. It takes no part in comparisons.
 
     Raises
@@ -65,6 +69,7 @@ class StateSpec:
     interval: int = 256
     in_place: bool = True
     draft_tokens: int = 0
+    ranks: int = 1
     split: Callable[..., tuple[Plane, ...]] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,31 +78,17 @@ class StateSpec:
         object.__setattr__(self, "interval", require_int("interval", self.interval))
         object.__setattr__(self, "in_place", flag("in_place", self.in_place))
         object.__setattr__(self, "draft_tokens", require_int("draft_tokens", self.draft_tokens, min=0, max=1023))
+        object.__setattr__(self, "ranks", require_int("ranks", self.ranks))
+        if self.split is not None and not callable(self.split):
+            raise UnsupportedOption(
+                f"split is {shown(self.split)}; give a function of ranks, such as partial(delta_planes, 16, 32, 128, 128)"
+            )
         if self.interval % self.chunk:
             below = self.interval // self.chunk * self.chunk
             raise ShapeError(
                 f"interval is {self.interval}, which is not a multiple of the chunk of {self.chunk} tokens; use "
                 f"{max(below, self.chunk)} or {below + self.chunk}"
             )
-
-    def shard(self, parallel: TensorParallel) -> StateSpec:
-        """Return one rank's part of the layer; the ranks have equal parts.
-
-        Raises
-        ------
-        UnsupportedOption
-            There are several ranks, and the spec has no `split`.
-        ShapeError
-            Heads or channels that the ranks cannot split.
-        """
-        if parallel.size == 1:
-            return self
-        if self.split is None:
-            raise UnsupportedOption(
-                f"a StateSpec without split cannot be divided among {parallel.size} ranks; give it split=, such as "
-                "partial(delta_planes, 16, 32, 128, 128), or list the planes of one rank"
-            )
-        return replace(self, planes=self.split(ranks=parallel.size), split=None)
 
     @property
     def window(self) -> None:
@@ -108,6 +99,26 @@ class StateSpec:
     def nbytes(self) -> int:
         """Bytes of the state of one sequence."""
         return sum(plane.nbytes for plane in self.planes)
+
+    def shard(self, parallel: TensorParallel) -> StateSpec:
+        """Return one rank's part of the layer: the spec itself, or what `split` returns for a whole model.
+
+        Raises
+        ------
+        UnsupportedOption
+            The planes are those of another number of ranks, and cannot be split.
+        ShapeError
+            Heads or channels that the ranks cannot split.
+        """
+        if parallel.size == self.ranks:
+            return self
+        if self.ranks > 1 or self.split is None:
+            raise UnsupportedOption(
+                f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; make "
+                f"the planes with ranks={parallel.size} (pagecore.storage.state_shapes), and give the spec that number, "
+                "or give the spec of the whole model split="
+            )
+        return replace(self, planes=self.split(ranks=parallel.size), ranks=parallel.size, split=None)
 
     def prefill_grid(self, block_size: int) -> int:
         """Return the distance in tokens of possible checkpoints in a prefill: lcm(chunk, block_size)."""

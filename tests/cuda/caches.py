@@ -79,7 +79,7 @@ def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layer
         def read(self, tensor):
             return cuda.get(tensor)
 
-        def fill(self, plane, slot, values):
+        def put(self, plane, slot, values):
             values = np.ascontiguousarray(values)
             cuda.runtime.copy(plane[int(slot)].pointer, values.ctypes.data, values.nbytes, 0)
             cuda.runtime.synchronize(0)

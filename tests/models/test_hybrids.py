@@ -122,7 +122,8 @@ def test_two_ranks_hold_half_of_the_states(name):
             # A group of Mamba-2 is replicated.
             part = TensorParallel(1, 2).shard(spec)
             assert spec.nbytes <= 2 * part.nbytes < 1.1 * spec.nbytes
-            assert (part.chunk, part.interval, part.split) == (spec.chunk, spec.interval, None)
+            assert (part.chunk, part.interval, part.ranks, part.split) == (spec.chunk, spec.interval, 2, None)
+            assert TensorParallel(1, 2).shard(part) is part
 
 
 def test_ranks_that_cannot_split_a_state_raise():
@@ -132,7 +133,7 @@ def test_ranks_that_cannot_split_a_state_raise():
     assert whole == state_of(QWEN_3_NEXT)
     assert hash(whole) == hash(state_of(QWEN_3_NEXT))
     assert TensorParallel().shard(whole) is whole
-    with pytest.raises(UnsupportedOption, match="StateSpec without split cannot be divided among 2 ranks; give it"):
+    with pytest.raises(UnsupportedOption, match="the planes of one of 1 ranks, and the cache is one of 2; make the planes"):
         TensorParallel(0, 2).shard(whole)
 
 

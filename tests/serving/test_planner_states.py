@@ -55,7 +55,7 @@ def test_ranks_share_the_states(ranks, slots):
 def test_ranks_that_cannot_split_the_states_raise():
     with pytest.raises(ShapeError, match="key_heads is 16, which 6 ranks cannot split"):
         plan_model(QWEN_3_NEXT | {"num_key_value_heads": 3, "num_attention_heads": 6}, "40GiB", ranks=6)
-    with pytest.raises(UnsupportedOption, match="without split cannot be divided among 2 ranks"):
+    with pytest.raises(UnsupportedOption, match="the planes of one of 1 ranks, and the cache is one of 2"):
         plan_memory([FULL, STATE], 10**6, ranks=2)
 
 

@@ -174,8 +174,8 @@ class ReplayOptions:
         one = sum(spec.nbytes for spec in self.states)
         if self.blocks is not None:
             held = sum(group.bytes_per_block(self.block_size) for group in groups) * self.num_blocks
-            slots = min(max(2, held * self.state_ratio // one) + 1, INT32_MAX) if one else 0
-            return [self.num_blocks] * len(groups), int(slots)
+            slots = math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)) if one else 0
+            return [self.num_blocks] * len(groups), slots
         budget = parse_memory(memory)
         return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio, self.num_states)
 
