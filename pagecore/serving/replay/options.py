@@ -49,7 +49,7 @@ class ReplayOptions:
         Number of state slots of a model with recurrent states, the null slot counted. The default has `state_ratio`
         times the bytes of the blocks; with unbounded blocks, a slot for every checkpoint of the trace.
     state_ratio : float
-        Bytes of states over bytes of blocks, for a model with both.
+        Bytes of states over bytes of blocks, for a model with both; also in `swap_memory`.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -81,9 +81,9 @@ class ReplayOptions:
     NotEnoughMemory
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
-        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`, or states with `swap_memory`;
-        `num_states` is given for a model without states; the model has no attention; the model or the policy is not
-        known; `blocks` is a string other than "unbounded"; a flag is not a bool.
+        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
+        model without states; the model has no attention; the model or the policy is not known; `blocks` is a string
+        other than "unbounded"; a flag is not a bool.
     """
 
     memory: int | str | None = None
@@ -182,7 +182,18 @@ class ReplayOptions:
     @property
     def num_swap_blocks(self) -> int:
         """Number of blocks of the swap space, the null block counted; 0 without `swap_memory`."""
-        return 0 if self.swap_memory is None else self._blocks_within(self.swap_memory)
+        if self.swap_memory is None:
+            return 0
+        held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
+        return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
+
+    @property
+    def num_swap_states(self) -> int:
+        """Number of state slots of the swap space, the null slot counted; 0 without `swap_memory` or states."""
+        if self.swap_memory is None or not self.states:
+            return 0
+        memory = parse_memory(self.swap_memory)
+        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1]
 
     def _blocks_within(self, memory: int | str) -> int:
         return blocks_within(parse_memory(memory), self._bytes_per_block())
@@ -204,11 +215,6 @@ class ReplayOptions:
         if self.num_states is not None and not self.states:
             raise UnsupportedOption(
                 f"num_states is {self.num_states}, but the model has no recurrent states; leave it out"
-            )
-        if self.states and self.swap_memory is not None:
-            raise UnsupportedOption(
-                "swap_memory and a model with recurrent states exclude each other; leave swap_memory out: preempted "
-                "requests are then recomputed"
             )
         object.__setattr__(self, "state_ratio", as_float("state_ratio", self.state_ratio))
         if not (math.isfinite(self.state_ratio) and self.state_ratio > 0):

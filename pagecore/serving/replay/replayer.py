@@ -241,7 +241,9 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
         **cache_options(options.evict),
     )
     tokens = min(options.max_tokens_per_step, rows * length)
-    space = SwapSpace(cache, num_blocks=options.num_swap_blocks) if options.num_swap_blocks else None
+    space = None
+    if options.num_swap_blocks:
+        space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
     return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space)
 
 

@@ -93,6 +93,17 @@ def test_a_memory_is_divided_as_by_the_planner(chats):
     assert [replace(options, state_ratio=ratio).num_slots for ratio in (1e-300, 1e300)] == [3, 2**31 - 1]
 
 
+def test_preempted_requests_are_swapped_out_with_their_states(chats):
+    few = ReplayOptions(model=SMALL, blocks=220, num_states=40, max_running=16)
+    recomputed = replay(chats, few)
+    swapped = replay(chats, replace(few, swap_memory="4GiB"))
+    assert recomputed.preemptions > 0
+    assert 0 < swapped.swaps <= swapped.preemptions
+    assert swapped.requests_finished == recomputed.requests_finished == 30
+    assert (swapped.num_swap_blocks, few.num_swap_states) == ((2**32 - 105 * 19_316_736) // 98_304, 0)
+    assert 0 < swapped.swapped_blocks_peak < swapped.num_swap_blocks
+
+
 def test_without_a_prefix_cache_nothing_is_matched(chats):
     report = replay(chats, ReplayOptions(model=SMALL, blocks=5000, evict="none", requests=5))
     assert (report.states.matched_tokens, report.states.hit_tokens, report.states.share_lost) == (0, 0, 0.0)
@@ -130,7 +141,7 @@ def test_a_layer_with_both_counts_both(chats):
         ({"num_states": 5}, UnsupportedOption, "num_states is 5, but the model has no"),
         ({"model": SMALL, "num_states": 2}, ShapeError, "num_states is 2"),
         ({"model": SMALL, "state_ratio": 0}, ShapeError, "state_ratio is 0"),
-        ({"model": SMALL, "swap_memory": "1GiB"}, UnsupportedOption, "swap_memory and a model with recurrent states"),
+        ({"model": SMALL, "swap_memory": "20MiB"}, NotEnoughMemory, "at least two state slots of 19316736 bytes"),
         ({"model": HYBRIDS["mamba-2.8b"]}, UnsupportedOption, "no layer of the model attends"),
         ({"model": SMALL, "memory": "20MiB"}, NotEnoughMemory, "at least two state slots of 19316736 bytes"),
         (
