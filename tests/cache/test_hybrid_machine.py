@@ -125,7 +125,8 @@ class HybridMachine(PrefixMachine):
                     self.write_state(slot, twin, twin.computed + k + 1)
                 assert write == self.read(batch.draft_write)[i, count - 1]
             kept, length = checkpoints[i], lengths[i]
-            assert bool(kept) == bool(length) and (not kept or twin.computed < length <= twin.computed + count)
+            assert bool(kept) == bool(length)
+            assert not kept or twin.computed < length <= twin.computed + count
             assert length % BLOCK == 0
             self.write_state(kept, twin, length)
             self.write_state(write, twin, twin.computed + count)

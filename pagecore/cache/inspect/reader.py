@@ -229,7 +229,10 @@ class CacheReader(PartsOwner):
         """Return the number of blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
 
         State slots count as blocks of a group of their own. Cached states, and checkpoints of sequences without a step
-        in flight, count as available. If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare.
+        in flight, count as available.
+
+        If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare. It may
+        then exceed what is missing of state slots.
 
         Parameters
         ----------
