@@ -81,7 +81,7 @@ class StateSpec:
         object.__setattr__(self, "ranks", require_int("ranks", self.ranks))
         if self.split is not None and not callable(self.split):
             raise UnsupportedOption(
-                f"split is {shown(self.split)}; give a function of ranks, such as partial(delta_planes, 16, 32, 128, 128)"
+                f"split is {shown(self.split)}; give a function of ranks, such as partial(short_conv_planes, 2048)"
             )
         if self.interval % self.chunk:
             below = self.interval // self.chunk * self.chunk
@@ -114,9 +114,9 @@ class StateSpec:
             return self
         if self.ranks > 1 or self.split is None:
             raise UnsupportedOption(
-                f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; make "
-                f"the planes with ranks={parallel.size} (pagecore.storage.state_shapes), and give the spec that number, "
-                "or give the spec of the whole model split="
+                f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; "
+                f"make the planes (pagecore.storage.state_shapes) and the spec with ranks={parallel.size}, or give the "
+                "spec of the whole model split="
             )
         return replace(self, planes=self.split(ranks=parallel.size), ranks=parallel.size, split=None)
 

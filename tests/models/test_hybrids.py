@@ -133,8 +133,13 @@ def test_ranks_that_cannot_split_a_state_raise():
     assert whole == state_of(QWEN_3_NEXT)
     assert hash(whole) == hash(state_of(QWEN_3_NEXT))
     assert TensorParallel().shard(whole) is whole
-    with pytest.raises(UnsupportedOption, match="the planes of one of 1 ranks, and the cache is one of 2; make the planes"):
+    with pytest.raises(UnsupportedOption, match="planes of one of 1 ranks, and the cache is one of 2; make"):
         TensorParallel(0, 2).shard(whole)
+
+
+def test_a_split_that_is_not_a_function_is_refused():
+    with pytest.raises(UnsupportedOption, match="split is 2; give a function of ranks"):
+        StateSpec(state_of(QWEN_3_NEXT).planes, split=2)
 
 
 def test_a_spec_with_split_is_pickled():
