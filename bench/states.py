@@ -1,4 +1,4 @@
-"""Recurrent states: copies and zeros of slots against numpy.copyto, and a decode step against one without states.
+"""Recurrent states: copies and zeros of slots against numpy.copyto, a decode step against one without, and state hits.
 
 A copy that fits the caches is dominated by the checks of the call, about 10 us; only larger ones have a target.
 """
@@ -6,12 +6,18 @@ A copy that fits the caches is dominated by the checks of the call, about 10 us;
 from __future__ import annotations
 
 import argparse
+import tempfile
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from bench.runner import Bench, Job
+from bench.synthetic_trace import write_shared_prompts
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
+from pagecore.serving.replay import replay
+from pagecore.serving.replay.options import ReplayOptions
 from pagecore.storage import StatePool, StateSpec
 from pagecore.storage.state_shapes import delta_planes, mamba2_planes, short_conv_planes
 
@@ -19,6 +25,17 @@ COPY_TARGET = 0.9
 SLOTS = 4
 BLOCK = 16
 MIB = 1 << 20
+# Share of the tokens that the best placement of checkpoints saves; Qwen3-Next-80B in bfloat16.
+HITS_TARGET = 0.95
+HITS_MEMORY = "64GiB"
+HITS_RUNNING = 128
+QWEN_3_NEXT = {
+    "model_type": "qwen3_next",
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 48,
+    "max_position_embeddings": 262144,
+}
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
@@ -32,6 +49,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
         _copies(bench, name, spec, bench.pick(layers, 1))
     for in_place in (True, False):
         _steps(bench, in_place)
+    _hits(bench)
 
 
 def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
@@ -67,6 +85,34 @@ def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
         nbytes=nbytes,
         sizes=sizes,
     )
+
+
+def _hits(bench: Bench) -> None:
+    """Compare the tokens that cached states save with those that the best placement of checkpoints saves.
+
+    The latter are the tokens in cached blocks, all of which a state after every block would save.
+    With unlimited slots the two figures compare placements alone; otherwise eviction has its share.
+    """
+    requests, prompts = bench.pick((2000, 40), (30, 2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shared.jsonl"
+        write_shared_prompts(path, requests, prompts, bench.pick(1.0, 0.25))
+        unlimited = ReplayOptions(model=QWEN_3_NEXT, blocks="unbounded", max_running=HITS_RUNNING)
+        limited = ReplayOptions(model=QWEN_3_NEXT, memory=HITS_MEMORY, max_running=HITS_RUNNING)
+        cases = {f"unlimited slots, target {HITS_TARGET}": unlimited}
+        cases |= {f"{HITS_MEMORY}, {policy}": replace(limited, evict=policy) for policy in ("lru", "slru")}
+        reports = {name: replay(path, options) for name, options in cases.items()}
+    bench.fact(
+        f"{requests} requests, {prompts} shared prompts: prompt tokens", reports[next(iter(cases))].prompt_tokens
+    )
+    for name, report in reports.items():
+        states = report.states
+        assert states is not None
+        with bench.case(f"state hits, {name}"):
+            assert 0 < states.hit_tokens <= states.matched_tokens, "states save more than the cached blocks have"
+        bench.fact(f"best placement saves tokens, {name}", states.matched_tokens)
+        bench.fact(f"cached states save tokens, {name}", states.hit_tokens)
+        bench.fact(f"share of the best, {name}", states.hit_tokens / max(states.matched_tokens, 1))
 
 
 class _Rows:

@@ -38,6 +38,30 @@ def write_trace(path: Path, num_requests: int, scale: float = 1.0) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+def write_shared_prompts(path: Path, num_requests: int, num_prompts: int, scale: float = 1.0) -> None:
+    """Write requests that each begin with one of `num_prompts` shared prompts, popular ones more often (Zipf).
+
+    A shared prompt has 2,048 to 8,192 tokens, a question a median of 300 and an answer of 200, times `scale`. Equal
+    arguments give equal files.
+    """
+    random = np.random.default_rng(SEED)
+    weights = 1 / np.arange(1, num_prompts + 1)
+    chosen = random.choice(num_prompts, num_requests, p=weights / weights.sum())
+    blocks = random.integers(max(1, int(4 * scale)), max(2, int(16 * scale)) + 1, num_prompts)
+    starts = np.concatenate([[0], np.cumsum(blocks)])
+    questions = _lengths(random, num_requests, 300 * scale, 0.8, 4096)
+    outputs = _lengths(random, num_requests, 200 * scale, 0.6, 1000)
+    fresh = int(starts[-1])
+    with path.open("w") as file:
+        for number, (prompt, question, output) in enumerate(zip(chosen.tolist(), questions, outputs, strict=True)):
+            own = -(-question // HASH_BLOCK)
+            hash_ids = [*range(int(starts[prompt]), int(starts[prompt + 1])), *range(fresh, fresh + own)]
+            fresh += own
+            length = int(blocks[prompt]) * HASH_BLOCK + question
+            line = {"timestamp": 100 * number, "input_length": length, "output_length": output, "hash_ids": hash_ids}
+            file.write(json.dumps(line) + "\n")
+
+
 def _lengths(random: np.random.Generator, count: int, median: float, sigma: float, longest: int) -> list[int]:
     lengths: list[int] = np.clip(random.lognormal(np.log(median), sigma, count), 1, longest).astype(int).tolist()
     return lengths

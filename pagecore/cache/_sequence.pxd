@@ -16,6 +16,7 @@ cdef class Sequence:
     cdef int32_t dropped        # number of tokens that compact removed: positions run ahead of the cache by it
     cdef int32_t compacted      # number of computed tokens after the last compact; 0 without one
     cdef int32_t cached         # number of computed tokens that came from the prefix cache
+    cdef int32_t matched        # tokens in blocks that the prefix cache shared when the sequence was added
     cdef PrefixHold hold        # the prefix cache's record of the sequence; None in a cache without a prefix cache
     cdef int64_t tenant         # of its namespace in `Tenants`; 0 in a cache that does not scrub
     cdef int32_t pending        # tokens of the step in flight; -1 without one

@@ -83,6 +83,15 @@ cdef class Sequence:
         return self.cached
 
     @property
+    def num_matched_tokens(self):
+        """Number of tokens in the blocks that the prefix cache shared when the sequence was added.
+
+        More than `num_cached_tokens` at that time in a cache with recurrent states, which computes the tokens after the
+        deepest cached state again.
+        """
+        return self.matched
+
+    @property
     def num_dropped_tokens(self):
         """Number of tokens that `PagedKVCache.compact` removed.
 

@@ -72,6 +72,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         help=f"bytes of key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, Llama 3 8B in bfloat16)",
     )
     parser.add_argument(
+        "--num-states", type=int, metavar="N", help="number of state slots, the null slot counted, instead of the ratio"
+    )
+    _add_state_ratio(parser)
+    parser.add_argument(
         "--swap-memory",
         metavar="MEMORY",
         help="swap preempted requests out to a second memory, such as 16GiB",
@@ -108,6 +112,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="lengths of requests (a few, up to the model's longest)",
     )
+    _add_state_ratio(parser)
     parser.add_argument(
         "--dtype", default="auto", help="dtype of keys and values: auto (the model's), bfloat16, float16 ..."
     )
@@ -119,6 +124,16 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the plan to FILE")
     parser.set_defaults(command=commands.show_plan)
+
+
+def _add_state_ratio(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--state-ratio",
+        type=float,
+        default=0.9,
+        metavar="R",
+        help="bytes of recurrent states over bytes of blocks, for a model with both (0.9)",
+    )
 
 
 def _blocks(text: str) -> int | str:

@@ -111,7 +111,7 @@ def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, tim
 def show_plan(arguments: argparse.Namespace) -> int:
     """Print the blocks, tokens and requests of a model that fit into a memory."""
     require("plan", "rich")
-    from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows
+    from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows, state_columns
     from pagecore.serving.planner import plan_model
 
     if arguments.json is not None:
@@ -122,11 +122,14 @@ def show_plan(arguments: argparse.Namespace) -> int:
         ranks=arguments.ranks,
         block_size=arguments.block_size,
         context=arguments.context,
+        state_ratio=arguments.state_ratio,
         dtype=arguments.dtype,
         format=None if arguments.kv_format == "none" else arguments.kv_format,
     )
     print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
-    print_columns("groups", *group_columns(plan))
+    for title, (headings, lines) in (("groups", group_columns(plan)), ("states", state_columns(plan))):
+        if lines:
+            print_columns(title, headings, lines)
     print_columns("concurrent requests", *context_columns(plan))
     if arguments.json is not None:
         write_json(arguments.json, plan)

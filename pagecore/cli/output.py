@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from pagecore.serving.pictures import Timeline, Watcher
-    from pagecore.serving.planner import ModelPlan
+    from pagecore.serving.plans import ModelPlan
     from pagecore.serving.replay import ReplayReport
 
 

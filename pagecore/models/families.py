@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
 from pagecore.models.indexer import every_layer_indexes, layers_that_index
+from pagecore.models.states import States
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["FAMILIES", "FLAT", "RENAMED", "TEXT_MODELS", "Family"]
+__all__ = ["FAMILIES", "FLAT", "GROUPED", "LATENT", "RENAMED", "TEXT_MODELS", "Family"]
 
 
 def _layers(fields: Fields) -> int:
@@ -58,6 +59,10 @@ class Family:
         number of layers.
     count_layers : callable
         Returns the number of attention layers.
+    states : States, optional
+        Layers with recurrent states.
+    attention_width : int
+        Width of queries over all heads, in multiples of hidden_size, if there is no head_dim.
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
@@ -72,6 +77,8 @@ class Family:
     indexes: Callable[[Fields, int], list[bool]] | None = None
     count_layers: Callable[[Fields], int] = _layers
     has_chunks: bool = False
+    states: States | None = None
+    attention_width: int = 1
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -273,6 +280,8 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})

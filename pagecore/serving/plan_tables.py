@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from pagecore.serving.tables import human_bytes
 
 if TYPE_CHECKING:
-    from pagecore.serving.planner import GroupPlan, ModelPlan
+    from pagecore.serving.plans import GroupPlan, ModelPlan
     from pagecore.storage import Spec
 
-__all__ = ["context_columns", "group_columns", "plan_rows"]
+__all__ = ["context_columns", "group_columns", "plan_rows", "state_columns"]
 
 Columns = tuple[list[str], list[list[str]]]
 
@@ -21,13 +21,24 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
     longest = "" if model.max_length is None else f", up to {model.max_length:,} tokens"
     where = "the largest group" if len(memory.groups) > 1 else "the pool"
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
-    return [
-        ("model", f"{model.model_type}, {len(model.layers)} layers{longest}"),
+    rows = [
+        ("model", f"{model.model_type}, {model.num_layers} layers{longest}"),
         ("memory", f"{human_bytes(memory.memory)} for the cache{rank}"),
-        ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
-        ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {where}"),
-        ("tokens", f"{memory.num_tokens:,}"),
     ]
+    if memory.groups:
+        rows += [
+            ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
+            ("blocks", f"{memory.num_blocks - 1:,} of {memory.block_size} tokens each in {where}"),
+            ("tokens", f"{memory.num_tokens:,}"),
+        ]
+    if memory.states is not None:
+        states = memory.states
+        share = "" if states.state_ratio is None else f", {states.state_ratio:g} times the bytes of the blocks"
+        rows += [
+            ("bytes per state", f"{human_bytes(states.bytes_per_slot)} of a sequence in all layers{rank}"),
+            ("state slots", f"{states.num_slots - 1:,}{share}"),
+        ]
+    return rows
 
 
 def group_columns(plan: ModelPlan) -> Columns:
@@ -36,18 +47,35 @@ def group_columns(plan: ModelPlan) -> Columns:
     return headings, [_group_line(number, group) for number, group in enumerate(plan.memory.groups)]
 
 
+def state_columns(plan: ModelPlan) -> Columns:
+    """Return the headings and lines of the table of states, a line for each kind of layer; no lines without states."""
+    states = plan.memory.states
+    headings = ["layers", "planes", "bytes per layer", "chunk", "interval"]
+    specs = () if states is None else states.specs
+    return headings, [
+        [str(specs.count(spec)), _planes(spec), f"{spec.nbytes:,}", str(spec.chunk), str(spec.interval)]
+        for spec in dict.fromkeys(specs)
+    ]
+
+
 def context_columns(plan: ModelPlan) -> Columns:
-    """Return the headings and lines of the table of contexts; with several groups it includes the best split."""
-    headings = ["context", "blocks per request", "requests"]
-    several = len(plan.memory.groups) > 1
+    """Return the headings and lines of the table of contexts; with several pools it includes the best split.
+
+    Blocks and slots are those of one request.
+    """
+    groups, states = len(plan.memory.groups), plan.memory.states is not None
+    several = groups + states > 1
     lines = []
     for context in plan.memory.contexts:
-        line = [f"{context.context:,}", _added(context.blocks_per_request), f"{context.requests:,}"]
+        line = [f"{context.context:,}", _added(context.blocks_per_request)]
+        line += [f"{context.slots_per_request:,}"] * states + [f"{context.requests:,}"]
         if several:
             best = context.best_num_blocks
             line += [f"{context.best_requests:,}", "none" if best is None else str(list(best))]
+            line += ["none" if context.best_num_states is None else f"{context.best_num_states:,}"] * states
         lines.append(line)
-    return headings + (["best split", "its num_blocks"] if several else []), lines
+    headings = ["context", *(["blocks", "slots"] if states else ["blocks per request"]), "requests"]
+    return headings + (["best split", "its num_blocks"] + ["its num_states"] * states if several else []), lines
 
 
 def _group_line(number: int, group: GroupPlan) -> list[str]:
@@ -77,4 +105,4 @@ def _planes(spec: Spec) -> str:
 
 
 def _added(counts: tuple[int, ...]) -> str:
-    return " + ".join(f"{count:,}" for count in counts)
+    return " + ".join(f"{count:,}" for count in counts) or "none"

@@ -47,6 +47,9 @@ class Reuse:
     ----------
     prefix_query_tokens, prefix_hit_tokens : int
         Tokens of the prompts, and those of them that were reused.
+    prefix_matched_tokens : int
+        Tokens whose blocks were cached. More than `prefix_hit_tokens` in a cache with recurrent states, which computes
+        the tokens after the deepest cached state again.
     prefix_query_blocks, prefix_hit_blocks : int
         Blocks that could be reused, which are the full blocks before the last token, and those that were.
     num_recovered_tokens : int
@@ -55,6 +58,7 @@ class Reuse:
 
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_matched_tokens: int = 0
     prefix_query_blocks: int = 0
     prefix_hit_blocks: int = 0
     num_recovered_tokens: int = 0
@@ -83,6 +87,7 @@ class Reuse:
             self,
             prefix_query_tokens=self.prefix_query_tokens + len(run.tokens),
             prefix_hit_tokens=self.prefix_hit_tokens + found,
+            prefix_matched_tokens=self.prefix_matched_tokens + run.sequence.num_matched_tokens,
             prefix_query_blocks=self.prefix_query_blocks + (len(run.tokens) - 1) // block_size,
             prefix_hit_blocks=self.prefix_hit_blocks + found // block_size,
         )

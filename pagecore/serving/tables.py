@@ -62,6 +62,23 @@ def _reuse_rows(report: DemoReport | ReplayReport) -> list[tuple[str, str]]:
     ]
 
 
+def _replayed_states(report: ReplayReport) -> list[tuple[str, str]]:
+    """Rows about recurrent states; none for a model without them."""
+    states = report.states
+    if states is None:
+        return []
+    slots = f"{states.num_states - 1:,} of {human_bytes(states.bytes_per_state)} each"
+    rows = [("state slots", f"{slots}, in use mean {states.held_mean:.1%}, peak {states.held_peak:.1%}")]
+    if report.evict == NO_REUSE:
+        return rows
+    return [
+        ("blocks matched", f"{states.matched_tokens:,} prompt tokens in cached blocks"),
+        ("reused by states", f"{states.hit_tokens:,} of these; {states.share_lost:.1%} lost after the deepest state"),
+        *rows,
+        ("states evicted", f"{states.evicted_states:,}; at most {states.cached_peak:,} were cached"),
+    ]
+
+
 def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
     if report.evict == NO_REUSE:
         return []
@@ -133,6 +150,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} per second)"),
         *_reuse_rows(report),
         *_reuse_over_time(report),
+        *_replayed_states(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens each"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, flag, require_int, shown
@@ -35,7 +36,11 @@ class StateSpec:
         Draft tokens of a speculative step, each of which keeps a state of its own until the step is committed.
     ranks : int
         Number of ranks over which the model is split; the planes are those of one rank, as the functions of
-        `pagecore.storage.state_shapes` return them for ``ranks=``. A cache takes only specs of its own number of ranks.
+        `pagecore.storage.state_shapes` return them for ``ranks=``. A cache takes only specs of its own number of ranks,
+        and specs of the whole model with `split`.
+    split : callable, optional
+        Returns the planes of one of several ranks for ``split(ranks=4)``, such as
+        ``functools.partial(delta_planes, 16, 32, 128, 128)``. It takes no part in comparisons.
 
     Raises
     ------
@@ -65,6 +70,7 @@ class StateSpec:
     in_place: bool = True
     draft_tokens: int = 0
     ranks: int = 1
+    split: Callable[..., tuple[Plane, ...]] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planes", _checked(self.planes))
@@ -73,6 +79,10 @@ class StateSpec:
         object.__setattr__(self, "in_place", flag("in_place", self.in_place))
         object.__setattr__(self, "draft_tokens", require_int("draft_tokens", self.draft_tokens, min=0, max=1023))
         object.__setattr__(self, "ranks", require_int("ranks", self.ranks))
+        if self.split is not None and not callable(self.split):
+            raise UnsupportedOption(
+                f"split is {shown(self.split)}; give a function of ranks, such as partial(short_conv_planes, 2048)"
+            )
         if self.interval % self.chunk:
             below = self.interval // self.chunk * self.chunk
             raise ShapeError(
@@ -91,19 +101,24 @@ class StateSpec:
         return sum(plane.nbytes for plane in self.planes)
 
     def shard(self, parallel: TensorParallel) -> StateSpec:
-        """Return the spec itself, whose planes are those of one rank.
+        """Return one rank's part of the layer: the spec itself, or what `split` returns for a whole model.
 
         Raises
         ------
         UnsupportedOption
-            The planes are those of another number of ranks.
+            The planes are those of another number of ranks, and cannot be split.
+        ShapeError
+            Heads or channels that the ranks cannot split.
         """
-        if parallel.size != self.ranks:
+        if parallel.size == self.ranks:
+            return self
+        if self.ranks > 1 or self.split is None:
             raise UnsupportedOption(
                 f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; "
-                f"make the planes (pagecore.storage.state_shapes) and the spec with ranks={parallel.size}"
+                f"make the planes (pagecore.storage.state_shapes) and the spec with ranks={parallel.size}, or give the "
+                "spec of the whole model split="
             )
-        return self
+        return replace(self, planes=self.split(ranks=parallel.size), ranks=parallel.size, split=None)
 
     def prefill_grid(self, block_size: int) -> int:
         """Return the distance in tokens of possible checkpoints in a prefill: lcm(chunk, block_size)."""

@@ -11,7 +11,7 @@ from pagecore.models import specs_from_config
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from tests.cli.command_line import call, refused, write_trace
-from tests.models.published import PUBLISHED
+from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
 GEMMA = PUBLISHED["gemma-2-9b"]
 
@@ -74,10 +74,46 @@ def test_latents_of_deepseek_v3_are_counted(capsys, tmp_path):
     assert (code, "latent 352" in out) == (0, True)
 
 
+def test_states_of_qwen3_next_are_planned(capsys, tmp_path):
+    qwen, out_file = Path(__file__).parents[1] / "models" / "qwen3-next-80b-a3b.json", tmp_path / "plan.json"
+    code, out, err = call(capsys, "plan", qwen, "--memory", "40GiB", "--json", out_file)
+    assert (code, err) == (0, "")
+    for part in ("qwen3_next, 48 layers", "262, 0.9 times the bytes of the blocks", "73.7 MiB", "num_states"):
+        assert part in out
+    assert json.loads(out_file.read_text())["states"]["num_slots"] == 263
+    options = ["--memory", "40GiB", "--state-ratio", 1.9, "--ranks", 2, "--json", out_file]
+    assert call(capsys, "plan", qwen, *options)[0] == 0
+    assert json.loads(out_file.read_text())["states"]["num_slots"] == 2**30 * 40 * 19 // 29 // 38_633_472
+    assert "state_ratio is 0.0" in refused(capsys, "plan", qwen, "--memory", "40GiB", "--state-ratio", 0)
+
+
+def test_chunks_of_llama_4_are_planned(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA_4_SCOUT))
+    code, out, err = call(capsys, "plan", path, "--memory", "40GiB", "--context", 131072)
+    assert (code, err) == (0, "")
+    for part in ("llama4_text, 48 layers", "chunks of", "512 + 8,192"):
+        assert part in out
+
+
 def test_a_replay_of_a_model_with_latents_counts_their_bytes(trace):
     deepseek = json.loads((Path(__file__).parents[1] / "models" / "deepseek-v3.json").read_text())
     report = replay(trace, ReplayOptions(model=deepseek, memory="4GiB"))
     assert (report.requests_finished, report.num_blocks) == (4, 2**32 // (61 * 1152 * 16))
+
+
+def test_a_replay_of_a_model_with_states_reports_them(capsys, tmp_path, trace):
+    qwen, out_file = Path(__file__).parents[1] / "models" / "qwen3-next-80b-a3b.json", tmp_path / "out.json"
+    code, out, err = call(capsys, "replay", trace, "--model", qwen, "--memory", "40GiB", "--json", out_file)
+    assert (code, err) == (0, "")
+    for part in ("blocks matched", "reused by states", "262 of 73.7 MiB each", "states evicted"):
+        assert part in out
+    report = json.loads(out_file.read_text())
+    assert (report["requests_finished"], report["states"]["num_states"]) == (4, 263)
+    for options, slots in ((["--num-states", 50], 50), (["--state-ratio", 0.1], 40 * 2**30 // 11 // 77_266_944)):
+        code, *_ = call(capsys, "replay", trace, "--model", qwen, "--memory", "40GiB", *options, "--json", out_file)
+        assert (code, json.loads(out_file.read_text())["states"]["num_states"]) == (0, slots)
+    assert "num_states is 5, but the model has no" in refused(capsys, "replay", trace, "--num-states", 5)
 
 
 @pytest.mark.parametrize(

@@ -834,40 +834,6 @@ LLAMA_4_SCOUT = {
 
 # Published files whose attention no spec describes, with the reason in the error message.
 UNSERVED = {
-    "kimi-linear-48b-a3b": (
-        {
-            "architectures": ["KimiLinearForCausalLM"],
-            "model_type": "kimi_linear",
-            "hidden_size": 2304,
-            "kv_lora_rank": 512,
-            "linear_attn_config": {"full_attn_layers": [4, 8, 12], "head_dim": 128, "num_heads": 32},
-            "num_attention_heads": 32,
-            "num_hidden_layers": 27,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-        },
-        "linear-attention states (linear_attn_config = ...)",
-    ),
-    "qwen3-next-80b-a3b": (
-        {
-            "architectures": ["Qwen3NextForCausalLM"],
-            "model_type": "qwen3_next",
-            "full_attention_interval": 4,
-            "head_dim": 256,
-            "hidden_size": 2048,
-            "linear_conv_kernel_dim": 4,
-            "linear_key_head_dim": 128,
-            "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32,
-            "linear_value_head_dim": 128,
-            "max_position_embeddings": 262144,
-            "num_attention_heads": 16,
-            "num_hidden_layers": 48,
-            "num_key_value_heads": 2,
-            "torch_dtype": "bfloat16",
-        },
-        "linear-attention states (linear_num_value_heads = 32)",
-    ),
     "minimax-text-01": (
         {
             "model_type": "minimax_text_01",
@@ -880,21 +846,34 @@ UNSERVED = {
         },
         "linear-attention states (attn_type_list[0] = 0)",
     ),
-    "mamba-2.8b": (
-        {"model_type": "mamba", "hidden_size": 2560, "num_hidden_layers": 64, "state_size": 16},
-        "recurrent states (state_size = 16)",
-    ),
-    "lfm2-1.2b": (
+    "minimax-text-01-hf": (
         {
-            "model_type": "lfm2",
-            "conv_L_cache": 3,
-            "hidden_size": 2048,
-            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
-            "num_attention_heads": 32,
-            "num_hidden_layers": 16,
+            "model_type": "minimax",
+            "head_dim": 128,
+            "hidden_size": 6144,
+            "layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 80,
             "num_key_value_heads": 8,
         },
-        "convolution states (conv_L_cache = 3)",
+        "linear-attention states (layer_types[0] = 'linear_attention')",
+    ),
+    "recurrentgemma-2b": (
+        {
+            "model_type": "recurrent_gemma",
+            "attention_window_size": 2048,
+            "block_types": ["recurrent", "recurrent", "attention"],
+            "hidden_size": 2560,
+            "lru_width": 2560,
+            "num_attention_heads": 10,
+            "num_hidden_layers": 26,
+            "num_key_value_heads": 1,
+        },
+        "recurrent states (lru_width = 2560)",
+    ),
+    "zamba-7b-v1": (
+        {"model_type": "zamba", "hidden_size": 3712, "mamba_d_state": 16, "num_hidden_layers": 76},
+        "recurrent states (mamba_d_state = 16)",
     ),
     "rwkv-4-169m": ({"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12}, "recurrent states"),
 }

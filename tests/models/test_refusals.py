@@ -154,7 +154,7 @@ def test_a_known_family_with_a_field_of_other_attention_raises(fields, reason):
     assert specs_from_config(LLAMA | dict.fromkeys(fields)) == specs_from_config(LLAMA)
 
 
-@pytest.mark.parametrize("model_type", ["kimi_linear", "qwen3_next", "mamba", "lfm2", "rwkv", "minimax"])
+@pytest.mark.parametrize("model_type", ["minimax", "recurrent_gemma", "zamba", "rwkv", "xlstm"])
 def test_a_model_type_alone_reveals_its_attention(model_type):
     with pytest.raises(UnsupportedOption, match=rf'model_type is "{model_type}", which has (latent|linear|re|co)'):
         specs_from_config({"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4})
@@ -175,9 +175,9 @@ def test_layer_types_reveal_the_attention_of_an_unknown_model(kinds, reason):
     assert reason in str(refused.value)
 
 
-def test_a_hybrid_model_with_attention_layers_only_is_not_called_recurrent():
-    config = {"model_type": "granitemoehybrid", "mamba_d_state": 128, "layer_types": ["attention"] * 40}
-    with pytest.raises(UnsupportedOption, match='"granitemoehybrid", which is unknown'):
+def test_an_unknown_model_with_attention_layers_only_is_not_called_recurrent():
+    config = {"model_type": "unheard_of", "mamba_d_state": 128, "layer_types": ["attention"] * 40}
+    with pytest.raises(UnsupportedOption, match='"unheard_of", which is unknown'):
         specs_from_config(config)
     with pytest.raises(UnsupportedOption, match=r"recurrent states \(mamba_d_state = 128\)"):
         specs_from_config(config | {"layer_types": None})

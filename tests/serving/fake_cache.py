@@ -12,7 +12,7 @@ class FakeSequence:
         self.id, self.block_size = id, block_size
         self.ids = [int(token) for token in tokens]
         self.blocks = []
-        self.num_computed_tokens = self.num_cached_tokens = 0
+        self.num_computed_tokens = self.num_cached_tokens = self.num_matched_tokens = 0
         self.space = None
         self.namespace = None
         # Prefixes of this sequence in the tree, which it pins.
@@ -117,6 +117,7 @@ class FakeCache:
             sequence.blocks.append(self.tree[sequence.hold[-1]])
             self.holders[sequence.blocks[-1]] += 1
         sequence.num_computed_tokens = sequence.num_cached_tokens = len(sequence.blocks) * self.block_size
+        sequence.num_matched_tokens = sequence.num_cached_tokens
         self.sequences[id] = sequence
         return sequence
 

@@ -157,17 +157,47 @@ cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept:
     cdef int32_t component = <int32_t>prefix.kept.size() + 1
     cdef int64_t freed = 0
     while freed < wanted and prefix.tree.evict_raw(component, wanted - freed) > 0:
-        freed += free_evicted_states(prefix)
+        freed += free_evicted_states(prefix) + free_checkpoints(prefix)
     return freed
 
 
+cdef int64_t free_checkpoints(PrefixCache prefix) noexcept:
+    """Drop the evicted states that idle rows keep as their checkpoints; return the number of freed slots.
+
+    Otherwise the tree would lose states of other prefixes, and their slots would stay with rows.
+    """
+    cdef int32_t row, slot
+    cdef int64_t freed = 0
+    cdef size_t i
+    for i in range(prefix.tree.gone_raw[prefix.num_lanes].size()):
+        slot = prefix.tree.gone_raw[prefix.num_lanes][i]
+        if prefix.states.slots.ref_count_raw(slot) == 0:
+            continue
+        for row in range(<int32_t>len(prefix.by_row)):
+            if keeps_for_itself(prefix, row, slot):
+                prefix.states.forget_checkpoint_raw(row)
+        freed += prefix.states.slots.ref_count_raw(slot) == 0
+    return freed
+
+
+cdef bint keeps_for_itself(PrefixCache prefix, int32_t row, int32_t slot) noexcept:
+    """Return True if a slot is the checkpoint of an idle row."""
+    cdef object holder = prefix.by_row[row]
+    return holder is not None and (<Sequence>holder).pending < 0 and prefix.states.checkpoint_raw(row) == slot
+
+
 cdef int64_t num_unused_states(PrefixCache prefix) except -1:
-    cdef vector[int32_t] states
-    cdef int32_t slot
+    """Return the states whose only holders are the tree and idle rows, as checkpoints."""
+    cdef vector[int32_t] states, holders
+    cdef int32_t row, slot
     cdef int64_t count = 0
     prefix.tree.list_states_raw(states)
+    holders.resize(<size_t>prefix.states.slots.num_blocks, 1)
+    for row in range(<int32_t>len(prefix.by_row)):
+        if prefix.by_row[row] is not None and (<Sequence>prefix.by_row[row]).pending < 0:
+            holders[prefix.states.checkpoint_raw(row)] += 1
     for slot in states:
-        count += prefix.states.slots.ref_count_raw(slot) == 1
+        count += prefix.states.slots.ref_count_raw(slot) == holders[slot]
     return count
 
 

@@ -9,7 +9,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
-from pagecore.storage import AttentionSpec, LatentSpec
+from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
 
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
@@ -46,7 +46,7 @@ def specs_of_model(
     if config.model_type in FAMILIES:
         if FAMILIES[config.model_type].stores_latents and not latents:
             return _expanded(config, dtype, format)
-        specs = specs_from_config(config.to_dict(), dtype=dtype, format=format)
+        specs = _of_family(config, dtype, format)
         if any(isinstance(spec, LatentSpec) and spec.index_dim for spec in specs):
             raise UnsupportedOption(
                 f"the {config.model_type} selects keys with an indexer, whose keys a PagedCache does not store; use "
@@ -84,8 +84,14 @@ def _expanded(config: Any, dtype: str, format: str | None) -> list[AttentionSpec
     key_dim = _number(config, "qk_nope_head_dim") + _number(config, "qk_rope_head_dim")
     return [
         AttentionSpec(heads, key_dim, value_dim, dtype=dtype, num_query_heads=heads, scale=latent.scale, format=format)
-        for latent in specs_from_config(config.to_dict(), dtype=dtype, format=None)
+        for latent in _of_family(config, dtype, None)
     ]
+
+
+def _of_family(config: Any, dtype: str, format: str | None) -> list[AttentionSpec | LatentSpec]:
+    """Return the specs of a known family, none of which keeps states."""
+    specs = specs_from_config(config.to_dict(), dtype=dtype, format=format)
+    return [spec for spec in specs if not isinstance(spec, StateSpec)]
 
 
 def _windows(config: Any) -> list[int | None]:

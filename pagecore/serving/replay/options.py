@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pagecore.cache.demand import divide_memory
-from pagecore.cache.layers import Group, arrange
+from pagecore.cache.layers import Group
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
+from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
 from pagecore.serving.reuse import POLICIES, check_policy
-from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, require_int
+from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
+from pagecore.storage.checks import INT32_MAX, as_float, require_int
 from pagecore.storage.pool import blocks_within
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOptions"]
@@ -24,7 +25,7 @@ DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
 # Minimum of each number; the optional numbers may be None.
 LIMITS = {"block_size": 1, "max_tokens_per_step": 1, "max_running": 1, "seed": 0}
-OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "requests": 1}
+OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "num_states": 3, "requests": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,11 @@ class ReplayOptions:
     model : path or dict, optional
         config.json of the modelled model (see `pagecore.models`), instead of `bytes_per_token`. The cache then has the
         groups of the model. `memory` is divided among them as by `PagedKVCache`; with `blocks`, each has that number.
+    num_states : int, optional
+        Number of state slots of a model with recurrent states, the null slot counted. The default has `state_ratio`
+        times the bytes of the blocks; with unbounded blocks, a slot for every checkpoint of the trace.
+    state_ratio : float
+        Bytes of states over bytes of blocks, for a model with both; also in `swap_memory`.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -73,16 +79,19 @@ class ReplayOptions:
     ShapeError
         A number is not an integer, is below its minimum, or does not fit int32.
     NotEnoughMemory
-        The memory holds fewer than two blocks.
+        The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
-        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; the model or the policy is
-        not known; `blocks` is a string other than "unbounded"; a flag is not a bool.
+        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
+        model without states; the model has no attention; the model or the policy is not known; `blocks` is a string
+        other than "unbounded"; a flag is not a bool.
     """
 
     memory: int | str | None = None
     blocks: int | Literal["unbounded"] | None = None
     bytes_per_token: int | None = None
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    num_states: int | None = None
+    state_ratio: float = 0.9
     evict: str = POLICIES[0]
     block_size: int = 16
     max_tokens_per_step: int = 8192
@@ -110,6 +119,7 @@ class ReplayOptions:
             as_flag(name, getattr(self, name))
         if self.model is not None:
             self._read_model(self.model)
+        self._check_states()
         sizes = (("memory", self.memory, self.num_blocks), ("swap_memory", self.swap_memory, self.num_swap_blocks))
         for name, memory, blocks in sizes:
             if blocks > INT32_MAX:
@@ -117,6 +127,11 @@ class ReplayOptions:
                     f"{name} {memory!r} holds {blocks} blocks; the largest block id is {INT32_MAX}; "
                     "use less memory or a larger block_size"
                 )
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """Specs of the layers of the model that keep a recurrent state."""
+        return tuple(spec for spec in self.layers or () if isinstance(spec, StateSpec))
 
     @property
     def is_unbounded(self) -> bool:
@@ -144,15 +159,41 @@ class ReplayOptions:
         memory = DEFAULT_MEMORY if self.memory is None else self.memory
         if self.layers is None:
             return [self._blocks_within(memory) if self.blocks is None else self.num_blocks]
+        return self._divided(memory)[0]
+
+    @property
+    def num_slots(self) -> int:
+        """Number of state slots, the null slot counted; 0 without states, and for unbounded blocks by default."""
+        if not self.states or self.num_states is not None or self.is_unbounded:
+            return self.num_states or 0
+        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1]
+
+    def _divided(self, memory: int | str) -> tuple[list[int], int]:
+        """Return the blocks of each group and the state slots of a model."""
         groups = self._groups()
+        one = sum(spec.nbytes for spec in self.states)
         if self.blocks is not None:
-            return [self.num_blocks] * len(groups)
-        return divide_memory(groups, self.block_size, parse_memory(memory), None)
+            held = sum(group.bytes_per_block(self.block_size) for group in groups) * self.num_blocks
+            slots = math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)) if one else 0
+            return [self.num_blocks] * len(groups), slots
+        budget = parse_memory(memory)
+        return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio, self.num_states)
 
     @property
     def num_swap_blocks(self) -> int:
         """Number of blocks of the swap space, the null block counted; 0 without `swap_memory`."""
-        return 0 if self.swap_memory is None else self._blocks_within(self.swap_memory)
+        if self.swap_memory is None:
+            return 0
+        held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
+        return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
+
+    @property
+    def num_swap_states(self) -> int:
+        """Number of state slots of the swap space, the null slot counted; 0 without `swap_memory` or states."""
+        if self.swap_memory is None or not self.states:
+            return 0
+        memory = parse_memory(self.swap_memory)
+        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1]
 
     def _blocks_within(self, memory: int | str) -> int:
         return blocks_within(parse_memory(memory), self._bytes_per_block())
@@ -165,6 +206,19 @@ class ReplayOptions:
         if self.attend:
             raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
         object.__setattr__(self, "layers", tuple(specs_from_config(model)))
+        if len(self.states) == len(self.layers or ()):
+            raise UnsupportedOption(
+                "no layer of the model attends; a replay counts blocks of keys and values: give a model with attention"
+            )
+
+    def _check_states(self) -> None:
+        if self.num_states is not None and not self.states:
+            raise UnsupportedOption(
+                f"num_states is {self.num_states}, but the model has no recurrent states; leave it out"
+            )
+        object.__setattr__(self, "state_ratio", as_float("state_ratio", self.state_ratio))
+        if not (math.isfinite(self.state_ratio) and self.state_ratio > 0):
+            raise ShapeError(f"state_ratio is {self.state_ratio}; give a finite number above 0, such as 0.9")
 
     def _bytes_per_block(self) -> int:
         """Return the bytes of one block in all groups."""
@@ -174,4 +228,4 @@ class ReplayOptions:
 
     def _groups(self) -> list[Group]:
         assert self.layers is not None
-        return arrange(self.layers, None, TensorParallel())[1]
+        return arrange_hybrid(self.layers, TensorParallel())[0]

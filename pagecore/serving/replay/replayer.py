@@ -17,6 +17,7 @@ from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.replay.attend import SPEC, AttendCheck, placeholder_id
 from pagecore.serving.replay.options import UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
+from pagecore.serving.replay.states import StateUse
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.serving.request import Request, RequestError, Run
 from pagecore.serving.reuse import cache_options
@@ -95,6 +96,7 @@ class _Replay:
         self.cache, self.scheduler = _build(options, self.num_blocks, summary)
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics()
+        self.states = StateUse(sum(spec.nbytes for spec in options.states)) if options.states else None
         self.requests = self.finished = self.refused = 0
         self.prompt_tokens = self.generated_tokens = self.computed_tokens = 0
         self.swapped_blocks_peak = 0
@@ -112,6 +114,8 @@ class _Replay:
             self.scheduler.commit(step)
             stats = self.cache.stats()
             self.swapped_blocks_peak = max(self.swapped_blocks_peak, stats.num_swapped_blocks)
+            if self.states is not None:
+                self.states.observe(stats)
             scheduler = self.scheduler
             self.metrics.observe(stats, scheduler.num_running, scheduler.num_waiting, scheduler.reuse)
             for watch in self.watchers:
@@ -190,6 +194,7 @@ class _Replay:
             rows_attended=check.rows_attended if check else None,
             rows_checked=check.rows_checked if check else None,
             max_relative_error=check.max_relative_error if check else None,
+            states=None if self.states is None else self.states.report(self.cache.num_states, reuse),
             passed=check is None or check.passed or metrics.steps == 0,
         )
 
@@ -232,11 +237,23 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
+        num_states=_num_states(options, summary, rows) if options.states else None,
         **cache_options(options.evict),
     )
     tokens = min(options.max_tokens_per_step, rows * length)
-    space = SwapSpace(cache, num_blocks=options.num_swap_blocks) if options.num_swap_blocks else None
+    space = None
+    if options.num_swap_blocks:
+        space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
     return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space)
+
+
+def _num_states(options: ReplayOptions, summary: TraceSummary | None, rows: int) -> int:
+    """Return the number of state slots, the null slot counted: as configured, or enough for the whole trace."""
+    if options.num_slots or summary is None:
+        return options.num_slots
+    # A step keeps a checkpoint at most at every point of the grid, and a row needs two slots more.
+    grid = options.states[0].prefill_grid(options.block_size)
+    return min(1 + 3 * rows + summary.num_computed_tokens // grid, INT32_MAX)
 
 
 def _check_free_memory(options: ReplayOptions, num_blocks: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pagecore.serving.replay.states import StateReport
+
 __all__ = ["ReplayReport"]
 
 
@@ -24,7 +26,7 @@ class ReplayReport:
 
     Each point of a series is the mean over `steps_per_point` steps. `prefix_hit_series` is the share of prompt tokens
     reused, None for a point without a first admission. Without attention `rows_attended`, `rows_checked` and
-    `max_relative_error` are None.
+    `max_relative_error` are None. `states` is None for a model without recurrent states.
     """
 
     requests_total: int
@@ -67,6 +69,7 @@ class ReplayReport:
     rows_attended: int | None = None
     rows_checked: int | None = None
     max_relative_error: float | None = None
+    states: StateReport | None = None
     passed: bool = True
 
     def as_json(self) -> dict[str, Any]:

@@ -1,0 +1,208 @@
+"""Specs of the layers of a config that attend: heads, dims, windows, scale, softcap and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import SupportsFloat
+
+from pagecore.arrays import DType
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.models.families import Family
+from pagecore.models.fields import Fields, shown
+from pagecore.models.latent import latent_spec
+from pagecore.models.layer_kinds import attends
+from pagecore.models.unserved import CHUNKED_LAYER, FULL, SLIDING
+from pagecore.storage import AttentionSpec, LatentSpec
+
+__all__ = ["Asked", "Sinks", "attention_specs"]
+
+Sinks = Iterable[Iterable[SupportsFloat]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Dtype, format and sinks of the layers that attend.
+
+    Attributes
+    ----------
+    dtype : DType
+    format : str or None
+    sinks : array_like [attention layers][query heads], optional
+    """
+
+    dtype: DType
+    format: str | None
+    sinks: Sinks | None
+
+
+def attention_specs(
+    fields: Fields, family: Family, model_type: str, kinds: Sequence[str], asked: Asked
+) -> list[AttentionSpec | LatentSpec]:
+    """Return the spec of each layer that attends, of a model whose layers have the given kinds."""
+    layers = [layer for layer, kind in enumerate(kinds) if attends(kind)]
+    if not layers:
+        _sinks(family, model_type, 0, 0, asked.sinks)
+        return []
+    heads = fields.integer("num_attention_heads")
+    sinks = _sinks(family, model_type, len(layers), heads, asked.sinks)
+    if family.stores_latents:
+        return _latent_specs(fields, family, model_type, kinds, heads, asked)
+    kv_heads = _kv_heads(fields, heads)
+    head_dim = _head_dim(fields, heads, family.attention_width)
+    windows = _windows(fields, family, len(kinds))
+    _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
+    softcap = _softcap(fields)
+    return [
+        AttentionSpec(
+            kv_heads,
+            head_dim,
+            dtype=asked.dtype,
+            num_query_heads=heads,
+            scale=family.scale(fields, head_dim, layer),
+            softcap=softcap,
+            sinks=sink,
+            format=asked.format,
+            window=None if family.has_chunks else windows[layer],
+            chunk=windows[layer] if family.has_chunks else None,
+        )
+        for layer, sink in zip(layers, sinks, strict=True)
+    ]
+
+
+def _latent_specs(
+    fields: Fields, family: Family, model_type: str, kinds: Sequence[str], heads: int, asked: Asked
+) -> list[AttentionSpec | LatentSpec]:
+    """Return the specs of layers with latent attention; they differ at most by their index keys."""
+    spec = latent_spec(fields, heads, asked.dtype, asked.format)
+    specs: list[AttentionSpec | LatentSpec] = [spec for kind in kinds if attends(kind)]
+    if family.indexes is not None:
+        indexed = replace(spec, index_dim=fields.integer("index_head_dim"))
+        specs = [indexed if each else spec for each in family.indexes(fields, len(kinds))]
+    head_dim = fields.integer("qk_nope_head_dim") + spec.rope_dim
+    _refuse_unread(fields, model_type, head_dim, heads, [None] * len(kinds), kinds)
+    return specs
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    if "num_key_value_heads" not in fields.defaults or fields.value("num_key_value_heads") is None:
+        return heads
+    kv_heads = fields.integer("num_key_value_heads")
+    if heads % kv_heads:
+        fields.refuse(
+            f"{fields.describe('num_key_value_heads')}; it must divide {fields.name('num_attention_heads')}, which is "
+            f"{heads}"
+        )
+    return kv_heads
+
+
+def _head_dim(fields: Fields, heads: int, width: int) -> int:
+    hidden = width * fields.integer("hidden_size")
+    default = fields.defaults.get("head_dim")
+    # If the family's default is a number, null has no defined meaning, and integer() raises for it.
+    if "head_dim" in fields.defaults and (default is not None or fields.given("head_dim") is not None):
+        return fields.integer("head_dim")
+    if hidden % heads:
+        size = f"{width} * " * (width > 1) + fields.name("hidden_size")
+        fields.refuse(
+            f"{size} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "
+            f"{heads}, and head_dim is missing; add head_dim, or correct one of the two"
+        )
+    return hidden // heads
+
+
+def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None]:
+    """Return the window of each layer, or its chunk in a family with chunks."""
+    size = "attention_chunk_size" if family.has_chunks else "sliding_window"
+    if size not in family.defaults:
+        return [None] * num_layers
+    switched_off = "use_sliding_window" in family.defaults and not fields.flag("use_sliding_window")
+    # Published files hold arbitrary numbers in a window that is switched off.
+    given = None if switched_off else fields.value(size)
+    window = None if given is None else fields.integer(size)
+    kind = CHUNKED_LAYER if family.has_chunks else SLIDING
+    slides = _listed_layers(fields, num_layers, kind)
+    if slides is None:
+        slides = [not switched_off and family.slides(fields, layer) for layer in range(num_layers)]
+    if window is None and any(slides):
+        reason = fields.describe("use_sliding_window" if switched_off else size)
+        what = "size" if family.has_chunks else "window"
+        fields.refuse(f"layer {slides.index(True)} is {kind!r}, but {reason}; set a {what}, or make the layer {FULL!r}")
+    return [window if slide else None for slide in slides]
+
+
+def _listed_layers(fields: Fields, num_layers: int, limited: str) -> list[bool] | None:
+    """Return True for each layer of type `limited` in `layer_types`; None if the family or config does not have it."""
+    if "layer_types" not in fields.defaults or fields.given("layer_types") is None:
+        return None
+    listed, name = fields.given("layer_types"), fields.name("layer_types")
+    if not isinstance(listed, list | tuple):
+        fields.refuse(f"{fields.describe('layer_types')}; it must be a list with one entry for each layer")
+    if len(listed) != num_layers:
+        fields.refuse(
+            f"{name} lists {len(listed)} layers, but {fields.name('num_hidden_layers')} is {num_layers}; they must be "
+            "equal"
+        )
+    for layer, kind in enumerate(listed):
+        if kind not in (FULL, limited):
+            raise UnsupportedOption(
+                f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not supported; "
+                f"expected {FULL!r} or {limited!r}"
+            )
+    return [kind == limited for kind in listed]
+
+
+def _refuse_unread(
+    fields: Fields, model_type: str, head_dim: int, kv_heads: int, windows: list[int | None], kinds: Sequence[str]
+) -> None:
+    """Raise for a field that the family does not read, unless its value equals what the family does anyway."""
+    implied: dict[str, object] = {
+        "head_dim": head_dim,
+        "num_key_value_heads": kv_heads,
+        "sliding_window": None,
+        "use_sliding_window": any(windows),
+        "layer_types": [SLIDING if window is not None else kind for window, kind in zip(windows, kinds, strict=True)],
+        "query_pre_attn_scalar": head_dim,
+        "attn_logit_softcapping": None,
+        "attention_chunk_size": None,
+        "index_topk": None,
+        "attention_multiplier": head_dim**-0.5,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "use_bidirectional_attention": False,
+        "is_causal": True,
+    }
+    for name, value in implied.items():
+        if name not in fields.defaults and fields.given(name) not in (None, value):
+            raise UnsupportedOption(
+                f"{fields.source}: {fields.describe(name)}, but {model_type} attends as if it were {shown(value)}; "
+                "set it so, or leave it out"
+            )
+
+
+def _softcap(fields: Fields) -> float:
+    name = "attn_logit_softcapping"
+    return fields.number(name) if name in fields.defaults and fields.value(name) is not None else 0.0
+
+
+def _sinks(
+    family: Family, model_type: str, num_layers: int, heads: int, sinks: Sinks | None
+) -> list[Iterable[SupportsFloat] | None]:
+    if not family.has_sinks:
+        if sinks is not None:
+            raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
+        return [None] * num_layers
+    if sinks is None:
+        return [(0.0,) * heads] * num_layers
+    try:
+        rows: list[Iterable[SupportsFloat] | None] = [tuple(row) for row in sinks]
+    except TypeError:
+        raise ShapeError(f"sinks is a {type(sinks).__name__}; expected [layers][query heads] numbers") from None
+    counts = [len(tuple(row or ())) for row in rows]
+    if counts != [heads] * num_layers:
+        raise ShapeError(
+            f"sinks has {len(rows)} rows of {' or '.join(map(str, sorted(set(counts)))) or 'no'} numbers; "
+            f"expected {num_layers} rows (layers) of {heads} numbers (query heads)"
+        )
+    return rows

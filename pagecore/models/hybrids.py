@@ -1,0 +1,159 @@
+"""Model families whose layers keep recurrent states, some of them next to attention.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.models import layer_kinds as kinds
+from pagecore.models import states
+from pagecore.models.families import GROUPED, LATENT, Family
+from pagecore.models.fields import Fields
+from pagecore.models.states import States
+
+__all__ = ["HYBRIDS"]
+
+
+def _half_head(_fields: Fields, head_dim: int, _layer: int) -> float:
+    """Return the scale of Zamba2, whose heads are twice as wide as those that its scale was chosen for."""
+    return float((head_dim / 2) ** -0.5)
+
+
+def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
+    return fields.number("attention_multiplier")
+
+
+QWEN_3_NEXT: Mapping[str, object] = {
+    "head_dim": 256,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "layer_types": None,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "mamba_ssm_dtype": None,
+}
+KIMI_LINEAR = {
+    **LATENT,
+    "num_key_value_heads": 32,
+    "layer_types": None,
+    "linear_attn_config": None,
+    "linear_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_conv_kernel_dim": 4,
+}
+NEMOTRON_H: Mapping[str, object] = {
+    "num_hidden_layers": None,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "layer_types": None,
+    "hybrid_override_pattern": None,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "chunk_size": 128,
+    "mamba_ssm_cache_dtype": None,
+}
+# Mamba-2 of Bamba, Falcon-H1 and Granite.
+MAMBA_2 = {
+    "mamba_n_heads": 128,
+    "mamba_d_head": "auto",
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 256,
+}
+GROUPED_8 = {**GROUPED, "num_key_value_heads": 8}
+JAMBA = {
+    **GROUPED_8,
+    "attn_layer_period": 8,
+    "attn_layer_offset": 4,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+}
+ZAMBA_2 = {
+    **GROUPED,
+    "layer_types": None,
+    "n_mamba_heads": 8,
+    "mamba_ngroups": 1,
+    "mamba_d_state": 64,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "chunk_size": 256,
+}
+LFM_2 = {**GROUPED_8, "layer_types": None, "full_attn_idxs": None, "conv_L_cache": 3}
+MAMBA = {"intermediate_size": None, "state_size": 16, "conv_kernel": 4, "expand": 2}
+PURE_MAMBA_2 = {
+    "num_heads": 128,
+    "head_dim": 64,
+    "n_groups": 8,
+    "state_size": 128,
+    "conv_kernel": 4,
+    "expand": 2,
+    "chunk_size": 256,
+}
+
+_DELTA_RULE = States(kinds.every_nth_attends, states.delta_rule, states.chunk_of_64, "mamba_ssm_dtype")
+_MAMBA_2 = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
+_CHUNK = states.chunk_of("mamba_chunk_size")
+_OF_NEMOTRON = states.mamba_2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", None)
+_OF_ZAMBA = states.mamba_2("n_mamba_heads", "", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
+_OF_MAMBA_2 = states.mamba_2("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "expand")
+_SHORT_CONVOLUTIONS = States(kinds.kinds_of_lfm, states.short_convolution)
+_MAMBA_1 = Family(MAMBA, states=States(kinds.every_layer_keeps_a_state, states.mamba_1))
+
+HYBRIDS: Mapping[str, Family] = {
+    "qwen3_next": Family(QWEN_3_NEXT, states=_DELTA_RULE),
+    "qwen3_5_text": Family({**QWEN_3_NEXT, "num_key_value_heads": 4}, states=_DELTA_RULE),
+    "qwen3_5_moe_text": Family(QWEN_3_NEXT, states=_DELTA_RULE),
+    "kimi_linear": Family(
+        KIMI_LINEAR,
+        aliases={"max_position_embeddings": "model_max_length"},
+        stores_latents=True,
+        states=States(kinds.kinds_of_kimi, states.kimi_delta_rule, states.chunk_of_64),
+    ),
+    "nemotron_h": Family(
+        NEMOTRON_H,
+        aliases={"layer_types": "layers_block_type"},
+        count_layers=kinds.count_by_kind,
+        states=States(kinds.kinds_of_nemotron, _OF_NEMOTRON, states.chunk_of("chunk_size"), "mamba_ssm_cache_dtype"),
+    ),
+    "granitemoehybrid": Family(
+        {**GROUPED, **MAMBA_2, "attention_multiplier": 1.0, "layer_types": None},
+        aliases={"layer_types": "layers_block_type"},
+        scale=_multiplier,
+        states=States(kinds.kinds_of_granite, states.mamba_2(*_MAMBA_2), _CHUNK),
+    ),
+    "falcon_h1": Family(
+        {**GROUPED_8, **MAMBA_2, "mamba_d_ssm": 1024},
+        states=States(kinds.every_layer_has_both, states.mamba_2(*_MAMBA_2, "mamba_d_ssm"), _CHUNK),
+    ),
+    "jamba": Family(JAMBA, states=States(kinds.one_layer_of_a_period_attends, states.mamba_1_of_jamba)),
+    "bamba": Family(
+        {**GROUPED_8, **MAMBA_2, "attn_layer_indices": None},
+        states=States(kinds.listed_layers_attend, states.mamba_2(*_MAMBA_2), _CHUNK),
+    ),
+    "zamba2": Family(
+        ZAMBA_2,
+        aliases={"layer_types": "layers_block_type", "head_dim": "attention_head_dim"},
+        attention_width=2,
+        scale=_half_head,
+        states=States(kinds.kinds_of_zamba, _OF_ZAMBA, states.chunk_of("chunk_size")),
+    ),
+    "lfm2": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
+    "lfm2_moe": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
+    "mamba": _MAMBA_1,
+    "falcon_mamba": _MAMBA_1,
+    "mamba2": Family(
+        PURE_MAMBA_2, states=States(kinds.every_layer_keeps_a_state, _OF_MAMBA_2, states.chunk_of("chunk_size"))
+    ),
+}

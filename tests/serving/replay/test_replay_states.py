@@ -1,0 +1,156 @@
+"""Replays of models with recurrent states, compared with sets of prefixes."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.serving.replay import replay
+from pagecore.serving.replay.attend import placeholder_id
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
+from pagecore.serving.request import Request
+from pagecore.serving.tables import replay_rows
+from tests.models.hybrids import HYBRIDS, QWEN_3_NEXT
+from tests.models.published import PUBLISHED
+from tests.serving.state_hits import count_state_hits
+
+# Twelve layers are enough: the cache has no bytes.
+SMALL = QWEN_3_NEXT | {"num_hidden_layers": 12}
+
+
+@pytest.fixture
+def chats(tmp_path):
+    """Write a trace of thirty requests that share four prompts or continue an earlier request."""
+    random = np.random.default_rng(8)
+    shared, lines, fresh = [list(range(n * 10, n * 10 + n + 1)) for n in range(4)], [], 100
+    for number in range(30):
+        earlier = shared[random.integers(len(shared))]
+        length = len(earlier) * HASH_BLOCK + int(random.integers(1, 900))
+        blocks = -(-length // HASH_BLOCK)
+        ids = [*earlier, *range(fresh, fresh + blocks - len(earlier))]
+        fresh += blocks
+        if random.random() < 0.2:
+            shared.append(ids[: length // HASH_BLOCK])
+        output = int(random.choice([1, 40, 300]))
+        lines.append({"timestamp": number, "input_length": length, "output_length": output, "hash_ids": ids})
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def whole_texts(path):
+    """Yield each prompt and all computed tokens of its request; the last generated token is not computed."""
+    for request in read_trace(path):
+        prompt = request.prompt().tolist()
+        generated = [placeholder_id(Request(request.number, prompt, 0))] * max(request.output_length - 1, 0)
+        yield prompt, prompt + generated
+
+
+@pytest.mark.parametrize("block_size", [16, 64, 100])
+@pytest.mark.parametrize("budget", [8192, 700])
+def test_sequential_requests_hit_the_states_of_sets_of_prefixes(chats, block_size, budget):
+    options = ReplayOptions(
+        model=SMALL, blocks="unbounded", block_size=block_size, max_running=1, max_tokens_per_step=budget
+    )
+    report = replay(chats, options)
+    matched, hit = np.sum(count_state_hits(whole_texts(chats), block_size, 64, 256, budget), axis=0).tolist()
+    states = report.states
+    assert (states.matched_tokens, states.hit_tokens, report.prefix_hit_tokens) == (matched, hit, hit)
+    # A step of 700 tokens ends before the first common multiple of chunk and block, 1,600.
+    assert hit < matched
+    assert (hit > 0) == (block_size != 100 or budget > 1600)
+    assert states.share_lost == 1 - hit / matched
+    assert (states.evicted_states, report.evicted_blocks) == (0, 0)
+    assert report.computed_tokens == sum(len(computed) for _, computed in whole_texts(chats)) - hit
+    assert (states.cached_peak > 0) == (hit > 0)
+    assert 0 < states.held_mean < states.held_peak + 1e-9 < 1
+
+
+def test_states_that_few_slots_hold_are_evicted(chats):
+    many, few = (
+        replay(chats, ReplayOptions(model=SMALL, blocks=5000, num_states=num_states, max_running=2))
+        for num_states in (500, 9)
+    )
+    assert (many.states.evicted_states, many.states.num_states, few.states.num_states) == (0, 500, 9)
+    assert few.states.evicted_states > 0
+    assert few.states.held_peak == 1
+    assert few.states.cached_peak <= 8
+    assert few.states.hit_tokens <= many.states.hit_tokens
+    assert few.requests_finished == many.requests_finished == 30
+    assert few.states.bytes_per_state == 9 * 2_146_304
+
+
+def test_a_memory_is_divided_as_by_the_planner(chats):
+    report = replay(chats, ReplayOptions(model=QWEN_3_NEXT, memory="40GiB", requests=3))
+    assert (report.states.num_states, report.num_blocks) == (263, (40 * 2**30 - 263 * 77_266_944) // 393_216)
+    options = ReplayOptions(model=QWEN_3_NEXT, memory="40GiB", num_states=100)
+    assert (options.num_slots, options.num_blocks) == (100, (40 * 2**30 - 100 * 77_266_944) // 393_216)
+    options = ReplayOptions(model=QWEN_3_NEXT, blocks=10_000, state_ratio=0.5)
+    assert options.num_slots == 10_000 * 393_216 // 2 // 77_266_944 + 1
+    assert [replace(options, state_ratio=ratio).num_slots for ratio in (1e-300, 1e300)] == [3, 2**31 - 1]
+
+
+def test_preempted_requests_are_swapped_out_with_their_states(chats):
+    few = ReplayOptions(model=SMALL, blocks=220, num_states=40, max_running=16)
+    recomputed = replay(chats, few)
+    swapped = replay(chats, replace(few, swap_memory="4GiB"))
+    assert recomputed.preemptions > 0
+    assert 0 < swapped.swaps <= swapped.preemptions
+    assert swapped.requests_finished == recomputed.requests_finished == 30
+    assert (swapped.num_swap_blocks, few.num_swap_states) == ((2**32 - 105 * 19_316_736) // 98_304, 0)
+    assert 0 < swapped.swapped_blocks_peak < swapped.num_swap_blocks
+
+
+def test_without_a_prefix_cache_nothing_is_matched(chats):
+    report = replay(chats, ReplayOptions(model=SMALL, blocks=5000, evict="none", requests=5))
+    assert (report.states.matched_tokens, report.states.hit_tokens, report.states.share_lost) == (0, 0, 0.0)
+    assert [name for name, _ in replay_rows(report) if "state" in name] == ["state slots"]
+
+
+def test_rows_and_json_of_states(chats):
+    report = replay(chats, ReplayOptions(model=SMALL, blocks=5000, num_states=200))
+    rows = dict(replay_rows(report))
+    assert rows["state slots"].startswith("199 of 18.4 MiB each, in use mean")
+    assert rows["blocks matched"] == f"{report.states.matched_tokens:,} prompt tokens in cached blocks"
+    assert rows["reused by states"].endswith(f"{report.states.share_lost:.1%} lost after the deepest state")
+    assert rows["states evicted"].startswith("0; at most")
+    assert json.loads(json.dumps(report.as_json()))["states"]["num_states"] == 200
+    plain = replay(chats, ReplayOptions(model=PUBLISHED["llama-3-8b"], requests=2))
+    assert plain.states is None
+    assert "states" not in plain.as_json()
+
+
+def test_a_layer_with_both_counts_both(chats):
+    config = HYBRIDS["falcon-h1-7b"]
+    report = replay(chats, ReplayOptions(model=config, memory="64GiB", requests=3))
+    assert report.states.bytes_per_state == 44 * (3584 * 3 * 2 + 24 * 128 * 256 * 4)
+    assert report.requests_finished == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        (
+            {"model": PUBLISHED["llama-3-8b"], "num_states": 5},
+            UnsupportedOption,
+            "num_states is 5, but the model has no",
+        ),
+        ({"num_states": 5}, UnsupportedOption, "num_states is 5, but the model has no"),
+        ({"model": SMALL, "num_states": 2}, ShapeError, "num_states is 2"),
+        ({"model": SMALL, "state_ratio": 0}, ShapeError, "state_ratio is 0"),
+        ({"model": SMALL, "swap_memory": "20MiB"}, NotEnoughMemory, "at least two state slots of 19316736 bytes"),
+        ({"model": HYBRIDS["mamba-2.8b"]}, UnsupportedOption, "no layer of the model attends"),
+        ({"model": SMALL, "memory": "20MiB"}, NotEnoughMemory, "at least two state slots of 19316736 bytes"),
+        (
+            {"model": SMALL, "memory": "1GiB", "num_states": 60},
+            NotEnoughMemory,
+            "gives 60 state slots of .* and 0 bytes",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, error, words):
+    with pytest.raises(error, match=words):
+        ReplayOptions(**options).num_blocks  # noqa: B018
