@@ -7,10 +7,12 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
+from pagecore.index._state_table cimport StateTable
 
 
 cdef class CacheState:
     cdef readonly BlockTables tables
+    cdef readonly StateTable states         # None in a cache without layers that keep states
     cdef readonly PrefixCache prefix        # None in a cache without one
     cdef readonly Tenants tenants           # None in a cache that does not scrub
     cdef readonly StateLock lock            # held by every operation
@@ -21,6 +23,7 @@ cdef class CacheState:
     cdef readonly int32_t block_size
     cdef readonly int32_t num_live          # sequences, including those that are swapped out
     cdef int32_t num_lost                   # steps whose batch was collected before it was committed or abandoned
+    cdef readonly bint lacks_slots          # the last step that was refused lacks state slots, not blocks
     cdef readonly int64_t num_copied_blocks
     cdef int64_t next_number
 

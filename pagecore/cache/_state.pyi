@@ -4,7 +4,7 @@ from typing import Any
 from pagecore.cache._lock import StateLock
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._cache import PrefixCache
-from pagecore.index import BlockTables
+from pagecore.index import BlockTables, StateTable
 from pagecore.storage.attended import AttendedKeys
 
 class CacheState:
@@ -17,9 +17,14 @@ class CacheState:
         removal: Callable[[CacheState, Sequence], None],
         scrub: bool = False,
         recompute_last_block: bool = False,
+        states: StateTable | None = None,
     ) -> None: ...
     @property
     def tables(self) -> BlockTables: ...
+    @property
+    def states(self) -> StateTable | None: ...
+    @property
+    def lacks_slots(self) -> bool: ...
     @property
     def prefix(self) -> PrefixCache | None: ...
     @property

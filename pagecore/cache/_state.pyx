@@ -8,6 +8,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
+from pagecore.index._state_table cimport StateTable
 
 from pagecore.errors import InvalidSequence
 
@@ -35,13 +36,16 @@ cdef class CacheState:
         Zero a block when it passes from one namespace to another.
     recompute_last_block : bool
         A prefix hit gives up its last block.
+    states : StateTable, optional
+        Slots of the rows, on the same tables; None for a cache without layers that keep states.
     """
 
     def __cinit__(
         self, BlockTables tables not None, list attended not None, prefix_policy, clock, removal, bint scrub=False,
-        bint recompute_last_block=False,
+        bint recompute_last_block=False, StateTable states=None,
     ):
         self.tables = tables
+        self.states = states
         self.block_size = tables.block_sizes[0]
         self.by_row = [None] * tables.max_sequences
         self.names = {}
@@ -53,7 +57,9 @@ cdef class CacheState:
         if scrub:
             self.tenants = Tenants(tables)
         if prefix_policy is not None:
-            self.prefix = PrefixCache(attended, tables, self.by_row, prefix_policy, clock, recompute_last_block)
+            self.prefix = PrefixCache(
+                attended, tables, self.by_row, prefix_policy, clock, recompute_last_block, states
+            )
 
     cdef int begin(self) except -1:
         if self.prefix is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Listed
+from typing import SupportsFloat, SupportsIndex
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import lifecycle
@@ -21,6 +22,7 @@ from pagecore.cache.limits import (
     slot_dtype,
 )
 from pagecore.cache.parts import CacheParts
+from pagecore.cache.state_layers import size_states, state_layers
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables
@@ -49,6 +51,8 @@ def build_parts(
     buffers: object,
     scrub: bool,
     recompute_last_block: bool = False,
+    num_states: SupportsIndex | None = None,
+    state_ratio: SupportsFloat = 0.9,
 ) -> CacheParts:
     """Return the parts of a cache; see `PagedKVCache` for the arguments and errors."""
     refuse_unserved(prefix_cache, eviction_policy)
@@ -64,6 +68,8 @@ def build_parts(
     scrub = scrub_option(scrub, device)
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
+    keeping = state_layers(placed, groups)
+    num_slots, memory = size_states(keeping, num_states, state_ratio, memory, max_sequences, device)
     given = buffers_of(buffers, groups, block_size, layout, memory, device)
     if given is not None and num_blocks is None:
         blocks = count_adopted(given, groups, block_size, layout)
@@ -78,11 +84,13 @@ def build_parts(
         max_blocks_per_sequence=ceil_div(max_tokens, block_size),
     )
     staging = Staging(tables, device) if device.startswith("cuda") else None
-    store = Store(groups, blocks, block_size, layout, device, given, scrub)
+    specs = () if keeping is None else keeping.specs
+    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots)
     ops = _ops_of(placed, device)
     attended = [group.attended for group in groups]
     cached = policy if prefix_cache else None
-    state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last)
+    states = None if keeping is None else keeping.table(tables, num_slots)
+    state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states)
     parts = CacheParts(
         state=state,
         store=store,

@@ -17,7 +17,7 @@ from pagecore.cache.limits import cache_device, refuse_unserved, scrub_option, s
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage import KVLayout, Spec, TensorParallel, parse_memory
+from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
@@ -290,6 +290,8 @@ def _stored_as(layers: Layers, dtype: DType | str) -> Layers:
 
 
 def _with_dtype(spec: Spec, dtype: DType | str) -> Spec:
+    if isinstance(spec, StateSpec):  # the planes of a state have dtypes of their own
+        return spec
     change: Any = getattr(spec, "with_dtype", None)
     if not callable(change):
         raise UnsupportedOption(

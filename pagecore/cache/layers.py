@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import Spec, TensorParallel
+from pagecore.storage import Spec, StateSpec, TensorParallel
 from pagecore.storage.attended import AttendedKeys, attended_keys
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
 from pagecore.storage.pool import bytes_per_block
@@ -52,25 +52,40 @@ class Group:
         return bytes_per_block(self.spec, self.num_layers, block_size)
 
 
+# Group of the layers that keep a state, which have no block table.
+STATES = -1
+
+
 @dataclass(frozen=True)
 class Layer:
-    """The place of a model layer: layer `index` of the pool of `group`."""
+    """The place of a model layer: layer `index` of the pool of `group`, or of the state pool for the group `STATES`."""
 
     spec: Spec
     group: int
     index: int
+
+    @property
+    def keeps_state(self) -> bool:
+        """True for a layer of a StateSpec."""
+        return self.group == STATES
 
 
 Layers = Spec | Sequence[Spec | Alias]
 
 
 def arrange(
-    layers: Layers, num_layers: int | None, parallel: TensorParallel, *, attends: bool = False
+    layers: Layers,
+    num_layers: int | None,
+    parallel: TensorParallel,
+    *,
+    attends: bool = False,
+    keeps_states: bool = True,
 ) -> tuple[list[Layer], list[Group]]:
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
     Layers are in one group if their planes, windows, chunks and numbers of query heads are equal. Options that only
-    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
+    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers. Layers
+    of a StateSpec are in no group: they are numbered on their own, with the group `STATES`.
 
     Parameters
     ----------
@@ -79,6 +94,8 @@ def arrange(
     parallel : TensorParallel
     attends : bool
         Require that `write` and `attend` can serve the specs; see `check_spec`.
+    keeps_states : bool
+        False: raise UnsupportedOption for a StateSpec.
     """
     given = _listed(layers, num_layers)
     placed: list[Layer] = []
@@ -86,9 +103,18 @@ def arrange(
     counts: list[int] = []
     specs: list[Spec] = []
     previous: tuple[object, Spec] | None = None
+    num_states = 0
     for position, entry in enumerate(given):
         if isinstance(entry, Alias):
             placed.append(_target(entry, position, placed))
+            continue
+        if isinstance(entry, StateSpec):
+            if not keeps_states:
+                raise UnsupportedOption(
+                    f"layer {position} is a StateSpec, which only a PagedKVCache serves; use one, or a StatePool of its own"
+                )
+            placed.append(Layer(entry, STATES, num_states))
+            num_states += 1
             continue
         if previous is None or previous[0] is not entry:
             previous = entry, _checked(entry, position, parallel, attends)
@@ -147,4 +173,9 @@ def _target(alias: Alias, position: int, placed: list[Layer]) -> Layer:
     if not 0 <= target < position:
         expected = f"an earlier layer, 0 to {position - 1}" if position else "a spec: layer 0 has no earlier layer"
         raise ShapeError(f"layer {position} is Alias({shown(alias.layer)}); expected {expected}")
+    if placed[target].keeps_state:
+        raise UnsupportedOption(
+            f"layer {position} is Alias({target}), but layer {target} keeps a state, which layers cannot share; give a "
+            "StateSpec instead"
+        )
     return placed[target]

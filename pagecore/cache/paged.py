@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 from numpy.typing import ArrayLike
 
@@ -37,7 +37,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         One spec for all layers (with `num_layers`), or a list with one spec or `Alias` per model layer. Pass the specs
         of the whole model, also for one rank of several. Layers with equal planes, window and number of query heads
         form a group; each group has its own block pool, block table and slot mapping. An operation takes blocks in all
-        groups or in none. A spec without the planes key and value is stored only: use `plane` and your own kernels.
+        groups or in none. Layers of a `StateSpec` keep one state for each sequence, in slots that all of them share; see
+        Notes. A spec without the planes key and value is stored only: use `plane` and your own kernels.
     num_layers : int, optional
         Number of layers for a single spec; 1 by default.
     block_size : int
@@ -50,6 +51,12 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         what a sequence needs at once in each group, so that groups with windows get fewer blocks. Counted is a sequence
         of 8192 tokens, or of `max_tokens_per_sequence` if that is less; pass `num_blocks` for another division, such
         as the best split of `pagecore plan`.
+    num_states : int, optional
+        Slots for states, including the null slot 0, for models with StateSpec layers. By default what `state_ratio`
+        gives of `memory`, or with `num_blocks` ``1 + max_sequences * n``: n is the slots that a sequence needs, one for
+        its state (two with ``in_place=False``), one for each draft token, and one for its checkpoint.
+    state_ratio : float
+        Bytes of states over bytes of blocks, for the division of `memory` in a model with StateSpec layers.
     max_sequences : int
         Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
@@ -104,6 +111,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
     and a block that another namespace used last is zeroed in every plane and layer before a step takes it. On CUDA
     blocks are zeroed on the stream of the step; the host does not wait.
 
+    A step of a cache with states reads and writes the slots of `Batch.state_read` and `Batch.state_write`, and keeps
+    checkpoints (`Batch.checkpoint_write`), from which alone a prefix can be reused; docs/states.md explains the rules.
+
     Blocks, block tables and copy-on-write follow PagedAttention: Kwon et al., "Efficient Memory Management for Large
     Language Model Serving with PagedAttention", 2023.
 
@@ -143,6 +153,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         buffers: object = None,
         scrub: bool = False,
         recompute_last_block: bool = False,
+        num_states: SupportsIndex | None = None,
+        state_ratio: SupportsFloat = 0.9,
     ) -> None:
         super().__init__(
             build_parts(
@@ -163,6 +175,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
                 buffers=buffers,
                 scrub=scrub,
                 recompute_last_block=recompute_last_block,
+                num_states=num_states,
+                state_ratio=state_ratio,
             )
         )
 
@@ -181,7 +195,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         """Add a sequence with known `tokens`; its cached prefix is shared, and `prepare` takes the other blocks.
 
         A cached prefix consists of whole blocks, and never includes the last token, whose output is still to be
-        computed. It is held until the sequence is removed; `Sequence.num_cached_tokens` is its length.
+        computed. It is held until the sequence is removed; `Sequence.num_cached_tokens` is its length. In a cache with
+        states it ends with the deepest cached state. The blocks after it, up to the full match, are shared too: layers
+        that keep a state compute their tokens again, and the slots of these tokens are -1.
 
         Parameters
         ----------
@@ -272,7 +288,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         ShapeError
             A sequence has fewer tokens.
         UnsupportedOption
-            A group with a window has released keys that the next token would see; truncate to 0 and compute again.
+            A group with a window has released keys that the next token would see; truncate to 0 and compute again. Or a
+            length after which the sequence has no state: possible are 0, its checkpoint, which the message names, and
+            the number of its computed tokens or more.
         """
         lifecycle.truncate(self._parts.state, sequences, lengths)
 
@@ -327,7 +345,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         Raises
         ------
         OutOfBlocks
-            Blocks are short; nothing was changed.
+            Blocks or state slots are short; nothing was changed. The message says which, and `requested` and `available`
+            count them.
         InvalidSequence, ShapeError
             A sequence that is not of this cache, listed twice or in flight; invalid counts.
         UnsupportedOption, DeviceError
@@ -396,6 +415,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
             The batch has no step in flight, or belongs to another cache.
         ShapeError
             More accepted tokens than the step has, or not one count per sequence.
+        UnsupportedOption
+            A sequence would have no state after its accepted tokens: only a step of up to ``1 + draft_tokens`` tokens
+            can be accepted in part.
         """
         own_step(self._parts.state, batch).commit(accepted)
 
@@ -403,7 +425,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         """Undo a prepare whose forward pass failed.
 
         Blocks that were copied on write stay copied, and capacity left by rejected tokens is released too. The batch's
-        slot mappings become padding, so that a late write overwrites nothing.
+        slot mappings become padding, so that a late write overwrites nothing. If states are written in place, the pass
+        may have overwritten them: a sequence returns to its last checkpoint, or to 0 tokens, and `num_computed_tokens`
+        says so.
 
         Parameters
         ----------

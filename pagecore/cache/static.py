@@ -82,7 +82,7 @@ class StaticKVCache:
         if max_length is None:
             raise ShapeError("max_length is None; pass the maximum number of tokens of a sequence")
         self.max_length = require_int("max_length", max_length, max=None)
-        self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True)
+        self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True, keeps_states=False)
         planes = [_planes_of(group.spec) for group in groups]
         for other in planes[1:]:
             _check_alike(planes[0], other)

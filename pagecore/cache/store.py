@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence as Listed
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.arrays import Tensor, strided, zeros
 from pagecore.cache.adopted import refuse_shared
 from pagecore.cache.layers import Group, Layer
-from pagecore.errors import DeviceError
+from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.index import StateBuffers
 from pagecore.ops import copy_blocks, transfer_blocks
-from pagecore.storage import KVLayout, KVPool
+from pagecore.storage import KVLayout, KVPool, StatePool, StateSpec
 from pagecore.storage.layout import as_layout
 
 
@@ -31,6 +35,10 @@ class Store:
         Memory of the caller for each group, adopted instead of allocated.
     scrub : bool
         Zero the memory that the store allocates, and keep blocks of zeros for `zero`.
+    states : tuple of StateSpec
+        Spec of each layer that keeps a state.
+    num_states : int
+        Slots of the states, including the null slot.
     """
 
     def __init__(
@@ -42,6 +50,8 @@ class Store:
         device: str,
         buffers: Listed[object] | None = None,
         scrub: bool = False,
+        states: tuple[StateSpec, ...] = (),
+        num_states: int = 0,
     ) -> None:
         order = as_layout("layerwise" if layout is None else layout)
         given = [None] * len(groups) if buffers is None else buffers
@@ -52,20 +62,37 @@ class Store:
         ]
         refuse_shared(self.pools)
         self._is_adopted = buffers is not None
+        self.states = StatePool(states, num_states, device=device) if states and device != "none" else None
+        self._scrubs = scrub
+        if scrub and self.states is not None:
+            self.states.zero(range(1, num_states))
         self._zeros = [_zeros_of(pool) for pool in self.pools] if scrub else []
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pools."""
-        return sum(pool.nbytes for pool in self.pools)
+        return sum(pool.nbytes for pool in self.pools) + (0 if self.states is None else self.states.nbytes)
 
     def pool(self, layer: Layer) -> KVPool:
-        """Return the pool of a layer; raise DeviceError for a cache without bytes."""
+        """Return the pool of a layer that attends; raise DeviceError for a cache without bytes."""
+        self._require_bytes()
+        if layer.keeps_state:
+            raise UnsupportedOption("the layer keeps a state and has no blocks; use the layers that attend")
+        return self.pools[layer.group]
+
+    def plane(self, name: str, layer: Layer) -> Tensor:
+        """Return one plane of a layer; raise DeviceError for a cache without bytes."""
+        self._require_bytes()
+        if layer.keeps_state:
+            assert self.states is not None
+            return self.states.plane(name, layer.index)
+        return self.pools[layer.group].plane(name, layer.index)
+
+    def _require_bytes(self) -> None:
         if not self.pools:
             raise DeviceError(
                 "this cache has device='none' and stores no planes; make it with device='cpu' or device='cuda'"
             )
-        return self.pools[layer.group]
 
     def copy(self, group: int, pairs: Any, stream: int | None = None) -> None:
         """Copy blocks of a group in all its layers; `pairs` is ``[n, (source, target)]``.
@@ -75,6 +102,20 @@ class Store:
         if self.pools:
             # A source is a block that a sequence still holds, and a target is a new block: pairs do not overlap.
             copy_blocks(self.pools[group].planes(), pairs, independent=True, stream=stream)
+
+    def move_states(self, states: StateBuffers, pairs: Any, stream: int | None = None) -> None:
+        """Zero and copy the slots of a step; `pairs` has the copies, on the device of the pool, or is None for none.
+
+        With `scrub`, every slot that the step writes and does not read is zeroed, because another namespace may have
+        used it.
+        """
+        if self.states is None:
+            return
+        slots = _unread(states) if self._scrubs else states.zeros
+        if len(slots):
+            self.states.zero(slots, stream=stream)
+        if pairs is not None and len(pairs):
+            self.states.copy_pairs(pairs, stream=stream)
 
     def zero_adopted(self) -> None:
         """Zero all bytes of the caller's memory that the pools use."""
@@ -90,6 +131,15 @@ class Store:
         """
         for sources, targets in self._zeros[group]:
             transfer_blocks(sources, targets, pairs, independent=True, stream=stream)
+
+
+def _unread(states: StateBuffers) -> NDArray[np.int32]:
+    """Return the slots that a step writes, but neither reads nor copies to; and those that it zeroes."""
+    written = [states.state_write, states.checkpoint_write]
+    if states.draft_write is not None:
+        written.append(states.draft_write.ravel())
+    kept = [states.state_read, states.copies.ravel(), np.zeros(1, np.int32)]
+    return np.union1d(np.setdiff1d(np.concatenate(written), np.concatenate(kept)), states.zeros)
 
 
 def _zeros_of(pool: KVPool) -> list[tuple[list[Tensor], list[Tensor]]]:

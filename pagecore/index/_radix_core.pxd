@@ -11,7 +11,7 @@ from pagecore.index._radix_native cimport (
     NativeReceipt,
     Offers,
 )
-from pagecore.index._radix_query cimport Insertion, Int32Pointer, Offer, Prefix, Query, RetentionHint
+from pagecore.index._radix_query cimport Insertion, Int32Pointer, Offer, Prefix, Query, RetentionHint, States
 from pagecore.index._radix_values cimport Evicted, Inserted, Match
 
 
@@ -64,6 +64,7 @@ cdef class RadixCore:
     cdef Receipt _new_receipt(self, Prefix prefix)
     cdef int _find(self, Prefix prefix, NativeMatch* found) except -1
     cdef int _fill(self, Match match, const NativeMatch& found) except -1
+    cdef int _fill_shared(self, Match match, const NativeMatch& found) except -1
     cdef Match _match(self, Prefix prefix)
     cdef int _reserve_locks(self, Py_ssize_t count) except -1
     cdef int _lock(self, NativeMatch& found, Receipt receipt, double now) except -1
@@ -81,23 +82,26 @@ cdef class RadixCore:
 
     # The raw interface, for the cache, whose own changes must not stop half way. These calls reserve memory and change
     # nothing observable:
-    cdef int reserve_raw(self, int64_t num_moves) except -1  # for num_moves calls of lock_raw and shorten_raw
+    cdef int reserve_raw(self, int64_t num_moves) except -1  # for num_moves calls of lock_shared_raw and shorten_raw
     cdef int reserve_ids_raw(self, int32_t lane, int32_t num_ids) except -1
-    cdef Receipt blank_receipt(self, object key)  # for lock_raw or fork_raw; holds nothing yet
+    cdef Receipt blank_receipt(self, object key)  # for lock_shared_raw or fork_raw; holds nothing yet
     cdef int match_raw(self, const Query& query, int64_t limit, NativeMatch* found) except -1
     # The number of a receipt's namespace, added if it is new; the caller drops it again if nothing is inserted.
     cdef int32_t space_raw(self, Receipt receipt) except -1
     # These calls cannot fail:
     cdef void drop_space_raw(self, int32_t space) noexcept
     cdef void advance_raw(self, double time) noexcept
-    cdef void copy_match_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
-    cdef void lock_raw(self, NativeMatch& found, Receipt receipt) noexcept
+    # Copies the blocks of the shared prefix of a match.
+    cdef void copy_shared_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
+    # Pins the shared prefix of a match, and counts its state as hit.
+    cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept
     cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept
     cdef void release_raw(self, Receipt receipt, const RetentionHint& hint) noexcept
     cdef int64_t depth_raw(self, Receipt receipt) noexcept  # in blocks
     cdef int64_t first_needed_raw(self, int32_t component, int64_t end) noexcept  # of a prefix of `end` blocks
     cdef int64_t evictable_raw(self, int32_t component) noexcept
+    cdef int list_states_raw(self, vector[int32_t]& out) except -1
     cdef int32_t block_at_raw(self, Receipt receipt, int64_t index, int32_t lane) noexcept
     cdef int32_t num_pins_raw(self, Receipt receipt, int64_t index, int32_t component) noexcept
     cdef void copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) noexcept
@@ -109,9 +113,10 @@ cdef class RadixCore:
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept
     cdef bint try_insert_raw(
-        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint,
-        double time
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, States states,
+        const RetentionHint& hint, double time
     ) noexcept
     cdef void _offer_raw(
-        self, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint, double time
+        self, const Query& query, const vector[Int32Pointer]& lanes, States states, const RetentionHint& hint,
+        double time
     ) noexcept

@@ -362,6 +362,7 @@ cdef class RadixCore:
         match.num_full_tokens = found.full_blocks * self.block_size
         match.checkpoint = None if found.checkpoint == 0 else found.checkpoint
         match.state = None if found.state < 0 else found.state
+        match.num_shared_tokens = found.shared_blocks * self.block_size
         for lane in range(self.num_lanes):
             array = new_int32(found.blocks, &data)
             if found.blocks > 0:
@@ -373,6 +374,27 @@ cdef class RadixCore:
             else:
                 Py_INCREF(array)
                 PyTuple_SET_ITEM(match.blocks, lane, array)
+        if found.shared_blocks > found.blocks:
+            self._fill_shared(match, found)
+        else:
+            match.shared_blocks = match.blocks
+        return 0
+
+    cdef int _fill_shared(self, Match match, const NativeMatch& found) except -1:
+        cdef int32_t* data = NULL
+        cdef int32_t lane
+        if self.num_lanes != 1:
+            match.shared_blocks = PyTuple_New(self.num_lanes)
+        for lane in range(self.num_lanes):
+            array = new_int32(found.shared_blocks, &data)
+            deref(self.native).copy_blocks(
+                found.shared_node, found.shared_offset, lane, span[int32_t](data, <size_t> found.shared_blocks)
+            )
+            if self.num_lanes == 1:
+                match.shared_blocks = array
+            else:
+                Py_INCREF(array)
+                PyTuple_SET_ITEM(match.shared_blocks, lane, array)
         return 0
 
     cdef Match _match(self, Prefix prefix):
@@ -494,11 +516,11 @@ cdef class RadixCore:
     cdef void advance_raw(self, double time) noexcept:
         deref(self.native).advance(time)
 
-    cdef void copy_match_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept:
-        deref(self.native).copy_blocks(found.node, found.offset, lane, out)
+    cdef void copy_shared_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept:
+        deref(self.native).copy_blocks(found.shared_node, found.shared_offset, lane, out)
 
-    cdef void lock_raw(self, NativeMatch& found, Receipt receipt) noexcept:
-        receipt.native = deref(self.native).reserved_lock(found, self.every_component)
+    cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept:
+        receipt.native = deref(self.native).reserved_lock_shared(found)
 
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept:
         target.native = deref(self.native).lock_again(source.native)
@@ -517,6 +539,10 @@ cdef class RadixCore:
 
     cdef int64_t evictable_raw(self, int32_t component) noexcept:
         return deref(self.native).evictable(component)
+
+    cdef int list_states_raw(self, vector[int32_t]& out) except -1:
+        out = deref(self.native).held_ids(self.num_lanes)
+        return 0
 
     cdef int32_t block_at_raw(self, Receipt receipt, int64_t index, int32_t lane) noexcept:
         return deref(self.native).known_id(receipt.native.node, index, lane)
@@ -537,22 +563,23 @@ cdef class RadixCore:
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept:
         cdef RetentionHint no_hint
-        self._offer_raw(query, lanes, no_hint, -INFINITY)
+        cdef States no_states
+        self._offer_raw(query, lanes, no_states, no_hint, -INFINITY)
         return deref(self.native).try_extend(self.offer, receipt.native, self.inserted)
 
     cdef bint try_insert_raw(
-        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint,
-        double time
+        self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, States states,
+        const RetentionHint& hint, double time
     ) noexcept:
-        self._offer_raw(query, lanes, hint, time)
+        self._offer_raw(query, lanes, states, hint, time)
         return deref(self.native).try_insert(self.offer, receipt.native, self.inserted)
 
     cdef void _offer_raw(
-        self, const Query& query, const vector[Int32Pointer]& lanes, const RetentionHint& hint, double time
+        self, const Query& query, const vector[Int32Pointer]& lanes, States states, const RetentionHint& hint,
+        double time
     ) noexcept:
-        cdef States no_states
         self.offer.query = query
         self.offer.lanes = lanes  # the number of lanes never changes: allocates nothing
-        self.offer.states = no_states
+        self.offer.states = states
         self.offer.hint = hint
         self.offer.time = time

@@ -32,6 +32,9 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
         int32_t node
         int32_t offset
         int32_t state
+        int64_t shared_blocks
+        int32_t shared_node
+        int32_t shared_offset
 
     cdef cppclass NativeInserted "pagecore::radix::Inserted":
         int64_t blocks
@@ -82,6 +85,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         void reserve_evicted(vector[vector[int32_t]]& out) except +raise_python_error
         int64_t nodes_to_move()
         NativeReceipt reserved_lock "lock"(NativeMatch& match, uint32_t components)
+        NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match)
         void shorten(NativeReceipt& receipt, int64_t blocks)
         bint try_extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)
         bint try_insert(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)

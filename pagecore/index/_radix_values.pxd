@@ -8,6 +8,8 @@ cdef class Match:
     cdef readonly object checkpoint
     cdef readonly object state
     cdef readonly object blocks
+    cdef readonly int64_t num_shared_tokens
+    cdef readonly object shared_blocks
 
 
 cdef class Inserted:

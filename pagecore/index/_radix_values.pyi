@@ -9,6 +9,8 @@ class Match:
     checkpoint: int | None
     state: int | None
     blocks: _Lanes
+    num_shared_tokens: int
+    shared_blocks: _Lanes
 
 class Inserted:
     num_tokens: int

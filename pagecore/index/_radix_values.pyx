@@ -50,6 +50,11 @@ cdef class Match:
         The state after `num_tokens`.
     blocks : numpy.ndarray or tuple of numpy.ndarray
         int32 [num_tokens / block_size], new, one array for each lane; null before the start of a window.
+    num_shared_tokens : int
+        Tokens whose blocks a sequence can share: `num_full_tokens` in a tree with states and without windows, otherwise
+        `num_tokens`. Only layers with a state compute the tokens after `num_tokens` again.
+    shared_blocks : numpy.ndarray or tuple of numpy.ndarray
+        int32 [num_shared_tokens / block_size], as `blocks`; `blocks` itself if the two lengths are equal.
     """
 
     def __repr__(self):

@@ -19,6 +19,9 @@ cdef extern from "pagecore/index/state_buffers.hpp" namespace "pagecore" nogil:
         int32_t* checkpoint_lengths()
         int32_t* zeros()
         void* copies()
+        const int32_t* image()
+        size_t image_nbytes()
+        void skip(int32_t first, int32_t last)
         int32_t* draft_write(size_t)
         void check_invariants() except +raise_python_error
 

@@ -33,6 +33,8 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
         void check_used(Int32s rows) except +raise_python_error
         void remove(Int32s rows) except +raise_python_error
         int64_t drop_checkpoints(Int32s rows) except +raise_python_error
+        int64_t drop_all_checkpoints()
+        void forget_checkpoint(int32_t row) except +raise_python_error
         bint try_reserve(
             Int32s rows, Int32s counts, const int32_t* lengths, const NativeStateBuffers& out, bint keeps
         ) except +raise_python_error
@@ -41,6 +43,9 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
         void fail_out_of_slots() except +raise_python_error
         int64_t shortage(
             Int32s rows, Int32s counts, const int32_t* lengths, bint keeps
+        ) except +raise_python_error
+        int64_t least_shortage(
+            Int32s rows, Int32s counts, const int32_t* lengths, Int32s released
         ) except +raise_python_error
         void check_commit(Int32s rows, Int32s accepted, vector[int32_t]& lengths) except +raise_python_error
         void commit(Int32s rows, Int32s accepted) except +raise_python_error
@@ -56,6 +61,7 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
         int32_t grid_length(int32_t before, int32_t count, int32_t branch)
         int32_t max_sequences()
         size_t nbytes()
+        void count_held(span[int32_t] counts)
         void check_invariants(bint exclusive) except +raise_python_error
 
 
@@ -75,3 +81,30 @@ cdef class StateTable:
     cdef bint _try_prepare(
         self, Integers rows, Integers counts, StepBuffers buffers, StateBuffers states, bint keeps) except -1
     cdef object _end(self, object rows, bint has_run)
+
+    # The raw interface, for a cache, which changes the block tables itself. Calls that begin with check, try_reserve_raw
+    # and least_shortage_raw may raise, with nothing changed; the change of the same name follows, and cannot fail.
+    cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept
+    cdef void fork_raw(self, int32_t row, int32_t child) noexcept
+    cdef void remove_raw(self, Int32s rows) noexcept
+    cdef int check_reorder_raw(self, Int32s rows, Int32s parents) except -1
+    cdef void reorder_raw(self, Int32s rows, Int32s parents) noexcept
+    cdef void truncate_raw(self, Int32s rows, Int32s lengths) noexcept
+    cdef int64_t drop_all_checkpoints_raw(self) noexcept
+    cdef void forget_checkpoint_raw(self, int32_t row) noexcept
+    # Takes the slots of a step; returns False, with nothing taken, if they are short. Then take_raw or give_back_raw.
+    cdef bint try_reserve_raw(self, Int32s rows, Int32s counts, StateBuffers out, bint keeps) except -1
+    cdef void take_raw(self, Int32s rows, Int32s counts, StateBuffers out) noexcept
+    cdef void give_back_raw(self) noexcept
+    cdef int64_t shortage_raw(self, Int32s rows, Int32s counts, bint keeps) except -1
+    # The slots that a step lacks at least, if another holder drops `released` and idle rows drop their checkpoints.
+    cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1
+    cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1
+    cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept
+    # Writes the lengths of the rows after end_raw.
+    cdef int check_end_raw(self, Int32s rows, bint has_run, int32_t* lengths) except -1
+    cdef void end_raw(self, Int32s rows, bint has_run) noexcept
+    cdef int32_t slot_raw(self, int32_t row) noexcept
+    cdef int32_t checkpoint_raw(self, int32_t row) noexcept
+    cdef int32_t checkpoint_length_raw(self, int32_t row) noexcept
+    cdef int32_t resume_length_raw(self, int32_t row, int32_t length) noexcept

@@ -2,7 +2,8 @@
 
 from cython.operator cimport dereference as deref
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
+from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._block_pool cimport BlockPool
@@ -440,6 +441,18 @@ Slots of a `StatePool` for the sequences of block tables.
         """Bytes of the native structure; the system allocates them as rows are first used."""
         return deref(self.native).nbytes()
 
+    def refuse(self):
+        """Raise OutOfBlocks with the numbers of slots of the last step that was refused, or whose shortage was counted."""
+        deref(self.native).fail_out_of_slots()
+
+    def held_counts(self):
+        """Return the number of references of this table to each slot: int32 [num_slots], new."""
+        cdef int32_t* data = NULL
+        array = new_int32(self.slots.num_blocks, &data)
+        memset(data, 0, self.slots.num_blocks * sizeof(int32_t))
+        deref(self.native).count_held(span[int32_t](data, <size_t> self.slots.num_blocks))
+        return array
+
     def check_invariants(self, exclusive=False):
         """Recount every slot; raise PagecoreError if the table contradicts itself, its pool or the block tables.
 
@@ -456,6 +469,81 @@ Slots of a `StatePool` for the sequences of block tables.
                     f"row {row} is used in the block tables or in the state table, but not in both; change rows "
                     "through the state table"
                 )
+
+    # The raw interface.
+
+    cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept:
+        deref(self.native).add(row, length, state, branch)
+
+    cdef void fork_raw(self, int32_t row, int32_t child) noexcept:
+        deref(self.native).fork(row, child)
+
+    cdef void remove_raw(self, Int32s rows) noexcept:
+        deref(self.native).remove(rows)
+
+    cdef int check_reorder_raw(self, Int32s rows, Int32s parents) except -1:
+        deref(self.native).check_reorder(rows, parents)
+        return 0
+
+    cdef void reorder_raw(self, Int32s rows, Int32s parents) noexcept:
+        deref(self.native).reorder(rows, parents)
+
+    cdef void truncate_raw(self, Int32s rows, Int32s lengths) noexcept:
+        deref(self.native).truncate(rows, lengths)
+
+    cdef int64_t drop_all_checkpoints_raw(self) noexcept:
+        return deref(self.native).drop_all_checkpoints()
+
+    cdef void forget_checkpoint_raw(self, int32_t row) noexcept:
+        deref(self.native).forget_checkpoint(row)
+
+    cdef bint try_reserve_raw(self, Int32s rows, Int32s counts, StateBuffers out, bint keeps) except -1:
+        return deref(self.native).try_reserve(rows, counts, self.row_lengths, deref(out.native), keeps)
+
+    cdef void take_raw(self, Int32s rows, Int32s counts, StateBuffers out) noexcept:
+        deref(self.native).take(rows, counts, deref(out.native))
+
+    cdef void give_back_raw(self) noexcept:
+        deref(self.native).give_back()
+
+    cdef int64_t shortage_raw(self, Int32s rows, Int32s counts, bint keeps) except -1:
+        return deref(self.native).shortage(rows, counts, self.row_lengths, keeps)
+
+    cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1:
+        return deref(self.native).least_shortage(rows, counts, self.row_lengths, released)
+
+    cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1:
+        self.lengths.resize(rows.size())
+        deref(self.native).check_commit(rows, accepted, self.lengths)
+        return 0
+
+    cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept:
+        deref(self.native).commit(rows, accepted)
+
+    cdef int check_end_raw(self, Int32s rows, bint has_run, int32_t* lengths) except -1:
+        self.lengths.resize(rows.size())
+        deref(self.native).check_flight(rows, has_run, self.lengths)
+        if rows.size() > 0:
+            memcpy(lengths, self.lengths.data(), rows.size() * sizeof(int32_t))
+        return 0
+
+    cdef void end_raw(self, Int32s rows, bint has_run) noexcept:
+        if has_run:
+            deref(self.native).abandon(rows)
+        else:
+            deref(self.native).undo(rows)
+
+    cdef int32_t slot_raw(self, int32_t row) noexcept:
+        return deref(self.native).slot(row)
+
+    cdef int32_t checkpoint_raw(self, int32_t row) noexcept:
+        return deref(self.native).checkpoint(row)
+
+    cdef int32_t checkpoint_length_raw(self, int32_t row) noexcept:
+        return deref(self.native).checkpoint_length(row)
+
+    cdef int32_t resume_length_raw(self, int32_t row, int32_t length) noexcept:
+        return deref(self.native).resume_length(row, length)
 
     def __repr__(self):
         return f"StateTable({self.num_slots} slots): {self.slots.num_used} in use by {self.tables.num_rows} rows"

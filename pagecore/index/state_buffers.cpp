@@ -57,6 +57,15 @@ void StateBuffers::begin(int32_t num_sequences) {
   num_sequences_ = num_sequences;
 }
 
+void StateBuffers::skip(int32_t first, int32_t last) {
+  PC_ASSERT(first >= 0 && first <= last && last <= num_sequences_);
+  const auto from = static_cast<size_t>(first), count = static_cast<size_t>(last - first);
+  for (int32_t* array : {state_read_, state_write_, checkpoint_write_, checkpoint_lengths_}) {
+    std::fill_n(array + from, count, 0);
+  }
+  std::fill_n(draft_write_ + from * width(), count * width(), 0);
+}
+
 void StateBuffers::check_invariants() const {
   const auto is_zero = [&](const int32_t* array, size_t from, size_t to) {
     return std::all_of(array + from, array + to, [](int32_t value) { return value == 0; });

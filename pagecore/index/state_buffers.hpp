@@ -49,6 +49,8 @@ class StateBuffers {
 
   // Begins a step, whose entries the caller writes; everything else becomes 0.
   void begin(int32_t num_sequences);
+  // Turns the entries of sequences [first, last) into padding.
+  void skip(int32_t first, int32_t last);
   void add_zero(BlockId slot) { zeros_[num_zeros_++] = slot; }
   void add_copy(BlockCopy copy) { copies()[num_copies_++] = copy; }
 

@@ -139,7 +139,7 @@ void StateTable::release(Row& row) {
   drop(row.checkpoint);
   drop(row.spare);
   drop(row.running);
-  row.length = row.checkpoint_length = 0;
+  row.length = row.checkpoint_length = row.branch = 0;
 }
 
 void StateTable::remove(RowSpan rows) {
@@ -177,6 +177,7 @@ void StateTable::truncate(RowSpan rows, CountSpan lengths) {
   const std::lock_guard lock(slots_);
   for (size_t i = 0; i < rows.size(); ++i) {
     Row& row = at(rows[i]);
+    row.branch = std::min(row.branch, lengths[i]);  // the row no longer shares keys and values after that
     if (lengths[i] == row.length) continue;
     if (lengths[i] == 0) {
       release(row);
@@ -200,41 +201,66 @@ int64_t StateTable::drop_checkpoints(RowSpan rows) {
   return slots_.num_free() - before;
 }
 
+int64_t StateTable::drop_all_checkpoints() {
+  const std::lock_guard lock(slots_);
+  const int64_t before = slots_.num_free();
+  for (RowId row = 0; row < max_sequences_; ++row) {
+    if (!at(row).is_used || at(row).in_flight) continue;
+    drop(at(row).checkpoint);
+    at(row).checkpoint_length = 0;
+  }
+  return slots_.num_free() - before;
+}
+
+void StateTable::forget_checkpoint(RowId row) {
+  static_cast<void>(used(row));
+  const std::lock_guard lock(slots_);
+  drop(at(row).checkpoint);
+  at(row).checkpoint_length = 0;
+}
+
 // Invariants.
 
-void StateTable::check_row(RowId row, const Row& entry, std::vector<int32_t>& held) const {
+void StateTable::check_row(RowId row, const Row& entry) const {
   PC_ASSERT(entry.length >= 0 && entry.checkpoint_length >= 0);
   PC_ASSERT(entry.is_used || !entry.in_flight);
   PC_ASSERT(entry.running != kNullBlock || entry.length == 0);
   PC_ASSERT((entry.checkpoint != kNullBlock) == (entry.checkpoint_length > 0));
   PC_ASSERT(entry.checkpoint_length <= entry.length);
   PC_ASSERT(!in_place_ || entry.spare == kNullBlock);
-  const auto count = [&](BlockId slot) {
+  for (const BlockId slot : {entry.running, entry.spare, entry.checkpoint, entry.planned}) {
     PC_ASSERT(slot >= kNullBlock && slot < slots_.num_blocks() && (entry.is_used || slot == kNullBlock));
-    ++held[static_cast<size_t>(slot)];
-  };
-  for (const BlockId slot : {entry.running, entry.spare, entry.checkpoint}) count(slot);
+  }
   if (!entry.in_flight) {
     PC_ASSERT(entry.planned == kNullBlock && entry.source == kNullBlock && entry.count == 0);
     return;
   }
-  count(entry.planned);
   const size_t num = num_written(entry.count);
   for (size_t i = 0; i < num; ++i) {
     const BlockId slot = written(row)[i];
     PC_ASSERT(slot != kNullBlock && slots_.ref_count(slot) == 1);
-    if (in_place_ && i == 0) {
-      PC_ASSERT(slot == entry.running);
-    } else {
-      count(slot);
-    }
+    PC_ASSERT(!in_place_ || i > 0 || slot == entry.running);
   }
+}
+
+void StateTable::count_held(std::span<int32_t> counts) const {
+  PC_ASSERT(std::ssize(counts) == slots_.num_blocks());
+  for (RowId row = 0; row < max_sequences_; ++row) {
+    const Row& entry = rows_[static_cast<size_t>(row)];
+    if (!entry.is_used) continue;
+    for (const BlockId slot : {entry.running, entry.spare, entry.checkpoint, entry.planned})
+      ++counts[static_cast<size_t>(slot)];
+    const size_t num = entry.in_flight ? num_written(entry.count) : 0;
+    for (size_t i = in_place_ ? 1 : 0; i < num; ++i) ++counts[static_cast<size_t>(written(row)[i])];
+  }
+  counts[kNullBlock] = 0;
 }
 
 void StateTable::check_invariants(bool exclusive) const {
   const std::lock_guard lock(slots_);
+  for (RowId row = 0; row < max_sequences_; ++row) check_row(row, rows_[static_cast<size_t>(row)]);
   std::vector<int32_t> held(static_cast<size_t>(slots_.num_blocks()));
-  for (RowId row = 0; row < max_sequences_; ++row) check_row(row, rows_[static_cast<size_t>(row)], held);
+  count_held(held);
   for (BlockId slot = 1; slot < slots_.num_blocks(); ++slot) {
     const int32_t counted = std::max(slots_.ref_count(slot), 0);
     PC_ASSERT(held[static_cast<size_t>(slot)] <= counted);

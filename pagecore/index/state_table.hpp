@@ -69,6 +69,10 @@ class StateTable {
   void remove(RowSpan rows);
   // Forgets the checkpoints of idle rows; returns the number of slots that became free.
   int64_t drop_checkpoints(RowSpan rows);
+  // The same for every idle row.
+  int64_t drop_all_checkpoints();
+  // Forgets the checkpoint of a row, also of one whose step is in flight: abandon() then returns it to 0 tokens.
+  void forget_checkpoint(RowId row);
 
   // A step. `lengths` has an entry for each row of the block tables. Returns false, with nothing taken, if slots are
   // short.
@@ -81,6 +85,10 @@ class StateTable {
   [[noreturn]] void fail_out_of_slots() const;
   // The number of slots that try_reserve() would lack.
   [[nodiscard]] int64_t shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints);
+  // The number of slots that a step without checkpoints would lack if every idle row had lost its checkpoint, and
+  // another holder its reference to each of the distinct slots in `released`.
+  [[nodiscard]] int64_t least_shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths,
+                                       std::span<const BlockId> released);
 
   // Throws unless a step of every row is in flight of which accepted[i] tokens can stay. Writes the lengths after it.
   void check_commit(RowSpan rows, CountSpan accepted, std::span<TokenCount> lengths);
@@ -108,6 +116,8 @@ class StateTable {
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] size_t nbytes() const { return rows_.nbytes() + written_.nbytes(); }
 
+  // Adds the references of this table to counts[slot]; `counts` has an entry for each slot.
+  void count_held(std::span<int32_t> counts) const;
   // `exclusive`: this table is the only holder of slots of its pool.
   void check_invariants(bool exclusive) const;
 
@@ -157,8 +167,11 @@ class StateTable {
   }
 
   void check_step(RowSpan rows, CountSpan counts, const TokenCount* lengths);
-  void count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints);
-  void correct_shared(RowSpan rows, CountSpan counts);
+  template <typename Holders>
+  [[nodiscard]] int64_t count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints, const Holders& holders);
+  template <typename Holders>
+  [[nodiscard]] int64_t num_last_holders(RowSpan rows, CountSpan counts, const Holders& holders);
+  void count_needed(RowSpan rows, CountSpan counts, bool keeps_checkpoints);
   void take_row(RowId row, TokenCount count, StateBuffers& out);
   [[nodiscard]] BlockId next_reserved() {
     PC_ASSERT(num_taken_ < reserved_.size());
@@ -177,7 +190,7 @@ class StateTable {
   void release(Row& row);
   void end_flight(Row& row);
   void drop_written(RowId row, size_t from);
-  void check_row(RowId row, const Row& entry, std::vector<int32_t>& held) const;
+  void check_row(RowId row, const Row& entry) const;
 
   std::shared_ptr<BlockPool> owner_;
   mutable BlockPool::Transaction slots_;
@@ -187,7 +200,7 @@ class StateTable {
   ZeroedArray<Row> rows_;
   ZeroedArray<BlockId> written_;  // 1 + draft_tokens entries of each row
   uint64_t num_calls_ = 0;
-  int64_t needed_ = 0;  // of the last count_slots()
+  int64_t needed_ = 0;  // of the last count_needed()
   int64_t available_ = 0;
   bool keeps_checkpoints_ = false;
 
@@ -195,6 +208,7 @@ class StateTable {
   std::vector<BlockId> reserved_;
   size_t num_taken_ = 0;  // of reserved_
   std::vector<BlockId> shared_;
+  std::vector<int32_t> holders_;
   std::vector<Row> saved_;
 };
 

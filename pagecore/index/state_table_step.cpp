@@ -27,45 +27,71 @@ void StateTable::check_step(RowSpan rows, CountSpan counts, const TokenCount* le
   }
 }
 
-// Sets needed_ and available_. Every touch of a shared slot counts as a copy: an upper bound, exact unless all holders
-// of a slot are rows of the step.
-void StateTable::count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints) {
-  keeps_checkpoints_ = keeps_checkpoints;
-  available_ = slots_.num_free();
-  needed_ = 0;
+// The number of slots that a step needs, where holders(slot) is the number of references to a slot.
+template <typename Holders>
+int64_t StateTable::count_slots(RowSpan rows, CountSpan counts, bool keeps_checkpoints, const Holders& holders) {
+  int64_t needed = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = at(rows[i]);
     if (counts[i] == 0) continue;
-    needed_ += static_cast<int64_t>(num_written(counts[i])) - 1;
-    needed_ += keeps_checkpoints && inner_checkpoint(row, counts[i]) > 0;
+    needed += static_cast<int64_t>(num_written(counts[i])) - 1;
+    needed += keeps_checkpoints && inner_checkpoint(row, counts[i]) > 0;
     if (in_place_) {
-      needed_ += row.running == kNullBlock || slots_.ref_count(row.running) > 1;
+      needed += row.running == kNullBlock || holders(row.running) > 1;
     } else {
-      needed_ += (row.running == kNullBlock) + (row.spare == kNullBlock);
+      needed += (row.running == kNullBlock) + (row.spare == kNullBlock);
     }
   }
-  if (in_place_ && needed_ > 0) correct_shared(rows, counts);
+  return in_place_ && needed > 0 ? needed - num_last_holders(rows, counts, holders) : needed;
 }
 
-void StateTable::correct_shared(RowSpan rows, CountSpan counts) {
+// Every touch of a shared slot counts as a copy, but if all holders of a slot are rows of the step, the last one writes
+// in place. Returns the number of these slots.
+template <typename Holders>
+int64_t StateTable::num_last_holders(RowSpan rows, CountSpan counts, const Holders& holders) {
   shared_.clear();
   for (size_t i = 0; i < rows.size(); ++i) {
     const BlockId slot = at(rows[i]).running;
-    if (counts[i] > 0 && slot != kNullBlock && slots_.ref_count(slot) > 1) shared_.push_back(slot);
+    if (counts[i] > 0 && slot != kNullBlock && holders(slot) > 1) shared_.push_back(slot);
   }
   std::sort(shared_.begin(), shared_.end());
   int32_t touches = 0;
+  int64_t last_holders = 0;
   for (size_t i = 0; i < shared_.size(); ++i) {
     touches = i > 0 && shared_[i - 1] == shared_[i] ? touches + 1 : 1;
-    needed_ -= touches == slots_.ref_count(shared_[i]);
+    last_holders += touches == holders(shared_[i]);
   }
+  return last_holders;
+}
+
+void StateTable::count_needed(RowSpan rows, CountSpan counts, bool keeps_checkpoints) {
+  keeps_checkpoints_ = keeps_checkpoints;
+  available_ = slots_.num_free();
+  needed_ = count_slots(rows, counts, keeps_checkpoints, [this](BlockId slot) { return slots_.ref_count(slot); });
 }
 
 int64_t StateTable::shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints) {
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
   const std::lock_guard lock(slots_);
-  count_slots(rows, counts, keeps_checkpoints);
+  count_needed(rows, counts, keeps_checkpoints);
+  return std::max<int64_t>(needed_ - available_, 0);
+}
+
+int64_t StateTable::least_shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths,
+                                   std::span<const BlockId> released) {
+  check_step(rows, counts, lengths);
+  shared_.reserve(rows.size());
+  holders_.resize(static_cast<size_t>(slots_.num_blocks()));
+  const std::lock_guard lock(slots_);
+  for (BlockId slot = 1; slot < slots_.num_blocks(); ++slot)
+    holders_[static_cast<size_t>(slot)] = std::max(slots_.ref_count(slot), 0);
+  for (const BlockId slot : released) --holders_[static_cast<size_t>(slot)];
+  for (RowId row = 0; row < max_sequences_; ++row) {
+    if (at(row).is_used && !at(row).in_flight) --holders_[static_cast<size_t>(at(row).checkpoint)];
+  }
+  available_ = std::count(holders_.begin() + 1, holders_.end(), 0);
+  needed_ = count_slots(rows, counts, false, [this](BlockId slot) { return holders_[static_cast<size_t>(slot)]; });
   return std::max<int64_t>(needed_ - available_, 0);
 }
 
@@ -78,7 +104,7 @@ bool StateTable::try_reserve(RowSpan rows, CountSpan counts, const TokenCount* l
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
   const std::lock_guard lock(slots_);
-  count_slots(rows, counts, keeps_checkpoints);
+  count_needed(rows, counts, keeps_checkpoints);
   if (needed_ > available_) return false;
   reserved_.resize(static_cast<size_t>(needed_));
   slots_.take(reserved_);
@@ -219,6 +245,7 @@ void StateTable::commit_row(RowId number, TokenCount accepted) {
   if (kept < num) row.running = slots[kept];
   const BlockId of_checkpoint = keep_checkpoint(row, slots, accepted, row.running);
   row.length += accepted;
+  if (accepted < row.count) row.branch = std::min(row.branch, row.length);
   if (kept == num) before = kNullBlock;
   if (kept < num) slots[kept] = kNullBlock;
   for (size_t i = 0; i < num; ++i) {
@@ -272,6 +299,7 @@ void StateTable::abandon(RowSpan rows) {
         std::swap(row.spare, written(number)[0]);
       }
     }
+    row.branch = std::min(row.branch, row.length);
     end_flight(row);
   }
 }
@@ -293,6 +321,7 @@ void StateTable::undo(RowSpan rows) {
         row.running = row.source;
       }
     }
+    row.branch = std::min(row.branch, row.length);
     end_flight(row);
   }
 }

@@ -156,7 +156,7 @@ class StateTable:
         if step := state.step:
             self.drop(*reversed(step.written[self.in_place :]), step.planned)
         self.drop(state.checkpoint, state.spare, state.running)
-        state.__init__(branch=state.branch)  # type: ignore[misc]
+        state.__init__()  # type: ignore[misc]
 
     def reorder(self, rows: list[int], parents: list[int]) -> None:
         if len(rows) != len(parents):
@@ -182,6 +182,7 @@ class StateTable:
                 raise ShapeError(str(length))
         self.tables.truncate(rows, lengths, keep_capacity)
         for state, length in zip(states, lengths, strict=True):
+            state.branch = min(state.branch, length)
             if length == state.length:
                 continue
             if length == 0:
@@ -306,6 +307,8 @@ class StateTable:
             self.drop(state.checkpoint)
             state.checkpoint, state.checkpoint_length = slot, kept
         state.length += accepted
+        if accepted < step.count:
+            state.branch = min(state.branch, state.length)
         if old and self.slots.holders[old] == 1:
             state.spare = old
         else:
@@ -331,6 +334,7 @@ class StateTable:
                     state.running, state.length = self.share(state.checkpoint), state.checkpoint_length
                 else:
                     state.spare = step.written[0]
+            state.branch = min(state.branch, state.length)
         return lengths
 
     def undo(self, rows: list[int]) -> list[int]:
@@ -348,6 +352,7 @@ class StateTable:
                     self.share(step.source)
                     self.drop(state.running)
                     state.running = step.source
+            state.branch = min(state.branch, state.length)
         return lengths
 
     # Contents.

@@ -75,6 +75,11 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
             f"group {keys.group} has a {reach} tokens, which counts positions; "
             "compact serves caches whose groups see all tokens"
         )
+    if state.states is not None:
+        raise UnsupportedOption(
+            f"sequence {sequence.id!r} has recurrent states, which cover every token; compact serves caches whose layers "
+            "all attend"
+        )
     if state.tenants is not None:
         raise UnsupportedOption(
             "compact does not zero blocks that change their namespace; make the cache without scrub=True"

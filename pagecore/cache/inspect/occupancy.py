@@ -42,6 +42,8 @@ def measure(parts: CacheParts) -> CacheStats:
         num_swapped_sequences=len(swapped),
         num_swapped_tokens=sum(sequence.num_computed_tokens for sequence in swapped),
         num_swapped_blocks=sum(space.num_used_blocks for space in parts.swap_spaces),
+        num_states=0 if state.states is None else state.states.num_slots - 1,
+        num_free_states=0 if state.states is None else state.states.slots.num_free,
         **({} if parts.prefix is None else parts.prefix.figures()),
     )
 

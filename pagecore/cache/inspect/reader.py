@@ -16,6 +16,7 @@ from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache.demand import block_limit, longest_sequence, longest_step
 from pagecore.cache.inspect.block_map import BlockMap, map_blocks
 from pagecore.cache.inspect.occupancy import measure
+from pagecore.cache.inspect.states import check_states
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers import group_number
 from pagecore.cache.parts import CacheParts, PartsOwner
@@ -23,7 +24,7 @@ from pagecore.cache.prefix.retention import Spans, retention_options, reusable
 from pagecore.cache.sequences import Sequences
 from pagecore.cache.step._plan import shortage
 from pagecore.cache.swap.shortage import shortage_with_swapped
-from pagecore.errors import InvalidSequence
+from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.storage import Spec
 from pagecore.storage.checks import require_int
 
@@ -60,6 +61,12 @@ class CacheReader(PartsOwner):
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each group, including the null block."""
         return tuple(pool.num_blocks for pool in self._parts.tables.pools)
+
+    @property
+    def num_states(self) -> int:
+        """State slots, including the null slot; 0 for a cache without layers that keep states."""
+        states = self._parts.state.states
+        return 0 if states is None else states.num_slots
 
     @property
     def num_available(self) -> int:
@@ -101,14 +108,23 @@ class CacheReader(PartsOwner):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all planes in all pools of this rank."""
+        """Bytes of all planes in all pools of this rank, states included."""
         return self._parts.store.nbytes
 
     # -- layers and arrays ---------------------------------------------------------------------------------------
 
     def group_of(self, layer: int) -> int:
-        """Return the number of the group that model layer `layer` belongs to."""
-        return self._parts.layer(layer).group
+        """Return the number of the group that model layer `layer` belongs to.
+
+        Raises
+        ------
+        UnsupportedOption
+            The layer keeps a state, and belongs to no group.
+        """
+        place = self._parts.layer(layer)
+        if place.keeps_state:
+            raise UnsupportedOption(f"layer {layer} keeps a state and belongs to no group; ask for layers that attend")
+        return place.group
 
     def spec(self, layer: int) -> Spec:
         """Return the spec of this rank's part of a model layer; for an alias, that of the layer that it shares."""
@@ -121,7 +137,8 @@ class CacheReader(PartsOwner):
         -------
         Tensor
             ``[num_blocks, block_size, *plane.shape]``, or ``[num_blocks, *plane.shape]`` for a plane per block, in the
-            plane's dtype. It aliases the pool and keeps its memory alive.
+            plane's dtype; ``[num_slots, *plane.shape]`` for a layer that keeps a state. It aliases the pool and keeps
+            its memory alive.
 
         Raises
         ------
@@ -133,7 +150,7 @@ class CacheReader(PartsOwner):
             The cache was made with ``device="none"``.
         """
         place = self._parts.layer(layer)
-        return self._parts.store.pool(place).plane(name, place.index)
+        return self._parts.store.plane(name, place)
 
     def key(self, layer: int) -> Tensor:
         """Return ``plane("key", layer)``, ``[num_blocks, block_size, num_kv_heads, head_dim]``; it aliases the pool."""
@@ -211,7 +228,8 @@ class CacheReader(PartsOwner):
     ) -> int:
         """Return the number of blocks that a prepare would lack in the scarcest group; 0 means that it succeeds.
 
-        If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare.
+        State slots count as blocks of a group of their own. Cached states, and checkpoints of sequences without a step
+        in flight, count as available. If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare.
 
         Parameters
         ----------
@@ -272,6 +290,9 @@ class CacheReader(PartsOwner):
                 state.prefix.check_invariants(sequences)
             if state.tenants is not None:
                 state.tenants.check_invariants(sequences)
+            if state.states is not None:
+                cached = NONE if state.prefix is None else state.prefix.held_states()
+                check_states(state.states, sequences, cached)
             for sequence in sequences:
                 if not sequence.is_swapped and sequence.num_computed_tokens > tables.length(sequence.row):
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")

@@ -37,6 +37,12 @@ class CacheStats:
         Sequences added by `add_sequence` that reused a cached prefix, and those that did not.
     prefix_query_tokens, prefix_hit_tokens : int
         Tokens of those sequences, and the number of reused ones.
+    prefix_shared_tokens : int
+        Tokens of those sequences whose blocks were shared. More than `prefix_hit_tokens` in a cache with states, which
+        computes the tokens after the deepest cached state again.
+    num_states, num_free_states, num_cached_states, num_evicted_states : int
+        State slots; those without a holder; those that the prefix cache holds, including those that sequences use too;
+        and states evicted since the cache was made. 0 without layers that keep states.
     num_scrubbed_blocks : int
         Blocks that steps have zeroed since the cache was made, because another namespace had used them; 0 without
         `scrub`.
@@ -61,6 +67,11 @@ class CacheStats:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     num_scrubbed_blocks: int = 0
+    prefix_shared_tokens: int = 0
+    num_states: int = 0
+    num_free_states: int = 0
+    num_cached_states: int = 0
+    num_evicted_states: int = 0
 
     @property
     def utilization(self) -> float:

@@ -26,6 +26,7 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     cdef Prefix prefix
     cdef vector[span[const_int32]] none
     cdef int32_t row
+    cdef int64_t length = 0
     _guard = Held(state.lock)
     state.begin()
     sequence = new_sequence(state.new_name(name), ids)
@@ -41,10 +42,15 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         state.prefix.match_sequence(sequence, most // state.block_size, &found)
         prefix = found_prefix(state, found)
         state.prefix.reserve_moves(1)
-        row = state.tables.add_raw(prefix.spans)
+        length = found.blocks * state.block_size
+        row = state.tables.add_raw(prefix.spans, length)
         # The row is there: from here on nothing fails.
         state.prefix.attach(sequence, found)
-        sequence.computed = sequence.cached = <int32_t>found.blocks * state.block_size
+        sequence.computed = sequence.cached = <int32_t>length
+    if state.states is not None:
+        state.states.add_raw(
+            row, <int32_t>length, found.state if length > 0 else 0, <int32_t>(found.shared_blocks * state.block_size)
+        )
     come_alive(state, sequence, row)
     if name is None:
         state.next_number += 1
@@ -71,6 +77,8 @@ def fork(CacheState state not None, parent, name):
         state.prefix.publish_one(source, False)
     row = state.tables.fork_raw(source.row)
     # The row is there: from here on nothing fails.
+    if state.states is not None:
+        state.states.fork_raw(source.row, row)
     child.tenant = source.tenant
     child.computed = source.computed
     child.dropped, child.compacted = source.dropped, source.compacted
@@ -96,12 +104,13 @@ cdef Prefix found_prefix(CacheState state, const NativeMatch& found):
     prefix.blocks.resize(num_groups)
     prefix.spans.resize(num_groups)
     for group in range(num_groups):
-        prefix.blocks[group].resize(<size_t>found.blocks)
-        if found.blocks > 0:
-            state.prefix.tree.copy_match_raw(
-                found, state.prefix.lane_of[group], span[int32_t](prefix.blocks[group].data(), <size_t>found.blocks)
+        prefix.blocks[group].resize(<size_t>found.shared_blocks)
+        if found.shared_blocks > 0:
+            state.prefix.tree.copy_shared_raw(
+                found, state.prefix.lane_of[group],
+                span[int32_t](prefix.blocks[group].data(), <size_t>found.shared_blocks)
             )
-        prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), <size_t>found.blocks)
+        prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), <size_t>found.shared_blocks)
     return prefix
 
 

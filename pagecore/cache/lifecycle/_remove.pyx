@@ -8,6 +8,7 @@ from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.step._step cimport Step
 from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._radix_query cimport RetentionHint
 
 
@@ -34,6 +35,8 @@ def remove(CacheState state not None, sequence, rank=None):
     if row >= 0:
         state.tables.remove_raw(&row, 1)
     # The row is gone: from here on nothing fails.
+    if row >= 0 and state.states is not None:
+        state.states.remove_raw(Int32s(&row, 1))
     if removed.stored is not None:
         (<StoredBlocks>removed.stored).release()
     if state.prefix is not None:

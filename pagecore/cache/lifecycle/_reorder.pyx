@@ -9,6 +9,7 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._radix_query cimport RetentionHint
 
 from pagecore.cache._sequence import as_list
@@ -43,10 +44,16 @@ def reorder(CacheState state not None, sequences, parents):
             if state.prefix is not None:
                 heir.hold = heir.parent.hold.blank_copy()
             heirs.append(heir)
+    if state.states is not None:
+        state.states.check_reorder_raw(
+            Int32s(rows.data(), rows.size()), Int32s(parent_rows.data(), parent_rows.size())
+        )
     if state.prefix is not None:
         state.prefix.publish(sources, False)
     state.tables.reorder_raw(rows.data(), parent_rows.data(), <Py_ssize_t>rows.size())
     # The rows have changed: from here on nothing fails.
+    if state.states is not None:
+        state.states.reorder_raw(Int32s(rows.data(), rows.size()), Int32s(parent_rows.data(), parent_rows.size()))
     for each in heirs:
         (<Heir>each).read_parent()
     for each in heirs:

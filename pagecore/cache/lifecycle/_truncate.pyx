@@ -7,6 +7,7 @@ from pagecore.cache._kept cimport KeptKeys, first_seen
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_integers
 
 from pagecore.cache._sequence import as_list
@@ -37,12 +38,16 @@ def truncate(CacheState state not None, sequences, lengths):
         rows.push_back(sequence.row)
         kept.push_back(length)
         computed.push_back(min(<int32_t>length, sequence.computed))
+        if state.states is not None:
+            check_state(state, sequence, computed.back())
     for keys in state.kept:
         check_windows(state, keys, rows, computed)
     if state.prefix is not None:
         state.prefix.reserve_moves(len(shortened))
     state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
     # The rows have changed: from here on nothing fails.
+    if state.states is not None:
+        state.states.truncate_raw(Int32s(rows.data(), rows.size()), Int32s(computed.data(), computed.size()))
     for i in range(rows.size()):
         sequence = <Sequence>shortened[i]
         if state.prefix is not None:
@@ -59,6 +64,20 @@ cdef void forget_compaction(Sequence sequence) noexcept:
     sequence.dropped = sequence.compacted = 0
     if sequence.hold is not None:
         sequence.hold.is_sealed = False
+
+
+cdef int check_state(CacheState state, Sequence sequence, int32_t length) except -1:
+    """Raise UnsupportedOption for a length at which a sequence has no recurrent state."""
+    cdef int32_t possible = state.states.resume_length_raw(sequence.row, length)
+    if possible != length:
+        raise UnsupportedOption(
+            f"length is {length}, but sequence {sequence.id!r} has no recurrent state after {length} tokens; give "
+            f"{possible}, {sequence.computed} or more, and compute the tokens after it again"
+            if possible else
+            f"length is {length}, but sequence {sequence.id!r} has no recurrent state after {length} tokens, and none "
+            f"before; give 0 to compute it again, or {sequence.computed} or more"
+        )
+    return 0
 
 
 cdef list listed_lengths(object lengths, Py_ssize_t count):

@@ -5,14 +5,16 @@ from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint
+from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint, States
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree
+from pagecore.index._state_table cimport StateTable
 
 
 cdef class PrefixCache:
     cdef readonly RadixTree tree
     cdef readonly str policy
     cdef BlockTables tables
+    cdef StateTable states          # None in a cache without states
     cdef list by_row                # the sequence in each row of the tables; None for a free row
     cdef list pools                 # of each lane
     cdef vector[int32_t] groups     # of each lane: those without a window come first
@@ -28,7 +30,8 @@ cdef class PrefixCache:
     cdef int32_t num_truncated      # holds with `truncated_inside_block`
     cdef int32_t num_duplicated     # holds with `has_duplicates`
     cdef readonly int64_t num_evicted_blocks
-    cdef int64_t num_hits, num_misses, num_query_tokens, num_hit_tokens
+    cdef readonly int64_t num_evicted_states
+    cdef int64_t num_hits, num_misses, num_query_tokens, num_hit_tokens, num_shared_tokens
     # Scratch of the largest size that is needed, so that no change allocates.
     cdef vector[Int32Pointer] lanes
     cdef vector[int32_t] ids
@@ -55,6 +58,9 @@ cdef class PrefixCache:
     cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept
+    cdef bint try_publish(self, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept
+    # Tokens of a checkpoint that the sequence has not offered yet; 0 for none.
+    cdef int32_t new_checkpoint(self, Sequence sequence) noexcept
     cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept
     cdef void note_truncated(self, PrefixHold hold) noexcept
     cdef void note_duplicates(self, PrefixHold hold, bint has_duplicates) noexcept

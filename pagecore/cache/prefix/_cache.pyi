@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.index import BlockTables, RadixTree
+from pagecore.index import BlockTables, RadixTree, StateTable
 from pagecore.storage.attended import AttendedKeys
 
 class PrefixCache:
@@ -25,7 +25,11 @@ class PrefixCache:
         policy: str,
         clock: Callable[[], float],
         gives_up_last: bool = False,
+        states: StateTable | None = None,
     ) -> None: ...
+    @property
+    def num_evicted_states(self) -> int: ...
+    def held_states(self) -> NDArray[np.int32]: ...
     def figures(self) -> dict[str, int]: ...
     def cached(self, group: int) -> NDArray[np.int32]: ...
     def match_length(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int: ...

@@ -8,8 +8,13 @@ P2: A block that a row shares with the tree lies on the path that the sequence's
     therefore has no other holder, and evicting it frees it. The converse does not hold: a receipt may cover blocks
     that no row uses, because their window has moved on, or because the sequence computed the same tokens in blocks of
     its own ("duplicates"). Those blocks can be freed too.
-P3: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
+P3: In a cache with states, a row may hold blocks past the sequence's computed tokens: those that its prefix hit shares
+    past the state. `published` counts them.
+P4: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
     longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
+
+With states, a prefix can be reused up to a state in the tree, which holds one reference to its slot. A row that reads or
+keeps the state holds references of its own, so that the tree may evict any state.
 
 Calls that plan a change may fail and change nothing that the caller can observe. Calls that commit a change cannot
 fail: they allocate nothing and run no Python code. Publishing is the exception: where the tree lacks memory, the blocks
@@ -24,8 +29,11 @@ from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint
+from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint, State, States
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree
+from pagecore.index._state_table cimport StateTable
+
+import math
 
 import numpy as np
 
@@ -52,6 +60,8 @@ cdef class PrefixCache:
         Returns the time in seconds; only the policy "priority" calls it.
     gives_up_last : bool
         A hit gives up its last block.
+    states : StateTable, optional
+        Slots of the rows; None without layers that keep states.
     """
 
     def __cinit__(
@@ -62,6 +72,7 @@ cdef class PrefixCache:
         str policy,
         clock,
         bint gives_up_last=False,
+        StateTable states=None,
     ):
         if not callable(clock):
             raise UnsupportedOption(f"clock is {clock!r}; give a function that returns seconds")
@@ -80,7 +91,10 @@ cdef class PrefixCache:
             ],
             chunks=[keys.chunk for keys in self.kept],
             policy=policy,
+            states=states is not None,
+            state_interval=None if states is None else math.lcm(states.chunk, self.block_size),
         )
+        self.states = states
         self.policy = policy
         self.tables = tables
         self.by_row = by_row
@@ -145,8 +159,8 @@ cdef class PrefixCache:
         hold.namespace_number = 0 if number is None else number
         query = self.query_of(sequence, sequence.known // self.block_size)
         self.tree.match_raw(query, max_blocks, found)
-        if self.gives_up_last and found.blocks > 0:
-            self.tree.match_raw(query, found.blocks - 1, found)
+        if self.gives_up_last and found.shared_blocks > 0:
+            self.tree.match_raw(query, found.shared_blocks - 1, found)
         return 0
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept:
@@ -161,10 +175,12 @@ cdef class PrefixCache:
 
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
         """Hold the match of a new sequence, and count it as a hit or a miss."""
-        self.tree.lock_raw(found, sequence.hold.receipt)
-        sequence.hold.published = <int32_t>found.blocks
+        self.tree.lock_shared_raw(found, sequence.hold.receipt)
+        sequence.hold.published = <int32_t>found.shared_blocks
+        sequence.hold.offered_state = <int32_t>(found.blocks * self.block_size) if found.state >= 0 else 0
         self.num_query_tokens += sequence.known
         self.num_hit_tokens += found.blocks * self.block_size
+        self.num_shared_tokens += found.shared_blocks * self.block_size
         self.num_hits += found.blocks > 0
         self.num_misses += found.blocks == 0
 
@@ -199,34 +215,62 @@ cdef class PrefixCache:
         """
         cdef int32_t whole = num_whole(sequence, self.block_size)
         cdef PrefixHold hold = sequence.hold
-        cdef int32_t lane
-        cdef bint is_kept
+        cdef int32_t checkpoint = self.new_checkpoint(sequence)
         if hold.is_sealed:
             whole = min(whole, hold.published)
         if whole > hold.published and not may_share:
             # Otherwise another row would have blocks of the tree that its receipt does not cover.
             whole = hold.published + self.num_unshared(sequence, hold.published, whole)
-        if whole > hold.published and (hold.namespace_number >= 0 or hold.receipt.native.node >= 0):
-            for lane in range(self.num_lanes):
-                self.lanes[lane] = self.tables.row_raw(sequence.row, self.groups[lane]).data()
-            if hold.offers_whole:
-                is_kept = self.tree.try_insert_raw(
-                    hold.receipt, self.query_of(sequence, whole), self.lanes, hold.hint(self.now), self.now
-                )
-            else:
-                is_kept = self.tree.try_extend_raw(hold.receipt, self.query_of(sequence, whole), self.lanes)
-            if is_kept:
-                for lane in range(self.num_lanes):
-                    (<BlockPool>self.pools[lane]).share_raw(
-                        self.tree.inserted.taken[lane].data(), self.tree.inserted.taken[lane].size()
-                    )
-                    if self.tree.inserted.duplicates[lane].size() > 0:
-                        self.note_duplicates(hold, True)
+        whole = max(whole, hold.published)
+        if checkpoint > whole * <int64_t>self.block_size or hold.truncated_inside_block:
+            checkpoint = 0  # offered by a later call
+        if (whole > hold.published or checkpoint > 0) and (
+            hold.namespace_number >= 0 or hold.receipt.native.node >= 0
+        ):
+            if self.try_publish(sequence, whole, checkpoint):
                 hold.published = whole
+                hold.offered_state = max(hold.offered_state, checkpoint)
                 self.note_truncated(hold)
         if hold.receipt.native.node < 0 and hold.namespace_number > 0:
             self.tree.drop_space_raw(hold.namespace_number)
             hold.namespace_number = -1
+
+    cdef bint try_publish(self, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept:
+        """Offer the first blocks of a sequence, and its checkpoint unless that is 0; return False if memory is short."""
+        cdef PrefixHold hold = sequence.hold
+        cdef Query query = self.query_of(sequence, num_blocks)
+        cdef States states
+        cdef State state
+        cdef int32_t lane
+        for lane in range(self.num_lanes):
+            self.lanes[lane] = self.tables.row_raw(sequence.row, self.groups[lane]).data()
+        if checkpoint > 0:
+            state.blocks = checkpoint // self.block_size
+            state.id = self.states.checkpoint_raw(sequence.row)
+            states = States(&state, 1)
+        if hold.offers_whole or checkpoint > 0:
+            if not self.tree.try_insert_raw(hold.receipt, query, self.lanes, states, hold.hint(self.now), self.now):
+                return False
+        elif not self.tree.try_extend_raw(hold.receipt, query, self.lanes):
+            return False
+        for lane in range(self.num_lanes):
+            (<BlockPool>self.pools[lane]).share_raw(
+                self.tree.inserted.taken[lane].data(), self.tree.inserted.taken[lane].size()
+            )
+            if self.tree.inserted.duplicates[lane].size() > 0:
+                self.note_duplicates(hold, True)
+        if checkpoint > 0:
+            self.states.slots.share_raw(
+                self.tree.inserted.taken[self.num_lanes].data(), self.tree.inserted.taken[self.num_lanes].size()
+            )
+        return True
+
+    cdef int32_t new_checkpoint(self, Sequence sequence) noexcept:
+        cdef int32_t length
+        if self.states is None or sequence.hold.is_sealed or sequence.hold.published == INT32_MAX:
+            return 0
+        length = self.states.checkpoint_length_raw(sequence.row)
+        return length if length != sequence.hold.offered_state else 0
 
     cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept:
         """Return the number of blocks in [first, last) before the first that has another holder."""
@@ -242,6 +286,8 @@ cdef class PrefixCache:
         """Shorten the receipt of a sequence whose row was truncated to `length` tokens."""
         if sequence.hold.published != INT32_MAX or length == 0:
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
+        if sequence.hold.offered_state > length:
+            sequence.hold.offered_state = 0
         self.shorten(sequence.hold, (length + self.block_size - 1) // self.block_size)
 
     cdef void shorten(self, PrefixHold hold, int32_t num_blocks) noexcept:
@@ -253,6 +299,7 @@ cdef class PrefixCache:
         self.tree.shorten_raw(sequence.hold.receipt, 0)
         if sequence.hold.published != INT32_MAX:
             sequence.hold.published = 0
+        sequence.hold.offered_state = 0
         self.note_truncated(sequence.hold)
         self.note_duplicates(sequence.hold, False)
 
@@ -304,14 +351,19 @@ cdef class PrefixCache:
     def figures(self):
         """Return the fields of `CacheStats` that concern the prefix cache."""
         names = [self.tree.components[component] for component in self.components]
-        return {
+        figures = {
             "num_cached_blocks": sum(self.tree.evictable(name) + self.tree.protected(name) for name in names),
             "num_evicted_blocks": self.num_evicted_blocks,
             "prefix_hits": self.num_hits,
             "prefix_misses": self.num_misses,
             "prefix_query_tokens": self.num_query_tokens,
             "prefix_hit_tokens": self.num_hit_tokens,
+            "prefix_shared_tokens": self.num_shared_tokens,
         }
+        if self.states is not None:
+            figures["num_cached_states"] = self.tree.evictable("state") + self.tree.protected("state")
+            figures["num_evicted_states"] = self.num_evicted_states
+        return figures
 
     def cached(self, int32_t group):
         """Return every block of a group that the tree holds: int32, ascending, a new array."""
@@ -319,11 +371,15 @@ cdef class PrefixCache:
 
     def match_length(self, ids, options, most):
         """Return the number of tokens, up to `most`, that a sequence with these ids would reuse."""
-        found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most).num_tokens
-        if self.gives_up_last and found:
-            most = found - self.block_size
-            found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most).num_tokens
-        return found
+        found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most)
+        if self.gives_up_last and found.num_shared_tokens:
+            most = found.num_shared_tokens - self.block_size
+            found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most)
+        return found.num_tokens
+
+    def held_states(self):
+        """Return every slot that the tree holds: int32, ascending, a new array; empty without states."""
+        return self.tree.held_states()
 
     def check_invariants(self, sequences):
         """Recount every block from the rows and the tree; `sequences` lists those of the cache."""

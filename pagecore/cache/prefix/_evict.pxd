@@ -13,5 +13,12 @@ cdef void subtract_evictable(
 # `left`, and return the number of blocks that the tree gave up.
 cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept
 
-# Evict every block that no row uses; return the number of freed blocks.
+# Evict states until `wanted` slots are freed or no state is left; return the number of freed slots. A state that a row
+# holds too frees none.
+cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept
+
+# The number of states that only the tree holds.
+cdef int64_t num_unused_states(PrefixCache prefix) except -1
+
+# Evict every block that no row uses, and every state; return the number of freed blocks.
 cdef int64_t clear(PrefixCache prefix) noexcept

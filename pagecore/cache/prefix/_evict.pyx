@@ -139,7 +139,36 @@ cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector
             )
             left[prefix.groups[lane]] -= freed
             prefix.num_evicted_blocks += freed
+        free_evicted_states(prefix)
     return given_up
+
+
+cdef int64_t free_evicted_states(PrefixCache prefix) noexcept:
+    """Drop the references to the states of the last eviction; return the number of freed slots."""
+    cdef size_t count
+    if prefix.states is None:
+        return 0
+    count = prefix.tree.gone_raw[prefix.num_lanes].size()
+    prefix.num_evicted_states += <int64_t>count
+    return prefix.states.slots.free_raw(prefix.tree.gone_raw[prefix.num_lanes].data(), count)
+
+
+cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept:
+    cdef int32_t component = <int32_t>prefix.kept.size() + 1
+    cdef int64_t freed = 0
+    while freed < wanted and prefix.tree.evict_raw(component, wanted - freed) > 0:
+        freed += free_evicted_states(prefix)
+    return freed
+
+
+cdef int64_t num_unused_states(PrefixCache prefix) except -1:
+    cdef vector[int32_t] states
+    cdef int32_t slot
+    cdef int64_t count = 0
+    prefix.tree.list_states_raw(states)
+    for slot in states:
+        count += prefix.states.slots.ref_count_raw(slot) == 1
+    return count
 
 
 cdef int64_t reclaim_unused(PrefixCache prefix, vector[int64_t]& left) noexcept:
@@ -175,6 +204,8 @@ cdef int64_t clear(PrefixCache prefix) noexcept:
     reclaim_unused(prefix, prefix.left)
     for component in range(<int32_t>prefix.kept.size() + 1):
         evict(prefix, component, prefix.tree.evictable_raw(component), prefix.left)
+    if prefix.states is not None:
+        free_slots(prefix, prefix.states.slots.num_blocks)
     for group in range(prefix.num_lanes):
         freed -= prefix.left[group]
     return freed

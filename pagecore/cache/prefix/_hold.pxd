@@ -16,6 +16,8 @@ cdef class PrefixHold:
     cdef int32_t namespace_number
     # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: never publish it.
     cdef int32_t published
+    # Tokens of the newest checkpoint that was offered to the tree; 0 for none, and in a cache without states.
+    cdef int32_t offered_state
     # The sequence was compacted: blocks past `published` are never published, because tokens before them are missing.
     cdef bint is_sealed
     # The sequence was truncated inside block `published`; the receipt still covers that block.

@@ -41,6 +41,7 @@ cdef class PrefixHold:
         other.marks.assign(self.marks.begin(), self.marks.end())
         other.offers_whole = self.offers_whole
         other.is_sealed = self.is_sealed
+        other.offered_state = self.offered_state
         other.priority = self.priority
         other.time_to_live = self.time_to_live
         other.rank = self.rank

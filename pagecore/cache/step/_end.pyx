@@ -2,10 +2,11 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._kept cimport KeptKeys, first_kept
+from pagecore.cache._kept cimport KeptKeys, first_kept, first_seen
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.step._record cimport StepRecord
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_integers
 
 from pagecore.errors import ShapeError
@@ -22,10 +23,16 @@ cdef int commit(StepRecord step, object accepted) except -1:
     read_accepted(step, given)
     if step.state.prefix is not None:
         step.state.prefix.number_namespaces(step.live())
+    if step.states is not None:
+        check_states(step)
     # From here on nothing fails.
     live = step.list_live(True)
     if given is not None:
         step.state.tables.truncate_raw(step.live_rows.data(), step.lengths.data(), live, True)
+        if step.states is not None:
+            end_sharing(step)
+    if step.states is not None:
+        step.state.states.commit_raw(step.live_span(live), Int32s(step.positions.data(), <size_t>live))
     if step.plan.is_arrival:  # blocks that a window has passed were not written completely: they are not published
         release_windows(step, live)
     end_flight(step, True)
@@ -40,9 +47,10 @@ cdef int abandon(StepRecord step) except -1:
     step.require_in_flight("abandoned")
     step.state.wait_for(step)
     step.require_in_flight("abandoned")
+    reserve_returns(step)
     step.check_reachable()
-    step.skip_on_device(0, step.buffers.num_tokens)
-    undo_blocks(step)
+    step.skip_on_device(0, step.plan.num_sequences)
+    undo_blocks(step, True)
     return 0
 
 
@@ -50,7 +58,7 @@ cdef int undo(StepRecord step) except -1:
     if not step.in_flight:
         return 0
     step.has_uncopied = True
-    undo_blocks(step)
+    undo_blocks(step, False)
     if step.staged is not None:
         try:
             step.staged.send_slots()  # padding by now
@@ -62,7 +70,8 @@ cdef int undo(StepRecord step) except -1:
 cdef int give_up(StepRecord step) except -1:
     if not step.in_flight:
         return 0
-    undo_blocks(step)
+    reserve_returns(step)
+    undo_blocks(step, True)
     if step.staged is not None:
         try:
             step.staged.check_reachable()
@@ -126,15 +135,100 @@ cdef void end_flight(StepRecord step, bint is_kept) noexcept:
     step.in_flight = step.is_lost = step.is_device_stale = False
 
 
-cdef int undo_blocks(StepRecord step) except -1:
-    """Give back the blocks that the step took; its slots on the host become padding."""
+cdef int undo_blocks(StepRecord step, bint has_run) except -1:
+    """Give back the blocks and state slots that the step took; its slots on the host become padding."""
     cdef Py_ssize_t live
     if step.has_uncopied:
         undo_copies(step)
     live = step.list_live(False)
+    if step.states is not None:
+        if has_run and step.state.states.is_in_place:
+            forget_unreachable(step, live)
+        step.state.states.check_end_raw(step.live_span(live), has_run, step.lengths.data())
     step.state.tables.truncate_raw(step.live_rows.data(), step.lengths.data(), live, False)
+    if step.states is not None:
+        step.state.states.end_raw(step.live_span(live), has_run)
+        step.states.native.skip(0, step.plan.num_sequences)
+        return_sequences(step)
     step.buffers.native.skip_slots(0, step.buffers.num_tokens)
     end_flight(step, False)
+    return 0
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+cdef int check_states(StepRecord step) except -1:
+    """Check that each live sequence has a state after its accepted tokens; write these counts to `positions`."""
+    cdef Py_ssize_t live = step.list_live(True)
+    cdef Py_ssize_t k = 0
+    cdef int32_t i
+    for i in range(step.plan.num_sequences):
+        if step.is_live(i):
+            step.positions[k] = step.accepted[i]
+            k += 1
+    step.state.states.check_commit_raw(step.live_span(live), Int32s(step.positions.data(), <size_t>live))
+    return reserve_returns(step)
+
+
+cdef int reserve_returns(StepRecord step) except -1:
+    """Reserve memory for prefixes that become shorter when the step ends."""
+    if step.states is not None and step.state.prefix is not None:
+        step.state.prefix.reserve_moves(step.plan.num_sequences)
+    return 0
+
+
+cdef int end_sharing(StepRecord step) except -1:
+    """Release the blocks past rejected tokens that a row shares with the tree, whose tokens may now differ."""
+    cdef int32_t i, row, length
+    cdef Sequence sequence
+    if step.state.prefix is None:
+        return 0
+    for i in range(step.plan.num_sequences):
+        sequence = <Sequence>step.plan.sequences[i]
+        if not step.is_live(i) or step.accepted[i] == step.plan.counts[i]:
+            continue
+        length = sequence.computed + step.accepted[i]
+        if sequence.hold.published > length // step.state.block_size:
+            row = sequence.row
+            step.state.tables.truncate_raw(&row, &length, 1, False)
+            step.state.prefix.truncate(sequence, length)
+    return 0
+
+
+cdef int forget_unreachable(StepRecord step, Py_ssize_t live) except -1:
+    """Forget checkpoints to which rows cannot return, because a window has released keys that the next token sees."""
+    cdef KeptKeys keys
+    cdef Py_ssize_t k
+    cdef int32_t length
+    cdef Int32s blocks
+    cdef size_t index
+    for keys in step.state.kept:
+        for k in range(live):
+            length = step.state.states.checkpoint_length_raw(step.live_rows[k])
+            if length == 0:
+                continue
+            blocks = step.state.tables.row_raw(step.live_rows[k], keys.group)
+            index = <size_t>(first_seen(keys, length) // step.state.block_size)
+            if index * step.state.block_size < <size_t>length and blocks.data()[index] == 0:
+                step.state.states.forget_checkpoint_raw(step.live_rows[k])
+    return 0
+
+
+cdef int return_sequences(StepRecord step) except -1:
+    """Take sequences back to the lengths of their states, which are in `lengths`."""
+    cdef Py_ssize_t k = 0
+    cdef int32_t i
+    cdef Sequence sequence
+    for i in range(step.plan.num_sequences):
+        if not step.is_live(i):
+            continue
+        sequence = <Sequence>step.plan.sequences[i]
+        sequence.computed = step.lengths[k]
+        sequence.cached = min(sequence.cached, sequence.computed)
+        if step.state.prefix is not None:
+            step.state.prefix.truncate(sequence, sequence.computed)
+        k += 1
     return 0
 
 

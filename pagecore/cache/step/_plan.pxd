@@ -3,6 +3,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._state cimport CacheState
+from pagecore.index._block_tables_native cimport Int32s
 
 
 cdef class StepPlan:
@@ -17,6 +18,7 @@ cdef class StepPlan:
     cdef vector[int32_t] counts
     cdef vector[int32_t] first_blocks  # of an arrival: the first block that each group takes; else empty
     cdef vector[int64_t] missing       # of each group
+    cdef int64_t missing_slots         # of states; 0 in a cache without states
     cdef vector[int64_t] limits        # the most blocks of a row in each group, for tokens of several steps; else empty
     cdef vector[int64_t] lacking       # scratch of `count_lacking`
     cdef vector[int32_t] converted     # scratch of `fill` and `count_lacking`
@@ -35,5 +37,8 @@ cdef class StepPlan:
     # Counts the blocks that each group lacks; a row takes no more than its group's limit leaves.
     cdef int count_lacking(self) except -1
     cdef int cap_counts(self, const KeptKeys& keys) except -1
-    # Counts the blocks that each group lacks, evictable ones subtracted; returns True if no group lacks any.
+    # Counts the blocks that each group lacks and the state slots, evictable ones subtracted; returns True if none lack.
     cdef bint count_missing(self, list writers) except -1
+    cdef int count_missing_slots(self) except -1
+    cdef Int32s row_span(self) noexcept
+    cdef Int32s count_span(self) noexcept

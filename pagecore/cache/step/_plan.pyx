@@ -1,13 +1,16 @@
 """The plan of a step: its sequences, their numbers of new tokens, and the blocks that those need."""
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
+from libcpp.vector cimport vector
 
 from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_int64, as_integers
+from pagecore.index._state_table cimport StateTable
 
 from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
@@ -147,16 +150,39 @@ cdef class StepPlan:
 
     cdef bint count_missing(self, list writers) except -1:
         cdef size_t group
+        self.state.lacks_slots = False
         self.count_lacking()
         if self.state.prefix is not None:
             subtract_evictable(self.state.prefix, self.missing, writers, self.first_blocks)
+        self.count_missing_slots()
         for group in range(self.missing.size()):
             if self.missing[group] > 0:
                 return False
-        return True
+        self.state.lacks_slots = self.missing_slots > 0
+        return not self.state.lacks_slots
+
+    cdef int count_missing_slots(self) except -1:
+        """Count the slots that a step without checkpoints lacks: cached states and checkpoints of idle rows can go."""
+        cdef StateTable states = self.state.states
+        cdef vector[int32_t] cached
+        self.missing_slots = 0
+        if states is None or states.shortage_raw(self.row_span(), self.count_span(), False) == 0:
+            return 0
+        if self.state.prefix is not None:
+            self.state.prefix.tree.list_states_raw(cached)
+        self.missing_slots = states.least_shortage_raw(
+            self.row_span(), self.count_span(), Int32s(cached.data(), cached.size())
+        )
+        return 0
+
+    cdef Int32s row_span(self) noexcept:
+        return Int32s(self.rows.data(), <size_t>self.num_sequences)
+
+    cdef Int32s count_span(self) noexcept:
+        return Int32s(self.counts.data(), <size_t>self.num_sequences)
 
     def has_room(self):
-        """Return True if the blocks of the step are free or can be freed by eviction."""
+        """Return True if the blocks and slots of the step are free or can be freed by eviction."""
         return self.count_missing(self.list_writers())
 
 
@@ -182,7 +208,7 @@ def plan_step(CacheState state not None, list sequences not None, counts, bint i
 def shortage(CacheState state not None, sequences, counts, list limits=None):
     """Return the number of blocks that each group lacks for a step, counting free and evictable blocks.
 
-    With `limits`, the counts are computed in several steps, between which windows release blocks: a row then holds at
+    In a cache with states the last entry is the number of slots that the step lacks. With `limits`, the counts are computed in several steps, between which windows release blocks: a row then holds at
     most `limits[group]` blocks of a group with a window. The entries of other groups are not used.
     """
     cdef list listed = as_list(sequences)
@@ -190,7 +216,7 @@ def shortage(CacheState state not None, sequences, counts, list limits=None):
     state.sweep()
     plan = limited_plan(state, listed, counts, limits)
     plan.has_room()
-    return missing_of(plan)
+    return missing_of(plan) if state.states is None else [*missing_of(plan), plan.missing_slots]
 
 
 def lacked(CacheState state not None, list sequences not None, counts, list limits=None):

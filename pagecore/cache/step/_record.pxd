@@ -5,10 +5,13 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
+from pagecore.index._block_tables_native cimport Int32s
+from pagecore.index._state_buffers cimport StateBuffers
 
 
 cdef class StepRecord:
     cdef readonly StepBuffers buffers
+    cdef readonly StateBuffers states  # None in a cache without states
     cdef readonly CacheState state
     cdef StepPlan plan             # of the last load
     cdef readonly bint in_flight   # prepared, and neither committed nor abandoned yet
@@ -28,6 +31,10 @@ cdef class StepRecord:
 
     cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs)
     cdef bint has_stale(self) noexcept
+    # True if state slots must be zeroed or copied before the pass.
+    cdef bint has_state_moves(self) noexcept
+    # The rows of the first `live` entries of `live_rows`.
+    cdef Int32s live_span(self, Py_ssize_t live) noexcept
     cdef int require_in_flight(self, str verb) except -1
     cdef bint is_live(self, int32_t index) noexcept
     cdef list live(self)
@@ -37,7 +44,7 @@ cdef class StepRecord:
     cdef int32_t first_token(self, int32_t index) noexcept
     # Raises DeviceError if changes of the step would now be recorded in a graph.
     cdef int check_reachable(self) except -1
-    # Sends padding for the slots of tokens [first, last) to the device; the host's slots follow after that.
+    # Sends padding for sequences [first, last) of the step to the device; the host's slots follow after that.
     cdef int skip_on_device(self, int32_t first, int32_t last) except -1
     # The slots of a sequence that is removed become padding: first those on the device, then those on the host.
     cdef int skip_sequence_on_device(self, Sequence sequence) except -1

@@ -4,13 +4,15 @@ from numpy.typing import NDArray
 from pagecore.cache._state import CacheState
 from pagecore.cache.step._plan import StepPlan
 from pagecore.cache.step.staged import StagedPart
-from pagecore.index import StepBuffers
+from pagecore.index import StateBuffers, StepBuffers
 
 class StepRecord:
     staged: StagedPart | None
     def __init__(self, state: CacheState, buffers: StepBuffers, plan: StepPlan | None = None) -> None: ...
     @property
     def buffers(self) -> StepBuffers: ...
+    @property
+    def states(self) -> StateBuffers | None: ...
     @property
     def state(self) -> CacheState: ...
     @property

@@ -8,7 +8,9 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport new_int32
+from pagecore.index._state_buffers cimport StateBuffers
 
 from pagecore.errors import InvalidSequence
 
@@ -35,6 +37,8 @@ cdef class StepRecord:
         self.live_rows.resize(size)
         self.lengths.resize(size)
         self.positions.resize(size)
+        if state.states is not None:
+            self.states = StateBuffers(buffers.max_sequences, state.states.draft_tokens)
         self.copies.resize(num_groups)
         for group in range(num_groups):
             self.copies[group].reserve(size)  # a row copies at most one block of a group
@@ -61,6 +65,12 @@ cdef class StepRecord:
             if self.stale[group].size() > 0:
                 return True
         return False
+
+    cdef bint has_state_moves(self) noexcept:
+        return self.states is not None and (self.states.native.num_zeros() > 0 or self.states.native.num_copies() > 0)
+
+    cdef Int32s live_span(self, Py_ssize_t live) noexcept:
+        return Int32s(self.live_rows.data(), <size_t>live)
 
     # -- sequences -----------------------------------------------------------------------------------------------
 
@@ -109,15 +119,16 @@ cdef class StepRecord:
     cdef int skip_on_device(self, int32_t first, int32_t last) except -1:
         if self.staged is not None:
             self.is_device_stale = True
-            self.staged.send_slots(first, last)
+            self.staged.send_slots((self.first_token(first), self.first_token(last)), (first, last))
         return 0
 
     cdef int skip_sequence_on_device(self, Sequence sequence) except -1:
-        cdef int32_t first = self.first_token(sequence.step_index)
         self.check_reachable()
-        return self.skip_on_device(first, first + self.plan.counts[sequence.step_index])
+        return self.skip_on_device(sequence.step_index, sequence.step_index + 1)
 
     cdef void skip_sequence(self, Sequence sequence) noexcept:
         cdef int32_t first = self.first_token(sequence.step_index)
         self.buffers.native.skip_slots(first, first + self.plan.counts[sequence.step_index])
+        if self.states is not None:
+            self.states.native.skip(sequence.step_index, sequence.step_index + 1)
         self.is_device_stale = False

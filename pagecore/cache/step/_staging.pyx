@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from pagecore.index._block_tables cimport BlockTables, ChangedEntry
+from pagecore.index._state_buffers cimport StateBuffers
 from pagecore.index._step_buffers cimport StepBuffers
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.plan cimport PlanBatch
@@ -50,6 +51,38 @@ def pad_slots(StepBuffers buffers not None, uintptr_t image, int32_t first, int3
     for group in range(buffers.native.num_groups()):
         slots = <char*>image + (<char*>buffers.native.slots(group) - <char*>buffers.native.image())
         memset(slots + first * width, 0xFF, <size_t>(last - first) * width)  # -1
+
+
+def states_nbytes(StateBuffers states not None):
+    """Return the size of all state arrays of a step in bytes."""
+    return <Py_ssize_t>states.native.image_nbytes()
+
+
+def states_offset(StateBuffers states not None, array):
+    """Return the byte offset of an array within the image of the state arrays."""
+    return <int64_t>array.ctypes.data - <int64_t>states.native.image()
+
+
+def pack_states(StateBuffers states not None, uintptr_t target):
+    """Copy all state arrays of a step to an address."""
+    memcpy(<void*>target, states.native.image(), states.native.image_nbytes())
+
+
+def pad_states(StateBuffers states not None, uintptr_t image, int32_t first, int32_t last):
+    """Overwrite the slots of sequences [first, last) in a packed image with the null slot."""
+    cdef int32_t* drafts = states.native.draft_write(0)
+    cdef Py_ssize_t width = states.native.draft_tokens() + 1
+    pad_values(states, image, states.native.state_read() + first, last - first)
+    pad_values(states, image, states.native.state_write() + first, last - first)
+    pad_values(states, image, states.native.checkpoint_write() + first, last - first)
+    pad_values(states, image, states.native.checkpoint_lengths() + first, last - first)
+    if drafts != NULL:
+        pad_values(states, image, drafts + first * width, (last - first) * width)
+
+
+cdef void pad_values(StateBuffers states, uintptr_t image, int32_t* begin, Py_ssize_t count) noexcept:
+    cdef int64_t offset = <char*>begin - <char*>states.native.image()
+    memset(<char*>image + offset, 0, count * sizeof(int32_t))
 
 
 def pack_pairs(const int32_t[:, ::1] pairs, uintptr_t target):

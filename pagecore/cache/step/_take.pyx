@@ -4,18 +4,20 @@ from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 
 from pagecore.cache._sequence cimport Sequence
-from pagecore.cache.prefix._evict cimport free_blocks
+from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states
 from pagecore.cache.prefix._truncated cimport give_up_truncated
 from pagecore.cache.step._end cimport undo
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._record cimport StepRecord
+from pagecore.index._state_table cimport StateTable
 from pagecore.ops._plan cimport AttentionPlan
 
 
 cdef bint take(StepRecord step, list plans, copy) except -1:
     cdef list writers = step.plan.list_writers()
-    if step.state.prefix is not None and writers:
-        step.state.prefix.reserve_moves(len(writers))
+    if step.state.prefix is not None and (writers or step.states is not None):
+        # A step that is undone shortens the prefixes that its sequences share past their states.
+        step.state.prefix.reserve_moves(len(writers) + (0 if step.states is None else step.plan.num_sequences))
     if step.state.tenants is not None:
         step.state.tenants.note_held(step.plan.sequences, step.held)
     if not take_blocks(step, writers):
@@ -26,7 +28,7 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
     try:
         if step.state.tenants is not None:
             step.state.tenants.list_stale(step.plan.sequences, step.held, step.copies, step.stale)
-        if step.staged is not None or step.has_uncopied or step.has_stale():
+        if step.staged is not None or step.has_uncopied or step.has_stale() or step.has_state_moves():
             copy(step.copied(), step.pair_arrays(step.stale))
         if step.state.tenants is not None:
             step.state.tenants.settle(step.plan.sequences, step.stale)
@@ -45,28 +47,76 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
 cdef bint take_blocks(StepRecord step, list writers) except -1:
     """Take the blocks of every group, evicting cached blocks where free ones are short; all or nothing."""
     cdef StepPlan plan = step.plan
-    if try_prepare(step):
+    cdef bint keeps = not plan.is_arrival  # the states of an arrival are not computed here
+    if try_prepare(step, keeps):
         return True
-    if step.state.prefix is None or not plan.count_missing(writers):
+    if (step.state.prefix is None and step.states is None) or not plan.count_missing(writers):
         return False
     # Enough blocks can be freed: from here on nothing fails.
     for writer in writers:
         give_up_truncated(step.state.prefix, <Sequence>writer)
     del writers[:]
-    while not try_prepare(step):
+    if step.states is not None:
+        keeps = keeps and free_for_checkpoints(step)
+        if not keeps:
+            free_for_step(step)
+    while not try_prepare(step, keeps):
         step.state.tables.shortage_raw(
             plan.rows.data(), plan.counts.data(), plan.num_sequences, plan.missing, plan.first_blocks
         )
-        if free_blocks(step.state.prefix, plan.missing) == 0:
+        if step.state.prefix is None or free_blocks(step.state.prefix, plan.missing) == 0:
             return False
     return True
 
 
-cdef bint try_prepare(StepRecord step) except -1:
+cdef bint try_prepare(StepRecord step, bint keeps) except -1:
+    """Take the blocks and slots of a step, all or none; with `keeps` also those of its checkpoints."""
     cdef StepPlan plan = step.plan
-    return step.state.tables.try_prepare_raw(
-        plan.rows.data(), plan.counts.data(), plan.num_sequences, step.buffers, plan.first_blocks
-    )
+    cdef StateTable states = step.state.states
+    cdef bint has_blocks
+    if states is None:
+        return step.state.tables.try_prepare_raw(
+            plan.rows.data(), plan.counts.data(), plan.num_sequences, step.buffers, plan.first_blocks
+        )
+    if not states.try_reserve_raw(plan.row_span(), plan.count_span(), step.states, keeps):
+        return False
+    try:
+        has_blocks = step.state.tables.try_prepare_raw(
+            plan.rows.data(), plan.counts.data(), plan.num_sequences, step.buffers, plan.first_blocks
+        )
+    except BaseException:
+        states.give_back_raw()
+        raise
+    if not has_blocks:
+        states.give_back_raw()
+        return False
+    states.take_raw(plan.row_span(), plan.count_span(), step.states)
+    return True
+
+
+cdef bint free_for_checkpoints(StepRecord step) except -1:
+    """Evict states that only the tree holds until a step with checkpoints has slots; return False if they are too few."""
+    cdef StateTable states = step.state.states
+    cdef int64_t lacking = states.shortage_raw(step.plan.row_span(), step.plan.count_span(), True)
+    if lacking > 0 and (step.state.prefix is None or num_unused_states(step.state.prefix) < lacking):
+        return False
+    if lacking > 0:
+        free_slots(step.state.prefix, lacking)
+    return True
+
+
+cdef int free_for_step(StepRecord step) except -1:
+    """Make slots free for a step without new checkpoints, those of idle rows' checkpoints if necessary."""
+    cdef StateTable states = step.state.states
+    cdef int64_t lacking = states.shortage_raw(step.plan.row_span(), step.plan.count_span(), False)
+    if lacking == 0:
+        return 0
+    if step.state.prefix is None or num_unused_states(step.state.prefix) < lacking:
+        states.drop_all_checkpoints_raw()
+        lacking = states.shortage_raw(step.plan.row_span(), step.plan.count_span(), False)
+    if lacking > 0 and step.state.prefix is not None:
+        free_slots(step.state.prefix, lacking)
+    return 0
 
 
 cdef int begin_flight(StepRecord step) except -1:

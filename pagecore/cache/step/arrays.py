@@ -9,14 +9,26 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, as_tensor
-from pagecore.index import StepBuffers
+from pagecore.index import StateBuffers, StepBuffers
+
+
+@dataclass(frozen=True)
+class StateArrays:
+    """The state slots of a batch in one memory, on the host or on a device; see `Batch` for shapes and dtypes."""
+
+    state_read: Tensor
+    state_write: Tensor
+    checkpoint_write: Tensor
+    checkpoint_lengths: Tensor
+    draft_write: Tensor | None
 
 
 @dataclass(frozen=True)
 class StepArrays:
     """The arrays of a batch in one memory, on the host or on a device; see `Batch` for shapes and dtypes.
 
-    `slot_mappings` has one array for each group of layers, as `BatchGroup.slot_mapping`.
+    `slot_mappings` has one array for each group of layers, as `BatchGroup.slot_mapping`. `states` is None in a cache
+    without layers that keep states.
     """
 
     rows: Tensor
@@ -26,10 +38,16 @@ class StepArrays:
     positions: Tensor
     token_ids: Tensor
     slot_mappings: tuple[Tensor, ...]
+    states: StateArrays | None = None
 
 
-def arrays_of(buffers: StepBuffers, view: Callable[[NDArray[Any]], Tensor] = as_tensor) -> StepArrays:
-    """Return the arrays of a step as tensors; `view` makes a tensor of each."""
+def arrays_of(
+    buffers: StepBuffers,
+    view: Callable[[NDArray[Any]], Tensor] = as_tensor,
+    states: StateBuffers | None = None,
+    state_view: Callable[[NDArray[Any]], Tensor] = as_tensor,
+) -> StepArrays:
+    """Return the arrays of a step as tensors; `view` makes a tensor of each, `state_view` of those of the states."""
     return StepArrays(
         rows=view(buffers.rows),
         query_lens=view(buffers.query_lens),
@@ -38,4 +56,15 @@ def arrays_of(buffers: StepBuffers, view: Callable[[NDArray[Any]], Tensor] = as_
         positions=view(buffers.positions),
         token_ids=view(buffers.token_ids),
         slot_mappings=tuple(view(array) for array in buffers.slot_mappings),
+        states=None if states is None else _state_arrays(states, state_view),
+    )
+
+
+def _state_arrays(states: StateBuffers, view: Callable[[NDArray[Any]], Tensor]) -> StateArrays:
+    return StateArrays(
+        state_read=view(states.state_read),
+        state_write=view(states.state_write),
+        checkpoint_write=view(states.checkpoint_write),
+        checkpoint_lengths=view(states.checkpoint_lengths),
+        draft_write=None if states.draft_write is None else view(states.draft_write),
     )

@@ -12,9 +12,9 @@ from pagecore.arrays import Tensor
 from pagecore.cache._state import CacheState
 from pagecore.cache.layers import layer_number
 from pagecore.cache.step._step import BatchTicket, Step
-from pagecore.cache.step.arrays import arrays_of
-from pagecore.errors import InvalidSequence
-from pagecore.index import StepBuffers
+from pagecore.cache.step.arrays import StateArrays, arrays_of
+from pagecore.errors import InvalidSequence, UnsupportedOption
+from pagecore.index import StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan
 
 
@@ -77,7 +77,7 @@ class Batch:
         self._step = step
         self._ticket = BatchTicket(step)
         self._layer_groups = layer_groups
-        self.host = arrays_of(step.buffers)
+        self.host = arrays_of(step.buffers, states=step.states)
         arrays = self.host if step.staged is None else step.staged.arrays
         self.rows = arrays.rows
         self.query_lens = arrays.query_lens
@@ -85,6 +85,7 @@ class Batch:
         self.seq_lens = arrays.seq_lens
         self.positions = arrays.positions
         self.token_ids = arrays.token_ids
+        self._state_arrays = arrays.states
         self._groups = [BatchGroup(*parts) for parts in zip(arrays.slot_mappings, tables, plans, strict=True)]
 
     @property
@@ -112,6 +113,57 @@ class Batch:
         """True while a prepared step has been neither committed nor abandoned."""
         return self._step.in_flight
 
+    @property
+    def state_read(self) -> Tensor:
+        """Slot of the state before the new tokens of each sequence: int32 ``[max_sequences]``; 0 for padding.
+
+        The layers that keep states read ``cache.plane(name, layer)[slot]``. All such layers use the same slots. The
+        properties of states raise UnsupportedOption in a cache without such layers.
+        """
+        return self._of_states.state_read
+
+    @property
+    def state_write(self) -> Tensor:
+        """Slot for the state after the new tokens of each sequence: int32 ``[max_sequences]``; 0 for padding.
+
+        It is the slot of `state_read` if the specs have ``in_place=True``. Slot 0 may be written, and keeps nothing.
+        """
+        return self._of_states.state_write
+
+    @property
+    def checkpoint_write(self) -> Tensor:
+        """Slot for the state after `checkpoint_lengths` tokens: int32 ``[max_sequences]``; 0 for none.
+
+        At the end of the step, or after a token with a slot in `draft_write`, it is the slot of that state.
+        """
+        return self._of_states.checkpoint_write
+
+    @property
+    def checkpoint_lengths(self) -> Tensor:
+        """Tokens of each sequence, from its start, before its checkpoint: int32 ``[max_sequences]``; 0 for none."""
+        return self._of_states.checkpoint_lengths
+
+    @property
+    def draft_write(self) -> Tensor:
+        """Slot for the state after each token of a step of up to 1 + draft_tokens: int32 ``[max_sequences, 1 + k]``.
+
+        Zeros for longer steps. Specs without draft tokens raise UnsupportedOption.
+        """
+        found = self._of_states.draft_write
+        if found is None:
+            raise UnsupportedOption("the specs have draft_tokens=0; make them with draft_tokens to use draft_write")
+        return found
+
+    @property
+    def state_zeros(self) -> NDArray[np.int32]:
+        """Slots that were zeroed before the step, int32 ``[n]``; the owner of the bytes does it with ``device="none"``."""
+        return self._state_buffers.zeros.copy()
+
+    @property
+    def state_copies(self) -> NDArray[np.int32]:
+        """Slots that were copied before the step, (source, target), int32 ``[n, 2]``; as `state_zeros`."""
+        return self._state_buffers.copies.copy()
+
     def group(self, layer: int) -> BatchGroup:
         """Return the slot mapping, block table and plan of the group of a model layer.
 
@@ -119,6 +171,8 @@ class Batch:
         ------
         ShapeError
             The cache does not have that layer.
+        UnsupportedOption
+            The layer keeps a state, and has no blocks.
         """
         return self._groups[self._group_of(layer)]
 
@@ -131,7 +185,25 @@ class Batch:
         return self._step.copied()[self._group_of(layer)]
 
     def _group_of(self, layer: int) -> int:
-        return self._layer_groups[layer_number(layer, len(self._layer_groups))]
+        group = self._layer_groups[layer_number(layer, len(self._layer_groups))]
+        if group < 0:
+            raise UnsupportedOption(
+                f"layer {layer} keeps a state and has no slot mapping; use batch.state_read and batch.state_write"
+            )
+        return group
+
+    @property
+    def _of_states(self) -> StateArrays:
+        if self._state_arrays is None:
+            raise UnsupportedOption("no layer of the cache keeps a state; give the cache a StateSpec for such layers")
+        return self._state_arrays
+
+    @property
+    def _state_buffers(self) -> StateBuffers:
+        assert self._of_states
+        states = self._step.states
+        assert states is not None
+        return states
 
     @property
     def _buffers(self) -> StepBuffers:

@@ -19,7 +19,6 @@ from pagecore.cache.prefix._evict import evictable
 from pagecore.cache.step._plan import StepPlan, plan_step
 from pagecore.cache.step._step import Step
 from pagecore.cache.step.batch import Batch, own_batch
-from pagecore.cache.step.staged import StagedPart
 from pagecore.cache.step.staging import StagedBatch
 from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers
@@ -59,15 +58,31 @@ def ready(
         batch, load = own_batch(parts.state, out), (listed, counts, is_arrival)
     # An arrival does not attend.
     plans = [] if is_arrival else [group.plan for group in batch._groups if group.plan is not None]
-    return batch, batch._step, load, plans, partial(_copy, parts, batch._step.staged, handle)
+    return batch, batch._step, load, plans, partial(_copy, parts, batch._step, handle)
 
 
 def refusal(parts: CacheParts) -> OutOfBlocks:
     """Return the error that says why the last step could not be taken."""
+    if parts.state.lacks_slots:
+        return _out_of_slots(parts)
     try:
         parts.tables.refuse()
     except OutOfBlocks as error:
         return error if parts.prefix is None else with_evictable(error, evictable(parts.prefix))
+
+
+def _out_of_slots(parts: CacheParts) -> OutOfBlocks:
+    states = parts.state.states
+    assert states is not None
+    try:
+        states.refuse()
+    except OutOfBlocks as error:
+        return OutOfBlocks(
+            f"{error.requested} state slots are needed and {error.available} are available, including cached ones; "
+            "remove a sequence or make the cache with more num_states",
+            error.requested,
+            error.available,
+        )
 
 
 def new_batch(
@@ -92,20 +107,20 @@ def new_batch(
     if parts.staging is not None:
         pairs = zip(plans, parts.group_ops, strict=True)
         staged = [(attention, ops.value_dim) for attention, ops in pairs if attention is not None]
-        step.staged = StagedBatch(parts.staging, buffers, staged, stream)
+        step.staged = StagedBatch(parts.staging, buffers, staged, stream, step.states)
     return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans)
 
 
 def _copy(
-    parts: CacheParts, staged: StagedPart | None, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]
+    parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]
 ) -> None:
-    """Zero the blocks that another namespace used last, then copy the shared blocks that the step writes to.
+    """Zero the blocks that another namespace used last, then copy the shared blocks and states that the step writes to.
 
     On a device, first send everything else that the step needs.
     """
-    if staged is not None:
+    if step.staged is not None:
         assert stream is not None
-        staged.send(copies, stale, parts.store, stream)
+        step.staged.send(copies, stale, parts.store, stream)
         return
     for group, pairs in enumerate(stale):
         if len(pairs):
@@ -113,3 +128,5 @@ def _copy(
     for group, pairs in enumerate(copies):
         if len(pairs):
             parts.store.copy(group, pairs)
+    if step.states is not None:
+        parts.store.move_states(step.states, step.states.copies)

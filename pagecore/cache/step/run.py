@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from pagecore.cache.layers import Layer
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.step.batch import Batch
+from pagecore.errors import UnsupportedOption
 
 
 def write_step(parts: CacheParts, layer: int, key: Any, value: Any, batch: Batch, stream: object) -> None:
     """Write the step's keys and values of a model layer; see `PagedKVCache.write`."""
-    place, ops = parts.layer(layer), parts.ops_of(layer)
+    place, ops = _attended(parts, layer, "write"), parts.ops_of(layer)
     ops.write(parts.store.pool(place), place.index, key, value, batch, batch._groups[place.group], stream)
 
 
 def attend_step(parts: CacheParts, layer: int, query: Any, batch: Batch, options: dict[str, Any]) -> Any:
     """Return the attention of the step's queries at a model layer; see `PagedKVCache.attend`."""
     batch._step.require_computed_here()
-    place, ops = parts.layer(layer), parts.ops_of(layer)
+    place, ops = _attended(parts, layer, "attend"), parts.ops_of(layer)
     return ops.attend(parts.store.pool(place), place.index, query, batch, batch._groups[place.group], options)
+
+
+def _attended(parts: CacheParts, layer: int, verb: str) -> Layer:
+    """Return the place of a layer that attends; raise UnsupportedOption for a layer that keeps a state."""
+    place = parts.layer(layer)
+    if place.keeps_state:
+        raise UnsupportedOption(
+            f"{verb} serves layers that attend, but layer {layer} keeps a state; use a kernel of your own on "
+            "cache.plane(name, layer) with batch.state_read and batch.state_write"
+        )
+    return place

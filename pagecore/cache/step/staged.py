@@ -24,8 +24,8 @@ class StagedPart(Protocol):
     ) -> None:
         """Send a prepared step and all changes of the block tables; zero and copy blocks. See `StagedBatch.send`."""
 
-    def send_slots(self, first: int = 0, last: int = 0) -> None:
-        """Send the slot mappings again, with padding for the slots of tokens [first, last)."""
+    def send_slots(self, tokens: tuple[int, int] = (0, 0), sequences: tuple[int, int] = (0, 0)) -> None:
+        """Send the slot mappings and state slots again, with padding for some tokens and sequences [first, last)."""
 
     def check_reachable(self) -> None:
         """Raise DeviceError if work that is submitted now would be recorded in a graph."""

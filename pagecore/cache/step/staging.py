@@ -5,6 +5,7 @@
               all of it at the batch's fixed addresses                             ◄─────┘
               key and value              ◄── transfer_blocks ──── zeros for blocks of another namespace, with scrub
               key and value              ◄── copy_blocks ──────── copies on write
+              states                     ◄── StatePool ────────── slots to zero, and copies of shared states
               block tables, row lengths  ◄── scatter_entries ──── changed entries
 
 If more entries have changed than a batch has room for, further rounds send only changes. All work goes to one stream,
@@ -34,13 +35,17 @@ from pagecore.cache.step._staging import (
     pack_image,
     pack_pairs,
     pack_plan,
+    pack_states,
     pad_slots,
+    pad_states,
     place_plan,
+    states_nbytes,
+    states_offset,
 )
 from pagecore.cache.step.arrays import arrays_of
 from pagecore.cache.store import Store
 from pagecore.errors import DeviceError
-from pagecore.index import BlockTables, StepBuffers
+from pagecore.index import BlockTables, StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.ops.cuda._moves import scatter_entries
 from pagecore.storage.checks import ceil_div
@@ -128,7 +133,7 @@ class Staging:
 class StagedBatch:
     """A batch's memory on the device, in one allocation; implements `StagedPart`.
 
-        image of the StepBuffers arrays | plans | copies of each group | number of changes | changes
+        image of the StepBuffers arrays | states | plans | copies of each group | number of changes | changes
 
     Parameters
     ----------
@@ -138,6 +143,8 @@ class StagedBatch:
         Plan and value width of each group that has a plan.
     stream : int, optional
         Stream of the only step of the batch; None for a batch of any number of steps.
+    states : StateBuffers, optional
+        State slots of the step.
 
     Attributes
     ----------
@@ -146,12 +153,20 @@ class StagedBatch:
     """
 
     def __init__(
-        self, staging: Staging, buffers: StepBuffers, plans: Listed[tuple[AttentionPlan, int]], stream: int | None
+        self,
+        staging: Staging,
+        buffers: StepBuffers,
+        plans: Listed[tuple[AttentionPlan, int]],
+        stream: int | None,
+        states: StateBuffers | None = None,
     ) -> None:
         self._staging = staging
         self._buffers = buffers
+        self._states = states
         self._plans: list[tuple[AttentionPlan, int]] = []
-        self._changes = aligned(image_nbytes(buffers))
+        self._first_state = aligned(image_nbytes(buffers))
+        self._image_nbytes = self._first_state + (0 if states is None else states_nbytes(states))
+        self._changes = aligned(self._image_nbytes)
         for plan, _ in plans:
             self._plans.append((plan, self._changes))
             self._changes += aligned(fix_plan(buffers, plan))
@@ -164,7 +179,7 @@ class StagedBatch:
         # The memory of a single-step batch is used by one stream. For any other batch the host waits once, below, so
         # that every stream may use the memory.
         self._memory = empty((num_bytes,), "uint8", f"cuda:{staging.device}", stream=stream)
-        self.arrays = arrays_of(buffers, self._on_device)
+        self.arrays = arrays_of(buffers, self._on_device, states, self._state_on_device)
         staging.ring.reserve(num_bytes)
         self._stream = staging.stream if stream is None else stream
         for (plan, value_dim), (_, offset) in zip(plans, self._plans, strict=True):
@@ -189,7 +204,7 @@ class StagedBatch:
         staging.switch_stream(stream)
         self._stream = stream
         slot, begin = staging.ring.take(), 0
-        pack_image(self._buffers, slot.address)
+        self._pack(slot.address)
         for plan, offset in self._plans:
             pack_plan(self._buffers, plan, slot.address + offset)
         copied = [(group, pairs) for group, pairs in enumerate(copies) if len(pairs)]
@@ -212,22 +227,38 @@ class StagedBatch:
         for group, pairs in copied:
             on_device = strided(self._memory, pairs.shape, None, self._copies[group], "int32")
             store.copy(group, on_device, self._stream)
+        if self._states is not None:
+            pairs = self._states.copies
+            on_device = self._state_on_device(pairs) if len(pairs) else None
+            store.move_states(self._states, on_device, self._stream)
         note_work(self._memory, self._stream)
 
     def check_reachable(self) -> None:
         """Raise DeviceError if work that is submitted now would be recorded in a graph."""
         self._staging.refuse_captured(self._stream)
 
-    def send_slots(self, first: int = 0, last: int = 0) -> None:
-        """Send the slot mappings again on the step's stream, with padding for the slots of tokens [first, last)."""
-        self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]), first, last)
+    def send_slots(self, tokens: tuple[int, int] = (0, 0), sequences: tuple[int, int] = (0, 0)) -> None:
+        """Send the slot mappings and state slots again, with padding for some tokens and sequences [first, last)."""
+        self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]), tokens, sequences)
 
-    def send_image(self, begin: int, first: int = 0, last: int = 0) -> None:
-        """Send the image of the arrays from byte `begin` on, with padding for the slots of tokens [first, last)."""
+    def send_image(self, begin: int, tokens: tuple[int, int] = (0, 0), sequences: tuple[int, int] = (0, 0)) -> None:
+        """Send the image of the arrays from byte `begin` on, with padding as in `send_slots`."""
         slot = self._staging.ring.take()
-        pack_image(self._buffers, slot.address)
-        pad_slots(self._buffers, slot.address, first, last)
-        slot.send(begin, image_nbytes(self._buffers), self._memory.pointer + begin, self._stream)
+        self._pack(slot.address)
+        pad_slots(self._buffers, slot.address, *tokens)
+        if self._states is not None:
+            pad_states(self._states, slot.address + self._first_state, *sequences)
+        slot.send(begin, self._image_nbytes, self._memory.pointer + begin, self._stream)
+
+    def _pack(self, address: int) -> None:
+        pack_image(self._buffers, address)
+        if self._states is not None:
+            pack_states(self._states, address + self._first_state)
+
+    def _state_on_device(self, array: NDArray[Any]) -> Tensor:
+        assert self._states is not None
+        offset = self._first_state + states_offset(self._states, array)
+        return strided(self._memory, array.shape, None, offset, "int32")
 
     def _on_device(self, array: NDArray[Any]) -> Tensor:
         offset = image_offset(self._buffers, array)

@@ -18,7 +18,7 @@ from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._integers cimport const_int32
 
 from pagecore.cache._sequence import as_list
-from pagecore.errors import InvalidSequence, OutOfRows
+from pagecore.errors import InvalidSequence, OutOfRows, UnsupportedOption
 
 
 def swap_out(CacheState state not None, sequences, space, refuse, moves):
@@ -38,6 +38,8 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
     sequences = as_list(sequences)
     _guard = Held(state.lock)
     state.begin()
+    if state.states is not None:
+        raise UnsupportedOption("sequences with recurrent states cannot be swapped out; remove them instead")
     transfer = Transfer(space, require_each(state, sequences, True), space.block_pools)
     if state.prefix is not None:
         state.prefix.number_namespaces(transfer.sequences)

@@ -104,6 +104,8 @@ RadixTree::Match RadixTree::match(const radix::Query& query, int64_t limit) cons
     const int32_t blocks = nodes_.common_blocks(child, query, match.full_blocks, limit);
     reuse.append(child, blocks, match);
     match.full_blocks += blocks;
+    match.shared_node = child;
+    match.shared_offset = blocks;
     if (blocks < nodes_.at(child).size) break;
     parent = child;
   }
@@ -111,6 +113,13 @@ RadixTree::Match RadixTree::match(const radix::Query& query, int64_t limit) cons
     const int64_t tokens = match.full_blocks * components_.block_size;
     const int64_t checkpoint = tokens / state_interval_ * state_interval_;
     if (checkpoint > match.blocks * components_.block_size) match.checkpoint = checkpoint;
+  }
+  if (components_.has_states && components_.num_windows() == 0 && components_.full_lanes > 0) {
+    match.shared_blocks = match.full_blocks;
+  } else {
+    match.shared_blocks = match.blocks;
+    match.shared_node = match.node;
+    match.shared_offset = match.offset;
   }
   return match;
 }

@@ -118,16 +118,32 @@ RadixTree::Receipt RadixTree::lock_end(NodeId end, uint32_t components, bool is_
 RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   if (match.node != kNoNode) reserve(1 + components_.num_windows());
   queues_.begin_turn();
-  if (match.node == kNoNode) return pins_.lock(kNoNode, components, true);
+  return lock_prefix(match.node, match.offset, match.blocks, components);
+}
+
+RadixTree::Receipt RadixTree::lock_shared(Match& match) {
+  if (match.shared_node != kNoNode) reserve(1 + components_.num_windows());
+  queues_.begin_turn();
+  if (match.state != radix::kNoState) {  // at the end of its node, which keeps its id if another lock() has split it
+    queues_.touch(match.node, components_.state(), true);
+    queues_.refresh(match.node, components_.state());
+  }
+  return lock_prefix(match.shared_node, match.shared_offset, match.shared_blocks,
+                     components_.all() & ~components_.state_bit());
+}
+
+// Pins the first `blocks` blocks of the path through `node`, and updates the node and offset of their end.
+RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components) {
+  if (node == kNoNode) return pins_.lock(kNoNode, components, true);
   // Another lock() may have split the node.
-  while (nodes_.at(match.node).depth >= match.blocks) match.node = nodes_.at(match.node).parent;
-  match.offset = static_cast<int32_t>(match.blocks - nodes_.at(match.node).depth);
-  const NodeId found = match.node;
-  if (match.offset < nodes_.at(found).size) match.node = split(found, match.offset);
-  if (nodes_.at(match.node).state == radix::kNoState) components &= ~components_.state_bit();
-  const Receipt receipt = lock_end(match.node, components, true);
-  match.offset = nodes_.at(match.node).size;  // lock_end() may have split the node where a window begins
-  prune(found);                               // the lower half of a split
+  while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
+  offset = static_cast<int32_t>(blocks - nodes_.at(node).depth);
+  const NodeId found = node;
+  if (offset < nodes_.at(found).size) node = split(found, offset);
+  if (nodes_.at(node).state == radix::kNoState) components &= ~components_.state_bit();
+  const Receipt receipt = lock_end(node, components, true);
+  offset = nodes_.at(node).size;  // lock_end() may have split the node where a window begins
+  prune(found);                   // the lower half of a split
   return receipt;
 }
 

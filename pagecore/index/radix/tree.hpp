@@ -48,6 +48,11 @@ class RadixTree {
     NodeId node = radix::kNoNode;
     int32_t offset = 0;  // blocks of the node within the reusable prefix
     int32_t state = radix::kNoState;
+    // The prefix whose blocks can be shared: the full prefix in a tree with states and without windows, since layers
+    // without a state need no more than its blocks; otherwise the reusable prefix.
+    int64_t shared_blocks = 0;
+    NodeId shared_node = radix::kNoNode;
+    int32_t shared_offset = 0;
   };
   // Memory of a batch of insertions, by offer.
   struct Batch {
@@ -87,6 +92,9 @@ class RadixTree {
   // Pins a match and counts the hit. Between match() and lock(), only other lock() calls may change the tree. Updates
   // the node and offset of the match.
   [[nodiscard]] Receipt lock(Match& match, uint32_t components);
+  // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
+  // is its own: evicting it from the tree takes nothing from the sequence.
+  [[nodiscard]] Receipt lock_shared(Match& match);
   [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
   void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
   // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.
@@ -154,6 +162,7 @@ class RadixTree {
   void remove_leaf(NodeId leaf);
   int64_t prune(NodeId node);
   Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
+  Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components);
 
   // insert.cpp
   void survey(const Offer& offer, NodeId parent, Inserted& out);
