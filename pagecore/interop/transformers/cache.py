@@ -112,8 +112,6 @@ class PagedCache(Cache):  # type: ignore[misc]
                     "other prompts cannot reuse its keys; leave prefix_cache out"
                 )
             options["prefix_cache"] = False
-        if model_layers.states:
-            options["prefix_cache"] = False
         device = "cpu" if model.device.type == "cpu" else str(model.device)
         self.kv = PagedKVCache(model_layers.specs, block_size=block_size, device=device, **options)
         super().__init__(layers=model_layers.views(self))

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.torch import as_torch
 from pagecore.interop.transformers.absorbed import Absorbed, check_latents
 from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
@@ -101,11 +100,10 @@ class Forward:
         if self._unique_of_row is not None:
             before = before[self._unique_of_row]
         stored = slice(None) if self._unique_rows is None else self._unique_rows
-        if not hasattr(self.batch, "state_read"):
-            rows.states.start(before, self._is_token, None)
-            return
-        given = (self.batch.state_read, self.batch.checkpoint_lengths, self.batch.checkpoint_write)
-        rows.states.start(before, self._is_token, Checkpoints(*(_of_rows(each, stored, batch) for each in given)))
+        given = self.batch.host.states
+        assert given is not None
+        slots = (given.state_read, given.checkpoint_lengths, given.checkpoint_write)
+        rows.states.start(before, self._is_token, Checkpoints(*(_of_rows(each, stored, batch) for each in slots)))
 
     @property
     def num_columns(self) -> int:
@@ -288,7 +286,7 @@ def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDAr
 def _of_rows(of_sequences: Tensor, stored: Any, batch: int) -> NDArray[np.int64]:
     """Return numbers of sequences as numbers of the rows `stored` of a batch; 0 for the other rows."""
     numbers = np.zeros(batch, np.int64)
-    numbers[stored] = as_torch(of_sequences, read_only=True).cpu().numpy()[: len(numbers[stored])]
+    numbers[stored] = np.from_dlpack(of_sequences)[: len(numbers[stored])]
     return numbers
 
 

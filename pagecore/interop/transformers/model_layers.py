@@ -57,7 +57,7 @@ class ModelLayers:
         return {layer: place for place, (layer, specs) in enumerate(self._order()) if specs is self.states}
 
     def _order(self) -> list[tuple[int, Mapping[int, Spec]]]:
-        kinds: tuple[Mapping[int, Spec], ...] = (self.attends,)
+        kinds = (self.attends, self.states)
         return [(layer, specs) for layer in range(self.count) for specs in kinds if layer in specs]
 
     def views(self, cache: Cache) -> list[Any]:

@@ -319,9 +319,13 @@ class BatchRows:
 
     def _uncompute(self, lengths: Any) -> None:
         """Drop keys past these lengths and keep the ids, so that the next pass computes the keys again."""
-        ids = [sequence.tokens[length:] for sequence, length in zip(self.sequences, lengths, strict=True)]
-        self.cache.truncate(self.sequences, lengths)
-        self.cache.append_tokens(self.sequences, ids)
+        pairs = zip(self.sequences, lengths, strict=True)
+        longer = [(sequence, length) for sequence, length in pairs if sequence.num_computed_tokens > length]
+        if longer:
+            sequences, kept = zip(*longer, strict=True)
+            ids = [sequence.tokens[length:] for sequence, length in longer]
+            self.cache.truncate(sequences, kept)
+            self.cache.append_tokens(sequences, ids)
 
 
 def _columns(is_token: Mask, num_tokens: int) -> int:

@@ -11,8 +11,9 @@ from transformers import cache_utils
 
 from pagecore.errors import UnsupportedOption
 
-# Earlier versions of transformers have other caches for hybrid models; `state_specs` refuses those.
 _Layer: Any = getattr(cache_utils, "LinearAttentionLayer", object)
+# Before version 5.21 transformers has other caches for some hybrid models, or layers with other attributes.
+SERVED = hasattr(cache_utils.Cache, "get_recurrent_state")
 
 
 @dataclass(frozen=True)

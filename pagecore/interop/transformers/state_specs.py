@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
 from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers.mixers import recurrent_modules
+from pagecore.interop.transformers.state_layers import SERVED
 from pagecore.storage import Plane, StateSpec
 
 # Models whose states are not in the layers of transformers' caches, and where they are.
@@ -65,7 +66,7 @@ def layer_kinds(config: Any) -> LayerKinds | None:
             f"the {config.model_type} has recurrent layers with {_OUTSIDE[config.model_type]}, which a PagedCache "
             "cannot serve: use transformers' cache for it"
         )
-    if not hasattr(Cache, "get_recurrent_state"):  # earlier versions have a cache class for each hybrid model
+    if not SERVED:
         return None
     layers = DynamicCache(config=config).layers
     recurrent = [index for index, layer in enumerate(layers) if hasattr(layer, "recurrent_states")]
@@ -90,7 +91,7 @@ def layer_kinds(config: Any) -> LayerKinds | None:
     return LayerKinds(len(layers), attends, recurrent)
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def state_specs(
     modules: Mapping[int, torch.nn.Module], model: PreTrainedModel, chunk: int, interval: int
 ) -> dict[int, StateSpec]:
