@@ -69,6 +69,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2Moe",
         _GROUPED | _FEWER_EXPERTS | {"layer_types": ["conv", "full_attention", "conv", "conv"], "num_dense_layers": 2},
     ),
+    "lfm3": ("Lfm3", _GROUPED | _FEWER_EXPERTS | {"layer_types": ["conv", "full_attention", "conv", "conv"]}),
     "olmo_hybrid": ("OlmoHybrid", _DELTA | {"linear_value_head_dim": 16, "linear_num_key_heads": 4}),
     "zamba": ("Zamba", _ZAMBA | {"mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2}),
     "kimi_linear": ("KimiLinear", _LATENT | _EXPERTS | _KIMI),

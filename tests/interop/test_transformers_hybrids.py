@@ -14,6 +14,8 @@ from tests.interop.families import dynamic_cache, left_padded, make_cache, promp
 from tests.interop.generations import Failure, expect, failing, run
 from tests.interop.hybrids import HYBRIDS, make_hybrid
 
+from pagecore.interop.transformers.state_specs import layer_kinds  # isort: skip  # after families, which skips
+
 EVERY_FAMILY = pytest.mark.parametrize("family", HYBRIDS)
 KINDS = pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "lfm2", "jamba"])
 GREEDY = {}
@@ -238,6 +240,17 @@ REFUSED = {
         "all layers of the mamba2 are recurrent",
     ),
 }
+
+
+def test_layers_with_states_of_other_kinds_are_refused_by_name():
+    fields = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    zaya = transformers.ZayaForCausalLM(transformers.ZayaConfig(**fields, num_key_value_heads=2)).eval()
+    with pytest.raises(UnsupportedOption, match="of layer 0 takes hidden_states, past_key_values, conv_mask"):
+        make_cache(zaya)
+    config = copy.copy(make_hybrid("lfm2").config)
+    config.number_of_conv_states = 2
+    with pytest.raises(UnsupportedOption, match="layer 0 of the lfm2 has 2 states"):
+        layer_kinds(config)
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -39,20 +39,28 @@ class PagedCache(Cache):  # type: ignore[misc]
     Rows of a batch with equal beginnings share their blocks (beams, several answers to one prompt, equal prompts).
     Padding takes no blocks. A later `generate` can reuse the prefix that an earlier one computed; see `begin`.
 
+    In a hybrid model (Qwen3-Next, LFM2, Falcon-H1, Bamba, Jamba, Zamba 2, Granite 4, Nemotron-H) each recurrent layer
+    has the states of all rows in tensors ``[rows, *shape]``, which the model updates in place. Copies of them are kept
+    as checkpoints in slots of `kv`; a prefix is reused up to its deepest checkpoint.
+
     Parameters
     ----------
     model : PreTrainedModel
         A decoder with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. The cache
         registers hooks on the model, which are removed with the cache.
     layers : list of AttentionSpec or LatentSpec, optional
-        Specs of the layers; read from the model's config by default, in the model's dtype. Latent attention (DeepSeek)
+        Specs of the layers that attend; read from the model's config by default, in the model's dtype. Latent attention (DeepSeek)
         stores latents, or expanded keys and values if the model's code caches these (transformers before 5.15.1).
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
         for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
     block_size : int
-    num_blocks, memory, max_sequences, prefix_cache, ... :
-        Passed to `PagedKVCache`; the device is the model's.
+    chunk, interval : int
+        Tokens between two possible checkpoints of a hybrid model, as for `StateSpec`: in a prompt the last multiple of
+        lcm(chunk, block_size) is kept, afterwards every `interval` tokens.
+    num_blocks, memory, max_sequences, prefix_cache, num_states, ... :
+        Passed to `PagedKVCache`; the device is the model's. A hybrid model with `num_blocks` gets two slots for each
+        of `max_sequences` unless `num_states` is given.
 
     Attributes
     ----------
@@ -63,15 +71,17 @@ class PagedCache(Cache):  # type: ignore[misc]
     Raises
     ------
     UnsupportedOption
-        The model has another attention implementation, an encoder, layers other than attention, or a config that does
-        not describe its layers (pass `layers`); or `prefix_cache` is True for a model whose keys depend on the length
-        of the text.
+        The model has another attention implementation, an encoder, layers that store neither keys and values nor one
+        state, no layer that attends, states outside of its cache (MiniMax, RecurrentGemma), or a config that does not
+        describe its layers (pass `layers`); or `prefix_cache` is True for a model whose keys depend on the length of
+        the text.
     PagecoreError
-        As `PagedKVCache`.
+        As `PagedKVCache` and `StateSpec`.
 
     Notes
     -----
-    The model must run without gradients, as `generate` does. Padding may be anywhere in a row. Prefixes are matched by
+    The model must run without gradients, as `generate` does. Padding may be anywhere in a row, but only before the
+    tokens of a row if the model is a hybrid. Prefixes are matched by
     token ids: a pass with other inputs (embeddings, images), or with positions that do not count tokens, publishes
     nothing to the prefix cache. Each forward pass reads ids, mask and positions on the host.
 
@@ -268,7 +278,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             The cache has fewer columns.
         UnsupportedOption
             More columns than the last pass added, and a sliding-window layer has already freed keys that would be in
-            the window again; or `tokens_to_remove` is not an integer.
+            the window again; or `tokens_to_remove` is not an integer. In a hybrid model, a row would end neither at its
+            last checkpoint, which the message names, nor at 0 tokens.
         """
         try:
             number = operator.index(tokens_to_remove)

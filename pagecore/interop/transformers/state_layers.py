@@ -97,12 +97,9 @@ class StateTensors(_Layer):  # type: ignore[misc]
             if states[0] is not None:
                 states[0] = states[0].index_select(0, rows.to(states[0].device))
 
-    def load(self, slots: torch.Tensor, blank: torch.Tensor | None) -> None:
-        """Let row i continue from the checkpoint in slot ``slots[i]``, and the rows `blank` from zeros."""
+    def load(self, slots: torch.Tensor) -> None:
+        """Let row i continue from the state in slot ``slots[i]``: a checkpoint, or zeros."""
         given = [plane.index_select(0, slots) for plane in self.planes]
-        if blank is not None:
-            for states in given:
-                states[blank] = 0
         self.conv_states[0], self.conv_kernel_size[0] = given[0], given[0].shape[-1]
         self.dtype, self.device = given[0].dtype, given[0].device
         self.is_conv_states_initialized[0] = self.has_previous_state[0] = True

@@ -22,6 +22,8 @@ _OUTSIDE = {
     "minimax": "states that its own cache class holds",
     "recurrent_gemma": "states that its modules hold",
 }
+# Names of the argument of a recurrent layer that is the cache.
+CACHES = ("cache_params", "past_key_values")
 # Names of the planes of a state: the window of the convolution, and the recurrent state.
 PLANES = ("conv", "temporal")
 # Models whose scan always begins without a state.
@@ -104,7 +106,7 @@ def state_specs(
     cache, specs = DynamicCache(config=config), {}
     for layer, module in modules.items():
         names = inspect.signature(type(module).forward).parameters
-        name = "cache_params" if "cache_params" in names else "past_key_values"
+        name = next(name for name in CACHES if name in names)
         column = torch.zeros(1, 1, config.hidden_size, dtype=model.dtype, device=next(module.parameters()).device)
         module(column, **{name: cache})
         states = cache.layers[layer].conv_states[0], cache.layers[layer].recurrent_states[0]
@@ -126,6 +128,13 @@ def modules_of(model: PreTrainedModel, kinds: LayerKinds) -> Mapping[int, torch.
         A layer has no such module, as in code that is not part of transformers.
     """
     modules = recurrent_modules(model)
+    for layer, module in modules.items():
+        names = inspect.signature(type(module).forward).parameters
+        if not {"hidden_states", "attention_mask"} <= set(names) or not any(name in names for name in CACHES):
+            raise UnsupportedOption(
+                f"the {type(module).__name__} of layer {layer} takes {', '.join(list(names)[1:])}; a PagedCache serves "
+                "recurrent layers that take hidden_states, attention_mask and cache_params: use another cache"
+            )
     if sorted(modules) != kinds.recurrent:
         missing = sorted(set(kinds.recurrent) ^ set(modules))
         raise UnsupportedOption(

@@ -112,10 +112,9 @@ class RunningStates:
         """Begin a pass over the columns `is_token` ``[rows, columns]``; rows have `before` tokens ``[rows]``."""
         segments = plan_segments(before, is_token, checkpoints, self._device)
         if self._is_stale and checkpoints is not None:
-            blank = _index(before == 0, self._device)
             slots = torch.from_numpy(checkpoints.read).to(self._device)
             for layer in self._layers.values():
-                layer.load(slots, blank)
+                layer.load(slots)
         self._is_stale = False
         for layer in self._layers.values():
             layer.start(segments)
