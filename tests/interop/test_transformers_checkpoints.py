@@ -28,8 +28,8 @@ def endings(base, *columns):
 
 
 @EVERY_FAMILY
-def test_prompts_with_other_endings_continue_from_a_checkpoint(family):
-    """D11: 32 of 40 tokens, and the tokens are those from scratch."""
+def test_worked_example_d11_prompts_with_other_endings_continue_from_a_checkpoint(family):
+    """The state after 32 of 40 tokens, and the tokens of a run from scratch."""
     model, base = make_hybrid(family), prompts(1, 32)
     first, second, third = endings(base, 8, 9, 10)
     expected = [expect(model, each) for each in (first, second, third)]

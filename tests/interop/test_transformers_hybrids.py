@@ -99,15 +99,24 @@ def test_left_padding_does_not_change_states(family):
         torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
 
 
-def test_the_worked_example_of_padding():
-    """D11: the states of Qwen3-Next change by less than 1e-6 with padding on the left."""
+def test_worked_example_d11_padding():
+    """Five columns of padding on the left do not change the states of Qwen3-Next; on the right they do."""
     model, ids = make_hybrid("qwen3_next"), prompts(2, 12)
     cache = make_cache(model)
     logits(model, ids, cache)
-    conv, recurrent = states(cache)[:2]
+    conv, recurrent = expected = states(cache)[:2]
     assert conv.shape == (2, 2 * 2 * 8 + 4 * 12, 4)
     assert recurrent.shape == (2, 4, 8, 12)
     assert recurrent.dtype == torch.float32
+    padding = torch.zeros(2, 5, dtype=ids.dtype)
+    ones, zeros = torch.ones_like(ids), torch.zeros_like(padding)
+    cache.reset()
+    logits(model, torch.cat([padding, ids], 1), cache, attention_mask=torch.cat([zeros, ones], 1))
+    for own, other in zip(states(cache), expected, strict=False):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+    reference = dynamic_cache(model)
+    logits(model, torch.cat([ids, padding], 1), reference, attention_mask=torch.cat([ones, zeros], 1))
+    assert all((own - other).abs().max() > 0.1 for own, other in zip(states(reference), expected, strict=False))
 
 
 @KINDS
@@ -303,3 +312,14 @@ def test_modules_are_called_as_before_when_the_caches_are_gone():
         assert torch.equal(each(column), module(column))
     assert_close(logits(copied, ids, dynamic_cache(copied)), expected)
     assert_close(logits(copied, ids, make_cache(copied)), expected)
+
+
+def test_a_compiled_model_gives_equal_tokens():
+    model, ids = copy.deepcopy(make_hybrid("falcon_h1")), prompts(2, 9)
+    expected = expect(model, ids)
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    try:
+        assert run(model, ids, make_cache(model)) == expected
+    finally:
+        torch.compiler.reset()

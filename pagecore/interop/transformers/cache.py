@@ -49,8 +49,9 @@ class PagedCache(Cache):  # type: ignore[misc]
         A decoder with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. The cache
         registers hooks on the model, which are removed with the cache.
     layers : list of AttentionSpec or LatentSpec, optional
-        Specs of the layers that attend; read from the model's config by default, in the model's dtype. Latent attention (DeepSeek)
-        stores latents, or expanded keys and values if the model's code caches these (transformers before 5.15.1).
+        Specs of the layers that attend; read from the model's config by default, in the model's dtype. Latent
+        attention (DeepSeek) stores latents, or expanded keys and values if the model's code caches these (transformers
+        before 5.15.1).
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
         for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
