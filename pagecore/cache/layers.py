@@ -113,7 +113,7 @@ def arrange(
                 raise UnsupportedOption(
                     f"layer {position} is a StateSpec, which only a PagedKVCache serves; use one, or a StatePool of its own"
                 )
-            placed.append(Layer(entry, STATES, num_states))
+            placed.append(Layer(entry.shard(parallel), STATES, num_states))
             num_states += 1
             continue
         if previous is None or previous[0] is not entry:

@@ -15,7 +15,7 @@ from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockTables
-from pagecore.storage import TensorParallel
+from pagecore.storage import Spec, TensorParallel
 
 
 class SwappedBlocks(Protocol):
@@ -89,6 +89,11 @@ class CacheParts:
     def prefix(self) -> PrefixCache | None:
         """The prefix cache, if the cache has one."""
         return self.state.prefix
+
+    @property
+    def state_specs(self) -> list[Spec]:
+        """Spec of each layer that keeps a state."""
+        return [layer.spec for layer in self.layers if layer.keeps_state]
 
     @property
     def num_groups(self) -> int:

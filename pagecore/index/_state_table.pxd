@@ -24,6 +24,7 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
         NativeStateTable(shared_ptr[NativeBlockPool], const StateOptions&, int64_t) except +raise_python_error
         void check_state(int32_t length, int64_t state) except +raise_python_error
         void add(int32_t row, int32_t length, int32_t state, int32_t branch) except +raise_python_error
+        void restore(int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint)
         void check_idle(Int32s rows, const char* verb) except +raise_python_error
         void fork(int32_t row, int32_t child) except +raise_python_error
         void check_reorder(Int32s rows, Int32s parents) except +raise_python_error
@@ -85,6 +86,9 @@ cdef class StateTable:
     # The raw interface, for a cache, which changes the block tables itself. Calls that begin with check, try_reserve_raw
     # and least_shortage_raw may raise, with nothing changed; the change of the same name follows, and cannot fail.
     cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept
+    cdef void restore_raw(
+        self, int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint
+    ) noexcept
     cdef void fork_raw(self, int32_t row, int32_t child) noexcept
     cdef void remove_raw(self, Int32s rows) noexcept
     cdef int check_reorder_raw(self, Int32s rows, Int32s parents) except -1

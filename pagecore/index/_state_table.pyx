@@ -475,6 +475,11 @@ Slots of a `StatePool` for the sequences of block tables.
     cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept:
         deref(self.native).add(row, length, state, branch)
 
+    cdef void restore_raw(
+        self, int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint
+    ) noexcept:
+        deref(self.native).restore(row, length, running, checkpoint_length, checkpoint)
+
     cdef void fork_raw(self, int32_t row, int32_t child) noexcept:
         deref(self.native).fork(row, child)
 

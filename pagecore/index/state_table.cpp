@@ -114,6 +114,21 @@ void StateTable::add(RowId row, TokenCount length, BlockId state, TokenCount bra
   share(state);
 }
 
+void StateTable::restore(RowId row, TokenCount length, BlockId running, TokenCount checkpoint_length,
+                         BlockId checkpoint) {
+  PC_ASSERT(row >= 0 && row < max_sequences_ && !at(row).is_used);
+  const std::lock_guard lock(slots_);
+  Row& entry = at(row);
+  entry.is_used = true;
+  entry.running = running;
+  entry.checkpoint = checkpoint;
+  entry.length = length;
+  entry.checkpoint_length = checkpoint_length;
+  entry.branch = 0;
+  share(running);
+  share(checkpoint);
+}
+
 void StateTable::fork(RowId row, RowId child) {
   PC_ASSERT(child >= 0 && child < max_sequences_ && !at(child).is_used);
   const std::lock_guard lock(slots_);

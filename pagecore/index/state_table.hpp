@@ -57,6 +57,8 @@ class StateTable {
   // tables share its keys and values up to `branch` tokens.
   void check_state(TokenCount length, int64_t state) const;
   void add(RowId row, TokenCount length, BlockId state, TokenCount branch);
+  // Begins a row with a state and a checkpoint, of which either may be missing (null, 0 tokens).
+  void restore(RowId row, TokenCount length, BlockId running, TokenCount checkpoint_length, BlockId checkpoint);
   // Throws unless the rows are used and distinct, and no step of theirs is in flight.
   void check_idle(RowSpan rows, const char* verb);
   void fork(RowId row, RowId child);

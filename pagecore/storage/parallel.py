@@ -89,7 +89,8 @@ class TensorParallel:
     def shard(self, spec: Spec) -> Spec:
         """Return this rank's part of a layer; `spec` describes the whole layer.
 
-        The method ``shard(parallel)`` of the spec computes the part. With a single rank it is not called.
+        The method ``shard(parallel)`` of the spec computes the part. With a single rank it is not called. A `StateSpec`
+        has the planes of one rank already, see `StateSpec.ranks`.
 
         Raises
         ------

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, flag, require_int, shown
+from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import Plane
 
 
@@ -32,6 +33,9 @@ class StateSpec:
         it restores the state before it.
     draft_tokens : int
         Draft tokens of a speculative step, each of which keeps a state of its own until the step is committed.
+    ranks : int
+        Number of ranks over which the model is split; the planes are those of one rank, as the functions of
+        `pagecore.storage.state_shapes` return them for ``ranks=``. A cache takes only specs of its own number of ranks.
 
     Raises
     ------
@@ -60,6 +64,7 @@ class StateSpec:
     interval: int = 256
     in_place: bool = True
     draft_tokens: int = 0
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planes", _checked(self.planes))
@@ -67,6 +72,7 @@ class StateSpec:
         object.__setattr__(self, "interval", require_int("interval", self.interval))
         object.__setattr__(self, "in_place", flag("in_place", self.in_place))
         object.__setattr__(self, "draft_tokens", require_int("draft_tokens", self.draft_tokens, min=0, max=1023))
+        object.__setattr__(self, "ranks", require_int("ranks", self.ranks))
         if self.interval % self.chunk:
             below = self.interval // self.chunk * self.chunk
             raise ShapeError(
@@ -83,6 +89,21 @@ class StateSpec:
     def nbytes(self) -> int:
         """Bytes of the state of one sequence."""
         return sum(plane.nbytes for plane in self.planes)
+
+    def shard(self, parallel: TensorParallel) -> StateSpec:
+        """Return the spec itself, whose planes are those of one rank.
+
+        Raises
+        ------
+        UnsupportedOption
+            The planes are those of another number of ranks.
+        """
+        if parallel.size != self.ranks:
+            raise UnsupportedOption(
+                f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; make "
+                f"the planes with ranks={parallel.size} (pagecore.storage.state_shapes), and give the spec that number"
+            )
+        return self
 
     def prefill_grid(self, block_size: int) -> int:
         """Return the distance in tokens of possible checkpoints in a prefill: lcm(chunk, block_size)."""

@@ -138,17 +138,21 @@ class PrefixMachine(SequenceMachine):
 
     def forward(self, batch, sequences, counts):
         for layer, spec in enumerate(self.layers):
-            ends = [(self.twins[s], self.twins[s].computed, n) for s, n in zip(sequences, counts, strict=True)]
-            new = [twin.stored(layer, spec, start, start + n) for twin, start, n in ends]
-            key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
-            query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
-            self.cache.write(layer, key, value, batch)
-            found, first = self.cache.attend(layer, query, batch), 0
-            for twin, start, n in ends:
-                keys, values = twin.stored(layer, spec, 0, start + n)
-                expected = dense_attention(query[first : first + n], keys, values, window=spec.window)
-                np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
-                first += n
+            self.attend(layer, spec, batch, sequences, counts)
+
+    def attend(self, layer, spec, batch, sequences, counts):
+        """Write and attend at a layer; assert that the queries see the tokens of their sequences."""
+        ends = [(self.twins[s], self.twins[s].computed, n) for s, n in zip(sequences, counts, strict=True)]
+        new = [twin.stored(layer, spec, start, start + n) for twin, start, n in ends]
+        key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
+        query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
+        self.cache.write(layer, key, value, batch)
+        found, first = self.cache.attend(layer, query, batch), 0
+        for twin, start, n in ends:
+            keys, values = twin.stored(layer, spec, 0, start + n)
+            expected = dense_attention(query[first : first + n], keys, values, window=spec.window)
+            np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
+            first += n
 
     def learn(self, sequences, counts):
         """Return the ids of tokens that are computed or in flight."""

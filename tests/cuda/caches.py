@@ -76,6 +76,14 @@ def run_machine(machine, cuda: Kit, examples: int, steps: int, more=lambda layer
         def poison(self):
             poison(cuda, self.cache)
 
+        def read(self, tensor):
+            return cuda.get(tensor)
+
+        def put(self, plane, slot, values):
+            values = np.ascontiguousarray(values)
+            cuda.runtime.copy(plane[int(slot)].pointer, values.ctypes.data, values.nbytes, 0)
+            cuda.runtime.synchronize(0)
+
     limits = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
     run_state_machine_as_test(OnDevice, settings=settings(max_examples=examples, stateful_step_count=steps, **limits))
 
@@ -123,5 +131,9 @@ def assert_device_batch(cuda: Kit, batch):
         if field.name == "slot_mappings":
             for layer, slots in enumerate(expected):
                 np.testing.assert_array_equal(cuda.get(batch.group(layer).slot_mapping), slots.numpy())
+        elif field.name == "states":
+            for name in fields(expected) if expected else ():
+                if (array := getattr(expected, name.name)) is not None:
+                    np.testing.assert_array_equal(cuda.get(getattr(batch, name.name)), array.numpy(), err_msg=name.name)
         else:
             np.testing.assert_array_equal(cuda.get(getattr(batch, field.name)), expected.numpy(), err_msg=field.name)

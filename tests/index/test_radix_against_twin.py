@@ -64,13 +64,16 @@ class RadixMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from([None, self.time]))
 
     def check_match(self, match, expected):
-        blocks = [match.blocks] if self.twin.num_lanes == 1 else match.blocks
+        lanes = (match.blocks, match.shared_blocks)
+        blocks, shared = ([one] if self.twin.num_lanes == 1 else one for one in lanes)
         assert expected == {
             "num_tokens": match.num_tokens,
             "num_full_tokens": match.num_full_tokens,
             "checkpoint": match.checkpoint,
             "state": match.state,
             "blocks": [lane.tolist() for lane in blocks],
+            "num_shared_tokens": match.num_shared_tokens,
+            "shared_blocks": [lane.tolist() for lane in shared],
         }
 
     @rule(data=st.data(), most=st.one_of(st.none(), st.integers(0, 30)))

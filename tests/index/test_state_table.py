@@ -103,6 +103,25 @@ def test_worked_example_d5_checkpoint_at_a_branch_point(full, state, kept):
     assert states.checkpoint_length(state, 1000, shared=full) == (kept or states.checkpoint_length(state, 1000))
 
 
+@pytest.mark.parametrize("how", ["abandon", "undo", "truncate"])
+def test_a_row_that_no_longer_shares_blocks_forgets_where_others_branch_off(how):
+    made = Made()
+    first = made.states.add()
+    made.compute(first, 64)
+    state, length = made.states.checkpoint(first)
+    made.states.slots.share(state)  # a prefix cache
+    made.compute(first, 224)
+    row = made.states.add(prefix=made.tables.blocks(first), state=state, length=length)
+    if how == "truncate":
+        made.states.truncate([row], [64])
+    else:
+        made.prepare([row], [736])
+        getattr(made.states, how)([row])
+    assert made.tables.capacity(row) == 64
+    made.prepare([row], [736])
+    assert made.slots.checkpoint_lengths[0] == 768
+
+
 def test_a_sequence_begins_with_the_deepest_state_of_a_longer_shared_prefix():
     made = Made()
     first = made.states.add()

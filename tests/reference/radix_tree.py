@@ -239,6 +239,10 @@ class RadixTree:
         for c in range(1, len(self.windows) + 1):
             start = self.window_start(c, end)
             found["blocks"][self.full + c - 1][:start] = [NULL] * start
+        # Without windows, layers that attend need no more than the blocks.
+        is_longer = self.states and not self.windows and self.full > 0
+        found["num_shared_tokens"] = full * self.block_size if is_longer else found["num_tokens"]
+        found["shared_blocks"] = lanes if is_longer else found["blocks"]
         return found, node, offset
 
     def split(self, node: Node, blocks: int) -> Node:

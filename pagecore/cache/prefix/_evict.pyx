@@ -220,6 +220,11 @@ def evictable(PrefixCache prefix not None):
     return list(prefix.left)
 
 
+def unused_states(PrefixCache prefix not None):
+    """Return the number of states that only the prefix cache holds."""
+    return 0 if prefix.states is None else num_unused_states(prefix)
+
+
 def lacking(PrefixCache prefix not None, missing, list writers not None):
     """Return the blocks of each group that a step lacks after eviction; `writers` bring tokens to the step."""
     cdef vector[int64_t] left = missing

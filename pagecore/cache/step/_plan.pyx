@@ -8,6 +8,7 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 from pagecore.index._state_table cimport StateTable
@@ -134,19 +135,36 @@ cdef class StepPlan:
     cdef int cap_counts(self, const KeptKeys& keys) except -1:
         """Write to `converted` the tokens for which a row of a group with a window takes blocks up to the limit.
 
-        Blocks that the row does not keep are released before the last of those tokens, and do not count.
+        Blocks that the row does not keep are released before the last of those tokens, and do not count. Nor do blocks
+        that another row holds too, which do not become free when this row releases them.
         """
         cdef int32_t i
         cdef int64_t length, blocks, held
         for i in range(self.num_sequences):
             length = (<Sequence>self.sequences[i]).computed
             blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
-            held = blocks - first_kept(keys, length) // self.state.block_size
+            held = self.num_own(i, keys.group, first_kept(keys, length) // self.state.block_size)
             self.converted[i] = <int32_t>min(
                 <int64_t>self.counts[i],
                 (blocks + max(0, self.limits[keys.group] - held)) * self.state.block_size - length,
             )
         return 0
+
+    cdef int64_t num_own(self, int32_t index, int32_t group, int64_t first) noexcept:
+        """Return the number of blocks of a row, from index `first` on, that no other row holds."""
+        cdef Sequence sequence = <Sequence>self.sequences[index]
+        cdef Int32s blocks = self.state.tables.row_raw(self.rows[index], group)
+        cdef BlockPool pool = <BlockPool>self.state.tables.pools[group]
+        cdef int64_t at, own = 0
+        cdef int32_t others, lane
+        for at in range(first, <int64_t>blocks.size()):
+            others = pool.ref_count_raw(blocks.data()[at]) - 1 if blocks.data()[at] != 0 else 0
+            if others == 1 and self.state.prefix is not None:
+                lane = self.state.prefix.lane_of[group]
+                if self.state.prefix.tree_block(sequence, <int32_t>at, lane) == blocks.data()[at]:
+                    others = 0
+            own += others == 0
+        return own
 
     cdef bint count_missing(self, list writers) except -1:
         cdef size_t group

@@ -12,9 +12,10 @@ cdef extern from *:
 
 cdef class StoredBlocks:
     cdef tuple pools
-    cdef vector[vector[int32_t]] blocks     # of each group; holes are 0
+    cdef vector[vector[int32_t]] blocks     # of each group; holes are 0. With states, last: running slot, checkpoint
     cdef vector[vector[int32_t]] held       # without holes, tail first
     cdef size_t num_held                    # number of groups whose blocks are held
+    cdef int32_t checkpoint_length          # tokens of the checkpoint in the list of states; 0 for none
 
     # Lists blocks, or their number, for share() or allocate(), and allocates the memory that these need.
     cdef int reserve(self, const vector[vector[int32_t]]& like) except -1

@@ -11,14 +11,15 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
-from pagecore.cache.prefix._evict cimport free_blocks
+from pagecore.cache.prefix._evict cimport free_blocks, free_slots
 from pagecore.cache.swap._stored cimport StoredBlocks, copy_vector
 from pagecore.cache.swap._transfer cimport Transfer
 from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport const_int32
 
 from pagecore.cache._sequence import as_list
-from pagecore.errors import InvalidSequence, OutOfRows, UnsupportedOption
+from pagecore.errors import InvalidSequence, OutOfRows
 
 
 def swap_out(CacheState state not None, sequences, space, refuse, moves):
@@ -38,9 +39,7 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
     sequences = as_list(sequences)
     _guard = Held(state.lock)
     state.begin()
-    if state.states is not None:
-        raise UnsupportedOption("sequences with recurrent states cannot be swapped out; remove them instead")
-    transfer = Transfer(space, require_each(state, sequences, True), space.block_pools)
+    transfer = Transfer(space, require_each(state, sequences, True), space.pools)
     if state.prefix is not None:
         state.prefix.number_namespaces(transfer.sequences)
     transfer.old.resize(len(transfer.sequences))
@@ -48,8 +47,10 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
         sequence = <Sequence>transfer.sequences[i]
         rows.push_back(sequence.row)
         read_row(state, sequence, transfer.old[i])
+        if state.states is not None:
+            (<StoredBlocks>transfer.arriving[i]).checkpoint_length = state.states.checkpoint_length_raw(sequence.row)
     transfer.plan()
-    error = refuse(transfer.needed(), space.block_pools)
+    error = refuse(transfer.needed(), space.pools)
     if error is not None:
         return error
     planes = moves(space, False)
@@ -59,6 +60,8 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
         state.prefix.publish(transfer.sequences, False)
     state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
     # The rows are gone: from here on nothing fails.
+    if state.states is not None:
+        state.states.remove_raw(Int32s(rows.data(), rows.size()))
     for i in range(rows.size()):
         sequence = <Sequence>transfer.sequences[i]
         (<StoredBlocks>transfer.arriving[i]).share()
@@ -84,7 +87,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     moves : callable
         ``moves(space, True)`` returns the argument of `Transfer.copy`.
     """
-    cdef list coming, transfers, copies
+    cdef list coming, transfers, copies, arrivals
     cdef vector[int64_t] missing
     cdef vector[int32_t] rows, lengths
     cdef vector[vector[span[const_int32]]] spans
@@ -93,6 +96,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     cdef StoredBlocks arriving
     cdef size_t i, k, group
     cdef size_t num_groups = len(state.tables.pools)
+    cdef tuple pools = cache_pools(state)
     cdef bint may_share = True
     sequences = as_list(sequences)
     _guard = Held(state.lock)
@@ -102,7 +106,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         state.prefix.number_namespaces(coming)
     transfers = plan_arrival(state, coming)
     needed = []
-    for group in range(num_groups):
+    for group in range(<size_t>len(pools)):
         needed.append(0)
         for each in transfers:
             needed[group] += (<Transfer>each).distinct[group].size()
@@ -111,11 +115,10 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
             f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
             "free; remove a sequence or swap one out, or raise max_sequences"
         )
-    pools = state.tables.pools
     error = refuse(needed, pools)
     if error is not None:
         return error
-    for group in range(num_groups):
+    for group in range(<size_t>len(pools)):
         missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
     copies = []
     coming = []
@@ -131,6 +134,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     rows.reserve(len(coming))
     if state.prefix is not None:
         free_blocks(state.prefix, missing)
+        if state.states is not None:
+            free_slots(state.prefix, max(0, needed[num_groups] - state.states.slots.num_free))
     for each in transfers:
         (<Transfer>each).take()
         if state.tenants is not None:
@@ -138,9 +143,11 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     for each, planes in zip(transfers, copies):
         (<Transfer>each).copy(planes)
     i = 0
+    arrivals = []
     for each in transfers:
         for k in range((<Transfer>each).old.size()):
             arriving = <StoredBlocks>(<Transfer>each).arriving[k]
+            arrivals.append(arriving)
             for group in range(num_groups):
                 spans[i][group] = span[const_int32](arriving.blocks[group].data(), arriving.blocks[group].size())
             i += 1
@@ -154,6 +161,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     # The rows are there: from here on nothing fails.
     for i in range(rows.size()):
         sequence = <Sequence>coming[i]
+        if state.states is not None:
+            restore_state(state, sequence, rows[i], arrivals[i])
         (<StoredBlocks>sequence.stored).release()
         sequence.stored = sequence.swap_space = None
         sequence.row = rows[i]
@@ -174,11 +183,26 @@ cdef int read_row(CacheState state, Sequence sequence, vector[vector[int32_t]]& 
     """Write the blocks of an idle sequence that have computed tokens; spare capacity is left out."""
     cdef size_t group, count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
     cdef const int32_t* row
-    blocks.resize(<size_t>state.tables.num_groups)
-    for group in range(blocks.size()):
+    cdef size_t num_groups = <size_t>state.tables.num_groups
+    blocks.resize(num_groups + (state.states is not None))
+    for group in range(num_groups):
         row = state.tables.row_raw(sequence.row, <int64_t>group).data()
         blocks[group].assign(row, row + count)
+    if state.states is not None:
+        blocks[num_groups].push_back(state.states.slot_raw(sequence.row))
+        blocks[num_groups].push_back(state.states.checkpoint_raw(sequence.row))
     return 0
+
+
+cdef void restore_state(CacheState state, Sequence sequence, int32_t row, StoredBlocks arriving) noexcept:
+    cdef int32_t length = (<StoredBlocks>sequence.stored).checkpoint_length
+    cdef size_t last = arriving.blocks.size() - 1
+    state.states.restore_raw(row, sequence.computed, arriving.blocks[last][0], length, arriving.blocks[last][1])
+
+
+cdef tuple cache_pools(CacheState state):
+    """Return the pool of each group, and of the state slots in a cache with states."""
+    return state.tables.pools if state.states is None else (*state.tables.pools, state.states.slots)
 
 
 cdef list plan_arrival(CacheState state, list coming):
@@ -190,7 +214,7 @@ cdef list plan_arrival(CacheState state, list coming):
         by_space.setdefault(id((<Sequence>sequence).swap_space), []).append(sequence)
     transfers = []
     for some in by_space.values():
-        transfer = Transfer((<Sequence>some[0]).swap_space, some, state.tables.pools)
+        transfer = Transfer((<Sequence>some[0]).swap_space, some, cache_pools(state))
         transfer.old.resize(len(some))
         for i in range(transfer.old.size()):
             copy_vector(transfer.old[i], (<StoredBlocks>(<Sequence>some[i]).stored).blocks)
@@ -210,12 +234,15 @@ cdef list require_swapped(CacheState state, list sequences):
 
 
 def stored_blocks(Sequence sequence not None):
-    """Return the blocks that a swap space holds for a sequence: one int32 array for each group, copies."""
+    """Return the blocks that a swap space holds for a sequence: one int32 array for each group, copies.
+
+    In a cache with states a further array has the slots of its state and its checkpoint; 0 for none.
+    """
     return (<StoredBlocks>sequence.stored).arrays
 
 
 def num_distinct(CacheState state not None, list sequences not None):
-    """Return the number of distinct blocks of each group that several swapped sequences hold."""
+    """Return the number of distinct blocks of each group that several swapped sequences hold, and of state slots."""
     cdef list transfers = plan_arrival(state, sequences)
     return [sum(counts) for counts in zip(*[(<Transfer>each).needed() for each in transfers])]
 
@@ -223,5 +250,6 @@ def num_distinct(CacheState state not None, list sequences not None):
 def check_stored(CacheState state not None, Sequence sequence not None, space):
     """Raise InvalidSequence if a sequence is inconsistent with the blocks that `space` holds for it."""
     count = (sequence.computed + state.block_size - 1) // state.block_size
-    if sequence.row != -1 or any([len(entries) != count for entries in stored_blocks(sequence)]):
+    held = stored_blocks(sequence)[:state.tables.num_groups]
+    if sequence.row != -1 or any([len(entries) != count for entries in held]):
         raise InvalidSequence(f"{sequence!r} is inconsistent with the blocks that {space!r} holds for it")

@@ -7,7 +7,7 @@ from pagecore.cache.swap._stored cimport StoredBlocks
 cdef class Transfer:
     cdef object space
     cdef list sequences
-    cdef vector[vector[vector[int32_t]]] old    # of each sequence and group; holes are 0
+    cdef vector[vector[vector[int32_t]]] old    # of each sequence and group, states last; holes are 0
     cdef vector[vector[int32_t]] distinct       # of each group, ascending
     cdef StoredBlocks lease                     # the new blocks, in the order of `distinct`
     cdef list arriving                          # StoredBlocks of each sequence: the new blocks in the order of its row

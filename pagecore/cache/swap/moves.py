@@ -13,13 +13,14 @@ from typing import Any
 from pagecore.arrays import Tensor
 from pagecore.cache.limits import out_of_blocks, with_evictable
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.prefix._evict import evictable, unused_states
 from pagecore.cache.swap._swap import swap_in, swap_out
 from pagecore.cache.swap.space import SwapSpace
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows
 from pagecore.index import BlockPool
+from pagecore.storage import StatePool
 
-# A group, and the planes of one name in each of its layers: sources and targets.
+# A group, and the planes of one name in each of its layers: sources and targets. The states follow the groups.
 Planes = tuple[int, list[Tensor], list[Tensor]]
 SPACE_ADVICE = " of the swap space; swap a sequence in, or make the space larger"
 CACHE_ADVICE = "; remove a sequence or swap one out"
@@ -29,7 +30,7 @@ def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks
     """Move the computed blocks of sequences into a space; return None, or the error if the space lacks blocks."""
     if not isinstance(space, SwapSpace) or not space.serves(parts):
         raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {space!r}")
-    return swap_out(parts.state, sequences, space, partial(_short, SPACE_ADVICE), partial(_moves, parts))
+    return swap_out(parts.state, sequences, space, partial(_short, parts, SPACE_ADVICE), partial(_moves, parts))
 
 
 def move_in(parts: CacheParts, sequences: Any) -> OutOfBlocks | OutOfRows | None:
@@ -37,23 +38,35 @@ def move_in(parts: CacheParts, sequences: Any) -> OutOfBlocks | OutOfRows | None
     return swap_in(parts.state, sequences, partial(_short_of_cache, parts), partial(_moves, parts))
 
 
-def _short(advice: str, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
+def _short(parts: CacheParts, advice: str, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
     """Return the error if a pool has fewer free blocks than needed."""
     free = [pool.num_free for pool in pools]
-    if all(count <= available for count, available in zip(needed, free, strict=True)):
-        return None
-    return out_of_blocks(needed, free, "free", advice)
+    return _refusal(parts, needed, free, advice)
+
+
+def _refusal(parts: CacheParts, needed: Listed[int], free: Listed[int], advice: str) -> OutOfBlocks | None:
+    """Return the error for blocks of each group, and state slots after them, of which fewer are free."""
+    count = parts.num_groups
+    if any(wanted > left for wanted, left in zip(needed[:count], free[:count], strict=True)):
+        return out_of_blocks(needed[:count], free[:count], "free", advice)
+    if needed[count:] and needed[-1] > free[-1]:
+        text = f"{needed[-1]} state slots are needed and {free[-1]} are free{advice}"
+        return OutOfBlocks(text, needed[-1], free[-1])
+    return None
 
 
 def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
     """Return the error if a pool of the cache has fewer free and evictable blocks than needed."""
-    refusal = _short(CACHE_ADVICE, needed, pools)
+    refusal = _short(parts, CACHE_ADVICE, needed, pools)
     if refusal is None or parts.prefix is None:
         return refusal
-    cached = evictable(parts.prefix)
-    if all(count <= pool.num_free + more for count, pool, more in zip(needed, pools, cached, strict=True)):
-        return None
-    return with_evictable(refusal, cached)
+    count, cached = parts.num_groups, evictable(parts.prefix)
+    more = [*cached, unused_states(parts.prefix)][: len(pools)]
+    available = [pool.num_free + evicted for pool, evicted in zip(pools, more, strict=True)]
+    if any(wanted > left for wanted, left in zip(needed[:count], available[:count], strict=True)):
+        free = [pool.num_free for pool in pools[:count]]
+        return with_evictable(out_of_blocks(needed[:count], free, "free", CACHE_ADVICE), cached)
+    return _refusal(parts, needed, available, CACHE_ADVICE)
 
 
 def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int | None, list[Planes]]:
@@ -70,4 +83,17 @@ def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int |
         for plane in pools[0].spec.planes:
             source, target = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in pools)
             moved.append((group, source, target))
+    if parts.store.states is not None and space.state_pool is not None:
+        both = (space.state_pool, parts.store.states) if is_arrival else (parts.store.states, space.state_pool)
+        moved += [(parts.num_groups, *sides) for sides in _alike(*both)]
     return stream, moved
+
+
+def _alike(source: StatePool, target: StatePool) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return the planes of two pools of states, in lists whose second axes are equal, as `transfer_blocks` wants them."""
+    alike: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
+    for one, other in zip(source.planes(), target.planes(), strict=True):
+        sources, targets = alike.setdefault(one.shape[1], ([], []))
+        sources.append(one)
+        targets.append(other)
+    return list(alike.values())

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.lifecycle import require_live
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.prefix._evict import lacking
+from pagecore.cache.prefix._evict import lacking, unused_states
 from pagecore.cache.step._plan import lacked
 from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import num_distinct, stored_blocks
@@ -35,6 +35,7 @@ def shortage_with_swapped(
     coming = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if one.is_swapped]
     staying = [(one, count) for one, count in zip(sequences, each.tolist(), strict=True) if not one.is_swapped]
     needed = _needed(parts, coming, limits)
+    short_slots = _slots_lacking(parts, coming, staying)
     # Held for a moment, so that the tables count the missing blocks of the other rows without them.
     held, counts_held = hold(tables.pools, needed)
     missing = lacked(parts.state, [one for one, _ in staying], [count for _, count in staying], limits)
@@ -42,26 +43,49 @@ def shortage_with_swapped(
     short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if parts.prefix is not None:
         short = lacking(parts.prefix, short, [one for one, count in staying if count])
-    return max(0, *short)
+    return max(0, short_slots, *short)
+
+
+def _slots_lacking(
+    parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]
+) -> int:
+    """Return the state slots that one swap_in and then a prepare lack; an upper bound, 0 if both succeed."""
+    states = parts.state.states
+    if states is None:
+        return 0
+    needed = sum(num_distinct(parts.state, [one for one, _ in some])[-1] for some in _by_space(coming))
+    for sequence, count in [*coming, *staying]:
+        drafts = count - 1 if 1 < count <= 1 + states.draft_tokens else 0
+        needed += (1 if states.in_place else 2) + drafts if count else 0
+    cached = 0 if parts.prefix is None else unused_states(parts.prefix)
+    return max(0, needed - states.slots.num_free - cached)
 
 
 def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[int | None] | None) -> list[int]:
     """Return the blocks of each group for sequences that are swapped in together and then grow by a count each."""
     growths = [(sequence, _growth(parts, sequence, count)) for sequence, count in coming]
+    holders = _holders(coming)
     needed = [
-        sum(growth if limit is None else min(growth, _room(sequence, group, limit)) for sequence, growth in growths)
+        sum(
+            growth if limit is None else min(growth, _room(sequence, group, limit, holders))
+            for sequence, growth in growths
+        )
         for group, limit in enumerate(limits or [None] * parts.num_groups)
     ]
-    by_space: dict[int, list[tuple[Sequence, int]]] = {}
-    for sequence, count in coming:
-        by_space.setdefault(id(sequence.swap_space), []).append((sequence, count))
-    for some in by_space.values():
+    for some in _by_space(coming):
         held = [stored_blocks(sequence) for sequence, _ in some]
         distinct = num_distinct(parts.state, [sequence for sequence, _ in some])
         for group in range(parts.num_groups):
             copies = _num_copies(parts.block_size, some, [blocks[group] for blocks in held])
             needed[group] += distinct[group] + copies
     return needed
+
+
+def _by_space(coming: list[tuple[Sequence, int]]) -> list[list[tuple[Sequence, int]]]:
+    by_space: dict[int, list[tuple[Sequence, int]]] = {}
+    for sequence, count in coming:
+        by_space.setdefault(id(sequence.swap_space), []).append((sequence, count))
+    return list(by_space.values())
 
 
 def _num_copies(block_size: int, some: list[tuple[Sequence, int]], held: list[NDArray[np.int32]]) -> int:
@@ -75,9 +99,27 @@ def _num_copies(block_size: int, some: list[tuple[Sequence, int]], held: list[ND
     return sum(min(n, holders[block] - 1) for block, n in writers.items() if block)
 
 
-def _room(sequence: Sequence, group: int, limit: int) -> int:
-    """Return the number of blocks of a group that a swapped sequence takes before it holds `limit`."""
-    return max(0, limit - int(np.count_nonzero(stored_blocks(sequence)[group])))
+def _holders(coming: list[tuple[Sequence, int]]) -> Counter[tuple[int, int, int]]:
+    """Return the number of the sequences that hold each block, by space, group and block."""
+    return Counter(
+        (id(sequence.swap_space), group, block)
+        for sequence, _ in coming
+        for group, blocks in enumerate(stored_blocks(sequence))
+        for block in blocks.tolist()
+    )
+
+
+def _room(sequence: Sequence, group: int, limit: int, holders: Counter[tuple[int, int, int]]) -> int:
+    """Return the number of blocks of a group that a swapped sequence takes before it holds `limit`.
+
+    A block that another of the sequences holds too does not become free when this one releases it.
+    """
+    own = sum(
+        holders[id(sequence.swap_space), group, block] == 1
+        for block in stored_blocks(sequence)[group].tolist()
+        if block
+    )
+    return max(0, limit - own)
 
 
 def _growth(parts: CacheParts, sequence: Sequence, count: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pagecore.arrays import DType, as_dtype
+from pagecore.arrays import DType, as_dtype, strided
 from pagecore.arrays._make import pinned
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence
@@ -17,10 +17,10 @@ from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.swap._swap import check_stored, stored_blocks
-from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
-from pagecore.storage import KVLayout, KVPool, Plane
-from pagecore.storage.checks import flag
+from pagecore.storage import KVLayout, KVPool, Plane, StatePool, parse_memory
+from pagecore.storage.checks import INT32_MAX, flag, require_int
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import CACHE_DTYPES
@@ -39,6 +39,10 @@ class SwapSpace:
         Blocks of each group, including the null block; a list has one entry per group. Exclusive with `memory`.
     memory : int, str or float
         Memory budget for all groups, as for `PagedKVCache`.
+    num_states : int, optional
+        Slots for states, including the null slot, if the cache has layers that keep states: two for each sequence, its
+        state and its checkpoint. By default as many as the cache has with `num_blocks`, and with `memory` the share that
+        states have of the bytes of the cache.
     layout : str or KVLayout, optional
         Memory layout of the blocks; by default that of the cache.
     dtype : str or anything that names a dtype, optional
@@ -89,6 +93,7 @@ class SwapSpace:
         *,
         num_blocks: int | Listed[int] | None = None,
         memory: Memory | None = None,
+        num_states: int | None = None,
         layout: str | KVLayout | None = None,
         dtype: DType | str | None = None,
         scrub: bool | None = None,
@@ -101,6 +106,7 @@ class SwapSpace:
                 "values of another namespace; make the cache with scrub=True"
             )
         groups = [_converted(group, dtype) for group in parts.groups]
+        slots, memory = _size_states(parts, num_states, memory)
         blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
         self.cache = cache
@@ -110,6 +116,10 @@ class SwapSpace:
             one.spec.planes == other.spec.planes for one, other in zip(groups, parts.groups, strict=True)
         )
         self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
+        self.state_slots = BlockPool(slots, order="address") if slots else None
+        # The pools of the groups, then that of the states.
+        self.pools = self.block_pools if self.state_slots is None else (*self.block_pools, self.state_slots)
+        self.state_pool = _state_pool(parts, slots, is_scrubbed)
         # Zipped with the cache's pools: a cache without bytes has none.
         self.kv_pools = [
             _host_pool(parts, group, n, order or pool.layout, is_scrubbed)
@@ -134,6 +144,11 @@ class SwapSpace:
         return min(pool.num_free for pool in self.block_pools)
 
     @property
+    def num_states(self) -> int:
+        """State slots, including the null slot; 0 for a cache without layers that keep states."""
+        return 0 if self.state_slots is None else self.state_slots.num_blocks
+
+    @property
     def num_used_blocks(self) -> int:
         """Blocks in use, summed over the groups."""
         return sum(pool.num_used for pool in self.block_pools)
@@ -145,8 +160,8 @@ class SwapSpace:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all groups; 0 for a cache without bytes."""
-        return sum(pool.nbytes for pool in self.kv_pools)
+        """Bytes of all groups and states; 0 for a cache without bytes."""
+        return sum(pool.nbytes for pool in self.kv_pools) + (0 if self.state_pool is None else self.state_pool.nbytes)
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it; raise `PagecoreError` if the counts differ."""
@@ -154,7 +169,7 @@ class SwapSpace:
             held = self._held()
             for sequence in held:
                 check_stored(self._parts.state, sequence, self)
-            for group, pool in enumerate(self.block_pools):
+            for group, pool in enumerate(self.pools):
                 pool.check_invariants()
                 entries = np.concatenate([stored_blocks(sequence)[group] for sequence in held] or [NONE])
                 counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
@@ -196,6 +211,47 @@ def _host_pool(parts: CacheParts, group: Group, num_blocks: int, layout: KVLayou
     device = "cpu" if buffers is None else parts.device
     is_new = scrub and buffers is None
     return KVPool(group.spec, group.num_layers, num_blocks, parts.block_size, layout, device, buffers, scrub=is_new)
+
+
+def _size_states(
+    parts: CacheParts, num_states: int | None, memory: Memory | None
+) -> tuple[int, Memory | None]:
+    """Return the state slots of a space, and the memory that is left for blocks."""
+    states = parts.state.states
+    if states is None:
+        if num_states is not None:
+            raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
+        return 0, memory
+    slots = states.num_slots if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
+    if memory is None:
+        return slots, None
+    budget, each = parse_memory(memory, "cpu"), sum(spec.nbytes for spec in parts.state_specs)
+    if num_states is None:
+        of_groups = sum(
+            pool.num_blocks * group.bytes_per_block(parts.block_size)
+            for pool, group in zip(parts.tables.pools, parts.groups, strict=True)
+        )
+        slots = max(2, budget * slots // (slots * each + of_groups))
+    if slots * each >= budget:
+        raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
+    return slots, budget - slots * each
+
+
+def _state_pool(parts: CacheParts, num_slots: int, scrub: bool) -> StatePool | None:
+    """Return slots in host memory; page-locked, and reachable from the device, for a cache on CUDA."""
+    if not num_slots or parts.store.states is None:
+        return None
+    specs = parts.store.states.specs
+    if parts.staging is None:
+        pool = StatePool(specs, num_slots)
+        if scrub:
+            pool.zero(range(1, num_slots))
+        return pool
+    buffers = []
+    for plane in (plane for spec in specs for plane in spec.planes):
+        held = pinned(num_slots * plane.nbytes, parts.device, zeroed=scrub)
+        buffers.append(strided(held, (num_slots, *plane.shape), None, 0, plane.dtype))
+    return StatePool(specs, num_slots, device=parts.device, buffers=buffers)
 
 
 @dataclass(frozen=True)
