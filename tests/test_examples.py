@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PROMISED = {
     "torch_batching": "same tokens as alone: True",
     "transformers_generate": "gpt_neox     identical to DynamicCache",
+    "transformers_hybrid": "granitemoehybrid identical to DynamicCache",
     "own_request_table": "0 blocks held after all requests have left",
     "speculative_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
@@ -24,7 +25,7 @@ PROMISED = {
     "quest_pages": "the error with a quarter of the pages is below 0.05: True",
     "snapkv": "the error is below 0.05: True",
 }
-SLOW = {"transformers_generate"}
+SLOW = {"transformers_generate", "transformers_hybrid"}
 
 
 @pytest.mark.parametrize(

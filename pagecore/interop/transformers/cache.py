@@ -13,15 +13,22 @@ from transformers.cache_utils import Cache
 
 from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import UnsupportedOption
+from pagecore.interop.torch import as_torch
 from pagecore.interop.transformers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.inputs import read_ids, read_integers, read_mask
-from pagecore.interop.transformers.latents import caches_latents, pass_latents_on
+from pagecore.interop.transformers.latents import pass_latents_on
 from pagecore.interop.transformers.layer import PagedLayer
-from pagecore.interop.transformers.specs import keys_depend_on_length, specs_of_model
+from pagecore.interop.transformers.mixers import call_in_segments
+from pagecore.interop.transformers.model_layers import read_layers
+from pagecore.interop.transformers.rows import BatchRows
+from pagecore.interop.transformers.specs import keys_depend_on_length
+from pagecore.interop.transformers.state_layers import StateTensors
+from pagecore.interop.transformers.state_specs import SCANS_WITHOUT_STATE
+from pagecore.interop.transformers.states import RunningStates
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import Spec
 
@@ -32,20 +39,29 @@ class PagedCache(Cache):  # type: ignore[misc]
     Rows of a batch with equal beginnings share their blocks (beams, several answers to one prompt, equal prompts).
     Padding takes no blocks. A later `generate` can reuse the prefix that an earlier one computed; see `begin`.
 
+    In a hybrid model (Qwen3-Next, LFM2, Falcon-H1, Bamba, Jamba, Zamba 2, Granite 4, Nemotron-H) each recurrent layer
+    has the states of all rows in tensors ``[rows, *shape]``, which the model updates in place. Copies of them are kept
+    as checkpoints in slots of `kv`; a prefix is reused up to its deepest checkpoint.
+
     Parameters
     ----------
     model : PreTrainedModel
         A decoder with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. The cache
         registers hooks on the model, which are removed with the cache.
     layers : list of AttentionSpec or LatentSpec, optional
-        Specs of the layers; read from the model's config by default, in the model's dtype. Latent attention (DeepSeek)
-        stores latents, or expanded keys and values if the model's code caches these (transformers before 5.15.1).
+        Specs of the layers that attend; read from the model's config by default, in the model's dtype. Latent
+        attention (DeepSeek) stores latents, or expanded keys and values if the model's code caches these (transformers
+        before 5.15.1).
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`, such as "int8_token", or of latents, as
         for `LatentSpec`; by default they have the model's dtype. Pass either `format` or `layers`.
     block_size : int
-    num_blocks, memory, max_sequences, prefix_cache, ... :
-        Passed to `PagedKVCache`; the device is the model's.
+    chunk, interval : int
+        Tokens between two possible checkpoints of a hybrid model, as for `StateSpec`: in a prompt the last multiple of
+        lcm(chunk, block_size) is kept, afterwards every `interval` tokens.
+    num_blocks, memory, max_sequences, prefix_cache, num_states, ... :
+        Passed to `PagedKVCache`; the device is the model's. A hybrid model with `num_blocks` gets two slots for each
+        of `max_sequences` unless `num_states` is given.
 
     Attributes
     ----------
@@ -56,15 +72,17 @@ class PagedCache(Cache):  # type: ignore[misc]
     Raises
     ------
     UnsupportedOption
-        The model has another attention implementation, an encoder, layers other than attention, or a config that does
-        not describe its layers (pass `layers`); or `prefix_cache` is True for a model whose keys depend on the length
-        of the text.
+        The model has another attention implementation, an encoder, layers that store neither keys and values nor one
+        state, no layer that attends, states outside of its cache (MiniMax, RecurrentGemma), or a config that does not
+        describe its layers (pass `layers`); or `prefix_cache` is True for a model whose keys depend on the length of
+        the text.
     PagecoreError
-        As `PagedKVCache`.
+        As `PagedKVCache` and `StateSpec`.
 
     Notes
     -----
-    The model must run without gradients, as `generate` does. Padding may be anywhere in a row. Prefixes are matched by
+    The model must run without gradients, as `generate` does. Padding may be anywhere in a row, but only before the
+    tokens of a row if the model is a hybrid. Prefixes are matched by
     token ids: a pass with other inputs (embeddings, images), or with positions that do not count tokens, publishes
     nothing to the prefix cache. Each forward pass reads ids, mask and positions on the host.
 
@@ -82,6 +100,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         layers: Listed[Spec] | None = None,
         format: str | None = None,
         block_size: int = 16,
+        chunk: int = 64,
+        interval: int = 256,
         **options: Any,
     ) -> None:
         if not isinstance(model, PreTrainedModel):
@@ -95,20 +115,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 f"the {type(model).__name__} has an encoder; a PagedCache only serves decoders: use another cache"
             )
         check_implementation(model)
-        if layers is None:
-            layers = specs_of_model(
-                config, str(model.dtype).removeprefix("torch."), format, latents=caches_latents(model)
-            )
-        elif format is not None:
-            raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
-        if not isinstance(layers, list | tuple):
-            raise UnsupportedOption(
-                f"layers is a {type(layers).__name__}; expected a list with one spec for each layer"
-            )
-        if len(layers) != config.num_hidden_layers:
-            raise ShapeError(
-                f"layers has {len(layers)} specs; expected {config.num_hidden_layers}, one for each layer of the model"
-            )
+        model_layers = read_layers(model, layers, format, chunk, interval)
         if keys_depend_on_length(config):
             if options.get("prefix_cache"):
                 raise UnsupportedOption(
@@ -117,10 +124,14 @@ class PagedCache(Cache):  # type: ignore[misc]
                 )
             options["prefix_cache"] = False
         device = "cpu" if model.device.type == "cpu" else str(model.device)
-        self.kv = PagedKVCache(list(layers), block_size=block_size, device=device, **options)
-        self._generation = Generation(self.kv, model)
-        windows = [spec.window for spec in layers]
-        super().__init__(layers=[PagedLayer(self, index, windows) for index in range(len(layers))])
+        self.kv = PagedKVCache(model_layers.specs, block_size=block_size, device=device, **options)
+        super().__init__(layers=model_layers.views(self))
+        for layer, place in model_layers.state_places.items():
+            planes = self.kv.spec(place).planes
+            self.layers[layer].planes = [as_torch(self.kv.plane(plane.name, place)) for plane in planes]
+        states = RunningStates({layer: self.layers[layer] for layer in model_layers.states}, model.device)
+        self._generation = Generation(BatchRows(self.kv, model_layers.places, states), model)
+        call_in_segments(model_layers.modules.values(), self, single=config.model_type in SCANS_WITHOUT_STATE)
         register_hooks(model, self, self._generation)
         pass_latents_on(model, self)
 
@@ -268,7 +279,8 @@ class PagedCache(Cache):  # type: ignore[misc]
             The cache has fewer columns.
         UnsupportedOption
             More columns than the last pass added, and a sliding-window layer has already freed keys that would be in
-            the window again; or `tokens_to_remove` is not an integer.
+            the window again; or `tokens_to_remove` is not an integer. In a hybrid model, a row would end neither at its
+            last checkpoint, which the message names, nor at 0 tokens.
         """
         try:
             number = operator.index(tokens_to_remove)
@@ -280,7 +292,18 @@ class PagedCache(Cache):  # type: ignore[misc]
         self._generation.crop(count)
 
     def activate_past_recording(self) -> None:
-        """Do nothing: the columns of a pass can be cropped anyway, until the next pass begins."""
+        """Do nothing: the columns of a pass can be cropped anyway, until the next pass begins.
+
+        Raises
+        ------
+        UnsupportedOption
+            The model has recurrent layers, whose states cannot be taken back by a few tokens.
+        """
+        if not self.is_croppable:
+            raise UnsupportedOption(
+                "the model has recurrent layers, whose states a PagedCache cannot take back by a few tokens; generate "
+                "without an assistant model and without prompt lookup"
+            )
 
     @property
     def is_initialized(self) -> bool:
@@ -289,8 +312,13 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     @property
     def is_croppable(self) -> bool:
-        """True: the columns of the last pass can always be removed."""
-        return True
+        """True if the columns of the last pass can be removed: the model has no recurrent layers."""
+        return not any(isinstance(layer, StateTensors) for layer in self.layers)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """True for each layer that has a state and does not attend."""
+        return [isinstance(layer, StateTensors) and not isinstance(layer, PagedLayer) for layer in self.layers]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         """Raise UnsupportedOption: a cache cannot be copied or pickled."""

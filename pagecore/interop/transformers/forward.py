@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.absorbed import Absorbed, check_latents
 from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.rows import BatchRows
+from pagecore.interop.transformers.states import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import LatentSpec
 
@@ -28,7 +30,8 @@ class Forward:
 
     States: prepared (constructor) -> done (`finish`) -> over (`commit`); prepared -> over (`abandon`). The columns of a
     pass that is done can still be cropped: they are counted when the next pass begins. If the constructor fails, or the
-    pass is abandoned, the rows are as before the pass.
+    pass is abandoned, the rows are as before the pass. Recurrent layers update their states in place, so that an
+    abandoned pass loses the rows of a model with such layers.
 
     Parameters
     ----------
@@ -64,10 +67,19 @@ class Forward:
         except BaseException:
             rows.restore(self._before)
             raise
+        if rows.states:
+            try:
+                self._start_states()
+            except BaseException:
+                self.abandon()
+                raise
 
     def _take_rows(self, inputs: Inputs) -> Mask:
         """Open the rows, or repeat those of a prompt, and append the new ids; return the mask of the stored rows."""
         rows, is_first = self._rows, len(self._rows) == 0
+        if rows.states:
+            before = np.zeros(1, np.int64) if is_first else rows.is_token.sum(axis=1)
+            refuse_padding_after_tokens(before.repeat(inputs.batch // len(before)), inputs.is_token)
         if is_first:
             _check_room(rows, inputs.batch)
         elif len(rows) != inputs.batch:
@@ -81,6 +93,17 @@ class Forward:
         if ids is not None:
             rows.append_ids(ids if self._unique_rows is None else ids[self._unique_rows], is_token)
         return is_token
+
+    def _start_states(self) -> None:
+        rows, batch = self._rows, len(self._is_token)
+        before = rows.is_token.sum(axis=1)
+        if self._unique_of_row is not None:
+            before = before[self._unique_of_row]
+        stored = slice(None) if self._unique_rows is None else self._unique_rows
+        given = self.batch.host.states
+        assert given is not None
+        slots = (given.state_read, given.checkpoint_lengths, given.checkpoint_write)
+        rows.states.start(before, self._is_token, Checkpoints(*(_of_rows(each, stored, batch) for each in slots)))
 
     @property
     def num_columns(self) -> int:
@@ -100,11 +123,12 @@ class Forward:
             )
         if key.dtype not in _DTYPES:
             raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
-        spec, packed = self._rows.cache.spec(layer), (self._pack(key), self._pack(value))
+        index = self._rows.layers[layer]
+        spec, packed = self._rows.cache.spec(index), (self._pack(key), self._pack(value))
         if isinstance(spec, LatentSpec):
             check_latents(spec, layer, key, value)
             packed = packed[0][:, 0], packed[1][:, 0]
-        self._rows.cache.write(layer, *packed, self.batch)
+        self._rows.cache.write(index, *packed, self.batch)
         self._stored.add(layer)
 
     @untraced
@@ -123,7 +147,8 @@ class Forward:
         With latents in the cache, the projection of the attention `module` is applied to queries and outputs.
         """
         self._check(query)
-        spec = self._rows.cache.spec(layer)
+        index = self._rows.layers[layer]
+        spec = self._rows.cache.spec(index)
         if window != spec.window:
             raise UnsupportedOption(
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "
@@ -138,7 +163,7 @@ class Forward:
         if isinstance(spec, LatentSpec):
             attended = self._attend_latents(layer, Absorbed(module, spec, layer, query), packed, options)
         else:
-            attended = self._rows.cache.attend(layer, packed, self.batch, **options)
+            attended = self._rows.cache.attend(index, packed, self.batch, **options)
         self._attended.add(layer)
         return self._unpack(attended)
 
@@ -147,14 +172,15 @@ class Forward:
     ) -> torch.Tensor:
         if "softcap" in options:
             raise UnsupportedOption(f"layer {layer} attends to latents with a softcap, which is not supported")
-        attended = self._rows.cache.attend(layer, absorbed.query(query), self.batch, **options)
+        index = self._rows.layers[layer]
+        attended = self._rows.cache.attend(index, absorbed.query(query), self.batch, **options)
         return absorbed.value(attended)
 
     def finish(self) -> None:
         """Mark the pass as done; abandon it and raise if a layer has not stored its keys or not attended to them."""
         if self.is_over:
             return
-        layers = set(range(self._rows.cache.num_layers))
+        layers = set(self._rows.layers)
         for what, seen in (("stored no keys", self._stored), ("did not attend to its paged keys", self._attended)):
             if seen != layers:
                 self.abandon()
@@ -162,6 +188,14 @@ class Forward:
                     f"layer {min(layers ^ seen)} of the model {what}; it must run with all {len(layers)} layers of the "
                     f"cache, each through its attention implementation: {REMEDY}"
                 )
+        missing = self._rows.states.layers_not_run()
+        if missing:
+            self.abandon()
+            raise UnsupportedOption(
+                f"recurrent layer {missing[0]} of the model did not update its state; it must run with all layers of "
+                "the cache, and after the cache was made its forward method must not be replaced"
+            )
+        self._rows.states.stop()
         self.is_done = True
 
     def commit(self, num_columns: int | None = None) -> None:
@@ -181,7 +215,7 @@ class Forward:
         given = None if self._given_ids is None else self._given_ids[:, :num_columns]
         rows.extend(counted, given if given is None or self._unique_rows is None else given[self._unique_rows])
         if self._unique_of_row is not None:
-            rows.select(self._unique_of_row.tolist())
+            rows.select_stored(self._unique_of_row.tolist())
 
     def abandon(self) -> None:
         """Undo the pass."""
@@ -189,7 +223,11 @@ class Forward:
             return
         self.is_done, self.is_over = False, True
         self._rows.cache.abandon(self.batch)
-        self._rows.restore(self._before)
+        self._rows.states.stop()
+        if self._rows.states and self._before.count:
+            self._rows.lose()
+        else:
+            self._rows.restore(self._before)
 
     def _check(self, array: torch.Tensor) -> None:
         if array.ndim != 4 or (array.shape[0], array.shape[2]) != self._is_token.shape:
@@ -243,6 +281,13 @@ def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDAr
     if len(unique_rows) == len(unique_of_row):
         return None, None
     return np.asarray(unique_rows, np.intp), np.asarray(unique_of_row, np.intp)
+
+
+def _of_rows(of_sequences: Tensor, stored: Any, batch: int) -> NDArray[np.int64]:
+    """Return numbers of sequences as numbers of the rows `stored` of a batch; 0 for the other rows."""
+    numbers = np.zeros(batch, np.int64)
+    numbers[stored] = np.from_dlpack(of_sequences)[: len(numbers[stored])]
+    return numbers
 
 
 def _index(array: NDArray[np.intp] | None, device: torch.device) -> torch.Tensor | None:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import check_implementation
@@ -28,14 +27,14 @@ class Generation:
 
     Parameters
     ----------
-    kv : PagedKVCache
-        Holds the tokens of the rows.
+    rows : BatchRows
+        The rows, without any yet.
     model : PreTrainedModel
         The model whose forward passes run over the rows; held by a weak reference.
     """
 
-    def __init__(self, kv: PagedKVCache, model: PreTrainedModel) -> None:
-        self.rows = BatchRows(kv)
+    def __init__(self, rows: BatchRows, model: PreTrainedModel) -> None:
+        self.rows = rows
         self._model = weakref.ref(model)
         self._forward: Forward | None = None
         self._running: torch.nn.Module | None = None
@@ -76,7 +75,7 @@ class Generation:
     def crop(self, count: int) -> None:
         """Remove the last `count` columns."""
         pending = self.num_pending_columns
-        if self._forward is not None and 0 < count <= pending:
+        if self._forward is not None and 0 < count <= pending and not self.rows.states:
             self._forward.commit(pending - count)
             return
         self._count_pass()
@@ -102,7 +101,9 @@ class Generation:
         """
         self._count_pass()
         rows = self.rows
-        prompt = read_prompt(model, arguments, options) if len(rows) else None
+        prompt = read_prompt(model, arguments, options) if len(rows) or rows.is_lost else None
+        if prompt is not None and rows.is_lost:
+            rows.clear()
         if prompt is None or rows.num_columns == 0:
             return options
         if prompt.is_whole:
@@ -155,6 +156,11 @@ class Generation:
         check_implementation(model)
         self._count_pass()
         rows = self.rows
+        if rows.is_lost:
+            raise UnsupportedOption(
+                "the last forward pass failed and left the states of the recurrent layers undefined, so its rows were "
+                "removed; call reset() or begin(), and compute the prompt again"
+            )
         inputs = read_inputs(given, rows.num_columns)
         if len(rows) and len(rows) != inputs.batch and (not rows.is_begun or inputs.batch % len(rows)):
             raise ShapeError(

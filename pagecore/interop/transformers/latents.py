@@ -29,6 +29,11 @@ def caches_latents(model: PreTrainedModel) -> bool:
     return next(_latent_modules(model), None) is not None
 
 
+def latent_scale(model: PreTrainedModel) -> float:
+    """Return the factor of the scores of latent attention; for a model that stores latents."""
+    return float(next(_latent_modules(model)).scaling)
+
+
 def pass_latents_on(model: PreTrainedModel, cache: Cache) -> None:
     """Let the attention of the model pass stored latents on without expanding them, until `cache` is deleted."""
     for module in _latent_modules(model):

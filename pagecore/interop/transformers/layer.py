@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence as Listed
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers.attention import Columns
+from pagecore.interop.transformers.state_layers import StateTensors
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -19,12 +20,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, cache: Cache, index: int, windows: Listed[int | None]) -> None:
+    def __init__(self, cache: Cache, index: int, window: int | None, windows: Iterable[int | None]) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
         self._index = index
-        self._windows = windows
-        self.is_sliding = windows[index] is not None
+        self._windows = windows  # of all layers
+        self.is_sliding = window is not None
         self.is_initialized = True
 
     def lazy_initialization(self, *_: Any) -> None:
@@ -58,3 +59,18 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
                 "the PagedCache of this layer was deleted; keep a reference to the cache while its layers are used"
             )
         return cache
+
+
+class PagedHybridLayer(PagedLayer, StateTensors):
+    """A layer with attention and a state, such as one of Falcon-H1."""
+
+    is_croppable = False
+
+    def __init__(self, cache: Cache, index: int, window: int | None, windows: Iterable[int | None]) -> None:
+        StateTensors.__init__(self)
+        PagedLayer.__init__(self, cache, index, window, windows)
+
+    def lazy_initialization(self, *_: Any, **states: Any) -> None:
+        """Initialise states; blocks are allocated when the cache is made."""
+        if states:
+            StateTensors.lazy_initialization(self, **states)

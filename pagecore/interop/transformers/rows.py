@@ -10,7 +10,7 @@ tokens::
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Listed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
+from pagecore.interop.transformers.states import RunningStates
 from pagecore.storage.checks import require_int
 
 UNKNOWN = -1  # the id of a column that was computed from embeddings
@@ -55,10 +56,15 @@ class BatchRows:
     I3: the ids of a sequence are those that its keys were computed from, at positions 0, 1, 2 ..., so that other
         sequences may reuse the keys. After a pass that breaks this (see `reusable_ids`), `_ids_are_known` is False and
         no ids are appended until the rows are cleared.
+    I4: unless they are stale, the states have a row for each row, after all its computed tokens. A pass that fails
+        leaves no such states: the rows are removed, and `is_lost` is True until they are cleared.
     """
 
-    def __init__(self, cache: PagedKVCache) -> None:
+    def __init__(self, cache: PagedKVCache, layers: Mapping[int, int], states: RunningStates) -> None:
         self.cache = cache
+        self.layers = layers  # the index in the cache of each layer that attends
+        self.states = states
+        self.is_lost = False
         self.sequences: list[Sequence] = []
         self.is_token: Mask = np.zeros((0, 0), np.bool_)
         self.given_ids: Ids = np.zeros((0, 0), np.int64)
@@ -86,6 +92,13 @@ class BatchRows:
         self.is_token = np.zeros((0, 0), np.bool_)
         self.given_ids = np.zeros((0, 0), np.int64)
         self._ids_are_known = True
+        self.is_lost = False
+        self.states.clear()
+
+    def lose(self) -> None:
+        """Remove all rows after a pass failed, and refuse further passes until the rows are cleared."""
+        self.clear()
+        self.is_lost = True
 
     def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
         """Replace the rows by prompts [batch, columns]; return the number of columns that are cached for every row."""
@@ -97,6 +110,8 @@ class BatchRows:
         while not self._try_begin(ids, is_token, is_token[:, :num_columns].sum(axis=1), namespace):
             num_columns = self.num_columns
             self.clear()
+        if self.states and self.num_columns:
+            self.states.mark_stale()
         return self.num_columns
 
     def _try_begin(self, ids: Ids, is_token: Mask, limits: Any, namespace: Hashable) -> bool:
@@ -259,9 +274,17 @@ class BatchRows:
         self.cache.truncate(self.sequences, kept.sum(axis=1))
         self.is_token = kept.copy()
         self.given_ids = self.given_ids[:, : self.num_columns].copy()
+        if self.states and count:
+            self.states.mark_stale()
 
     def select(self, parents: Listed[int]) -> None:
         """Replace row i by row ``parents[i]``; rows that are not listed are removed, repeated rows share blocks."""
+        self.select_stored(parents)
+        if parents:
+            self.states.select(parents)
+
+    def select_stored(self, parents: Listed[int]) -> None:
+        """Select rows as `select`, but leave the states, which have a row for each row of the batch already."""
         if any(not 0 <= parent < len(self) for parent in parents):
             raise ShapeError(f"rows {list(parents)} were selected; the cache only has rows 0 to {len(self) - 1}")
         if not parents:
@@ -296,9 +319,13 @@ class BatchRows:
 
     def _uncompute(self, lengths: Any) -> None:
         """Drop keys past these lengths and keep the ids, so that the next pass computes the keys again."""
-        ids = [sequence.tokens[length:] for sequence, length in zip(self.sequences, lengths, strict=True)]
-        self.cache.truncate(self.sequences, lengths)
-        self.cache.append_tokens(self.sequences, ids)
+        pairs = zip(self.sequences, lengths, strict=True)
+        longer = [(sequence, length) for sequence, length in pairs if sequence.num_computed_tokens > length]
+        if longer:
+            sequences, kept = zip(*longer, strict=True)
+            ids = [sequence.tokens[length:] for sequence, length in longer]
+            self.cache.truncate(sequences, kept)
+            self.cache.append_tokens(sequences, ids)
 
 
 def _columns(is_token: Mask, num_tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
@@ -62,13 +62,29 @@ def specs_of_model(
         raise UnsupportedOption(
             f"the {config.model_type} has {attention}, which a PagedCache does not support; use another cache"
         )
+    return attention_specs(config, _windows(config), dtype, format)
+
+
+def attention_specs(
+    config: Any, windows: Iterable[int | None], dtype: str, format: str | None
+) -> list[AttentionSpec | LatentSpec]:
+    """Return the spec of a layer for each window, from fields of the config with their usual meaning."""
     heads = _number(config, "num_attention_heads")
     kv_heads = 1 if _given(config, "multi_query") else _given(config, "num_key_value_heads") or heads
     head_dim = _given(config, "head_dim") or _number(config, "hidden_size") // heads
     return [
         AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads, format=format)
-        for window in _windows(config)
+        for window in windows
     ]
+
+
+def latent_specs(
+    config: Any, windows: Iterable[int | None], dtype: str, format: str | None, scale: float
+) -> list[AttentionSpec | LatentSpec]:
+    """Return the spec of a layer with latent attention for each window, from fields of the config."""
+    latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
+    heads = _number(config, "num_attention_heads")
+    return [LatentSpec(latent, rope, num_query_heads=heads, scale=scale, dtype=dtype, format=format) for _ in windows]
 
 
 def keys_depend_on_length(config: Any) -> bool:

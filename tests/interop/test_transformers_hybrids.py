@@ -1,0 +1,325 @@
+"""Hybrid models with a PagedCache: attention layers store blocks, recurrent layers a state for each row."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import pytest
+
+from pagecore import AttentionSpec
+from pagecore.errors import ShapeError, UnsupportedOption
+from tests.interop.families import dynamic_cache, left_padded, make_cache, prompts, torch, transformers
+from tests.interop.generations import Failure, expect, failing, run
+from tests.interop.hybrids import HYBRIDS, make_hybrid
+
+from pagecore.interop.transformers.state_specs import layer_kinds  # isort: skip  # after families, which skips
+
+EVERY_FAMILY = pytest.mark.parametrize("family", HYBRIDS)
+KINDS = pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "lfm2", "jamba"])
+GREEDY = {}
+BEAMS = {"num_beams": 3, "num_return_sequences": 2}
+SAMPLES = {"do_sample": True, "num_return_sequences": 2}
+
+
+def logits(model, ids, cache, **options):
+    with torch.no_grad():
+        return model(ids, past_key_values=cache, **options).logits
+
+
+def states(cache):
+    """Return the states of all recurrent layers, in the order of the layers."""
+    layers = [layer for layer in cache.layers if hasattr(layer, "recurrent_states")]
+    return [each for layer in layers for each in (layer.conv_states[0], layer.recurrent_states[0]) if each is not None]
+
+
+def assert_close(got, expected):
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [GREEDY, BEAMS, SAMPLES], ids=["greedy", "beams", "samples"])
+@EVERY_FAMILY
+def test_tokens_are_those_of_dynamic_cache(family, options):
+    model, ids = make_hybrid(family), prompts(2, 11)
+    mask, cache = left_padded(ids), make_cache(model)
+    torch.manual_seed(1)
+    expected = expect(model, ids, mask, **options)
+    torch.manual_seed(1)
+    assert run(model, ids, cache, mask, **options) == expected
+    cache.reset()
+    cache.kv.check_invariants()
+
+
+@EVERY_FAMILY
+def test_states_and_logits_are_those_of_dynamic_cache(family):
+    model, ids = make_hybrid(family), prompts(2, 14)
+
+    def computed(cache, begin, end):
+        # Bamba numbers the columns of each pass from 0 unless it gets their positions.
+        return logits(model, ids[:, begin:end], cache, position_ids=torch.arange(begin, end)[None])
+
+    reference = dynamic_cache(model)
+    # transformers loses the state of Jamba and Zamba before a pass of several columns, so the reference has only one.
+    expected = [computed(reference, 0, 12), computed(reference, 12, 13), computed(reference, 13, 14)]
+    cache = make_cache(model)
+    got = [computed(cache, begin, end) for begin, end in ((0, 7), (7, 12), (12, 13))]
+    before = [each.data_ptr() for each in states(cache)]
+    got.append(computed(cache, 13, 14))
+    assert_close(torch.cat(got, dim=1), torch.cat(expected, dim=1))
+    assert len(states(cache)) == len(states(reference)) > 0
+    for own, other in zip(states(cache), states(reference), strict=True):
+        assert own.dtype == other.dtype
+        assert_close(own, other)
+    assert [each.data_ptr() for each in states(cache)] == before  # a decoding step works in place
+
+
+@EVERY_FAMILY
+def test_chunks_of_a_prompt_give_the_tokens_of_one_pass(family):
+    model, ids = make_hybrid(family), prompts(2, 11)
+    mask = left_padded(ids, 5)
+    expected = expect(model, ids, mask)
+    assert run(model, ids, make_cache(model), mask, prefill_chunk_size=4) == expected
+    # The last chunk is one column, and the first four chunks of the first row are padding.
+    assert run(model, ids, make_cache(model), mask, prefill_chunk_size=1) == expected
+
+
+@EVERY_FAMILY
+def test_left_padding_does_not_change_states(family):
+    model, ids = make_hybrid(family), prompts(1, 9)
+    cache = make_cache(model)
+    logits(model, ids, cache)
+    expected = [each.clone() for each in states(cache)]
+    padded = torch.cat([torch.zeros(1, 5, dtype=ids.dtype), ids], dim=1)
+    mask = torch.ones_like(padded)
+    mask[:, :5] = 0
+    cache.reset()
+    logits(model, padded, cache, attention_mask=mask)
+    for own, other in zip(states(cache), expected, strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-4, atol=1e-4)
+
+
+def test_worked_example_d11_padding():
+    """Five columns of padding on the left do not change the states of Qwen3-Next; on the right they do."""
+    model, ids = make_hybrid("qwen3_next"), prompts(2, 12)
+    cache = make_cache(model)
+    logits(model, ids, cache)
+    conv, recurrent = expected = states(cache)[:2]
+    assert conv.shape == (2, 2 * 2 * 8 + 4 * 12, 4)
+    assert recurrent.shape == (2, 4, 8, 12)
+    assert recurrent.dtype == torch.float32
+    padding = torch.zeros(2, 5, dtype=ids.dtype)
+    ones, zeros = torch.ones_like(ids), torch.zeros_like(padding)
+    cache.reset()
+    logits(model, torch.cat([padding, ids], 1), cache, attention_mask=torch.cat([zeros, ones], 1))
+    for own, other in zip(states(cache), expected, strict=False):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-6)
+    reference = dynamic_cache(model)
+    logits(model, torch.cat([ids, padding], 1), reference, attention_mask=torch.cat([ones, zeros], 1))
+    assert all((own - other).abs().max() > 0.1 for own, other in zip(states(reference), expected, strict=False))
+
+
+@KINDS
+def test_right_padding_is_refused_before_anything_changes(family):
+    model, ids = make_hybrid(family), prompts(2, 9)
+    cache = make_cache(model)
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    with pytest.raises(
+        UnsupportedOption, match=r"column 7 of row 1 .* is padding after tokens, .* pad prompts on the le"
+    ):
+        logits(model, ids, cache, attention_mask=mask)
+    assert cache.get_seq_length() == 0
+    first = logits(model, ids[:, :7], cache)
+    with pytest.raises(UnsupportedOption, match="column 0 of row 1"):
+        logits(model, ids[:, 7:], cache, attention_mask=mask)
+    got = torch.cat([first, logits(model, ids[:, 7:], cache)], dim=1)
+    assert_close(got, logits(model, ids, dynamic_cache(model)))
+
+
+@KINDS
+def test_rows_are_repeated_and_selected_with_their_states(family):
+    model, ids = make_hybrid(family), prompts(3, 9)
+    chosen = [2, 0, 0, 2, 1]
+    more = prompts(5, 3, seed=1)
+    expected = logits(model, torch.cat([ids[chosen], more], dim=1), dynamic_cache(model))[:, 9:]
+    cache = make_cache(model)
+    logits(model, ids, cache)
+    cache.batch_repeat_interleave(2)
+    cache.reorder_cache(torch.tensor([4, 0, 1, 5, 2, 3]))
+    cache.batch_select_indices(torch.tensor([0, 1, 2, 3, 5]))
+    cache.kv.check_invariants()
+    # Rows of the prompts 2 0 0 2 1 1 after the order, of which the last is left out.
+    cache.batch_select_indices(torch.tensor([0, 1, 2, 3, 4]))
+    assert_close(logits(model, more, cache), expected)
+
+
+@KINDS
+def test_equal_rows_are_stored_once_and_have_states_each(family):
+    model, ids = make_hybrid(family), prompts(2, 12)[[0, 1, 0]]
+    more = prompts(3, 2, seed=3)
+    cache = make_cache(model)
+    logits(model, ids, cache)
+    used = cache.kv.stats().num_used_blocks
+    got = logits(model, more, cache)
+    assert_close(got, logits(model, torch.cat([ids, more], dim=1), dynamic_cache(model))[:, 12:])
+    model.set_attn_implementation("pagecore")
+    assert used == 2 * 3
+
+
+@KINDS
+def test_a_failed_pass_loses_the_rows_and_says_so(family):
+    model, ids = make_hybrid(family), prompts(2, 9)
+    expected = expect(model, ids)
+    cache = make_cache(model)
+    logits(model, ids[:, :6], cache)
+    with failing(model, Failure, layer=3), pytest.raises(Failure):
+        logits(model, ids[:, 6:], cache)
+    assert cache.get_seq_length() == 0
+    with pytest.raises(UnsupportedOption, match="the last forward pass failed and left the states of the recurrent"):
+        logits(model, ids[:, 6:], cache)
+    cache.kv.check_invariants()
+    assert run(model, ids, cache) == expected
+    cache.reset()
+    with failing(model, Failure, layer=3), pytest.raises(Failure):
+        logits(model, ids, cache)
+    assert_close(logits(model, ids, cache), logits(model, ids, dynamic_cache(model)))
+
+
+@KINDS
+def test_columns_before_the_last_checkpoint_cannot_be_cropped(family):
+    model, ids = make_hybrid(family), prompts(2, 9)
+    cache = make_cache(model)
+    assert not cache.is_croppable
+    first = logits(model, ids[:, :7], cache)
+    cache.crop(0)
+    with pytest.raises(UnsupportedOption):
+        cache.crop(-2)
+    got = torch.cat([first, logits(model, ids[:, 7:], cache)], dim=1)
+    assert_close(got, logits(model, ids, dynamic_cache(model)))
+    model.set_attn_implementation("pagecore")
+    cache.crop(-9)
+    assert_close(logits(model, ids, cache), got)
+
+
+def test_assisted_generation_is_refused():
+    model, ids = make_hybrid("lfm2"), prompts(1, 9)
+    with pytest.raises(UnsupportedOption, match="without an assistant model and without prompt lookup"):
+        run(model, ids, make_cache(model), prompt_lookup_num_tokens=2)
+
+
+@pytest.mark.parametrize("format", ["int8_token", "float8_e4m3fn"])
+def test_attention_layers_in_a_quantised_format(format):
+    model, ids = make_hybrid("qwen3_next"), prompts(2, 30)
+    expected = logits(model, ids, dynamic_cache(model))
+    cache = make_cache(model, format=format)
+    assert cache.kv.spec(3).format == format
+    error = (logits(model, ids, cache) - expected).norm() / expected.norm()
+    assert 1e-5 < error < 0.05
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("family", ["qwen3_next", "bamba", "lfm2", "jamba"])
+def test_models_of_half_precision(family, dtype):
+    model, ids = make_hybrid(family, dtype), prompts(2, 9)
+    expected, cache = logits(model, ids, dynamic_cache(model)).float(), make_cache(model)
+    positions = torch.arange(9)[None]
+    parts = [logits(model, ids[:, i], cache, position_ids=positions[:, i]) for i in (slice(0, 6), slice(6, 9))]
+    got = torch.cat(parts, dim=1).float()
+    assert (got - expected).norm() / expected.norm() < 0.05
+
+
+def test_specs_of_the_attention_layers():
+    model = make_hybrid("granitemoehybrid")
+    spec = AttentionSpec(2, 16, num_query_heads=4, dtype="float32")
+    with pytest.raises(
+        ShapeError, match="layers has 4 specs; expected 1, one for each layer of the model that attends"
+    ):
+        make_cache(model, layers=[spec] * 4)
+    ids = prompts(2, 9)
+    assert run(model, ids, make_cache(model, layers=[spec])) == expect(model, ids)
+
+
+REFUSED = {
+    "minimax": ("MiniMax", {}, "the minimax has recurrent layers with states that its own cache class holds"),
+    "recurrent_gemma": ("RecurrentGemma", {}, "the recurrent_gemma has recurrent layers with states that its modules"),
+    "mamba2": (
+        "Mamba2",
+        {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2},
+        "all layers of the mamba2 are recurrent",
+    ),
+}
+
+
+def test_layers_with_states_of_other_kinds_are_refused_by_name():
+    fields = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    zaya = transformers.ZayaForCausalLM(transformers.ZayaConfig(**fields, num_key_value_heads=2)).eval()
+    with pytest.raises(UnsupportedOption, match="of layer 0 takes hidden_states, past_key_values, conv_mask"):
+        make_cache(zaya)
+    config = copy.copy(make_hybrid("lfm2").config)
+    config.number_of_conv_states = 2
+    with pytest.raises(UnsupportedOption, match="layer 0 of the lfm2 has 2 states"):
+        layer_kinds(config)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_models_that_keep_their_states_elsewhere_are_refused_by_name(family):
+    name, fields, says = REFUSED[family]
+    base = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = getattr(transformers, f"{name}Config")(**base | {"num_attention_heads": 4} | fields)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with pytest.raises(UnsupportedOption, match=says):
+        make_cache(model)
+
+
+def test_gradients_are_refused():
+    model, ids = make_hybrid("qwen3_next"), prompts(1, 5)
+    cache = make_cache(model)
+    with pytest.raises(UnsupportedOption, match="require grad, and a paged cache has no gradients"):
+        model(ids, past_key_values=cache)
+
+
+def test_a_recurrent_layer_outside_of_a_pass_is_refused():
+    model = make_hybrid("qwen3_next")
+    cache = make_cache(model)
+    with torch.no_grad(), pytest.raises(UnsupportedOption, match="outside of a forward pass of the cache's model"):
+        model.model.layers[0].linear_attn(torch.zeros(1, 1, 64), cache_params=cache)
+
+
+def test_a_replaced_module_is_noticed():
+    model, ids = copy.deepcopy(make_hybrid("qwen3_next")), prompts(1, 5)
+    cache = make_cache(model)
+    module = model.model.layers[1].linear_attn
+    del module.forward
+    with pytest.raises(UnsupportedOption, match="recurrent layer 1 of the model did not update its state"):
+        logits(model, ids, cache)
+
+
+def test_modules_are_called_as_before_when_the_caches_are_gone():
+    model, ids = copy.deepcopy(make_hybrid("qwen3_next")), prompts(1, 5)
+    module = model.model.layers[0].linear_attn
+    caches = [make_cache(model), make_cache(model)]
+    copied, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model.model.layers[0].linear_attn))
+    assert "forward" in vars(module)
+    caches.pop()
+    gc.collect()
+    assert "forward" in vars(module)
+    expected = logits(model, ids, caches.pop())
+    gc.collect()
+    assert "forward" not in vars(module)
+    column = torch.zeros(1, 1, 64)
+    for each in (copied.model.layers[0].linear_attn, loaded):
+        assert torch.equal(each(column), module(column))
+    assert_close(logits(copied, ids, dynamic_cache(copied)), expected)
+    assert_close(logits(copied, ids, make_cache(copied)), expected)
+
+
+def test_a_compiled_model_gives_equal_tokens():
+    model, ids = copy.deepcopy(make_hybrid("falcon_h1")), prompts(2, 9)
+    expected = expect(model, ids)
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, backend="eager")
+    try:
+        assert run(model, ids, make_cache(model)) == expected
+    finally:
+        torch.compiler.reset()
