@@ -145,8 +145,7 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
     [
         ("float8_e4m3fn", (128, 128), "bfloat16", "prefill_stored<pc_bfloat16,8,128,Plain>"),
         ("float8_e5m2", (96, 64), "float16", "prefill_stored<pc_half,8,128,Plain>"),
-        # Weights in float16 would be relative to scales of values that a row does not attend to.
-        ("int8_token", (96, 64), "float16", "general_stored<128,Plain>"),
+        ("int8_token", (96, 64), "float16", "prefill_stored<pc_half,8,128,Plain>"),
         ("int4_token", (256, 256), "bfloat16", "prefill_stored<pc_bfloat16,4,256,Plain>"),
         ("nvfp4", (64, 64), "float16", "prefill_stored<pc_half,4,64,Plain>"),
         ("mxfp8", (256, 256), "bfloat16", "prefill_stored<pc_bfloat16,8,256,Plain>"),
