@@ -78,6 +78,24 @@ def test_long_and_scattered_blocks_have_exact_bounds(cuda):
         assert_same_memory(cuda.get(device[name]), planes[name])
 
 
+def test_bounds_contain_the_keys_of_all_tokens_with_one_slot(cuda):
+    """Tokens of a block number more than its slots, in several stretches of the call, and the block starts twice."""
+    if cuda.is_emulated:
+        cuda.runtime.may_overwrite = True  # in the caches
+    rng, size = RNG(6), 4
+    bounds = {name: np.zeros((4, 2, 8), np.float32) for name in ("key_min", "key_max")}
+    device = put_all(cuda, bounds)
+    extended = [5, 6, 7, 5, *range(8, 12), *[-1] * 150, 6, 7, 11, *[-1] * 150, 5]
+    restarted = [6, 4, 5, *[-1] * 140, 6, 4, 7, 5, *[-1] * 140, 7]
+    for slots in ([4], extended, restarted):
+        key = rng.standard_normal((len(slots), 2, 8)).astype(np.float32)
+        caches = [np.zeros((4, size, 2, 8), np.float32) for _ in range(2)]
+        pagecore.write_kv(*map(cuda.put, (key, key, *caches, np.array(slots))), **device)
+        sparse.write_bounds(key, bounds["key_min"], bounds["key_max"], slots, size)
+        for name, expected in bounds.items():
+            assert_same_memory(cuda.get(device[name]), expected)
+
+
 def test_nan_zeros_and_infinities_give_the_bits_of_the_host(cuda):
     rng = RNG(4)
     special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 3e38, -2], np.float32)
