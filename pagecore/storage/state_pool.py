@@ -11,12 +11,11 @@ import numpy as np
 
 from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
 from pagecore.arrays.devices import device_name
-from pagecore.errors import DeviceError, InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import DeviceError, InvalidBlock, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import copy_blocks, transfer_blocks
 from pagecore.storage.adoption import Span, refuse_overlap
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_float, as_tuple, member, require_int, shown
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.pool import blocks_within
 from pagecore.storage.spec import Plane
 from pagecore.storage.state_spec import StateSpec
 
@@ -207,8 +206,13 @@ class StatePool:
         ShapeError, UnsupportedOption
             An invalid budget, or invalid specs.
         """
-        one = sum(spec.nbytes for spec in _listed(specs, num_layers))
-        return min(blocks_within(parse_memory(memory, device), one), INT32_MAX)
+        one, budget = sum(spec.nbytes for spec in _listed(specs, num_layers)), parse_memory(memory, device)
+        if budget < 2 * one:
+            raise NotEnoughMemory(
+                f"memory is {shown(budget)} bytes; at least two slots of {shown(one)} bytes are needed, including the "
+                f"null slot: give at least {shown(2 * one)} bytes"
+            )
+        return min(budget // one, INT32_MAX)
 
     def __repr__(self) -> str:
         return (

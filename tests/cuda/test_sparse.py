@@ -9,7 +9,7 @@ import pytest
 
 import pagecore
 from pagecore import errors, ops
-from tests.cuda.kit import Kit
+from tests.cuda.kit import DeviceBytes, Kit
 from tests.cuda.matrix import cases
 from tests.cuda.memory import assert_same_memory, calls_of
 from tests.ops.cases import DTYPES
@@ -76,6 +76,20 @@ def test_long_and_scattered_blocks_have_exact_bounds(cuda):
         write_both(cuda, rng.standard_normal((len(slots), 2, 8)).astype(np.float32), planes, device, slots, size)
     for name in ("key_min", "key_max", "label"):
         assert_same_memory(cuda.get(device[name]), planes[name])
+
+
+def test_a_write_whose_summaries_are_refused_writes_nothing(cuda):
+    """A label of 2^31 channels, whose memory is not there."""
+    key, cache = cuda.put(np.ones((3, 1, 16), np.float32)), cuda.put(np.zeros((1, 4, 1, 16), np.float32))
+    value, count = cuda.put(np.zeros((1, 4, 1, 16), np.float32)), 2**31
+    planes = {"label": DeviceBytes(cuda.runtime, 16), "label_channels": DeviceBytes(cuda.runtime, 16)}
+    far = planes["label"].address + 2**40
+    planes["label"].__cuda_array_interface__ |= {"shape": (1, 4, 1, count), "typestr": "<f4", "data": (far, False)}
+    far += 2**40
+    planes["label_channels"].__cuda_array_interface__ |= {"shape": (1, count), "typestr": "<i4", "data": (far, False)}
+    with pytest.raises(errors.ShapeError, match=r"fewer than \d+ numbers.*split the call"):
+        pagecore.write_kv(key, key, cache, value, cuda.put(np.arange(3)), **planes)
+    assert not cuda.get(cache).any()
 
 
 def test_bounds_contain_the_keys_of_all_tokens_with_one_slot(cuda):

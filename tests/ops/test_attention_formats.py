@@ -40,6 +40,19 @@ def test_every_format_on_every_instruction_set(isa, lens, format, dtype):
 
 
 @LENS
+@pytest.mark.parametrize("byte", [0, 1])
+@pytest.mark.parametrize("format", ["mxfp8", "fp4_block16"])
+def test_the_least_ue8m0_scales(isa, lens, format, byte):
+    """The byte 0 is 2^-127, which only a subnormal float32 holds."""
+    case = make_format_case(format, shape=Shape(dims=DIMS, query_dtype="float32", **lens), scale=2.0**20)
+    for planes in (case.key, case.value):
+        planes.scale[planes.scale != 255] = byte
+        planes.numbers[...] = twin.dequantize_row(planes.codes, format, planes.scale)
+    case.plain.query[...] *= np.float32(2.0**95)
+    case.check()
+
+
+@LENS
 @EVERY_FORMAT
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(lens, format, layout):

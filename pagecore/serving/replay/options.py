@@ -43,7 +43,8 @@ class ReplayOptions:
         bfloat16.
     model : path or dict, optional
         config.json of the modelled model (see `pagecore.models`), instead of `bytes_per_token`. The cache then has the
-        groups of the model. `memory` is divided among them as by `PagedKVCache`; with `blocks`, each has that number.
+        groups of the model. `memory` is divided among them as by `PagedKVCache` without `max_tokens_per_sequence`; with
+        `blocks`, each has that number.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -140,7 +141,11 @@ class ReplayOptions:
 
     @property
     def group_blocks(self) -> list[int]:
-        """Number of blocks of each group, as `PagedKVCache(memory=...)` divides the memory, or `blocks` for each."""
+        """Number of blocks of each group, or `blocks` for each.
+
+        The memory is divided as by `PagedKVCache(memory=...)` without `max_tokens_per_sequence`: the division does not
+        depend on the trace.
+        """
         memory = DEFAULT_MEMORY if self.memory is None else self.memory
         if self.layers is None:
             return [self._blocks_within(memory) if self.blocks is None else self.num_blocks]
