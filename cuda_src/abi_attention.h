@@ -16,8 +16,8 @@ struct PcSelection {
   pc_address entries;  // int32 or int64 [num_sequences, num_kv_heads, width]: blocks or tokens; absent: all keys
   pc_int64 sequence_stride;
   pc_int64 head_stride;
-  pc_address
-      counts;  // int32 or int64 [num_sequences, num_kv_heads]; absent: a list ends before its first negative entry
+  // int32 or int64 [num_sequences, num_kv_heads]; absent: a list ends before its first negative entry.
+  pc_address counts;
   pc_int64 counts_sequence_stride;
   pc_int64 counts_head_stride;
   pc_int32 width;

@@ -110,13 +110,7 @@ class DecodeRows {
   PC_MEMBER void softmax(float factor) {
     float rescale[2];
     update_softmax(factor, softmax_, s_, rescale);
-    // Most tiles have no score above those before.
-    if (pc_ballot(rescale[0] != 1.0f || rescale[1] != 1.0f) == 0) return;
-    PC_UNROLL
-    for (int n = 0; n < Tile::kValueTiles; ++n) {
-      PC_UNROLL
-      for (int i = 0; i < 4; ++i) o_[n][i] *= rescale[i / 2];  // fault: rescale_by_the_other_row
-    }
+    this->rescale(rescale);
   }
 
   // O += P V of the tile.
@@ -145,11 +139,13 @@ class DecodeRows {
   PC_MEMBER float high(int n, int r) const { return o_[n][2 * r + 1]; }
 
  protected:
-  PC_MEMBER void rescale(float factor) {
+  PC_MEMBER void rescale(const float (&factors)[2]) {
+    // Most tiles have no score above those before.
+    if (pc_ballot(factors[0] != 1.0f || factors[1] != 1.0f) == 0) return;
     PC_UNROLL
     for (int n = 0; n < Tile::kValueTiles; ++n) {
       PC_UNROLL
-      for (int i = 0; i < 4; ++i) o_[n][i] *= factor;
+      for (int i = 0; i < 4; ++i) o_[n][i] *= factors[i / 2];  // fault: rescale_by_the_other_row
     }
   }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "decode_rows.cuh"
+#include "row_units.cuh"
 #include "stored_shape.h"
 #include "stored_unpack.cuh"
 
@@ -52,9 +53,9 @@ struct StoredTile {
   static constexpr int kAhead = kDim == 256 ? 2 : kTokens;
   static constexpr int kTileBytes = kShape.tile_bytes();
   static constexpr int kFactorsBegin = kRing.weights_begin() + kWarps * kTokens * 16;
-  static constexpr int kUnitsBegin = kFactorsBegin + 16 * 4;
   static constexpr bool kIsHalf = IsSame<T, pc_half>::kValue;  // else no format has row scales, nor a row a factor
   using Formats = typename FormatsOf<kBits, kIsHalf, !kIsHalf>::Type;
+  using Units = typename UnitsOf<T>::Type;
   PC_MEMBER static bool has_chunk(int chunk, int dim) { return chunk * 16 < dim * kBits / 8; }
   // O of a warp at the end of an item, in its unpacked tiles.
   static constexpr int kSumsStride = 2 * kTileBytes;

@@ -144,7 +144,7 @@ class GeneralLatent {
     }
     pc_sync_block();  // fault: general_latent_barrier_after_keys
     const float score = multiply(pc_thread() % kRows, pc_thread() / kRows % kTokens);
-    soften(score, range, first);
+    softmax(score, range, first);
     pc_sync_block();  // fault: general_latent_barrier_before_values
     accumulate();
   }
@@ -188,7 +188,7 @@ class GeneralLatent {
 
   // Replaces scores by weights. A warp of the first half has the 8 rows of 4 tokens; the largest score of a row goes
   // through shared memory. A negative weight marks a key that the row does not attend to; its value may be anything.
-  PC_MEMBER void soften(float score, const KeyRange& range, int first) {
+  PC_MEMBER void softmax(float score, const KeyRange& range, int first) {
     const int row = pc_thread() % kRows, t = pc_thread() / kRows % kTokens;
     const bool attended = range.has(first + t) && ranges().load(row).has(first + t) && slots().load(2 * t) != 0;
     if (pc_thread() < kRows * kTokens) weights().store(t * kRows + row, attended ? score : -pc_infinity());

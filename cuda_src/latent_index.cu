@@ -1,8 +1,7 @@
 // The indexer of sparse attention: writes of its keys, scores in float32, and the slots of positions.
 //
-//   write_index_keys   1 to 32 lanes of a warp for the key of a token, in chunks of 8 numbers. A key is read twice,
-//   once
-//                      for its scale, and the second time from the cache of the multiprocessor.
+//   write_index_keys   1 to 32 lanes of a warp for the key of a token, in chunks of 8 numbers. A key is read twice:
+//                      once for its scale, and the second time from the cache of the multiprocessor.
 //   index_scores       one thread for each key of a query token; 8 heads at once have their sums in registers, so that
 //                      a key is read once for 8 heads, and again from the cache of the multiprocessor. All threads
 //                      read the same elements of the query. It serves what index_scores_matrix (index_matrix.cu) does

@@ -71,15 +71,9 @@ class PrefillItemRun {
     bool attended[Tile::kParts];
   };
 
-  PC_MEMBER PrefillItemRun(const Shared<pc_uint8>& shared, const ScoreRule& rule, const Scales& scales, Feed& feed,
+  PC_MEMBER PrefillItemRun(const Shared<pc_uint8>& shared, const ScoreRule& rule, Feed& feed,
                            PrefillRows<Tile, Scales>& rows, PrefillSums<Tile>& sums)
-      : shared_(shared),
-        scales_(scales),
-        feed_(feed),
-        rows_(rows),
-        sums_(sums),
-        output_(shared, rule.factor),
-        keys_{0, 0} {}
+      : shared_(shared), feed_(feed), rows_(rows), sums_(sums), output_(shared, rule.factor), keys_{0, 0} {}
 
   // Loads the queries, and starts the copies of the first keys. Returns the first token of the first tile.
   PC_MEMBER int load(const PcAttentionParams& p, const Heads& heads, int i, bool negate) {
@@ -106,7 +100,6 @@ class PrefillItemRun {
   // S of the tile at `token`, and its weights but for the late part. Starts the copy of the tile's values.
   PC_MEMBER Parts score(const PcAttentionParams& p, int token) {
     feed_.open_keys(p, keys_, token);
-    scales_.change_unit(sums_);
     Parts parts;
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) parts.attended[part] = rows_.attends_to(first_key(token, part));
@@ -144,7 +137,7 @@ class PrefillItemRun {
   PC_MEMBER void fold(const PcAttentionParams& p, int token) {
     const int next = token + Tile::kTokens;
     if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys_.end) {
-      scales_.drop_unit(sums_);
+      rows_.drop_units(sums_);
       output_.fold(p, recompute_block_heads(p), PrefillItem(p, feed_.item()), is_first_piece(p, token), false, sums_);
     }
   }
@@ -153,7 +146,7 @@ class PrefillItemRun {
   PC_MEMBER void store(const PcAttentionParams& p) {
     pc_wait_copies<0>();
     pc_sync_block();  // all warps are done with the queries, also in an item without tiles
-    scales_.drop_unit(sums_);
+    rows_.drop_units(sums_);
     const PrefillItem item(p, feed_.item());
     const Heads heads = recompute_block_heads(p);
     if (item.splits.count > 1) {
@@ -173,7 +166,6 @@ class PrefillItemRun {
   }
 
   Shared<pc_uint8> shared_;
-  Scales scales_;
   Feed& feed_;
   PrefillRows<Tile, Scales>& rows_;
   PrefillSums<Tile>& sums_;
@@ -187,7 +179,7 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
   const ScoreRule rule = make_rule<typename Tile::Options>(p, heads.kv);
   PrefillRows<Tile, Scales> rows(shared, rule, scales);
   PrefillSums<Tile> sums;
-  PrefillItemRun<Tile, Feed, Scales> item(shared, rule, scales, feed, rows, sums);
+  PrefillItemRun<Tile, Feed, Scales> item(shared, rule, feed, rows, sums);
   for (int token = item.load(p, heads, i, rule.negate); item.has_tile(token); token += Tile::kTokens) {
     const auto parts = item.score(p, token);
     item.accumulate(p, token, parts);

@@ -15,14 +15,16 @@ static_assert(sizeof(WarpSpan) == 16, "the shape has room for it");
 
 // The scales of a 16-bit cache: there are none in its rows.
 struct NoScales {
+  struct Units {
+    PC_MEMBER void clear() {}
+  };
   template <typename Scores>
   PC_MEMBER void scale_scores(int /*key*/, Scores& /*s*/) const {}
   template <typename Scores>
-  PC_MEMBER void scale_weights(int /*key*/, bool /*masks*/, Scores& /*s*/) const {}
-  template <typename Sums>
-  PC_MEMBER void change_unit(Sums& /*sums*/) const {}
-  template <typename Sums>
-  PC_MEMBER void drop_unit(Sums& /*sums*/) const {}
+  PC_MEMBER void scale_weights(int /*key*/, bool /*masks*/, Scores& /*s*/, Units& /*units*/,
+                               float (& /*rescale*/)[2]) const {}
+  template <int kRowTiles, typename Sums>
+  PC_MEMBER void drop_units(const Units (& /*units*/)[kRowTiles], Sums& /*sums*/) const {}
 };
 
 // A warp's rows of an item. Scores are held for one part of a tile at a time, Tile::kKeys keys. A part begins at token
@@ -57,6 +59,8 @@ class PrefillRows {
       span = {{early.begin, late.end}, {late.begin, early.end}};
     }
     if (pc_lane() == 0) span_.store(0, span);
+    PC_UNROLL
+    for (int m = 0; m < kRowTiles; ++m) units_[m].clear();
     if (Options::kFull) {
       rows_[0] = load_row(p, heads, item, first + pc_lane() / 4);
       rows_[1] = load_row(p, heads, item, first + pc_lane() / 4 + 8);
@@ -115,12 +119,16 @@ class PrefillRows {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       if (Options::kFull || edge) transform_row_tile(p, m, token, edge);
-      const auto scale = [&](float (&s)[kKeyTiles][4]) {
-        scales_.scale_weights(token % Tile::kTokens, edge || (Options::kFull && p.mask != 0), s);
+      const auto scale = [&](float (&s)[kKeyTiles][4], float (&rescale)[2]) {
+        const bool masks = edge || (Options::kFull && p.mask != 0);
+        scales_.scale_weights(token % Tile::kTokens, masks, s, units_[m], rescale);
       };
       sums.update(m, rule_.factor, scale, s_[m]);
     }
   }
+
+  // Multiplies O by the units of the rows.
+  PC_MEMBER void drop_units(PrefillSums<Tile>& sums) const { scales_.drop_units(units_, sums); }
 
  private:
   PC_MEMBER static ScoreRow load_row(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, int row) {
@@ -148,6 +156,7 @@ class PrefillRows {
   ScoreRule rule_;
   ScoreRow rows_[2];
   float s_[kRowTiles][kKeyTiles][4];
+  typename Scales::Units units_[kRowTiles];
 };
 
 }  // namespace pagecore

@@ -15,7 +15,6 @@
 //   ranges   [rows]: KeyRange of a row
 //   sums     [rows]: largest lse and sum of the pieces that have been folded
 //   words    [8]: one for each warp
-//   unit     over codes: that of O, and what O must be multiplied by (prefill_stored.cuh)
 //   item     ItemSpan (prefill_feed.cuh)
 //   spans    [warps]: WarpSpan (prefill_rows.cuh)
 struct PcPrefillShape {
@@ -42,8 +41,7 @@ struct PcPrefillShape {
   constexpr int ranges_begin() const { return slots_begin() + (code_bits == 0 ? 2 : 1) * tokens * 8; }
   constexpr int sums_begin() const { return ranges_begin() + rows() * 8; }
   constexpr int words_begin() const { return sums_begin() + rows() * 8; }
-  constexpr int unit_begin() const { return words_begin() + 32; }
-  constexpr int item_begin() const { return unit_begin() + (code_bits == 0 ? 0 : 16); }
+  constexpr int item_begin() const { return words_begin() + 32; }
   constexpr int spans_begin() const { return item_begin() + 32; }
   constexpr int bytes() const { return spans_begin() + warps * 16; }
 };

@@ -14,12 +14,12 @@
 //   softmax      weights, times scales of values
 //   accumulate   unpack values; copy the next value codes; O += P V
 //
-// Halves would overflow if weights were multiplied by any scale. The scales of values are relative to a power of two,
-// the unit, which is not below the largest scale of values so far; O is relative to it. Pieces of a fold begin with a
-// unit of their own, so that their bits do not depend on the pieces before.
+// Halves would overflow if weights were multiplied by any scale, so that rows have units (row_units.cuh). The first
+// score of a piece of a fold shrinks the contributions before it to 0: its bits do not depend on the pieces before.
 #pragma once
 
 #include "prefill_sums.cuh"
+#include "row_units.cuh"
 #include "stored_unpack.cuh"
 
 namespace pagecore {
@@ -33,41 +33,29 @@ struct PrefillStoredTile : PrefillTile<T, kDim, ScoreOptions, kDim, kBits> {
   static constexpr int kScaleBytes = Base::kShape.scale_bytes();
   static constexpr bool kIsHalf = IsSame<T, pc_half>::kValue;
   using Formats = typename FormatsOf<kBits, true, !kIsHalf>::Type;
+  using Units = typename UnitsOf<T>::Type;
 
   static_assert(kChunks == Base::KeyRow::kChunks, "a row has no padding");
 };
 
 // ---- scales of rows
 
-// The scales of rows of keys and of values of a tile. The scale of a row is followed by its factor: the scale itself,
-// or that of a value relative to the unit.
+// The scales of rows of keys and of values of a tile. The stored scale of a row is followed by its factor.
 template <typename Tile>
 class StoredScales {
-  static constexpr int kWords = Tile::kScaleBytes / 4;                              // of a row
-  static constexpr pc_uint32 kLeastUnit = 0x00800000u, kLargestUnit = 0x7e800000u;  // powers of two with an inverse
+  static constexpr int kWords = Tile::kScaleBytes / 4;  // of a row
 
  public:
+  using Units = typename Tile::Units;
+
   PC_MEMBER StoredScales(const PcStoredAttentionParams& p, const Shared<pc_uint8>& shared)
-      : p_(p),
-        scales_((shared + Tile::kShape.scales_begin()).template as<pc_uint32>()),
-        unit_((shared + Tile::kShape.unit_begin()).template as<float>()) {}
+      : p_(p), scales_((shared + Tile::kShape.scales_begin()).template as<pc_uint32>()) {}
 
-  // Begins an item. A barrier of the block must follow.
-  PC_MEMBER void start() const {
-    if (has_unit() && pc_thread() == 0) unit_.store(0, pc_bits_to_float(kLeastUnit));
-  }
-
-  // Stores the factors of a tile that has arrived, and the unit. A barrier of the block must follow.
-  PC_MEMBER void store_factors(bool begins_piece) const {
-    if (pc_has_row_scale(p_.key.format) && pc_thread() < Tile::kTokens) {
-      factor(0, pc_thread()).store(0, scale_of(p_.key.format, 0, pc_thread()));
-    }
-    if (!pc_has_row_scale(p_.value.format)) return;
-    if constexpr (!Tile::kIsHalf) {
-      if (pc_thread() < Tile::kTokens) factor(1, pc_thread()).store(0, scale_of(p_.value.format, 1, pc_thread()));
-    } else if (pc_warp() == 0) {
-      store_relative_factors(begins_piece);
-    }
+  // Stores the factors of a tile that has arrived. A barrier of the block must follow.
+  PC_MEMBER void store_factors() const {
+    if (pc_thread() >= Tile::kTokens) return;
+    if (pc_has_row_scale(p_.key.format)) store_factor(p_.key.format, 0, pc_thread());
+    if (pc_has_row_scale(p_.value.format)) store_factor(p_.value.format, 1, pc_thread());
   }
 
   // Multiplies scores of a part of a tile, which begins at `key`, by the scales of its keys.
@@ -86,9 +74,9 @@ class StoredScales {
   }
 
   // Multiplies the weights of a part by the factors of its values. `masks`: some rows do not attend to some keys. Their
-  // weights of 0 must remain 0 if the scale is NaN.
+  // weights of 0 must remain 0 if the scale is NaN. `rescale`: see RowUnits.
   template <int kKeyTiles>
-  PC_MEMBER void scale_weights(int key, bool masks, float (&s)[kKeyTiles][4]) const {
+  PC_MEMBER void scale_weights(int key, bool masks, float (&s)[kKeyTiles][4], Units& units, float (&rescale)[2]) const {
     if (!pc_has_row_scale(p_.value.format)) return;
     PC_UNROLL
     for (int n = 0; n < kKeyTiles; ++n) {
@@ -98,62 +86,36 @@ class StoredScales {
         if (!masks || s[n][i] != 0.0f) s[n][i] *= factors[i % 2];
       }
     }
+    units.apply(s, rescale);
   }
 
-  // Makes O relative to the unit of a tile, after the barrier that follows store_factors.
+  // Multiplies O by its units.
   template <typename Sums>
-  PC_MEMBER void change_unit(Sums& sums) const {
-    if (!has_unit()) return;
-    const float rescale = unit_.load(1);
-    if (rescale != 1.0f) sums.scale_all(rescale);
-  }
-
-  // Multiplies O by its unit.
-  template <typename Sums>
-  PC_MEMBER void drop_unit(Sums& sums) const {
-    if (has_unit()) sums.scale_all(unit_.load(0));
+  PC_MEMBER void drop_units(const Units (&units)[Tile::kRowTiles], Sums& sums) const {
+    if (!Tile::kIsHalf || !pc_has_row_scale(p_.value.format)) return;
+    PC_UNROLL
+    for (int m = 0; m < Tile::kRowTiles; ++m) {
+      PC_UNROLL
+      for (int r = 0; r < 2; ++r) sums.scale_row(m, r, units[m].unit(r));
+    }
   }
 
  private:
-  PC_MEMBER bool has_unit() const { return Tile::kIsHalf && pc_has_row_scale(p_.value.format); }
-
   // `which`: 0 for keys, 1 for values.
   PC_MEMBER Shared<float> factor(int which, int row) const {
     return (scales_ + ((which * Tile::kTokens + row) * kWords + 1)).template as<float>();
   }
-  PC_MEMBER float scale_of(PcFormat format, int which, int row) const {
-    return row_scale(format, scales_.load((which * Tile::kTokens + row) * kWords)).factor;
+  PC_MEMBER void store_factor(PcFormat format, int which, int row) const {
+    const CodeScale scale = row_scale(format, scales_.load((which * Tile::kTokens + row) * kWords));
+    factor(which, row).store(0, scale.factor);
   }
   // The factor of the lane's column 2 * (lane % 4) + 8 * n + e of a part.
   PC_MEMBER float column_factor(int which, int key, int n, int e) const {
     return factor(which, key + 2 * (pc_lane() % 4) + 8 * n + e).load(0);
   }
 
-  // One warp: the factors of values, relative to the unit, which is raised if a scale exceeds it.
-  PC_MEMBER void store_relative_factors(bool begins_piece) const {
-    constexpr int kEach = Tile::kTokens / 32;
-    float scales[kEach], largest = 0.0f;
-    PC_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      scales[i] = scale_of(p_.value.format, 1, 32 * i + pc_lane());
-      largest = pc_max(largest, pc_max(scales[i], -scales[i]));
-    }
-    PC_UNROLL
-    for (int mask = 16; mask > 0; mask /= 2) largest = pc_max(largest, pc_shuffle_xor(largest, mask));
-    const pc_uint32 power = (pc_float_to_bits(largest) + 0x7fffffu) & 0x7f800000u;
-    const float least = pc_bits_to_float(kLeastUnit), before = begins_piece ? least : unit_.load(0);
-    const float unit = pc_max(before, pc_bits_to_float(power < kLargestUnit ? power : kLargestUnit));
-    const float inverse = pc_bits_to_float((254u << 23) - pc_float_to_bits(unit));
-    PC_UNROLL
-    for (int i = 0; i < kEach; ++i) factor(1, 32 * i + pc_lane()).store(0, scales[i] * inverse);
-    pc_sync_warp();  // fault: prefill_stored_barrier_before_unit
-    if (pc_lane() == 0) unit_.store(0, unit);
-    if (pc_lane() == 0) unit_.store(1, begins_piece ? 1.0f : before * inverse);
-  }
-
   const PcStoredAttentionParams& p_;
   Shared<pc_uint32> scales_;
-  Shared<float> unit_;  // of O; after it, the unit before relative to it
 };
 
 // ---- copies
@@ -166,11 +128,6 @@ class StoredFeed : public PrefillSource<Tile> {
  public:
   PC_MEMBER StoredFeed(const PcStoredAttentionParams& p, const Shared<pc_uint8>& shared)
       : Base(shared), p_(p), slots_((shared + Tile::kShape.slots_begin()).template as<Slot>()), scales_(p, shared) {}
-
-  PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
-    Base::start(p, item, i);
-    scales_.start();
-  }
 
   PC_MEMBER void begin(const PcAttentionParams& p, const KeyRange& keys, int token) {
     this->look_up(p, keys, token);
@@ -185,7 +142,7 @@ class StoredFeed : public PrefillSource<Tile> {
     pc_wait_copies<0>();  // fault: prefill_stored_wait
     pc_sync_block();      // all codes of the tile have arrived, and all warps are done with the previous values
     store_slots();
-    scales_.store_factors(p.fold_tokens != 0 && token % p.fold_tokens == 0);
+    scales_.store_factors();
     unpack(p_.key.format, 0);
     pc_sync_block();  // fault: prefill_stored_barrier_after_keys
     if (token + Tile::kTokens < keys.end) copy(p_.key, p.head_dim, 0, keys, token + Tile::kTokens);

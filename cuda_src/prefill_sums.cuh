@@ -32,12 +32,12 @@ struct PrefillSums {
   }
 
   // Replaces the scores of row tile m by weights, and rescales O if a row has a new largest score. `scale` multiplies
-  // the weights, but not their sums, by the scales of values.
+  // the weights, but not their sums, by the scales of values, and may change the factors by which O is rescaled.
   template <typename ScaleWeights>
   PC_MEMBER void update(int m, float factor, const ScaleWeights& scale, float (&s)[kKeyTiles][4]) {
     float rescale[2];
     update_softmax(factor, softmax[m], s, rescale);
-    scale(s);
+    scale(s, rescale);
     PC_UNROLL
     for (int k = 0; k < kKeyTiles / 2; ++k) pack_weights<T>(s[2 * k], s[2 * k + 1], weights[m][k]);
     // Most tiles have no score above those before.
@@ -79,14 +79,6 @@ struct PrefillSums {
         PC_UNROLL
         for (int r = 0; r < 2; ++r) accumulate_key(shared, weight_of(m, r, t), key + t, m, r);
       }
-    }
-  }
-
-  PC_MEMBER void scale_all(float factor) {
-    PC_UNROLL
-    for (int m = 0; m < kRowTiles; ++m) {
-      scale_row(m, 0, factor);
-      scale_row(m, 1, factor);
     }
   }
 

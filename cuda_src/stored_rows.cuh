@@ -1,10 +1,11 @@
 // Rows of decode.cu over stored formats: the conversion of queries, and the scales of rows.
 //
-// Weights are multiplied by the scales of values relative to a power of two, the unit, which is not below the largest
-// scale so far, so that they do not leave the range of halves. O is relative to the unit of its warp.
+// Weights times the scales of values are halves relative to the units of rows (row_units.cuh). Each warp has units of
+// its own for its tiles.
 #pragma once
 
 #include "decode_stored.cuh"
+#include "row_units.cuh"
 
 namespace pagecore {
 
@@ -67,7 +68,7 @@ class StoredRows : public DecodeRows<Tile, Options> {
                       bool negate) {
     load_stored_queries<Tile>(p, heads, item, negate, this->queries_, factors_);
     this->begin(p, heads, sequence, item);
-    if (pc_lane() == 0) unit().store(0, pc_has_row_scale(p_.value.format) ? pc_bits_to_float(kLeastUnit) : 1.0f);
+    units_.clear();
   }
 
   PC_MEMBER void score(const PcAttentionParams& p, const ScoreRule& rule, const StoredPart& keys, int token) {
@@ -79,18 +80,27 @@ class StoredRows : public DecodeRows<Tile, Options> {
     this->transform(p, rule, token);
   }
 
+  // Replaces the scores by weights, and rescales O if a row has a new largest score. Halves with scales of rows are
+  // rescaled by accumulate().
+  PC_MEMBER void softmax(float factor) {
+    if (!has_units()) return Base::softmax(factor);
+    update_softmax(factor, this->softmax_, this->s_, rescale_);
+  }
+
   PC_MEMBER void accumulate(const PcAttentionParams& p, const StoredPart& values, int token) {
-    if (Tile::kIsHalf && pc_has_row_scale(values.format)) scale_weights(p, values, token);
+    if (has_units()) {
+      scale_weights(p, values, token);
+      units_.apply(this->s_, rescale_);
+      this->rescale(rescale_);
+    }
     Base::accumulate(p, values.tile, token);
   }
 
-  PC_MEMBER float low(int n, int r) const { return Tile::kIsHalf ? Base::low(n, r) * unit().load(0) : Base::low(n, r); }
-  PC_MEMBER float high(int n, int r) const {
-    return Tile::kIsHalf ? Base::high(n, r) * unit().load(0) : Base::high(n, r);
-  }
+  PC_MEMBER float low(int n, int r) const { return Base::low(n, r) * (has_units() ? units_.unit(r) : 1.0f); }
+  PC_MEMBER float high(int n, int r) const { return Base::high(n, r) * (has_units() ? units_.unit(r) : 1.0f); }
 
  private:
-  static constexpr pc_uint32 kLeastUnit = 0x00800000u, kLargestUnit = 0x7e800000u;  // powers of two with an inverse
+  PC_MEMBER bool has_units() const { return Tile::kIsHalf && pc_has_row_scale(p_.value.format); }
 
   // The scale of the lane's column 2 * (lane % 4) + 8 * n + e of the tile.
   PC_MEMBER static float column_scale(const StoredPart& part, int n, int e) {
@@ -117,48 +127,22 @@ class StoredRows : public DecodeRows<Tile, Options> {
   // Multiplies the weights, but not their sums, by the scales of values. A key that a row does not attend to has a
   // weight of 0, which must remain 0 if the scale is NaN.
   PC_MEMBER void scale_weights(const PcAttentionParams& p, const StoredPart& values, int token) {
-    float scales[2][2];
-    float largest = 0.0f;
-    PC_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      PC_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        scales[n][e] = column_scale(values, n, e);
-        largest = pc_max(largest, pc_max(scales[n][e], -scales[n][e]));
-      }
-    }
-    largest = pc_max(largest, pc_shuffle_xor(largest, 1));
-    largest = pc_max(largest, pc_shuffle_xor(largest, 2));
-    const float inverse = inverse_of(raise_unit(largest));
     const bool masks = (this->edge_ && this->several_) || (Options::kFull && p.mask != 0);
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
+      const float scales[2] = {column_scale(values, n, 0), column_scale(values, n, 1)};
       PC_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float weight = this->s_[n][i] * (scales[n][i % 2] * inverse);
+        const float weight = this->s_[n][i] * scales[i % 2];
         this->s_[n][i] = masks && !this->attends_to(p, i / 2, token + 8 * n + 2 * (pc_lane() % 4) + i % 2) ? 0 : weight;
       }
     }
   }
 
-  // Makes the unit a power of two that is not below `largest`, unless it already is, and rescales O. Returns the unit,
-  // which the warp loads again after a later barrier only.
-  PC_MEMBER float raise_unit(float largest) {
-    const pc_uint32 power = (pc_float_to_bits(largest) + 0x7fffffu) & 0x7f800000u;
-    const float before = unit().load(0), after = pc_bits_to_float(power < kLargestUnit ? power : kLargestUnit);
-    if (after <= before) return before;
-    this->rescale(before * inverse_of(after));
-    pc_sync_warp();  // fault: decode_stored_barrier_before_unit
-    if (pc_lane() == 0) unit().store(0, after);
-    return after;
-  }
-
-  PC_MEMBER static float inverse_of(float power) { return pc_bits_to_float((254u << 23) - pc_float_to_bits(power)); }
-
-  PC_MEMBER Shared<float> unit() const { return factors_ + (Tile::kUnitsBegin - Tile::kFactorsBegin) / 4 + pc_warp(); }
-
   const PcStoredAttentionParams& p_;
-  Shared<float> factors_;  // of the 16 rows of the item; the units of the warps follow
+  Shared<float> factors_;  // of the 16 rows of the item
+  typename Tile::Units units_;
+  float rescale_[2];  // of O, from softmax() to accumulate()
 };
 
 }  // namespace pagecore

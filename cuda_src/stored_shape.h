@@ -57,9 +57,7 @@ constexpr PcStoredKernel pc_prefill_stored_kernel(PcFormat key, PcFormat value, 
 //
 //   ring of a warp     [stages][key codes, value codes, key scales, value scales]; 48 KiB for a CTA
 //   queries            [16, dim] of 16 bits, then for each warp a tile of keys and one of values, unpacked
-//   weights of a warp  addresses of the scales of 16 tokens; after those of all warps: factors of 16 rows, and the unit
-//   of
-//                      each warp
+//   weights of a warp  addresses of the scales of 16 tokens; after those of all warps: factors of 16 rows
 //
 // At the end of an item, O of a warp overwrites its unpacked tiles.
 struct PcStoredShape {
@@ -74,7 +72,7 @@ struct PcStoredShape {
   constexpr int tile_bytes() const { return 16 * pc_row_bytes(dim); }  // of unpacked keys, or of unpacked values
 
   constexpr PcRingShape ring() const {
-    const int weight_bytes = 16 * 16 + 16 * 4 / warps() + 16;
+    const int weight_bytes = 16 * 16 + 16 * 4 / warps();
     return {warps(), stages(), stage_bytes(), 16, 16, 16, tile_bytes() * (1 + 2 * warps()), weight_bytes, 0};
   }
 };

@@ -4,12 +4,13 @@
 //   block of threads     ^                 ^                 ^
 //
 // A block of threads has one token. It stores the label of the token. If the token is the first of its block in the
-// call, or has the first slot of its block, it also has the bounds of that block: it lists the tokens of the block in
-// the order of the call, PC_SUMMARY_THREADS slots at a time, and each thread folds its elements of their keys into the
-// bounds. So one thread writes an element of the bounds, in the order of the tokens, and no atomics are needed.
+// call, or the last that has the first slot of its block, it also has the bounds of that block: it lists the tokens of
+// the block in the order of the call, PC_SUMMARY_THREADS slots at a time, and each thread folds its elements of their
+// keys into the bounds. So one thread writes an element of the bounds, in the order of the tokens, and no atomics are
+// needed. Tokens may share a slot, so that the number of slots of a block says nothing of its tokens.
 //
-// Bytes: keys are read once for the bounds, bounds are read and written once for each block. Slots are read by all
-// owners of a block; an owner that starts a block stops when it has found all of its slots.
+// Bytes: keys are read once for the bounds, bounds are read and written once for each block. The owner of a block reads
+// all slots of the call once, and those up to the last token of the block again.
 #include "abi_sparse.h"
 #include "floats.cuh"
 #include "write_slots.cuh"
@@ -58,21 +59,26 @@ PC_DEVICE void store_label(const PcSummaryParams& p, int token, const SlotPositi
   }
 }
 
-// Returns true if no other token has the bounds of the block: no earlier token of the block, and no first slot of it.
-PC_DEVICE bool owns_block(const PcSummaryParams& p, const SummaryShared& shared, int token, pc_int64 block) {
-  if (token > 0 && slot_at(p, token - 1).at.block == block) return false;
-  bool other = false;
+// Returns the last token of the block in the call if `token`, which is at `at`, has the bounds of the block; -1 if
+// another token has them: an earlier one, or one with the first slot of the block, of these the last.
+PC_DEVICE int last_if_owned(const PcSummaryParams& p, const SummaryShared& shared, int token, const SlotPosition& at) {
+  constexpr int kOther = 0x7fffffff;
+  const bool starts = at.offset == 0;
+  if (!starts && token > 0 && slot_at(p, token - 1).at.block == at.block) return -1;
+  int last = token;
   for (int i = pc_thread(); i < p.slots.size; i += pc_num_threads()) {
-    const SlotPosition at = slot_at(p, i).at;
-    other = other || (at.block == block && (i < token || at.offset == 0));
+    const SlotPosition other = slot_at(p, i).at;
+    if (other.block != at.block) continue;
+    const bool first = other.offset == 0 && i != token;
+    last = max_of(last, (starts ? first && i > token : first || i < token) ? kOther : i);
   }
-  const pc_uint32 found = pc_ballot(other);
-  if (pc_lane() == 0) shared.counts.store(pc_warp(), found != 0 ? 1 : 0);
+  PC_UNROLL
+  for (int mask = 16; mask > 0; mask /= 2) last = max_of(last, pc_shuffle_xor(last, mask));
+  if (pc_lane() == 0) shared.counts.store(pc_warp(), last);
   pc_sync_block();  // fault: summary_barrier_after_votes
-  bool any = false;
-  for (int w = 0; w < PC_SUMMARY_THREADS / 32; ++w) any = any || shared.counts.load(w) != 0;
+  for (int w = 0; w < PC_SUMMARY_THREADS / 32; ++w) last = max_of(last, shared.counts.load(w));
   pc_sync_block();  // fault: summary_barrier_before_counts
-  return !any;
+  return last == kOther ? -1 : last;
 }
 
 // Lists the tokens of the block among tokens first .. first + PC_SUMMARY_THREADS - 1, in order; returns their number.
@@ -132,12 +138,10 @@ PC_KERNEL(PC_SUMMARY_THREADS, 8) void summarise(const PcSummaryParams p) {
   if (!slot.exists) return;
   if (p.label.data != 0) store_label(p, token, slot.at);
   if (p.low.data == 0) return;
-  const bool starts = slot.at.offset == 0;
-  if (!starts && !owns_block(p, shared, token, slot.at.block)) return;
-  for (int first = token, taken = 0; first < p.slots.size && taken < p.block_size.divisor; first += pc_num_threads()) {
+  const int last = last_if_owned(p, shared, token, slot.at);
+  for (int first = token; first <= last; first += pc_num_threads()) {
     const int count = list_tokens(p, shared, first, slot.at.block);
-    if (count > 0) fold_tokens(p, shared, slot.at.block, count, starts && first == token);
-    taken += count;
+    if (count > 0) fold_tokens(p, shared, slot.at.block, count, slot.at.offset == 0 && first == token);
   }
 }
 

@@ -11,8 +11,7 @@
 // I1: a full block with references has a window block or a hole; two full blocks have different window blocks.
 // I2: map[slot] is the slot with the same offset in the window block, or 0 for a hole; the last entry is -1.
 // I3: references_[full] counts our references to the window block: 0 for a hole, at most those of a full block that
-// only
-//     the allocator's callers hold.
+//     only the allocator's callers hold.
 // Full blocks that another holder frees keep their window blocks until the allocator takes them again.
 // Memory: 4 bytes for each slot and 8 for each block of the full pool that was ever taken.
 // Threads: one writer; all but block_of() and map() require that both pools are locked.

@@ -14,7 +14,7 @@ from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
 
 import numpy as np
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES
 
 
@@ -108,7 +108,8 @@ cdef int check_rows(StoredCache source, StoredCache target) except -1:
 cdef int add_latents(
         Conversions conversions, object source, object source_scale, object target, object target_scale,
         const Place* place) except -1:
-    cdef LatentPlanes sources = latents_of(source, target, place), targets = latents_of(target, source, place)
+    cdef LatentPlanes sources = latents_of(source, target, "source", place)
+    cdef LatentPlanes targets = latents_of(target, source, "target", place)
     check_length(targets.latent, "target_cache", 1, sources.native.block_size, "the block_size of source_cache")
     cdef LatentConversion conversion
     conversion.source, conversion.target = sources.native, targets.native
@@ -123,9 +124,13 @@ cdef int add_latents(
     return 0
 
 
-cdef LatentPlanes latents_of(object array, object other, const Place* place):
+cdef LatentPlanes latents_of(object array, object other, str name, const Place* place):
     """Return the planes of latents; a row of numbers is 512 and 64 of them if the other array has packed rows."""
     cdef Tensor view = viewed(other, "cache")
-    if view is not None and has_packed_rows(view):
-        return latent_planes(array, None, None, kPackedLatentDim, kPackedRopeDim, place)
-    return latent_planes(array, None, None, 0, -1, place)
+    cdef bint packed = view is not None and has_packed_rows(view)
+    try:
+        if packed:
+            return latent_planes(array, None, None, kPackedLatentDim, kPackedRopeDim, place)
+        return latent_planes(array, None, None, 0, -1, place)
+    except (ShapeError, UnsupportedDtype, UnsupportedOption) as error:
+        raise type(error)(f"{name}: {error}") from None

@@ -221,7 +221,8 @@ cdef int check_list_lens(Tensor lens, int64_t width) except -1:
         at = lens.data + i * lens.strides_[0]
         length = (<int64_t*>at)[0] if lens.dtype_code == INT64 else (<int32_t*>at)[0]
         if not 0 <= length <= width:
-            raise ShapeError(f"index_lens[{i}] is {length}; a row of indices has {width} entries")
+            raise ShapeError(
+                f"index_lens[{i}] is {length}; a row of indices has {width} entries: expected 0 to {width}")
     return 0
 
 

@@ -81,7 +81,7 @@ cdef LatentPlanes latent_planes(
     if latent_row_width(native) > kLatentWidthMax:
         raise ShapeError(
             f"a row has {native.latent_dim} latent and {native.rope_dim} rope numbers; padded they must not exceed "
-            f"{kLatentWidthMax}"
+            f"{kLatentWidthMax}: split the rows among caches"
         )
     planes.native = native
     return planes

@@ -182,7 +182,8 @@ def score_tokens(
     args.width = longest if max_len is None else size_option(max_len, "max_len", 0)
     if longest > room:
         raise ShapeError(
-            f"seq_lens holds {longest}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens")
+            f"seq_lens holds {longest}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens: "
+            "pass the table of all blocks")
     if args.width < longest and lens.device_type == CPU:
         raise ShapeError(f"max_len is {args.width} and seq_lens holds {longest}; expected at least the longest")
     await_arrays((query, label, channels, block_table, seq_lens, rows, cu_query_lens), &place)
@@ -263,11 +264,14 @@ cdef int check_host_lengths(Tensor lens, Tensor cu, int64_t num_tokens, int64_t 
         copy_lens(cu, "cu_query_lens", offsets)
         batch.cu_query_lens = offsets.data()
         if offsets.back() > num_tokens:
-            raise ShapeError(f"cu_query_lens ends at {offsets.back()} and query has {num_tokens} rows")
+            raise ShapeError(
+                f"cu_query_lens ends at {offsets.back()} and query has {num_tokens} rows; expected at most one query "
+                "for each row")
     check_plan_batch(batch)
     for i in range(lengths.size()):
         if lengths[i] > room:
-            raise ShapeError(f"seq_lens[{i}] is {lengths[i]}; a row of block_table holds {room} tokens")
+            raise ShapeError(
+                f"seq_lens[{i}] is {lengths[i]}; a row of block_table holds {room} tokens: pass the table of all blocks")
     return 0
 
 
@@ -327,7 +331,7 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None, stream=No
     if last < 0:
         raise ShapeError("scores is a single number; expected [..., n], one score for each position")
     if given.shape_[last] > INT32_MAX:
-        raise ShapeError(f"scores has {given.shape_[last]} positions; the limit is {INT32_MAX}")
+        raise ShapeError(f"scores has {given.shape_[last]} positions; the limit is {INT32_MAX}: score blocks instead")
     if not contiguous(given):
         if place.device_type != CPU:
             raise ShapeError("scores is not contiguous; on CUDA it must be: pass a contiguous copy")

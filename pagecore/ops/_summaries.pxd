@@ -6,6 +6,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport Cache
 from pagecore.ops.cpu.select cimport SummaryArgs
+from pagecore.ops.cuda._sparse cimport KeySummaryPlanes
 
 
 cdef class KeySummary:
@@ -15,10 +16,12 @@ cdef class KeySummary:
     cdef object kernel  # on CUDA
     cdef tuple held
 
+    cdef KeySummaryPlanes planes(self) noexcept
     # Writes the summaries. The slots have been checked.
     cdef int run(self) except -1
-    # Loads the kernel of launch(), which may fail, and launches it. The slots are on the device.
-    cdef int load(self, const Place* place) except -1
+    # Loads the kernel of launch() and checks its sizes; both may fail. The slots are on the device.
+    cdef int load(self, Tensor slots, const Place* place) except -1
+    # Launches the kernel, after the write of the keys.
     cdef int launch(self, Tensor slots, const Place* place) except -1
 
 

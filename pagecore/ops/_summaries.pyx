@@ -11,7 +11,7 @@ from pagecore.ops._overlap cimport check_apart, check_own_elements
 from pagecore.ops._place cimport Place, check_place, note_written, to_device
 from pagecore.ops.args cimport Cache, cache_array, index_array, token_array
 from pagecore.ops.cpu._cpu cimport summarise
-from pagecore.ops.cuda._sparse cimport KeySummaryPlanes, summarise as launch_summary, summary_kernel
+from pagecore.ops.cuda._sparse cimport KeySummaryPlanes, check_summary, summarise as launch_summary, summary_kernel
 
 import numpy as np
 
@@ -24,19 +24,23 @@ cdef class KeySummary:
     cdef int run(self) except -1:
         return summarise(self.args)
 
-    cdef int load(self, const Place* place) except -1:
+    cdef int load(self, Tensor slots, const Place* place) except -1:
+        check_summary(self.planes(), index_array(slots))
         self.kernel = summary_kernel(place)
         return 0
 
-    cdef int launch(self, Tensor slots, const Place* place) except -1:
+    cdef KeySummaryPlanes planes(self) noexcept:
         cdef KeySummaryPlanes planes
         planes.key, planes.low, planes.high = self.args.key, self.args.low, self.args.high
         planes.label = self.args.label
         planes.channels = NULL
         if self.listed is not None:
             planes.channels = self.listed.data
+        return planes
+
+    cdef int launch(self, Tensor slots, const Place* place) except -1:
         launch_summary(
-            self.kernel, planes, index_array(slots), self.args.num_blocks, self.args.block_size, place)
+            self.kernel, self.planes(), index_array(slots), self.args.num_blocks, self.args.block_size, place)
         for plane in self.held[:3]:
             if plane is not None:
                 note_written(<Tensor>plane, place)

@@ -28,7 +28,7 @@ from pagecore.ops.cuda._moves cimport transfer_blocks as launch_transfer
 
 import numpy as np
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 
 def transfer_blocks(
@@ -134,10 +134,7 @@ cdef Conversions conversions_of(
         converts = of_sources[i] is not None or of_targets[i] is not None
         if converts or are_latents(source, target):
             check_on_host(source, i, many)
-            if source.ndim == 3:
-                add_latents(conversions, source, of_sources[i], target, of_targets[i], place)
-                continue
-            if add_caches(conversions, source, of_sources[i], target, of_targets[i], place):
+            if add_conversion(conversions, source, of_sources[i], target, of_targets[i], i, many, place):
                 continue
         check_axes(target, "target_caches", source, "source_caches", i, many, 1)
         check_cast(target, "target_caches", source, "source_caches", i, many)
@@ -151,12 +148,27 @@ cdef list listed_scales(object scales, str name, bint many, Py_ssize_t count):
     return matching_arrays(scales, name, True, count, "source_caches") if many else [scales]
 
 
+cdef bint add_conversion(
+        Conversions conversions, Tensor source, object source_scale, Tensor target, object target_scale, Py_ssize_t i,
+        bint many, const Place* place) except -1:
+    """Add the conversion of a pair of caches; return False if both are plain. Errors name the pair."""
+    try:
+        if source.ndim == 3:
+            add_latents(conversions, source, source_scale, target, target_scale, place)
+            return True
+        return add_caches(conversions, source, source_scale, target, target_scale, place)
+    except (ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError) as error:
+        pair = f"{label('source_caches', i, many)} and {label('target_caches', i, many)}"
+        raise type(error)(f"{pair}: {error}") from None
+
+
 cdef int check_on_host(Tensor source, Py_ssize_t i, bint many) except -1:
     if source.device_type != CPU:
         raise UnsupportedOption(
             f"{label('source_caches', i, many)} is on {source.device}, and blocks are converted between formats on the "
-            "host only; pass copies of both caches there, or gather the numbers of a plain cache with gather_blocks "
-            "and write them with write_kv"
+            "host only; for equal formats and factors leave out the scales and pass their planes as further caches, "
+            "else pass copies of both caches on the host, or gather the numbers of a plain cache with gather_blocks and "
+            "write them with write_kv"
         )
     return 0
 

@@ -177,7 +177,7 @@ def write_kv(
         debug_slots(slots, k, keys.codes, &place)
     slots = to_device(slots, "slot_mapping", &place)
     if summary is not None:
-        summary.load(&place)
+        summary.load(slots, &place)
     launch_write(
         k, v, native_cache(keys), native_cache(values), slots, key_scales, key_divisor, value_scales, value_divisor,
         four_over_six, [keys.codes, keys.plane, values.codes, values.plane], &place,

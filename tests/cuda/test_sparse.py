@@ -9,7 +9,7 @@ import pytest
 
 import pagecore
 from pagecore import errors, ops
-from tests.cuda.kit import Kit
+from tests.cuda.kit import DeviceBytes, Kit
 from tests.cuda.matrix import cases
 from tests.cuda.memory import assert_same_memory, calls_of
 from tests.ops.cases import DTYPES
@@ -76,6 +76,38 @@ def test_long_and_scattered_blocks_have_exact_bounds(cuda):
         write_both(cuda, rng.standard_normal((len(slots), 2, 8)).astype(np.float32), planes, device, slots, size)
     for name in ("key_min", "key_max", "label"):
         assert_same_memory(cuda.get(device[name]), planes[name])
+
+
+def test_a_write_whose_summaries_are_refused_writes_nothing(cuda):
+    """A label of 2^31 channels, whose memory is not there."""
+    key, cache = cuda.put(np.ones((3, 1, 16), np.float32)), cuda.put(np.zeros((1, 4, 1, 16), np.float32))
+    value, count = cuda.put(np.zeros((1, 4, 1, 16), np.float32)), 2**31
+    planes = {"label": DeviceBytes(cuda.runtime, 16), "label_channels": DeviceBytes(cuda.runtime, 16)}
+    far = planes["label"].address + 2**40
+    planes["label"].__cuda_array_interface__ |= {"shape": (1, 4, 1, count), "typestr": "<f4", "data": (far, False)}
+    far += 2**40
+    planes["label_channels"].__cuda_array_interface__ |= {"shape": (1, count), "typestr": "<i4", "data": (far, False)}
+    with pytest.raises(errors.ShapeError, match=r"fewer than \d+ numbers.*split the call"):
+        pagecore.write_kv(key, key, cache, value, cuda.put(np.arange(3)), **planes)
+    assert not cuda.get(cache).any()
+
+
+def test_bounds_contain_the_keys_of_all_tokens_with_one_slot(cuda):
+    """Tokens of a block number more than its slots, in several stretches of the call, and the block starts twice."""
+    if cuda.is_emulated:
+        cuda.runtime.may_overwrite = True  # in the caches
+    rng, size = RNG(6), 4
+    bounds = {name: np.zeros((4, 2, 8), np.float32) for name in ("key_min", "key_max")}
+    device = put_all(cuda, bounds)
+    extended = [5, 6, 7, 5, *range(8, 12), *[-1] * 150, 6, 7, 11, *[-1] * 150, 5]
+    restarted = [6, 4, 5, *[-1] * 140, 6, 4, 7, 5, *[-1] * 140, 7]
+    for slots in ([4], extended, restarted):
+        key = rng.standard_normal((len(slots), 2, 8)).astype(np.float32)
+        caches = [np.zeros((4, size, 2, 8), np.float32) for _ in range(2)]
+        pagecore.write_kv(*map(cuda.put, (key, key, *caches, np.array(slots))), **device)
+        sparse.write_bounds(key, bounds["key_min"], bounds["key_max"], slots, size)
+        for name, expected in bounds.items():
+            assert_same_memory(cuda.get(device[name]), expected)
 
 
 def test_nan_zeros_and_infinities_give_the_bits_of_the_host(cuda):

@@ -57,13 +57,19 @@ def run(cuda: Kit, case: FormatCase, *, plan: bool = False, **more: Any) -> tupl
     return cuda.get(out), cuda.get(lse)
 
 
-def check(cuda: Kit, case: FormatCase, **more: Any) -> None:
-    """Run a case and compare it with the oracle over the dequantised cache."""
+def check(cuda: Kit, case: FormatCase, *, cancels: bool = False, **more: Any) -> None:
+    """Run a case and compare it with the oracle over the dequantised cache.
+
+    `cancels`: errors are relative to the sums of the magnitudes of all contributions.
+    """
     out, lse = run(cuda, case, **more)
     query, _, _, table, lens = case.plain.arrays
     arrays = (query, case.key.numbers, case.value.numbers, table, lens)
     expected = reference.paged_attention(*arrays, **case.plain.options)
-    assert_output_close(out, expected[0])
+    size = None
+    if cancels:
+        size = reference.paged_attention(*arrays[:2], np.abs(arrays[2]), *arrays[3:], **case.plain.options)[0]
+    assert_output_close(out, expected[0], size)
     assert_lse_close(lse, expected[1], str(query.dtype))
 
 
@@ -186,7 +192,19 @@ def test_plans_of_prompts_with_scales_of_any_magnitude(cuda, name, options):
 @pytest.mark.parametrize("name", cases(["int8_token", "mxfp8"], list(FORMATS)))
 def test_a_row_of_a_batch_invariant_prompt_has_the_same_bits_split_and_folded(cuda, name):
     shape = Shape(seq_lens=(2100,), query_lens=(40,), heads=(4, 1), dims=(128, 128), query_dtype="bfloat16")
+    assert_same_bits_split_and_folded(cuda, make_format_case(name, shape=shape))
+
+
+@pytest.mark.parametrize("name", cases(["int8_token"], ROW_SCALES))
+def test_units_of_a_piece_do_not_depend_on_the_pieces_before(cuda, name):
+    shape = Shape(seq_lens=(2100,), query_lens=(40,), heads=(4, 1), dims=(64, 64), query_dtype="float16")
     case = make_format_case(name, shape=shape)
+    factors = np.full(case.value.scale.shape, 2.0**-12, np.float32)
+    factors[case.plain.block_table[0, 3]] = 2.0**10
+    assert_same_bits_split_and_folded(cuda, multiply_scales(case, factors))
+
+
+def assert_same_bits_split_and_folded(cuda: Kit, case: FormatCase) -> None:
     runs = [run(cuda, case, plan=True, batch_invariant=True, num_workers=number) for number in (1, 12)]
     for folded, split in zip(*runs, strict=True):
         np.testing.assert_array_equal(folded, split)
@@ -201,16 +219,93 @@ def test_scales_of_rows_of_any_magnitude(cuda, name, dtype, exponent):
         check(cuda, scaled_values(make_format_case(name, shape=shape), exponent))
 
 
-def scaled_values(case: FormatCase, exponent: int) -> FormatCase:
-    """Multiply the scale of each row of values by a power of two around 2^exponent."""
-    spread = np.exp2(exponent + np.random.default_rng(3).integers(-3, 4, case.value.scale.shape)).astype(np.float32)
+def scaled_values(case: FormatCase, exponent: int, spread: int = 3) -> FormatCase:
+    """Multiply the scale of each row of values by a power of two, 2^(exponent - spread) to 2^(exponent + spread)."""
+    exponents = exponent + np.random.default_rng(3).integers(-spread, spread + 1, case.value.scale.shape)
+    return multiply_scales(case, np.exp2(exponents).astype(np.float32))
+
+
+def multiply_scales(case: FormatCase, factors: Any) -> FormatCase:
+    """Multiply the scales of rows of values, float32 ``[blocks, block_size, heads, 1]``, by powers of two."""
     zero_points = case.value.scale.view(np.uint32) & 15
-    case.value.scale[...] = case.value.scale * spread
+    case.value.scale[...] = case.value.scale * factors
     if case.value.codes.shape[3] < case.value.numbers.shape[3]:  # int4_token
         bits = case.value.scale.view(np.uint32)
         bits[...] = bits & ~np.uint32(15) | zero_points
-    case.value.numbers *= spread
+    case.value.numbers *= factors
     return case
+
+
+# Numbers of bfloat16 results may be of any magnitude, those of float16 results from 2^-14 to 2^15.
+SPREADS = {"bfloat16": (-7, 20), "float16": (-4, 10)}
+# Softmax of scores near one another and far apart: in the latter case the largest score grows in steps of many powers
+# of two, and the contribution of a large scale becomes negligible.
+SHARPNESS = {"flat": {}, "sharp": {"scale": 3.0}, "softcap": {"scale": 2.0, "softcap": 30.0}}
+
+
+@pytest.mark.parametrize("options", SHARPNESS.values(), ids=SHARPNESS)
+@pytest.mark.parametrize(("dtype", "spread"), SPREADS.items(), ids=SPREADS)
+@pytest.mark.parametrize("name", ROW_SCALES)
+def test_scales_that_differ_between_tokens(cuda, name, dtype, spread, options):
+    """Each row is as exact as its own largest contribution allows, whatever the scales of other tokens are."""
+    for lens in (DECODE, {**DECODE, "query_lens": (4, 1, 3, 0, 2, 4, 1)}, LENS):
+        shape = Shape(heads=HEADS, dims=(64, 64), query_dtype=dtype, **lens)
+        for more in ({}, {"window": 9}, {"causal": False}):
+            case = make_format_case(name, shape=shape, **options, **more)
+            check(cuda, scaled_values(case, *spread), cancels=True)
+
+
+PIECES = {
+    "whole": {},
+    "split": {"plan": True, "num_workers": 12},
+    "folded": {"plan": True, "batch_invariant": True, "num_workers": 1},
+    "split in pieces": {"plan": True, "batch_invariant": True, "num_workers": 12},
+}
+
+
+@pytest.mark.parametrize("options", PIECES.values(), ids=PIECES)
+@pytest.mark.parametrize("where", [0, 1023, 1024, 2070, 2099], ids=lambda where: f"token {where}")
+@pytest.mark.parametrize("queries", cases([1, 40], [1, 3, 40]))
+@pytest.mark.parametrize("name", cases(["int8_token"], ROW_SCALES))
+def test_one_scale_far_above_all_others(cuda, name, queries, where, options):
+    """The scale of one token is 2^22 times the others: of the first and last of a piece, and where few rows attend."""
+    for window in (None, 300):
+        shape = Shape(seq_lens=(2100,), query_lens=(queries,), heads=(4, 1), dims=(64, 64), query_dtype="float16")
+        case = make_format_case(name, shape=shape, window=window)
+        factors = np.full(case.value.scale.shape, 2.0**-12, np.float32)
+        if window is None or where // 16 >= (2100 - queries - window) // 16:  # else no block of the table
+            factors[case.plain.block_table[0, where // 16], where % 16] = 2.0**10
+        check(cuda, multiply_scales(case, factors), cancels=True, **options)
+
+
+def low_scores_first(name: str, queries: int) -> FormatCase:
+    """Scales of the first tokens 2^50 times those of the last ones, whose scores are higher by far more than that."""
+    shape = Shape(seq_lens=(150,), query_lens=(queries,), heads=(4, 1), dims=(64, 64), query_dtype="float16")
+    case = make_format_case(name, shape=shape, scale=1.0)
+    tokens = np.arange(150)
+    where = case.plain.block_table[0, tokens // 16], tokens % 16
+    case.plain.query[...] = case.key.numbers[where][100]
+    factors = np.full(case.value.scale.shape, 2.0**-12, np.float32)
+    factors[where] = np.where(tokens < 64, 2.0**38, 2.0**-12).astype(np.float32)[:, None, None]
+    return multiply_scales(case, factors)
+
+
+@pytest.mark.parametrize("queries", [4, 40], ids=["decode", "prompts"])
+@pytest.mark.parametrize("name", ROW_SCALES)
+def test_a_large_scale_whose_weight_becomes_negligible(cuda, name, queries):
+    check(cuda, low_scores_first(name, queries))
+
+
+@pytest.mark.parametrize("queries", [4, 40], ids=["decode", "prompts"])
+@pytest.mark.parametrize("name", cases(["int4_token"], ROW_SCALES))
+def test_a_scale_in_a_tile_does_not_change_the_bits_of_rows_that_do_not_attend_to_it(cuda, name, queries):
+    shape = Shape(seq_lens=(77,), query_lens=(queries,), heads=HEADS, dims=(128, 128), query_dtype="float16")
+    case = make_format_case(name, shape=shape)
+    expected = run(cuda, case)[0]
+    last = case.plain.block_table[0, 76 // 16], 76 % 16
+    for scale in (1e30, 1e-30, -4.0, np.inf, np.nan):
+        case.value.scale[last] = scale
+        np.testing.assert_array_equal(run(cuda, case)[0][:-1], expected[:-1])
 
 
 def test_queries_of_any_magnitude(cuda):

@@ -16,7 +16,9 @@ def test_formats_are_converted_on_the_host_only(cuda):
         (codes, plain, {"source_scales": scales}),
         ([plain], [codes], {"target_scales": [scales]}),
     ):
-        with pytest.raises(errors.UnsupportedOption, match="on the host only; pass copies of both caches there"):
+        with pytest.raises(
+            errors.UnsupportedOption, match="on the host only; for equal formats and factors leave out the scales"
+        ):
             transfer_blocks(sources, targets, [(1, 1)], **options)
     latents, rows = cuda.put(np.zeros((3, 4, 576), np.float32)), cuda.put(np.full((3, 4, 656), 7, np.uint8))
     with pytest.raises(errors.UnsupportedOption, match="source_caches is on cuda:0"):

@@ -10,7 +10,7 @@ import pytest
 from pagecore.arrays.cuda import use_runtime
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
-from tests.cuda.test_stored import check
+from tests.cuda.test_stored import check, low_scores_first, scaled_values
 from tests.emulator.build import SOURCES
 from tests.emulator.faults import Fault, plant
 from tests.emulator.runtime import EmulatedRuntime
@@ -26,7 +26,8 @@ STORED_FAULTS = {
     "decode does not wait for copies": Fault("ring_wait", "", RACE),
     "decode reads the copies of other lanes": Fault("ring_barrier_after_wait", "", RACE),
     "decode multiplies a tile that is being unpacked": Fault("decode_stored_barrier_after_unpacking", "", RACE),
-    "decode changes a unit that is being read": Fault("decode_stored_barrier_before_unit", "", RACE),
+    "O keeps the unit before": Fault("unit_of_sums"),
+    "a unit never becomes smaller": Fault("unit_after_a_larger_score", "largest_[r] = pc_max(largest_[r], largest);"),
     "keys past their dims": Fault("keys_past_dims", "const KeyRange own_keys = state.keys;"),
     "values past their dims": Fault("values_past_dims", "const KeyRange own_values = state.keys;"),
     "prompts read codes that have not arrived": Fault("prefill_stored_wait", "", RACE),
@@ -55,7 +56,8 @@ def run_stored(*where: Path) -> None:
     runtime = EmulatedRuntime(*where)
     shape = Shape((300, 70, 33), (3, 40, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
     prompts = Shape((150, 70, 33), (40, 70, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
-    general = replace(prompts, query_dtype="float16")
+    general = replace(prompts, query_dtype="float32")
+    halves = replace(prompts, query_dtype="float16")
     with use_runtime(runtime):
         for names, sizes in (
             (("int8_token",), shape),
@@ -68,6 +70,10 @@ def run_stored(*where: Path) -> None:
             if len(names) == 1:
                 in_last_slot(case, 2)
             check(Kit(runtime), case)
+        for sizes in (shape, halves):
+            check(Kit(runtime), scaled_values(make_format_case("int8_token", shape=sizes, scale=3.0), -4, 10))
+        for queries in (4, 40):
+            check(Kit(runtime), low_scores_first("int8_token", queries))
         runtime.finish()
 
 

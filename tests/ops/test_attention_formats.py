@@ -40,6 +40,23 @@ def test_every_format_on_every_instruction_set(isa, lens, format, dtype):
 
 
 @LENS
+@pytest.mark.parametrize("byte", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", ["mxfp8", "fp4_block16"])
+def test_the_least_ue8m0_scales(isa, lens, format, dtype, byte):
+    """The byte 0 is 2^-127, which only a subnormal float32 holds."""
+    case = make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), scale=2.0**20)
+    # Instructions for bfloat16 read subnormal numbers as 0: products of keys here, and of weights with these values.
+    for planes in (case.key, case.value) if dtype == "float32" else (case.key,):
+        planes.scale[planes.scale != 255] = byte
+        if format == "fp4_block16":
+            planes.codes |= 0x44  # 2 to 6
+        planes.numbers[...] = twin.dequantize_row(planes.codes, format, planes.scale)
+    case.plain.query[...] = case.plain.query.astype(np.float32) * np.float32(2.0**95)
+    case.check()
+
+
+@LENS
 @EVERY_FORMAT
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout(lens, format, layout):

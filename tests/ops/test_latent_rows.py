@@ -103,11 +103,11 @@ def test_e4m3_codes_are_those_of_the_twin():
     assert hashlib.sha256(finite.tobytes()).hexdigest() == (
         "618af8c46c8396a777e752830636a8d18d6034207dce6eb9b7c8108230ed3f08"
     )
-    some = np.array([0.1, -300, 463.9, 1000, -np.inf, np.nan, 2**-10, 1.5 * 2**-10], np.float32)
+    some = np.array([0.1, -300, 463.9, 1000, -np.inf, np.nan, -np.nan, 2**-10, 1.5 * 2**-10], np.float32)
     wide = np.resize(some, (1, 576))
     one = np.zeros((1, 1, 576), ml_dtypes.float8_e4m3fn)
     write_latent(wide[:, :512], wide[:, 512:], one, None, [0], scale=1.0)
-    assert one.view(np.uint8)[0, 0, :8].tolist() == [reference.e4m3(float(x)) for x in some]
+    assert one.view(np.uint8)[0, 0, :9].tolist() == [reference.e4m3(float(x)) for x in some]
 
 
 def test_a_scale_that_is_no_power_of_two_is_read():

@@ -317,6 +317,23 @@ def test_written_scales_are_apart():
         transfer_blocks(source.codes, target.codes, PAIRS, source_scales=source.plane, target_scales=source.plane)
 
 
+@pytest.mark.parametrize(
+    ("target", "scales", "words"),
+    [
+        (INT8[..., :8], INT8_SCALES, "source_cache has rows of"),
+        (INT8, np.float32(3), "target_scale is not an array of stored scales"),
+        (INT8, INT8_SCALES[:, :1], "target_scale has shape"),
+    ],
+)
+def test_errors_of_a_conversion_name_its_pair_of_caches(target, scales, words):
+    plain = np.ones((7, *SHAPE), np.float32)
+    with pytest.raises(errors.PagecoreError, match=rf"source_caches\[1\] and target_caches\[1\]: .*{words}"):
+        transfer_blocks([plain, plain], [plain.copy(), target], [(1, 1)], target_scales=[None, scales])
+    rows, narrow = np.zeros((7, SHAPE[0], 656), np.uint8), np.zeros((7, SHAPE[0], 570), np.float32)
+    with pytest.raises(errors.ShapeError, match=r"source_caches\[1\] and target_caches\[1\]: source: latent_cache"):
+        transfer_blocks([plain, narrow], [plain.copy(), rows], [(1, 1)])
+
+
 def test_rows_of_latents_of_other_lengths_are_refused():
     with pytest.raises(errors.ShapeError, match="576"):
         transfer_blocks(np.zeros((2, 4, 570), np.float32), np.zeros((2, 4, 656), np.uint8), [(1, 1)])

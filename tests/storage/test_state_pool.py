@@ -192,6 +192,11 @@ def test_a_ratio_must_be_a_positive_number(ratio):
         state_budget("1GiB", ratio)
 
 
+def test_a_budget_of_less_than_two_slots_is_refused_in_slots():
+    with pytest.raises(NotEnoughMemory, match=f"at least two slots of {SPEC.nbytes} bytes are needed"):
+        StatePool.slots_for(SPEC.nbytes, SPEC)
+
+
 @pytest.mark.parametrize(
     ("call", "error"),
     [

@@ -27,7 +27,7 @@ inline uint16_t to_bf16(float x) {
 inline constexpr float kE4M3Max = 448.0f, kE2M1Max = 6.0f;
 inline constexpr char kE4M3NaN = 0x7f;
 
-// Infinities become the greatest finite number, NaN stays NaN.
+// Infinities become the greatest finite number, NaN becomes kE4M3NaN.
 inline uint8_t to_e4m3(float x) {
   const auto bits = std::bit_cast<uint32_t>(x);
   const uint32_t sign = bits >> 24 & 0x80;
@@ -37,7 +37,7 @@ inline uint8_t to_e4m3(float x) {
   // Adding 2^14, whose last place is 2^-9, rounds to a multiple of the least subnormal.
   const uint32_t subnormal = std::bit_cast<uint32_t>(magnitude + 0x1p14f) - std::bit_cast<uint32_t>(0x1p14f);
   const uint32_t finite = magnitude < 0x1p-6f ? subnormal : normal;
-  return static_cast<uint8_t>(sign | (x == x ? finite : 0x7f));
+  return static_cast<uint8_t>(x == x ? sign | finite : kE4M3NaN);
 }
 
 inline float from_e4m3(uint8_t code) {

@@ -161,7 +161,9 @@ cdef int fill_shape(PcAttentionParams* p, Tensor query, StoredCache keys, Stored
     if dim > kMaxGeneralDim:
         raise UnsupportedOption(f"head_dim is {dim}; on CUDA it is at most {kMaxGeneralDim}, for keys and for values")
     if max(query.shape_[0], lens.shape_[0], block_size) >= INT32_MAX:
-        raise ShapeError(f"query has shape {query.shape} and key_cache {key_cache.shape}; counts are below 2^31")
+        raise ShapeError(
+            f"query has shape {query.shape} and key_cache {key_cache.shape}; on CUDA counts are below 2^31: split the "
+            "batch")
     p.num_tokens, p.num_sequences = <int32_t>query.shape_[0], <int32_t>lens.shape_[0]
     p.num_query_heads, p.num_kv_heads = <int32_t>query.shape_[1], <int32_t>key_cache.shape_[2]
     p.head_dim, p.value_dim = <int32_t>query.shape_[2], <int32_t>values.dim
@@ -359,7 +361,8 @@ cdef int fill_selection(PcAttentionParams* p, Selected selected) except -1:
     cdef int64_t size = entries.itemsize, unit = selected.unit
     cdef int shift = 0
     if entries.shape_[2] >= INT32_MAX:
-        raise ShapeError(f"{selected.name} has shape {entries.shape}; on CUDA extents are below 2^31")
+        raise ShapeError(
+            f"{selected.name} has shape {entries.shape}; on CUDA the last axis is below 2^31: list fewer entries")
     p.selection.entries = address_of(entries)
     p.selection.sequence_stride, p.selection.head_stride = entries.strides_[0] // size, entries.strides_[1] // size
     p.selection.width, p.selection.unit = <int32_t>entries.shape_[2], <int32_t>unit
@@ -403,12 +406,12 @@ cdef bint is_plain_memory(Tensor query, StoredCache keys, StoredCache values, Te
 
 
 cdef int64_t row_bits(Tensor tensor) noexcept:
-    """Return the address and strides of rows, or-ed; 0 for None. The last axis of a plane of scales may be absent."""
+    """Return the address and strides of all axes but the last, or-ed; 0 for None."""
     if tensor is None:
         return 0
     cdef int64_t bits = <int64_t>address_of(tensor)
     cdef int i
-    for i in range(min(tensor.ndim, 4) - 1 if tensor.ndim != 3 else 2):
+    for i in range(tensor.ndim - 1):
         bits |= tensor.strides_[i]
     return bits
 

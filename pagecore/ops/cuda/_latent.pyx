@@ -82,8 +82,8 @@ cdef int check_sizes(Tensor query, const LatentRows& cache, Tensor lens) except 
             f"{kMaxGeneralLatent} and a row {kMaxGeneralRow}: copy the arrays to the host")
     if max(query.shape_[0], lens.shape_[0], cache.block_size) >= INT32_MAX:
         raise ShapeError(
-            f"query_latent has shape {query.shape} and latent_cache blocks of {cache.block_size} tokens; counts are "
-            "below 2^31")
+            f"query_latent has shape {query.shape}, seq_lens {lens.shape}, and latent_cache blocks of "
+            f"{cache.block_size} tokens; on CUDA each count is below 2^31: split the batch")
     return 0
 
 

@@ -1,7 +1,6 @@
 """Selection of the attention kernel for a call, and its launch shape, for launches and the report."""
 
 from pagecore.ops.cuda.abi_attention cimport (
-    PC_FLOAT16,
     PC_PLAIN,
     PcFloat,
     PcFormat,
@@ -10,7 +9,6 @@ from pagecore.ops.cuda.abi_attention cimport (
     PcStoredKernel,
     pc_decode_shape,
     pc_general_shape,
-    pc_has_row_scale,
     pc_matrix_dims,
     pc_prefill_shape,
     pc_prefill_stored_kernel,
@@ -74,8 +72,6 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
         kernel = pc_prefill_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
     # Of selected keys, prompts have no instance, nor have dims above 128: its registers would spill.
     unserved = query.selected and (not decode or query.full or kernel.dim > 128)
-    # Weights in float16 are relative to the largest scale of a value in the tile, which a row need not attend to.
-    unserved |= not decode and query_type == PC_FLOAT16 and pc_has_row_scale(value)
     if unserved or not query.aligned or kernel.dim == 0 or (decode and not query.aligned_scales):
         return _select_general("general_stored", query, shape)
     options = "Selected" if query.selected else "Full" if query.full else "Plain"

@@ -53,6 +53,9 @@ cdef struct Selecting:
 # Loads the kernel of summarise, which may fail.
 cdef object summary_kernel(const Place* place)
 
+# Raises an error for sizes that summarise does not support; its callers do so before they write anything.
+cdef int check_summary(const KeySummaryPlanes& planes, const Indices& slots) except -1
+
 # Keeps up the bounds and labels of keys with the given slots, after their write. `kernel`: of summary_kernel.
 cdef int summarise(
     object kernel, const KeySummaryPlanes& planes, const Indices& slots, int64_t num_blocks, int64_t block_size,

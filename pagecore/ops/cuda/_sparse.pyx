@@ -82,9 +82,9 @@ cdef extern from "pagecore/ops/cuda/sparse_launch.hpp" namespace "pagecore::cuda
 
     PcDivisor make_divisor(int64_t divisor)
     PcIndices device_indices(const Indices& indices)
+    void check_summary_sizes(const KeySummaryPlanes& planes, int64_t num_slots) except +raise_python_error
     PcSummaryParams summary_params(
-        const KeySummaryPlanes& planes, const Indices& slots, int64_t num_blocks,
-        int64_t block_size) except +raise_python_error
+        const KeySummaryPlanes& planes, const Indices& slots, int64_t num_blocks, int64_t block_size)
     PcScoreParams score_params(const ScoreSources& sources) except +raise_python_error
     vector[SlotLaunch] slot_launches(const vector[BlockArray]& arrays) except +raise_python_error
 
@@ -104,6 +104,11 @@ cdef object loaded(str name, const Place* place):
 
 cdef object summary_kernel(const Place* place):
     return loaded("summarise", place)
+
+
+cdef int check_summary(const KeySummaryPlanes& planes, const Indices& slots) except -1:
+    check_summary_sizes(planes, slots.size)
+    return 0
 
 
 cdef int summarise(
@@ -165,12 +170,15 @@ cdef class DeviceMoves:
 
     cdef int reserve(self, int64_t count) except -1:
         cdef int64_t shape[2]
+        cdef size_t i
+        for i in range(self.bounds.size()):
+            check_summary_sizes(self.bounds[i], count)
+        slot_launches(self.arrays)  # raises an error for arrays that no launch can move
         shape[0], shape[1] = 2, max(1, count)
         self.slots = new_at(2, shape, INT64, &self.place)
         self.kernel = loaded("move_slots", &self.place)
         self.summary = None if self.bounds.empty() else summary_kernel(&self.place)
-        cdef vector[SlotLaunch] launches = slot_launches(self.arrays)  # raises for arrays that no launch can move
-        return <int>(launches.size() & 0)
+        return 0
 
     cdef int run(self, const int64_t* sources, const int64_t* targets, int64_t count) except -1:
         cdef Tensor slots = self.slots

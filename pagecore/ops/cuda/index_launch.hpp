@@ -98,7 +98,7 @@ inline int64_t keys_per_block(int64_t width, int64_t num_tokens, int64_t num_mul
   PcIndexScoreParams& params = launch.params;
   const TokenArray& query = call.query;
   PC_EXPECTS(call.width <= kMaxUnits && query.num_tokens <= kMaxUnits, ShapeError, "query has ", query.num_tokens,
-             " tokens and out ", call.width, " columns; on CUDA at most ", kMaxUnits, " are supported");
+             " tokens and out ", call.width, " columns; on CUDA at most ", kMaxUnits, " are supported: split the call");
   params.query = device_tokens(query);
   params.query_type = static_cast<PcFloat>(query.type);
   params.weights = address_of(call.weights.data);

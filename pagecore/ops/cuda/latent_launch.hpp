@@ -20,7 +20,7 @@ namespace pagecore::cuda {
   return allows(address_of(rows.data) | bits_of(rows.token_stride) | bits_of(rows.head_stride), 16);
 }
 
-// The same for a plane of a cache.
+// Return true if every row of a plane begins at a multiple of 16 bytes.
 [[nodiscard]] inline bool begins_at_vectors(const PcCache& plane) {
   return allows(plane.data | bits_of(plane.block_stride) | bits_of(plane.token_stride), 16);
 }

@@ -18,7 +18,7 @@ from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
 from pagecore.ops.cuda.compiler import ARCHITECTURES, check_architecture, compiler_version
 from pagecore.ops.cuda.cubins import set_cache_folder
 from pagecore.ops.cuda.manifest import Instance, instances
-from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill
+from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, resident_blocks
 
 LEGEND = (
     "shared: dynamic shared bytes per block, if they do not depend on the call\n"
@@ -199,9 +199,17 @@ def as_json(chosen: Sequence[Instance], results: Sequence[Usage | Failure], vers
     """Return all figures as JSON."""
     shapes = {each.name: launch_shape(each.entry, each.arguments) or (None, None) for each in chosen}
     launches = {name: {"threads": shape[0], "dynamic_shared_bytes": shape[1]} for name, shape in shapes.items()}
-    kernels = [asdict(result) | launches[result.kernel] for result in results]
+    kernels = [
+        asdict(result) | launches[result.kernel] | _residence(result, *shapes[result.kernel]) for result in results
+    ]
     figures = {"nvrtc": version, "seconds": round(seconds, 1), "kernels": kernels, "paths": paths()}
     return json.dumps(figures, indent=1) + "\n"
+
+
+def _residence(result: Usage | Failure, threads: int | None, shared_bytes: int | None) -> dict[str, int]:
+    if isinstance(result, Failure) or threads is None or shared_bytes is None:
+        return {}
+    return {"resident_blocks": resident_blocks(result, threads, shared_bytes)}
 
 
 if __name__ == "__main__":

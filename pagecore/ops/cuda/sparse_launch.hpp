@@ -33,14 +33,29 @@ struct KeySummaryPlanes {
   const char* channels = nullptr;  // on the device
 };
 
+// The heads and dims of the keys.
+struct KeySizes {
+  int64_t heads;
+  int64_t dim;
+};
+
+[[nodiscard]] inline KeySizes key_sizes(const KeySummaryPlanes& planes) {
+  if (planes.key.data == nullptr) return {planes.stored.num_heads, planes.stored.dim};
+  return {planes.key.num_heads, planes.key.dim};
+}
+
+// Raises an error for sizes that summary_params does not support. A call has to check before it writes the keys.
+inline void check_summary_sizes(const KeySummaryPlanes& planes, int64_t num_slots) {
+  const auto [heads, dim] = key_sizes(planes);
+  PC_EXPECTS(heads <= kMaxUnits / std::max({dim, planes.label.dim, int64_t{1}}) && num_slots < kMaxUnits, ShapeError,
+             "a token has ", heads, " heads of ", dim, " and the call ", num_slots,
+             " slots; on CUDA a token has fewer than ", kMaxUnits, " numbers, and a call fewer slots: split the call");
+}
+
 [[nodiscard]] inline PcSummaryParams summary_params(const KeySummaryPlanes& planes, const Indices& slots,
                                                     int64_t num_blocks, int64_t block_size) {
   const bool is_new = planes.key.data != nullptr;
-  const int64_t heads = is_new ? planes.key.num_heads : planes.stored.num_heads;
-  const int64_t dim = is_new ? planes.key.dim : planes.stored.dim, channels = std::max<int64_t>(planes.label.dim, 1);
-  PC_EXPECTS(heads <= kMaxUnits / std::max(dim, channels) && slots.size < kMaxUnits, ShapeError, "a token has ", heads,
-             " heads of ", dim, " and the call ", slots.size, " slots; on CUDA a token has fewer than ", kMaxUnits,
-             " numbers, and a call fewer slots");
+  const auto [heads, dim] = key_sizes(planes);
   PcSummaryParams params = {};
   if (is_new) params.key = device_tokens(planes.key);
   if (!is_new) params.stored = device_cache(planes.stored);
@@ -55,7 +70,7 @@ struct KeySummaryPlanes {
   params.num_slots = num_blocks * block_size;
   params.block_size = make_divisor(block_size);
   params.dim = make_divisor(dim);
-  params.num_channels = make_divisor(channels);
+  params.num_channels = make_divisor(std::max<int64_t>(planes.label.dim, 1));
   params.block_shift = internal::shift_of(block_size);
   params.num_heads = clamped(heads);
   return params;
@@ -84,11 +99,12 @@ struct ScoreSources {
 [[nodiscard]] inline PcScoreParams score_params(const ScoreSources& from) {
   const bool is_bounds = from.low.data != nullptr;
   PC_EXPECTS(from.high.dim <= PC_MAX_SCORED_DIM, UnsupportedOption, "the summaries of keys have ", from.high.dim,
-             " numbers a head; on CUDA at most ", static_cast<int64_t>(PC_MAX_SCORED_DIM));
+             " numbers a head; on CUDA at most ", static_cast<int64_t>(PC_MAX_SCORED_DIM),
+             " are supported: copy the arrays to the host");
   const int64_t heads = from.high.num_heads;
   PC_EXPECTS(std::max({from.query.num_tokens * heads, from.width, from.block_size, from.seq_lens.size}) < kMaxUnits,
              ShapeError, "query has ", from.query.num_tokens, " tokens, and a row of scores ", from.width,
-             " numbers; on CUDA counts are below ", kMaxUnits);
+             " numbers; on CUDA counts are below ", kMaxUnits, ": split the batch");
   PcScoreParams params = {};
   params.query = device_tokens(from.query);
   params.low = device_cache(from.low);

@@ -15,7 +15,7 @@ from pagecore.ops.cuda.manifest import Instance
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '\w+'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
+_USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
 
 
@@ -63,7 +63,7 @@ def read_usage(log: str, symbol: str, kernel: str, architecture: str) -> Usage |
     """Return the resources of one kernel from a ptxas log."""
     parts = _ENTRY.split(log)
     about = dict(zip(parts[1::2], parts[2::2], strict=True)).get(symbol, "")
-    registers, spills, shared = _REGISTERS.search(about), _SPILLS.search(about), _SHARED.search(about)
+    registers, spills, shared = _USED.search(about), _SPILLS.search(about), _SHARED.search(about)
     if registers is None or spills is None:
         return Failure(kernel, architecture, f"the compiler's log says nothing of {symbol}:\n{log}")
     stack, stores, loads = map(int, spills.groups())
@@ -95,6 +95,30 @@ def _measure_one(task: tuple[Instance, str]) -> Usage | Failure:
     except PagecoreError as error:
         return Failure(instance.name, architecture, str(error))
     return read_usage(compiled.log, compiled.symbols[instance.name], instance.name, architecture)
+
+
+# Threads, blocks and bytes of shared memory of a multiprocessor: CUDA C++ Programming Guide, compute capabilities.
+_MULTIPROCESSORS = {
+    "sm_80": (2048, 32, 164 * 1024),
+    "sm_86": (1536, 16, 100 * 1024),
+    "sm_89": (1536, 24, 100 * 1024),
+    "sm_90a": (2048, 32, 228 * 1024),
+    "sm_100a": (2048, 32, 228 * 1024),
+    "sm_120": (1536, 24, 100 * 1024),
+}
+_REGISTERS = 65536  # of a multiprocessor; a warp takes a multiple of 256
+
+
+def resident_blocks(usage: Usage, threads: int, dynamic_shared_bytes: int) -> int:
+    """Return the thread blocks of a kernel that a multiprocessor holds at once.
+
+    Registers are allocated in units of 8 for each thread, so a few more or less mostly change nothing.
+    """
+    most_threads, most_blocks, shared_bytes = _MULTIPROCESSORS[usage.architecture]
+    warps = -(-threads // 32)
+    registers = -(-usage.registers // 8) * 8 * 32 * warps
+    shared = dynamic_shared_bytes + usage.static_shared_bytes + 1024  # which the driver reserves for each block
+    return min(most_blocks, most_threads // (32 * warps), shared_bytes // shared, _REGISTERS // registers)
 
 
 def must_not_spill(instance: Instance) -> bool:

@@ -44,7 +44,8 @@ class ReplayOptions:
         bfloat16.
     model : path or dict, optional
         config.json of the modelled model (see `pagecore.models`), instead of `bytes_per_token`. The cache then has the
-        groups of the model. `memory` is divided among them as by `PagedKVCache`; with `blocks`, each has that number.
+        groups of the model. `memory` is divided among them as by `PagedKVCache` without `max_tokens_per_sequence`; with
+        `blocks`, each has that number.
     num_states : int, optional
         Number of state slots of a model with recurrent states, the null slot counted. The default has `state_ratio`
         times the bytes of the blocks; with unbounded blocks, a slot for every checkpoint of the trace.
@@ -155,7 +156,11 @@ class ReplayOptions:
 
     @property
     def group_blocks(self) -> list[int]:
-        """Number of blocks of each group, as `PagedKVCache(memory=...)` divides the memory, or `blocks` for each."""
+        """Number of blocks of each group, or `blocks` for each.
+
+        The memory is divided as by `PagedKVCache(memory=...)` without `max_tokens_per_sequence`: the division does not
+        depend on the trace.
+        """
         memory = DEFAULT_MEMORY if self.memory is None else self.memory
         if self.layers is None:
             return [self._blocks_within(memory) if self.blocks is None else self.num_blocks]

@@ -141,7 +141,8 @@ PC_DEVICE int pc_count_bits(pc_uint32 bits) { return std::popcount(bits); }
 PC_DEVICE float pc_bits_to_float(pc_uint32 bits) { return std::bit_cast<float>(bits); }
 PC_DEVICE pc_uint32 pc_float_to_bits(float value) { return std::bit_cast<pc_uint32>(value); }
 PC_DEVICE float pc_infinity() { return std::bit_cast<float>(0x7f800000u); }
-PC_DEVICE float pc_max(float a, float b) { return std::fmax(a, b); }
+// Of a number and a NaN, signalling or not, the number; std::fmax returns NaN for a signalling one.
+PC_DEVICE float pc_max(float a, float b) { return a != a ? b : b != b ? a : std::fmax(a, b); }
 PC_DEVICE float pc_fma(float a, float b, float c) { return std::fma(a, b, c); }
 PC_DEVICE float pc_exp2(float value) {
   const float result = std::exp2(value);

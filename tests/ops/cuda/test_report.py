@@ -11,6 +11,7 @@ from pagecore.arrays.cuda import use_runtime
 from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cuda import report, usage
 from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
+from pagecore.ops.cuda.compiler import ARCHITECTURES
 from pagecore.ops.cuda.manifest import Instance, instance, instances
 from pagecore.ops.cuda.report import main, paths, paths_table
 from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
@@ -43,6 +44,28 @@ def test_a_log_without_the_usage_is_a_failure(log):
     found = read_usage(log, "_Z1b", "b", "sm_90a")
     assert isinstance(found, Failure)
     assert "says nothing of _Z1b" in found.message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "registers", "threads", "shared_bytes", "blocks"),
+    [
+        ("sm_90a", 32, 32, 0, 32),  # blocks
+        ("sm_90a", 32, 1024, 0, 2),  # threads
+        ("sm_86", 32, 96, 0, 16),
+        ("sm_90a", 128, 128, 64 * 1024, 3),  # shared memory
+        ("sm_120", 128, 128, 99 * 1024, 1),
+        ("sm_90a", 168, 128, 1024, 3),  # registers
+        ("sm_90a", 169, 128, 1024, 2),
+        ("sm_90a", 176, 128, 1024, 2),
+    ],
+)
+def test_resident_blocks_are_limited_by_the_scarcest_resource(architecture, registers, threads, shared_bytes, blocks):
+    found = Usage("a", architecture, registers, 0, 0, 0, 0)
+    assert usage.resident_blocks(found, threads, shared_bytes) == blocks
+
+
+def test_every_architecture_has_the_sizes_of_its_multiprocessor():
+    assert {usage.resident_blocks(Usage("a", name, 255, 0, 0, 0, 0), 128, 0) for name in ARCHITECTURES} == {2}
 
 
 @pytest.mark.parametrize("entry", ["decode", "decode_stored", "prefill", "prefill_stored", "general", "general_stored"])
@@ -145,8 +168,7 @@ def test_quantised_caches_have_kernels(name, dims, query, served):
     [
         ("float8_e4m3fn", (128, 128), "bfloat16", "prefill_stored<pc_bfloat16,8,128,Plain>"),
         ("float8_e5m2", (96, 64), "float16", "prefill_stored<pc_half,8,128,Plain>"),
-        # Weights in float16 would be relative to scales of values that a row does not attend to.
-        ("int8_token", (96, 64), "float16", "general_stored<128,Plain>"),
+        ("int8_token", (96, 64), "float16", "prefill_stored<pc_half,8,128,Plain>"),
         ("int4_token", (256, 256), "bfloat16", "prefill_stored<pc_bfloat16,4,256,Plain>"),
         ("nvfp4", (64, 64), "float16", "prefill_stored<pc_half,4,64,Plain>"),
         ("mxfp8", (256, 256), "bfloat16", "prefill_stored<pc_bfloat16,8,256,Plain>"),
