@@ -14,7 +14,7 @@ from pagecore.cache.limits import count_blocks
 from pagecore.errors import ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
-from pagecore.storage.attended import chunk_of
+from pagecore.storage.attended import chunk_of, sink_tokens_of
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import window_of
@@ -59,12 +59,18 @@ class GroupPlan:
         """Tokens of a chunk of chunked local attention; None without chunks."""
         return chunk_of(self.spec)
 
+    @property
+    def sink_tokens(self) -> int:
+        """First tokens that a query attends to in addition to its window."""
+        return sink_tokens_of(self.spec)
+
     def as_json(self) -> dict[str, Any]:
         """Return the group as a dict of plain values."""
         return {
             "num_layers": self.num_layers,
             "window": self.window,
             "chunk": self.chunk,
+            "sink_tokens": self.sink_tokens,
             "num_blocks": self.num_blocks,
             "planes": {plane.name: {"shape": plane.shape, "dtype": str(plane.dtype)} for plane in self.spec.planes},
             "bytes_per_token": self.bytes_per_token,

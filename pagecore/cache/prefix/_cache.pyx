@@ -79,6 +79,7 @@ cdef class PrefixCache:
                 min(max(keys.window - 1 + keys.lookahead, keys.chunk == 0), INT32_MAX) for keys in self.kept
             ],
             chunks=[keys.chunk for keys in self.kept],
+            sinks=[keys.sinks for keys in self.kept],
             policy=policy,
         )
         self.policy = policy

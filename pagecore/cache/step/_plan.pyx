@@ -2,7 +2,7 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 
-from pagecore.cache._kept cimport KeptKeys, first_kept
+from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
@@ -134,11 +134,12 @@ cdef class StepPlan:
         Blocks that the row does not keep are released before the last of those tokens, and do not count.
         """
         cdef int32_t i
-        cdef int64_t length, blocks, held
+        cdef int64_t length, blocks, held, passed
         for i in range(self.num_sequences):
             length = (<Sequence>self.sequences[i]).computed
             blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
-            held = blocks - first_kept(keys, length) // self.state.block_size
+            passed = first_kept(keys, length) // self.state.block_size
+            held = blocks - max(0, passed - sink_blocks(keys, self.state.block_size))
             self.converted[i] = <int32_t>min(
                 <int64_t>self.counts[i],
                 (blocks + max(0, self.limits[keys.group] - held)) * self.state.block_size - length,

@@ -24,6 +24,7 @@ from pagecore.interop.transformers.layer import PagedLayer
 from pagecore.interop.transformers.specs import keys_depend_on_length, specs_of_model
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import Spec
+from pagecore.storage.attended import attended_keys
 
 
 class PagedCache(Cache):  # type: ignore[misc]
@@ -119,8 +120,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         device = "cpu" if model.device.type == "cpu" else str(model.device)
         self.kv = PagedKVCache(list(layers), block_size=block_size, device=device, **options)
         self._generation = Generation(self.kv, model)
-        windows = [spec.window for spec in layers]
-        super().__init__(layers=[PagedLayer(self, index, windows) for index in range(len(layers))])
+        limits = [keys.window or keys.chunk for keys in map(attended_keys, layers)]
+        super().__init__(layers=[PagedLayer(self, index, limits) for index in range(len(layers))])
         register_hooks(model, self, self._generation)
         pass_latents_on(model, self)
 

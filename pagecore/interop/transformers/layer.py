@@ -19,12 +19,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, cache: Cache, index: int, windows: Listed[int | None]) -> None:
+    def __init__(self, cache: Cache, index: int, limits: Listed[int | None]) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
         self._index = index
-        self._windows = windows
-        self.is_sliding = windows[index] is not None
+        self._limits = limits
+        self.is_sliding = limits[index] is not None
         self.is_initialized = True
 
     def lazy_initialization(self, *_: Any) -> None:
@@ -37,7 +37,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """Return the number of columns, those of the forward pass included, and the offset 0."""
         columns = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return Columns(self.get_seq_length() + columns, self._windows), 0
+        return Columns(self.get_seq_length() + columns, self._limits), 0
 
     def get_seq_length(self, *_: Any) -> int:
         """Return the number of computed columns, padding included."""
