@@ -80,7 +80,7 @@ struct PcAttentionParams {
   PcFloat key_type;
   PcFloat value_type;
   float scale;
-  float softcap;  // 0: none
+  float softcap;         // 0: none
   pc_int32 sink_tokens;  // first keys that are attended to in addition to the window; items do not cross their end
   pc_int32 pad;
   PcSelection selection;

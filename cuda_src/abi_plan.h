@@ -15,8 +15,8 @@
 // num_split_rows rows of splits, each worker of a batch-invariant plan has query_tile rows of its own, in which it
 // folds the pieces of a tile that is not split.
 //
-// With sink tokens, the first split of every tile is an item over the sinks, which the CTA joins with the items over the
-// keys of the window. The worker of the tile's first piece has it. Every tile has partial rows then, and a
+// With sink tokens, the first split of every tile is an item over the sinks, which the CTA joins with the items over
+// the keys of the window. The worker of the tile's first piece has it. Every tile has partial rows then, and a
 // batch-invariant plan splits every tile at every kFoldTokens, so that no worker folds.
 #pragma once
 

@@ -116,8 +116,8 @@ struct KeyRange {
   PC_MEMBER bool overlaps(int j, int count) const { return j < end && j + count > begin; }
 };
 
-// Keys that a query may attend to under the causal rule and the window or chunk, as in pagecore/ops/key_range.hpp. Sinks
-// are left out.
+// Keys that a query may attend to under the causal rule and the window or chunk, as in pagecore/ops/key_range.hpp.
+// Sinks are left out.
 PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int length) {
   const pc_int64 right = p.causal != 0 ? 0 : p.window_right;
   pc_int64 first = static_cast<pc_int64>(position) - p.window_left;

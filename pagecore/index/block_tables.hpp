@@ -7,10 +7,10 @@
 //   table[row] =  0 7 3 9 0 0 0 ...                      0    7    3     9
 //                 hole      ^ count = 4
 //
-// Holes can also follow blocks that a window always sees, the sinks. Tokens that were computed elsewhere can leave holes
-// after blocks, until release_before() passes them. A row can begin
-// with blocks of more tokens than its length: other layers have to compute these tokens again, and a step over them
-// neither copies nor writes the blocks, so that its slots there are padding.
+// Holes can also follow blocks that a window always sees, the sinks. Tokens that were computed elsewhere can leave
+// holes after blocks, until release_before() passes them. A row can begin with blocks of more tokens than its length:
+// other layers have to compute these tokens again, and a step over them neither copies nor writes the blocks, so that
+// its slots there are padding.
 //
 // I1: a used row has 0 <= length <= count * block_size in every group; an unused row has length 0 and count 0.
 // I2: table entries from `count` on are null, and so are entries below `num_holes`. The null row, after the last row,

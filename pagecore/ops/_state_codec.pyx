@@ -146,7 +146,7 @@ def convert_slots(Tensor state not None, Tensor codes not None, Tensor scales no
 cdef Tensor state_tensor(object array, str name, int least=2):
     cdef Tensor tensor = any_tensor(array, name)
     if tensor.device_type != CPU:
-        raise UnsupportedOption(f"{name} is on {tensor.device}; int8 states are converted on the host: pass a copy there")
+        raise UnsupportedOption(f"{name} is on {tensor.device}; int8 states are converted on the host: copy it there")
     if tensor.dtype_code != FLOAT32 and tensor.dtype_code != LAST_FLOAT:
         raise UnsupportedDtype(f"{name} is {tensor.dtype}; it must be float32 or bfloat16")
     return contiguous(tensor, name, least)
@@ -155,7 +155,7 @@ cdef Tensor state_tensor(object array, str name, int least=2):
 cdef Tensor checked_codes(object array):
     cdef Tensor tensor = any_tensor(array, "codes")
     if tensor.device_type != CPU:
-        raise UnsupportedOption(f"codes is on {tensor.device}; int8 states are converted on the host: pass a copy there")
+        raise UnsupportedOption(f"codes is on {tensor.device}; int8 states are converted on the host: copy it there")
     if tensor.dtype_code != INT8:
         raise UnsupportedDtype(f"codes is {tensor.dtype}; it must be int8")
     return contiguous(tensor, "codes", 2)

@@ -82,8 +82,8 @@ def attended_keys(spec: Spec) -> AttendedKeys:
     sinks = sink_tokens_of(spec)
     if sinks and window is None:
         raise UnsupportedOption(
-            f"a {type(spec).__name__} has {sinks} sink tokens and no window; sink tokens belong to a window: set window, "
-            "or leave sink_tokens out"
+            f"a {type(spec).__name__} has {sinks} sink tokens and no window; sink tokens belong to a window: "
+            "set window, or leave sink_tokens out"
         )
     return AttendedKeys(window, chunk, lookahead if window is not None or chunk is not None else 0, sinks)
 

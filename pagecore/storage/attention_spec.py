@@ -108,8 +108,8 @@ class AttentionSpec:
         put("sink_tokens", require_int("sink_tokens", self.sink_tokens, min=0))
         if self.sink_tokens and self.window is None:
             raise UnsupportedOption(
-                f"sink_tokens is {self.sink_tokens} and there is no window; sink tokens belong to a window: set window, "
-                "or leave sink_tokens out"
+                f"sink_tokens is {self.sink_tokens} and there is no window; sink tokens belong to a window: "
+                "set window, or leave sink_tokens out"
             )
         put("lookahead", require_int("lookahead", self.lookahead, min=0))
         name, reach = ("window", self.window) if self.chunk is None else ("chunk", self.chunk)

@@ -64,15 +64,13 @@ class CheckpointPool:
     >>> checkpoints.load([7], [2])
     """
 
-    def __init__(
-        self, states: StatePool, num_slots: int, *, format: str = "int8", planes: Any = ("temporal",)
-    ) -> None:
+    def __init__(self, states: StatePool, num_slots: int, *, format: str = "int8", planes: Any = ("temporal",)) -> None:
         if not isinstance(states, StatePool):
             raise UnsupportedOption(f"states is {shown(states)}; expected a StatePool")
         if states.device != "cpu":
             raise UnsupportedOption(
-                f"states is on {states.device}; int8 states are converted on the host: keep checkpoints in slots of the "
-                "pool, or use a pool with device='cpu'"
+                f"states is on {states.device}; int8 states are converted on the host: keep checkpoints in slots of "
+                "the pool, or use a pool with device='cpu'"
             )
         if format != "int8":
             raise UnsupportedOption(f"format is {shown(format)}; use 'int8'")
@@ -194,9 +192,7 @@ class CheckpointPool:
             transfer_blocks([from_], [to], pairs, independent=True)
 
     @staticmethod
-    def slots_for(
-        memory: Memory, specs: Specs, num_layers: int | None = None, planes: Any = ("temporal",)
-    ) -> int:
+    def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, planes: Any = ("temporal",)) -> int:
         """Return the number of checkpoints that fit into `memory`, including the null slot.
 
         Raises

@@ -238,5 +238,18 @@ def test_a_spec_of_the_caller_with_sink_tokens_needs_a_window():
         window = None
         sink_tokens = 3
 
-    with pytest.raises(UnsupportedOption, match="an? Own has 3 sink tokens and no window"):
+    with pytest.raises(UnsupportedOption, match=r"an? Own has 3 sink tokens and no window"):
         PagedKVCache(Own(), num_blocks=9, device="none")
+
+
+def test_eviction_gives_up_the_window_before_the_sinks():
+    """The sinks serve every prefix of the path; of 5 blocks, 3 are held: 0, 3 and 4."""
+    tree = RadixTree(4, full=1, windows=[7], sinks=[4])
+    tokens = list(range(20))
+    tree.insert(tokens, ([1, 2, 3, 4, 5], [1, 0, 0, 4, 5]))
+    with tree.match_and_lock(tokens) as receipt:
+        assert receipt.num_tokens == 20
+        assert tree.evictable("window") == 0
+    gone = tree.evict("window", 2)
+    assert gone.blocks[1].tolist() == [4, 5]
+    assert tree.held_blocks(1).tolist() == [1]

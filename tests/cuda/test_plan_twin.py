@@ -59,7 +59,7 @@ def test_chunks_and_sinks_are_planned_as_by_the_twin(cuda, batch, chunk, sink_to
 
 
 LARGE: dict[str, Any] = {
-    "sinks": (None, [100_000] * 40 + [700] * 300 + [3] * 20, {"window": 1024, "sink_tokens": 4}),
+    "decode and sinks": (None, [100_000] * 40 + [700] * 300 + [3] * 20, {"window": 1024, "sink_tokens": 4}),
     "prompts with sinks": ([0, 9000, 9050, 9051], [12_000, 50, 900], {"window": 3000, "sink_tokens": 130}),
     "one sequence for many workers": (None, [100_000], {"num_workers": 1500}),
     "a short one for many workers": (None, [700], {"num_workers": 1500}),

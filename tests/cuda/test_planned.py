@@ -65,7 +65,8 @@ def test_every_device_has_room_for_its_plan(cuda, num_sequences, num_tokens, kv_
     assert rows * width < needed + 32 * rows + 1024
 
 
-@pytest.mark.parametrize("options",
+@pytest.mark.parametrize(
+    "options",
     [
         {},
         {"window": 50},

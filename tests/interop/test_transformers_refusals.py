@@ -348,7 +348,9 @@ def test_a_mask_of_another_window_raises_when_a_layer_attends_with_it():
     """A model also makes masks for windows that no layer has."""
     model = make_model("mistral")
     cache = make_cache(model, layers=[SPEC] * 4)
-    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*a chunk of 8 keys.*specs that have the model's windows and chunks"):
+    with pytest.raises(
+        UnsupportedOption, match=rf"{OWN_MASK}.*a chunk of 8 keys.*specs that have the model's windows and chunks"
+    ):
         run(model, prompts(), cache)
     assert cache.kv.num_sequences == 0
     moe = make_model("qwen2_moe")  # has a window of 0, but no sliding-window layer

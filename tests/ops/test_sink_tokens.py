@@ -40,7 +40,12 @@ def test_sink_tokens_agree_with_the_reference(isa, sink_tokens, window):
 def test_half_precision(isa, dtype, dim):
     for query_lens in ((70, 130, 1), (1, 1, 1)):
         shape = Shape(
-            (200, 130, 700), query_lens, heads=(8, 2), dims=(dim, dim), query_dtype=dtype, cache_dtype=dtype,
+            (200, 130, 700),
+            query_lens,
+            heads=(8, 2),
+            dims=(dim, dim),
+            query_dtype=dtype,
+            cache_dtype=dtype,
         )
         make_case(shape, window=50, sink_tokens=4).check()
 
@@ -55,7 +60,9 @@ def test_quantised_caches(isa, format):
     query = rng.standard_normal((6, 4, 64)).astype(np.float32)
     table, lens, cu = rng.permutation(12)[None], [190], [0, 6]
     options = {"cu_query_lens": cu, "window": 40, "sink_tokens": 5}
-    scales = {f"{name}_scale": each[1] if not factor else 0.5 for name, each in zip(("key", "value"), coded, strict=True)}
+    scales = {
+        f"{name}_scale": each[1] if not factor else 0.5 for name, each in zip(("key", "value"), coded, strict=True)
+    }
     got = paged_attention(query, coded[0][0], coded[1][0], table, lens, **options, **scales)
     expected, _ = reference(query, *(np.asarray(each) for each in numbers), table, lens, **options)
     np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2)
@@ -92,7 +99,7 @@ def test_worked_example_c6_a_query_sees_sinks_and_window():
 def test_keys_between_sinks_and_window_are_not_read(isa):
     """Blocks of the hole may be any block of the cache, and even of none."""
     *arguments, cu = case(9, [100], [3])
-    query, key, value, table, lens = arguments
+    _, key, value, table, _ = arguments
     seen = allowed(3, 100, window=20, sink_tokens=5).any(axis=0)
     for cache in (key, value):
         for token in np.flatnonzero(~seen):

@@ -32,7 +32,7 @@ def allowed(
     j = np.arange(seq_len)[None, :]
     attended = np.ones((query_len, seq_len), dtype=bool)
     if isinstance(window, tuple):
-        left, right = window
+        left, _ = window
         if left is not None and left != -1:
             attended &= j >= p - left
     elif window is not None:

@@ -44,7 +44,9 @@ def attended(position: int, length: int, causal: bool, window: Any, chunk: int |
     return range(begin, min(max(end, begin), length))
 
 
-def tiles_of(cu: list[int], lens: list[int], section: int, group: int, invariant: bool, keys: Any, sinks: int) -> list[Tile]:
+def tiles_of(
+    cu: list[int], lens: list[int], section: int, group: int, invariant: bool, keys: Any, sinks: int
+) -> list[Tile]:
     size = max(1, (DECODE_ROWS, PROMPT_ROWS)[section] // group)
     tiles = []
     for i, length in enumerate(lens):

@@ -3,7 +3,9 @@
 import numpy as np
 
 
-def dense_attention(query, keys, values, *, scale=None, window=None, chunk=None, sink_tokens=0, softcap=0.0, sinks=None):
+def dense_attention(
+    query, keys, values, *, scale=None, window=None, chunk=None, sink_tokens=0, softcap=0.0, sinks=None
+):
     """Causal attention of the last ``len(query)`` positions of a sequence.
 
     query [q, Hq, D], keys [n, Hkv, D], values [n, Hkv, Dv] -> [q, Hq, Dv]

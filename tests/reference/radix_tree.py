@@ -597,7 +597,11 @@ class RadixTree:
             ]
             for node in can_go:
                 self.expire(node.eviction[component])
-            node = min(can_go, key=lambda node: (*node.eviction[component].key(self.policy), node.depth))
+            sinks = self.sink_blocks(component)
+            node = min(
+                can_go,
+                key=lambda node: (*node.eviction[component].key(self.policy), node.depth < sinks, node.depth),
+            )
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)

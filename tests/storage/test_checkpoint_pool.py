@@ -97,9 +97,7 @@ def test_a_checkpoint_is_saved_and_loaded():
         for source, target in ((1, 3), (3, 1), (1, 4)):
             codes, scales = twin(given[source])
             np.testing.assert_array_equal(read[target], codes.astype(np.float32) * scales[..., None, :])
-            np.testing.assert_array_equal(
-                numbers(pool, "conv", layer)[target], numbers(before, "conv", layer)[source]
-            )
+            np.testing.assert_array_equal(numbers(pool, "conv", layer)[target], numbers(before, "conv", layer)[source])
         assert (read[2] == 0).all()
         np.testing.assert_array_equal(checkpoints.plane("temporal", layer).numpy()[2], twin(given[1])[0])
         np.testing.assert_array_equal(checkpoints.plane("temporal_scale", layer).numpy()[1], twin(given[3])[1])

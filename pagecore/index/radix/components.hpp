@@ -66,7 +66,8 @@ struct Components {
   }
   // Nodes that a receipt may split: where each window begins, and where its sinks end.
   [[nodiscard]] int64_t num_cuts() const {
-    return std::ssize(windows) + std::count_if(windows.begin(), windows.end(), [](const Window& w) { return w.sinks > 0; });
+    return std::ssize(windows) +
+           std::count_if(windows.begin(), windows.end(), [](const Window& w) { return w.sinks > 0; });
   }
 };
 

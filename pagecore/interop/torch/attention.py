@@ -105,7 +105,8 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend to paged keys and values: `pagecore.paged_attention` as a torch operator.
 
-    Takes all options of `pagecore.paged_attention` except `stream`; the operator runs on torch's current stream. All tensors are on one device.
+    Takes all options of `pagecore.paged_attention` except `stream`; the operator runs on torch's current stream. All
+    tensors are on one device.
 
     Parameters
     ----------

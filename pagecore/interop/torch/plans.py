@@ -10,9 +10,7 @@ from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype
 from pagecore.ops.cuda._device_plan import plan_shape
 
 
-def empty_plan(
-    seq_lens: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int, has_sinks: bool = False
-) -> Any:
+def empty_plan(seq_lens: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int, has_sinks: bool = False) -> Any:
     """Return an uninitialised plan; on the host its width is 0, because each call plans its batch itself."""
     rows, width = plan_shape(seq_lens.shape[0], num_tokens, num_query_heads, num_kv_heads, has_sinks)
     shape = (rows, 0 if seq_lens.device.type == "cpu" else width)

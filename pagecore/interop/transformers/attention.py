@@ -141,8 +141,8 @@ def _mask_refusal(rule: str, columns: Columns) -> str:
     limits = sorted(filter(None, columns.limits)) or "none"
     return (
         f"the model uses a mask of its own on top of causality ({rule}); with a PagedCache attention {NAME!r} serves "
-        f"causal attention and the windows and chunks of the cache's layers ({limits}): make the cache with specs that have the "
-        "model's windows and chunks, or use another cache"
+        f"causal attention and the windows and chunks of the cache's layers ({limits}): make the cache with specs that "
+        "have the model's windows and chunks, or use another cache"
     )
 
 

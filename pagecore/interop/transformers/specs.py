@@ -38,8 +38,8 @@ def specs_of_model(
     Raises
     ------
     UnsupportedOption
-        The number of heads or dims is missing, or a layer has neither full, sliding-window, chunked (Llama 4) nor latent
-        attention (an indexer, linear-attention or recurrent states).
+        The number of heads or dims is missing, or a layer has neither full, sliding-window, chunked (Llama 4) nor
+        latent attention (an indexer, linear-attention or recurrent states).
     PagecoreError
         As `specs_from_config`.
     """

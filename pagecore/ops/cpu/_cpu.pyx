@@ -184,7 +184,8 @@ cdef int dequantize(const Codec& codec) except -1:
 
 
 cdef void convert_states(
-        const StatePlane& plane, const int64_t* pairs, int64_t count, int64_t num_threads, bint restores) noexcept nogil:
+        const StatePlane& plane, const int64_t* pairs, int64_t count, int64_t num_threads,
+        bint restores) noexcept nogil:
     if restores:
         run_dequantize_states(plane, pairs, count, num_threads)
     else:

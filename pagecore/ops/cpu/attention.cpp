@@ -57,8 +57,7 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
     const int64_t length = batch.num_keys()[i], queries = batch.cu_query_lens()[i + 1] - batch.cu_query_lens()[i];
     if (queries == 0) continue;
     const KeyRange range = attended_keys(window, length - queries, length - 1, length);
-    const auto attended =
-        static_cast<double>(range.end - range.begin + sink_keys(window, length - 1, length).end);
+    const auto attended = static_cast<double>(range.end - range.begin + sink_keys(window, length - 1, length).end);
     keys += attended;
     products += attended * static_cast<double>(queries);
   }

@@ -127,7 +127,8 @@ bool CheckedBatch::attended(const AttentionArgs& args, int64_t sequence, int64_t
   for (int64_t query = 0; query < queries; ++query) {
     const int64_t position = length - queries + query;
     const uint8_t* mask = args.mask + mask_starts_[at] + query * length;
-    for (const KeyRange& keys : {sink_keys(window, position, length), attended_keys(window, position, position, length)}) {
+    for (const KeyRange& keys :
+         {sink_keys(window, position, length), attended_keys(window, position, position, length)}) {
       for (int64_t key = std::max(begin, keys.begin); key < std::min(end, keys.end); ++key) {
         if (mask[key] != 0) return true;
       }
@@ -176,8 +177,9 @@ void CheckedBatch::check_plan(const AttentionArgs& args, const PlanView& plan) c
   const Window planned = make_window(plan.causal, plan.window_left, plan.window_right, plan.sink_tokens);
   const Window wanted = window_of(args);
   PC_EXPECTS(planned.left == wanted.left && planned.right == wanted.right && planned.sinks == wanted.sinks, ShapeError,
-             "the plan is for causal=", plan.causal, " and ", described(plan.window_left, plan.window_right, plan.sink_tokens),
-             ", the call has causal=", args.causal, " and ", described(args.window_left, args.window_right, args.sink_tokens), kRemedy);
+             "the plan is for causal=", plan.causal, " and ",
+             described(plan.window_left, plan.window_right, plan.sink_tokens), ", the call has causal=", args.causal,
+             " and ", described(args.window_left, args.window_right, args.sink_tokens), kRemedy);
   PC_EXPECTS(plan.num_sequences == num_sequences_, ShapeError, "the plan is for ", plan.num_sequences,
              " sequences and the batch has ", num_sequences_, kRemedy);
   PC_EXPECTS(std::equal(seq_lens(), seq_lens() + num_sequences_, plan.seq_lens), ShapeError,

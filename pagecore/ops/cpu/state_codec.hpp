@@ -18,7 +18,7 @@ struct StatePlane {
   char* state = nullptr;
   int8_t* codes = nullptr;
   char* scales = nullptr;
-  Float type = Float::F32;  // of state and scales: F32 or BF16
+  Float type = Float::F32;   // of state and scales: F32 or BF16
   int64_t num_matrices = 0;  // of a slot
   int64_t num_values = 0;
   int64_t num_keys = 0;

@@ -3,7 +3,9 @@ from typing import Any
 from pagecore.arrays import Tensor
 from pagecore.ops import AttentionPlan
 
-def plan_shape(num_sequences: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int, has_sinks: bool = False) -> tuple[Any, Any]: ...
+def plan_shape(
+    num_sequences: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int, has_sinks: bool = False
+) -> tuple[Any, Any]: ...
 def plan_lengths(
     out: Any,
     seq_lens: Any,

@@ -146,8 +146,8 @@ class CudaPlanner {
   };
   static constexpr int64_t kMaxCost = (int64_t{1} << 31) + kItemCost;
 
-  // Items grouped by worker: worker w has first_item[w] .. first_item[w + 1] - 1. The items over sinks are left out, but
-  // their partial rows precede those of the first split of the tile.
+  // Items grouped by worker: worker w has first_item[w] .. first_item[w + 1] - 1. The items over sinks are left out,
+  // but their partial rows precede those of the first split of the tile.
   struct Assignment {
     bool has_sinks = false;
     std::vector<PcWorkItem> items;
@@ -362,7 +362,7 @@ class CudaPlanner {
       for (int32_t i = deal.first_item[worker]; i < deal.first_item[worker + 1]; ++i) {
         PcWorkItem item = deal.items[static_cast<size_t>(i)];
         ++item.num_splits;
-        PC_ASSERT(to + 2 <= layout_->max_items);
+        PC_ASSERT(to + (item.split == 0 ? 2 : 1) <= layout_->max_items);
         if (item.split++ == 0) {
           PcWorkItem sinks = item;
           sinks.key_begin = 0;

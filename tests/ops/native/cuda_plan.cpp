@@ -80,7 +80,8 @@ void covers(const Planned& plan) {
       }
     }
   }
-  const Window window = make_window(plan.options.causal, plan.options.window_left, plan.options.window_right, plan.options.sink_tokens);
+  const Window window =
+      make_window(plan.options.causal, plan.options.window_left, plan.options.window_right, plan.options.sink_tokens);
   for (size_t i = 0; i < plan.lens.size(); ++i) {
     for (int32_t row = plan.cu[i]; row < plan.cu[i + 1]; ++row) {
       auto& parts = items_of[row];
@@ -95,7 +96,8 @@ void covers(const Planned& plan) {
       const KeyRange keys = attended_keys(window, position, position, plan.lens[i]);
       PC_CHECK(parts.back().key_end <= plan.lens[i] && parts[0].key_begin >= 0, "keys");
       const size_t first = window.sinks > 0 ? 1 : 0;
-      PC_CHECK(keys.begin == keys.end || (parts[first].key_begin <= keys.begin && parts.back().key_end >= keys.end), row);
+      PC_CHECK(keys.begin == keys.end || (parts[first].key_begin <= keys.begin && parts.back().key_end >= keys.end),
+               row);
       if (first == 0) continue;
       const KeyRange sinks = sink_keys(window, position, plan.lens[i]);
       PC_CHECK(parts.size() >= 2 && parts[0].key_begin == 0 && parts[0].key_end >= sinks.end, "sinks of row ", row);
