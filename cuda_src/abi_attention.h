@@ -73,18 +73,20 @@ struct PcAttentionParams {
   pc_int32 block_size;
   pc_int32 block_shift;   // block_size == 1 << block_shift, or -1
   pc_int32 causal;        // 1 or 0
-  pc_int32 window_left;   // keys before a query's own position; -1: unbounded
+  pc_int32 window_left;   // keys before a query's own position; -1: unbounded; below -1: chunks of -1 - window_left
   pc_int32 window_right;  // keys after it; -1: unbounded
   pc_int32 fold_tokens;  // batch-invariant: keys are summed in pieces of this length, which are joined in order; 0: off
   PcFloat query_type;    // of query and out
   PcFloat key_type;
   PcFloat value_type;
   float scale;
-  float softcap;  // 0: none
+  float softcap;         // 0: none
+  pc_int32 sink_tokens;  // first keys that are attended to in addition to the window; items do not cross their end
+  pc_int32 pad;
   PcSelection selection;
 };
 
 static_assert(sizeof(PcSchedule) == 16, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, lse) == 232, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, num_tokens) == 344, "the layout is part of the ABI");
-static_assert(sizeof(PcAttentionParams) == 488, "the layout is part of the ABI");
+static_assert(sizeof(PcAttentionParams) == 496, "the layout is part of the ABI");

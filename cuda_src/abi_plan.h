@@ -14,6 +14,10 @@
 // launch have partial rows of their own; the two launches use the same partial rows one after the other. After the
 // num_split_rows rows of splits, each worker of a batch-invariant plan has query_tile rows of its own, in which it
 // folds the pieces of a tile that is not split.
+//
+// With sink tokens, the first split of every tile is an item over the sinks, which the CTA joins with the items over
+// the keys of the window. The worker of the tile's first piece has it. Every tile has partial rows then, and a
+// batch-invariant plan splits every tile at every kFoldTokens, so that no worker folds.
 #pragma once
 
 #include "abi_attention.h"
@@ -87,8 +91,8 @@ static_assert(sizeof(PcPlanLayout) == 128, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPlanLayout, items) == 72, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPlanLayout, max_tiles) == 112, "the layout is part of the ABI");
 static_assert(sizeof(PcPlanTile) == 32, "the kernel reads a tile as two 16-byte vectors");
-static_assert(__builtin_offsetof(PcPlanParams, buffer) == 616, "the layout is part of the ABI");
-static_assert(sizeof(PcPlanParams) == 624, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPlanParams, buffer) == 624, "the layout is part of the ABI");
+static_assert(sizeof(PcPlanParams) == 632, "the layout is part of the ABI");
 
 namespace pagecore {
 

@@ -116,13 +116,26 @@ struct KeyRange {
   PC_MEMBER bool overlaps(int j, int count) const { return j < end && j + count > begin; }
 };
 
-// Keys that a query may attend to under the causal rule and the window, as in pagecore/ops/key_range.hpp.
+// Keys that a query may attend to under the causal rule and the window or chunk, as in pagecore/ops/key_range.hpp.
+// Sinks are left out.
 PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int length) {
   const pc_int64 right = p.causal != 0 ? 0 : p.window_right;
-  const pc_int64 first = static_cast<pc_int64>(position) - p.window_left;
-  const pc_int64 last = static_cast<pc_int64>(position) + right;
-  const int begin = p.window_left < 0 ? 0 : clamp(first, 0, length);
-  return {begin, right < 0 ? length : clamp(last + 1, begin, length)};
+  pc_int64 first = static_cast<pc_int64>(position) - p.window_left;
+  pc_int64 end = right < 0 ? length : static_cast<pc_int64>(position) + right + 1;
+  if (p.window_left < -1) {
+    const int chunk = -1 - p.window_left;
+    first = static_cast<pc_int64>(max_of(position, 0) / chunk) * chunk;
+    const pc_int64 chunk_end = position < 0 ? 0 : first + chunk;
+    end = end < chunk_end ? end : chunk_end;
+  }
+  const int begin = p.window_left == -1 ? 0 : clamp(first, 0, length);
+  return {begin, clamp(end, begin, length)};
+}
+
+// The first key of an item that a query may attend to, whose window begins at `begin`. An item that begins before the
+// end of the sinks has sinks only.
+PC_DEVICE int first_of_item(const PcAttentionParams& p, const PcWorkItem& item, int begin) {
+  return item.key_begin < p.sink_tokens ? 0 : begin;
 }
 
 // A plan can be older than the lengths. Clamps the queries of an item to those that exist.
@@ -137,7 +150,7 @@ PC_DEVICE void clamp_item(const PcAttentionParams& p, const Sequence& sequence, 
   const int first = sequence.position(item.query_begin);
   const KeyRange a = attended_keys(p, first, sequence.length);
   const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
-  item.key_begin = clamp(item.key_begin, a.begin, b.end);
+  item.key_begin = clamp(item.key_begin, first_of_item(p, item, a.begin), b.end);
   item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
 }
 

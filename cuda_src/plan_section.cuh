@@ -25,6 +25,7 @@ class PlanSection {
         block_(block),
         section_(params.layout.sections[id]),
         invariant_(params.layout.batch_invariant != 0),
+        sinks_(params.attention.sink_tokens > 0 ? 1 : 0),
         first_item_(params.buffer + section_.first_item),
         items_(params.buffer + params.layout.items),
         tile_starts_(params.buffer + params.layout.tile_starts + sizeof(pc_int32) * id * params.layout.max_sequences),
@@ -114,10 +115,10 @@ class PlanSection {
     tile.query_begin = sequence.queries_begin + (t - tile_starts_.load(index)) * section_.query_tile;
     tile.query_count = min_of(section_.query_tile, sequence.queries_end - tile.query_begin);
     const int position = sequence.position(tile.query_begin), length = sequence.length;
-    tile.key_begin = attended_keys(p, position, length).begin;
+    tile.key_begin = max_of(attended_keys(p, position, length).begin, min_of(p.sink_tokens, length));
     tile.key_end = max_of(attended_keys(p, position + tile.query_count - 1, length).end, tile.key_begin);
     const bool is_alone = sequence.queries_end - sequence.queries_begin == tile.query_count;
-    const bool folds = is_alone && tile.key_begin != tile.key_end;
+    const bool folds = (is_alone || sinks_ != 0) && tile.key_begin != tile.key_end;
     tile.pieces = folds ? (tile.key_end - 1) / kFoldTokens - tile.key_begin / kFoldTokens + 1 : 1;
     return tile;
   }
@@ -149,11 +150,13 @@ class PlanSection {
       if (!exists) continue;
       cuts_before_.store(w, before);
       if (is_cut) cut_keys_.store(before, key);
-      // One item for each tile and each cut so far, and this tile's last item if the border has moved to its end.
-      first_item_.store(w, first + t + before + is_cut + (key == TileCuts::kBehind));
+      // One item for each tile and each cut so far, and this tile's last item if the border has moved to its end. Sinks
+      // are an item of each tile that the border is not at the begin of.
+      const int sinks = sinks_ * (t + (key > begin_of(t)));
+      first_item_.store(w, first + t + before + is_cut + (key == TileCuts::kBehind) + sinks);
     }
     if (pc_thread() == 0) cuts_before_.store(section_.num_workers, cuts);
-    num_items_ = num_tiles_ + cuts;
+    num_items_ = num_tiles_ * (1 + sinks_) + cuts;
     pc_sync_block();
   }
 
@@ -177,12 +180,15 @@ class PlanSection {
         tile = tile_at(t);
         const int before = cuts_before_.load(shares_.border_from(tile_costs_.load(t)));
         tile.pieces = 1 + cuts_before_.load(shares_.border_from(tile_costs_.load(t + 1))) - before;
-        tile.first_item = t + before;
-        own = tile.pieces > 1 ? static_cast<pc_int64>(tile.pieces) * tile.query_count : 0;
+        tile.first_item = t * (1 + sinks_) + before;
+        own = rows_of(tile);
       }
-      tile.partial = static_cast<int>(rows + block_.exclusive_sum(own, all));
+      const pc_int64 partial = rows + block_.exclusive_sum(own, all);
+      tile.partial = static_cast<int>(partial);
       rows += all;
-      if (exists) store_pieces(t, tile);
+      if (!exists) continue;
+      store_pieces(t, tile);
+      if (sinks_ != 0) drop_without_room(t, partial + own);
     }
     finish_rows(rows);
   }
@@ -197,14 +203,16 @@ class PlanSection {
       PcPlanTile tile = {};
       if (exists) tile = tile_at(t);
       pc_int64 all;
-      const pc_int64 own = tile.pieces > 1 ? static_cast<pc_int64>(tile.pieces) * tile.query_count : 0;
+      const pc_int64 own = rows_of(tile);
       const pc_int64 partial = rows + block_.exclusive_sum(own, all);
       rows += all;
       tile.partial = static_cast<int>(partial);
       if (partial + own > params_.layout.num_split_rows) tile.pieces = min_of(tile.pieces, 1);
-      tile.first_item = num_items_ + static_cast<int>(block_.exclusive_sum(tile.pieces, all));
+      tile.first_item = num_items_ + static_cast<int>(block_.exclusive_sum(exists ? tile.pieces + sinks_ : 0, all));
       num_items_ += static_cast<int>(all);
-      if (exists) store_pieces(t, tile);
+      if (!exists) continue;
+      store_pieces(t, tile);
+      if (sinks_ != 0) drop_without_room(t, partial + own);
     }
     finish_rows(rows);
   }
@@ -219,11 +227,27 @@ class PlanSection {
       int done = tile.pieces;
       if (key == TileCuts::kBefore) done = 0;
       if (key >= 0 && key != TileCuts::kBehind) done = key / kFoldTokens - tile.key_begin / kFoldTokens;
-      first_item_.store(w, first + tile.first_item + done);
+      first_item_.store(w, first + tile.first_item + done + (done > 0 ? sinks_ : 0));
     }
   }
 
   // ---- items
+
+  // Partial rows of a tile; none if it is one item.
+  PC_MEMBER pc_int64 rows_of(const PcPlanTile& tile) const {
+    const int parts = tile.pieces + sinks_;
+    return parts > 1 ? static_cast<pc_int64>(parts) * tile.query_count : 0;
+  }
+
+  // Drops the queries of a tile whose partial rows end after those of the layout, because cu_query_lens is invalid.
+  PC_MEMBER void drop_without_room(int t, pc_int64 end) const {
+    if (end <= params_.layout.num_split_rows) return;
+    PcPlanTile tile = tile_at(t);
+    tile.query_count = tile.partial = 0;
+    store_tile(t, tile);
+  }
+
+  PC_MEMBER int begin_of(int t) const { return tiles_.load(8LL * t + 3); }
 
   PC_MEMBER void finish_rows(pc_int64 rows) {
     num_partial_rows_ = min_of(clamp(rows, 0, 0x7fffffff), params_.layout.num_split_rows);
@@ -234,14 +258,20 @@ class PlanSection {
     for (int i = pc_thread(); i < num_items_; i += PC_PLAN_THREADS) {
       const int t = last_at_most(num_tiles_, i, [&](int k) { return tiles_.load(8LL * k + 6); });
       const PcPlanTile tile = tile_at(t);
-      const int split = i - tile.first_item;
-      const int key_begin = split == 0 ? tile.key_begin : cut_before(t, tile, split);
-      const int key_end = split == tile.pieces - 1 ? tile.key_end : cut_before(t, tile, split + 1);
-      const int partial = tile.pieces > 1 ? tile.partial + split * tile.query_count : -1;
+      const bool dropped = sinks_ != 0 && tile.query_count == 0;
+      const int part = i - tile.first_item, piece = part - sinks_;
+      const int split = dropped ? 0 : part, parts = dropped ? 1 : tile.pieces + sinks_;
+      int key_begin = piece <= 0 ? tile.key_begin : cut_before(t, tile, piece);
+      int key_end = piece == tile.pieces - 1 ? tile.key_end : cut_before(t, tile, piece + 1);
+      if (piece < 0) {
+        key_begin = 0;
+        key_end = min_of(params_.attention.sink_tokens, tile.key_end);
+      }
+      const int partial = parts > 1 ? tile.partial + split * tile.query_count : -1;
       const pc_vector a = {{static_cast<pc_uint32>(tile.sequence), static_cast<pc_uint32>(tile.query_begin),
                             static_cast<pc_uint32>(tile.query_count), static_cast<pc_uint32>(key_begin)}};
       const pc_vector b = {{static_cast<pc_uint32>(key_end), static_cast<pc_uint32>(partial),
-                            static_cast<pc_uint32>(split), static_cast<pc_uint32>(tile.pieces)}};
+                            static_cast<pc_uint32>(split), static_cast<pc_uint32>(parts)}};
       items_.store_vector(8LL * (first + i), a);
       items_.store_vector(8LL * (first + i) + 4, b);
     }
@@ -251,13 +281,14 @@ class PlanSection {
   // the number of tiles plus the number of cuts before it.
   PC_MEMBER int cut_before(int t, const PcPlanTile& tile, int split) const {
     if (invariant_) return (tile.key_begin / kFoldTokens + split) * kFoldTokens;
-    return cut_keys_.load(tile.first_item - t + split - 1);
+    return cut_keys_.load(tile.first_item - t * (1 + sinks_) + split - 1);
   }
 
   const PcPlanParams& params_;
   const BlockScan<PC_PLAN_THREADS>& block_;
   PcPlanSection section_;
   bool invariant_;
+  int sinks_;  // items of a tile over its sinks: 1 or 0
   Global<pc_int32> first_item_, items_, tile_starts_, tiles_;
   Global<pc_int32> border_tiles_, border_keys_, cuts_before_, cut_keys_;
   Global<pc_int64> tile_costs_;

@@ -93,7 +93,7 @@ template <bool kSelected = false>
 PC_DEVICE KeyRange item_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
                              int position) {
   const KeyRange keys = keys_in_numbers<kSelected>(p, sequence, position);
-  const int begin = max_of(keys.begin, item.key_begin);
+  const int begin = max_of(kSelected ? keys.begin : first_of_item(p, item, keys.begin), item.key_begin);
   const int end = min_of(keys.end, item.key_end);  // fault: keys_of_other_splits
   return {begin, max_of(end, begin)};
 }

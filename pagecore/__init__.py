@@ -55,6 +55,7 @@ from pagecore.ops import (
     copy_blocks,
     debug,
     dequantize,
+    dequantize_state,
     gather_blocks,
     gather_latent,
     index_scores,
@@ -63,6 +64,7 @@ from pagecore.ops import (
     paged_attention,
     plan_attention,
     quantize,
+    quantize_state,
     scatter_blocks,
     score_blocks,
     score_tokens,
@@ -75,7 +77,17 @@ from pagecore.ops import (
     write_latent,
 )
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, StatePool, StateSpec, TensorParallel
+from pagecore.storage import (
+    AttentionSpec,
+    CheckpointPool,
+    KVLayout,
+    KVPool,
+    LatentSpec,
+    Plane,
+    StatePool,
+    StateSpec,
+    TensorParallel,
+)
 
 __version__ = "0.1.0"
 
@@ -89,6 +101,7 @@ __all__ = [
     "BlockPool",
     "BlockTables",
     "CacheStats",
+    "CheckpointPool",
     "CompileError",
     "ConfigError",
     "DType",
@@ -131,6 +144,7 @@ __all__ = [
     "copy_blocks",
     "debug",
     "dequantize",
+    "dequantize_state",
     "effective_length",
     "empty",
     "gather_blocks",
@@ -144,6 +158,7 @@ __all__ = [
     "paged_attention",
     "plan_attention",
     "quantize",
+    "quantize_state",
     "scatter_blocks",
     "score_blocks",
     "score_tokens",

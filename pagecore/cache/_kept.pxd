@@ -4,6 +4,8 @@
 #                                          released  kept   seen
 #   chunk 4, lookahead 2, length 9      tokens  0 1 2 3 | 4 5 6 7 | 8 | 9, the next
 #                                          released       kept     seen
+#   window 4, 3 sinks, length 12        tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12, the next
+#                                          kept      released    seen with 0 1 2
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
 
@@ -12,6 +14,7 @@ cdef struct KeptKeys:
     int64_t window     # keys that a token sees, its own included; 1 with chunks
     int64_t chunk      # 0 without chunks
     int64_t lookahead  # earlier keys that are kept in addition, for a sequence that is shortened
+    int64_t sinks      # first keys that every token sees
 
 
 # The first position that the token at position `length` sees.
@@ -25,6 +28,11 @@ cdef inline int64_t first_kept(const KeptKeys& keys, int64_t length) noexcept:
     return first_seen(keys, max(0, length - keys.lookahead))
 
 
+# The blocks of the sinks.
+cdef inline int64_t sink_blocks(const KeptKeys& keys, int64_t block_size) noexcept:
+    return (keys.sinks + block_size - 1) // block_size
+
+
 # `attended` is an AttendedKeys with a limit.
 cdef inline KeptKeys kept_keys(int32_t group, object attended):
     cdef KeptKeys keys
@@ -32,4 +40,5 @@ cdef inline KeptKeys kept_keys(int32_t group, object attended):
     keys.chunk = attended.chunk or 0
     keys.window = min(attended.window or 1, INT32_MAX)
     keys.lookahead = min(attended.lookahead, INT32_MAX)
+    keys.sinks = attended.sink_tokens
     return keys

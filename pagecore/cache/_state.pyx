@@ -90,6 +90,8 @@ cdef class CacheState:
         cdef KeptKeys keys
         out.assign(<size_t>self.tables.num_groups, 0)
         for keys in self.kept:
+            if keys.sinks > 0:  # an arrival has all blocks, of which those between sinks and window are released
+                continue
             out[keys.group] = <int32_t>min(first_kept(keys, length) // self.block_size, INT32_MAX)
         return 0
 

@@ -19,8 +19,11 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
 from pagecore.storage import AttentionSpec, KVPool, LatentSpec, Spec
-from pagecore.storage.attended import chunk_of
-from pagecore.storage.spec import format_of, stores_key_and_value, window_of
+from pagecore.storage.attended import attended_keys
+from pagecore.storage.spec import format_of, stores_key_and_value
+
+# Options that limit the keys of a query; one of them replaces all of a spec.
+LIMITS = ("window", "chunk", "sink_tokens")
 
 
 class LayerOps(ABC):
@@ -59,13 +62,10 @@ class AttentionOps(LayerOps):
     def __init__(self, spec: Spec, device: str) -> None:
         self._spec = spec
         self._device = device
-        chunk = chunk_of(spec)
-        if chunk is not None and device not in ("cpu", "none"):
-            raise UnsupportedOption(
-                f"the layer attends in chunks of {chunk}, which only the host does; use device='cpu', or device='none' "
-                "and kernels of your own"
-            )
-        self._defaults: dict[str, Any] = {"window": window_of(spec)} if chunk is None else {"chunk": chunk}
+        keys = attended_keys(spec)
+        self._defaults: dict[str, Any] = {"window": keys.window} if keys.chunk is None else {"chunk": keys.chunk}
+        if keys.sink_tokens:
+            self._defaults["sink_tokens"] = keys.sink_tokens
         self._summaries: tuple[str, ...] = ()
         self._write_options: dict[str, Any] = {}
         if isinstance(spec, AttentionSpec):
@@ -100,6 +100,7 @@ class AttentionOps(LayerOps):
             num_kv_heads=spec.num_kv_heads,
             window=spec.window,
             chunk=spec.chunk,
+            sink_tokens=spec.sink_tokens,
             device="cpu" if self._device == "none" else self._device,
         )
 
@@ -125,10 +126,10 @@ class AttentionOps(LayerOps):
     ) -> Any:
         """Call `paged_attention`; `options` override the defaults of the spec."""
         defaults = self._defaults
-        if options.keys().isdisjoint(("plan", "causal", "window", "chunk")):
+        if options.keys().isdisjoint(("plan", "causal", *LIMITS)):
             defaults = {**defaults, "plan": group.plan}
-        elif not options.keys().isdisjoint(("window", "chunk")):
-            defaults = {name: value for name, value in defaults.items() if name not in ("window", "chunk")}
+        elif not options.keys().isdisjoint(LIMITS):
+            defaults = {name: value for name, value in defaults.items() if name not in LIMITS}
         seq_lens, rows, cu_query_lens = batch.seq_lens, batch.rows, batch.cu_query_lens
         options = padded_selection(options, batch.num_sequences, seq_lens.shape[0])
         listed = num_listed(options, batch.num_sequences, seq_lens.shape[0])

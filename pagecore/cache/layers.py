@@ -83,7 +83,8 @@ def arrange(
 ) -> tuple[list[Layer], list[Group]]:
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
-    Layers are in one group if their planes, windows, chunks and numbers of query heads are equal. Options that only
+    Layers are in one group if their planes, windows, chunks, sink tokens and numbers of query heads are
+    equal. Options that only
     attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
     Layers of a StateSpec are in no group: they are numbered on their own, with the group `STATES`.
 

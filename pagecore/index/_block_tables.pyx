@@ -80,7 +80,7 @@ Block tables of sequences, for one group of layers or several.
         Parameters
         ----------
         prefix : array_like of int, optional
-            Full blocks that the sequence begins with; each gets one more reference. Leading zeros are holes. With
+            Full blocks that the sequence begins with; each gets one more reference. Zeros are holes. With
             groups, one list for each, all for the same number of tokens.
         length : int, optional
             Tokens of the prefix that count as computed; by default all. A step over the others neither copies nor
@@ -424,7 +424,7 @@ Block tables of sequences, for one group of layers or several.
         cdef bint keeps = as_flag(keep_capacity, "keep_capacity")
         self.truncate_raw(which.data, kept.data, which.size, keeps)
 
-    def release_before(self, rows, group, positions):
+    def release_before(self, rows, group, positions, first=0):
         """Replace every whole block before a position by a hole: the window has moved past it.
 
         Parameters
@@ -434,6 +434,8 @@ Block tables of sequences, for one group of layers or several.
         group : int
         positions : int or array_like of int
             0 to the length of the row; one int applies to all rows.
+        first : int
+            Blocks of tokens before `first` stay: the sink tokens of a window.
 
         Returns
         -------
@@ -443,14 +445,14 @@ Block tables of sequences, for one group of layers or several.
         Raises
         ------
         ShapeError
-            A position is negative or exceeds the length of its row, or there is no such group.
+            A position is negative or exceeds the length of its row, `first` is negative, or there is no such group.
         InvalidSequence
             A row is unused or repeated.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef int64_t of = as_int64(group, "group")
         cdef Integers until = as_counts(positions, which.size, "position")
-        return self.release_before_raw(which.data, of, until.data, which.size)
+        return self.release_before_raw(which.data, of, until.data, which.size, as_int64(first, "first"))
 
     def __repr__(self):
         return f"BlockTables(block_sizes={self.block_sizes}): {self.num_rows} of {self.max_sequences} rows in use"

@@ -33,7 +33,7 @@ cdef class TablesCore:
     cdef int reorder_raw(self, const int32_t* rows, const int32_t* parents, Py_ssize_t n) except -1
     cdef int truncate_raw(self, const int32_t* rows, const int32_t* lengths, Py_ssize_t n, bint keep_capacity) except -1
     cdef int64_t release_before_raw(
-        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
+        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n, int64_t first=*
     ) except -1
     cdef int shortage_raw(
         self, const int32_t* rows, const int32_t* counts, Py_ssize_t n, vector[int64_t]& out,

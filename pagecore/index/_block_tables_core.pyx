@@ -250,10 +250,10 @@ cdef class TablesCore:
         return 0
 
     cdef int64_t release_before_raw(
-        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n
+        self, const int32_t* rows, int64_t group, const int32_t* positions, Py_ssize_t n, int64_t first=0
     ) except -1:
         return deref(self.native).release_before(
-            span[const_int32](rows, <size_t> n), group, span[const_int32](positions, <size_t> n)
+            span[const_int32](rows, <size_t> n), group, span[const_int32](positions, <size_t> n), first
         )
 
     cdef int shortage_raw(

@@ -52,7 +52,7 @@ cdef extern from "pagecore/index/block_tables.hpp" namespace "pagecore" nogil:
         ) except +raise_python_error
         void fail_out_of_blocks() except +raise_python_error
         void truncate(Int32s rows, Int32s lengths, bint keep_capacity) except +raise_python_error
-        int64_t release_before(Int32s rows, int64_t group, Int32s positions) except +raise_python_error
+        int64_t release_before(Int32s rows, int64_t group, Int32s positions, int64_t first) except +raise_python_error
         bint try_compact(
             int32_t row, int32_t unmoved, int32_t length, span[int64_t] missing
         ) except +raise_python_error

@@ -42,6 +42,7 @@ cdef class RadixCore:
     cdef readonly tuple components
     cdef readonly tuple windows
     cdef readonly tuple chunks
+    cdef readonly tuple sinks
     cdef readonly str policy
     cdef readonly object state_interval
     cdef int32_t num_lanes

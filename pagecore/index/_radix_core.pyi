@@ -27,6 +27,7 @@ class RadixCore:
     components: tuple[str, ...]
     windows: tuple[int, ...]
     chunks: tuple[int, ...]
+    sinks: tuple[int, ...]
     policy: str
     state_interval: int | None
     def __new__(
@@ -36,6 +37,7 @@ class RadixCore:
         full: int = 1,
         windows: Iterable[int] | int = (),
         chunks: Iterable[int | None] | int = (),
+        sinks: Iterable[int | None] | int = (),
         states: bool = False,
         state_interval: int | None = None,
         policy: str = "lru",

@@ -131,7 +131,8 @@ cdef class RadixCore:
     """Base of `RadixTree`: construction, sizes, and calls with converted arguments."""
 
     def __cinit__(
-        self, block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, policy="lru"
+        self, block_size=16, *, full=1, windows=(), chunks=(), sinks=(), states=False, state_interval=None,
+        policy="lru"
     ):
         cdef Options options
         if not isinstance(policy, str) or policy not in POLICIES:
@@ -152,6 +153,12 @@ cdef class RadixCore:
             chunks = (chunks,)
         for chunk in chunks:
             options.chunks.push_back(0 if chunk is None else as_int64(chunk, "a chunk"))
+        try:
+            sinks = tuple(sinks)
+        except TypeError:
+            sinks = (sinks,)
+        for count in sinks:
+            options.sinks.push_back(0 if count is None else as_int64(count, "the sinks"))
         options.has_states = states
         if states and options.block_size > 0:
             options.state_interval = (-(-64 // options.block_size) * options.block_size if state_interval is None
@@ -165,6 +172,7 @@ cdef class RadixCore:
         self.block_size = options.block_size
         self.windows = tuple(options.windows)
         self.chunks = tuple(options.chunks)
+        self.sinks = tuple(options.sinks)
         names = ["full"]
         for i in range(len(windows)):
             names.append("window" if len(windows) == 1 else f"window{i}")

@@ -21,6 +21,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
         int64_t full_lanes
         vector[int64_t] windows
         vector[int64_t] chunks
+        vector[int64_t] sinks
         cbool has_states
         int64_t state_interval
         Policy policy

@@ -13,8 +13,8 @@ from pagecore.errors import DoubleFree, InvalidBlock, ShapeError
 
 
 cdef class RadixTree(RadixCore):
-    """RadixTree(block_size=16, *, full=1, windows=(), chunks=(), states=False, state_interval=None, \
-policy='lru')\n--\n\n\
+    """RadixTree(block_size=16, *, full=1, windows=(), chunks=(), sinks=(), states=False, \
+state_interval=None, policy='lru')\n--\n\n\
 Radix tree over token prefixes and the blocks that hold their keys and values.
 
     The tree only keeps account of blocks. `insert` returns the blocks that the tree takes, and the caller adds a
@@ -42,6 +42,9 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         Chunk of each window, in tokens, for layers with chunked local attention; None or 0 for a window without chunks.
         The tokens that must be cached then begin where the chunk of the first of them begins. With a window of 0, a
         prefix that ends with a chunk needs none.
+    sinks : sequence of int or None, optional
+        First tokens that each window needs in addition; None or 0 for a window without. A prefix is reusable if they
+        are cached, too.
     states : bool
         Prefixes can end with a state, such as that of a state-space model; only prefixes that do are reusable.
     state_interval : int, optional
@@ -57,7 +60,7 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
     block_size : int
     components : tuple of str
         "full", then "window" (several: "window0", "window1" ...), then "state".
-    windows, chunks : tuple of int
+    windows, chunks, sinks : tuple of int
     policy : str
     state_interval : int or None
 

@@ -136,15 +136,14 @@ int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> pref
 void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockId> blocks, int64_t length) const {
   const BlockPool::Transaction& pool = pool_of(group);
   const int64_t first_shared = length / group.block_size.divisor();  // blocks from here on are read, but not written
-  bool is_hole = true;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const BlockId block = blocks[i];
-    is_hole = is_hole && block == kNullBlock;
+    const bool is_hole = block == kNullBlock;
     PC_EXPECTS(!is_hole || static_cast<int64_t>(i) < first_shared, InvalidBlock, "entry ", i,
                " of a prefix is a hole after its first ", length, " tokens; only computed tokens can have holes");
     if (is_hole) continue;
     PC_EXPECTS(block > kNullBlock && block < pool.num_blocks(), InvalidBlock, "block ", block,
-               " cannot be in a prefix; use ids from 1 to ", pool.num_blocks() - 1, ", after leading zeros");
+               " cannot be in a prefix; use ids from 1 to ", pool.num_blocks() - 1, ", or 0 for a hole");
     const int32_t count = pool.ref_count(block);
     PC_EXPECTS(count > 0, DoubleFree, "block ", block,
                " of a prefix is free; only blocks with references can be shared");
@@ -189,8 +188,9 @@ RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix, int64_t
     std::copy(prefix[i].begin(), prefix[i].end(), entries(group, row));
     const auto first =
         std::find_if(prefix[i].begin(), prefix[i].end(), [](BlockId block) { return block != kNullBlock; });
-    for (const BlockId block : prefix[i].subspan(static_cast<size_t>(first - prefix[i].begin())))
-      pool_of(group).share(block);
+    for (const BlockId block : prefix[i]) {
+      if (block != kNullBlock) pool_of(group).share(block);
+    }
     const BlockRun run{static_cast<int32_t>(prefix[i].size()), static_cast<int32_t>(first - prefix[i].begin())};
     group.runs[static_cast<size_t>(row)] = run;
     mark_entries(group, row, run.num_holes, run.count);
@@ -239,7 +239,7 @@ void BlockTables::shrink(Group& group, RowId row, int32_t count) {
   BlockRun& run = group.runs[static_cast<size_t>(row)];
   if (count >= run.count) return;
   drop_blocks(group, row, std::max(count, run.num_holes), run.count);
-  run = {count, std::min(count, run.num_holes)};
+  run = {count, std::min(count, run.num_holes), run.kept, std::min(count, run.passed)};
 }
 
 void BlockTables::remove(RowSpan rows) {
@@ -287,10 +287,11 @@ void BlockTables::truncate(RowSpan rows, CountSpan lengths, bool keep_capacity) 
   mark_lengths(rows);
 }
 
-int64_t BlockTables::release_before(RowSpan rows, int64_t group_index, CountSpan positions) {
+int64_t BlockTables::release_before(RowSpan rows, int64_t group_index, CountSpan positions, int64_t first) {
   check_group(group_index);
   PC_EXPECTS(rows.size() == positions.size(), ShapeError, positions.size(), " positions are given for ", rows.size(),
              " rows; give one for each, or one for all");
+  PC_EXPECTS(first >= 0 && first <= kMaxInt32, ShapeError, "first is ", first, "; use 0 to ", kMaxInt32);
   check_rows(rows);
   Group& group = groups_[static_cast<size_t>(group_index)];
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -299,13 +300,26 @@ int64_t BlockTables::release_before(RowSpan rows, int64_t group_index, CountSpan
                " tokens; position ", positions[i], " is not among them, use 0 to ", length);
   }
   const PoolsLock lock(pools_);
-  for (size_t i = 0; i < rows.size(); ++i) check_held(group, rows[i], 0, group.block_size.floor(positions[i]));
+  const int32_t kept = group.block_size.ceil(static_cast<TokenCount>(first));
+  const auto first_dropped = [&](const BlockRun& run) {
+    if (kept == 0) return run.num_holes;
+    return run.kept == kept ? std::max(kept, run.passed) : kept;
+  };
+  for (const RowId row : rows) {
+    BlockRun& run = group.runs[static_cast<size_t>(row)];
+    if (run.kept != kept && kept > 0) run.kept = kept, run.passed = kept;
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int32_t from = first_dropped(group.runs[static_cast<size_t>(rows[i])]);
+    check_held(group, rows[i], from, group.block_size.floor(positions[i]));
+  }
   int64_t freed = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
     BlockRun& run = group.runs[static_cast<size_t>(rows[i])];
-    const int32_t num_holes = group.block_size.floor(positions[i]);
-    freed += drop_blocks(group, rows[i], run.num_holes, num_holes);
-    run.num_holes = std::max(run.num_holes, num_holes);
+    const int32_t num_passed = group.block_size.floor(positions[i]);
+    freed += drop_blocks(group, rows[i], first_dropped(run), num_passed);
+    int32_t& known = kept == 0 ? run.num_holes : run.passed;
+    known = std::max(known, num_passed);
   }
   return freed;
 }

@@ -7,9 +7,10 @@
 //   table[row] =  0 7 3 9 0 0 0 ...                      0    7    3     9
 //                 hole      ^ count = 4
 //
-// Tokens that were computed elsewhere can leave holes after blocks, until release_before() passes them. A row can begin
-// with blocks of more tokens than its length: other layers have to compute these tokens again, and a step over them
-// neither copies nor writes the blocks, so that its slots there are padding.
+// Holes can also follow blocks that a window always sees, the sinks. Tokens that were computed elsewhere can leave
+// holes after blocks, until release_before() passes them. A row can begin with blocks of more tokens than its length:
+// other layers have to compute these tokens again, and a step over them neither copies nor writes the blocks, so that
+// its slots there are padding.
 //
 // I1: a used row has 0 <= length <= count * block_size in every group; an unused row has length 0 and count 0.
 // I2: table entries from `count` on are null, and so are entries below `num_holes`. The null row, after the last row,
@@ -96,8 +97,9 @@ class BlockTables {
   [[noreturn]] void fail_out_of_blocks() const;
 
   void truncate(RowSpan rows, CountSpan lengths, bool keep_capacity);
-  // Replaces whole blocks before positions[i] by holes; returns the number of blocks that became free.
-  int64_t release_before(RowSpan rows, int64_t group, CountSpan positions);
+  // Replaces whole blocks before positions[i] by holes, but not those of tokens before `first`; returns the number of
+  // blocks that became free.
+  int64_t release_before(RowSpan rows, int64_t group, CountSpan positions, int64_t first = 0);
   // Forgets pending copies that no longer need to run; returns the number left.
   [[nodiscard]] size_t settle_copies(int64_t group);
   // Moves all pending copies of a group to `out`, in the order in which they must run; settle_copies() counted them.
@@ -146,6 +148,8 @@ class BlockTables {
   struct BlockRun {
     int32_t count;      // blocks, holes included
     int32_t num_holes;  // leading entries known to be null
+    int32_t kept = 0;   // entries [kept, passed) are known to be null, too
+    int32_t passed = 0;
   };
   struct Group {
     Group(size_t pool, BlockId num_blocks, TokenCount block_size, size_t num_rows, size_t max_blocks);

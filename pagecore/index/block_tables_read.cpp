@@ -142,6 +142,7 @@ void BlockTables::check_group_invariants(const Group& group) const {
     for (int32_t i = 0; i < max_blocks_; ++i) {
       PC_ASSERT(blocks[i] >= kNullBlock && blocks[i] < pool_of(group).num_blocks());
       PC_ASSERT(blocks[i] == kNullBlock || (i >= run.num_holes && i < run.count));
+      PC_ASSERT(blocks[i] == kNullBlock || i < run.kept || i >= run.passed);
     }
   }
 }

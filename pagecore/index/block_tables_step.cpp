@@ -164,6 +164,7 @@ void BlockTables::take_blocks(Group& group, RowId row, TokenCount count) {
     if (block == kNullBlock) {
       blocks[at] = pool.take();
       run.num_holes = std::min(run.num_holes, at);
+      run.passed = std::min(run.passed, at);
       mark_entries(group, row, at, at + 1);
     } else if (pool.ref_count(block) > 1) {
       blocks[at] = pool.take();

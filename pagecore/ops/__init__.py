@@ -9,6 +9,7 @@ from pagecore.ops._latent_rows import gather_latent, write_latent
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
+from pagecore.ops._state_codec import dequantize_state, quantize_state
 from pagecore.ops._topk import select_topk, slots_of
 from pagecore.ops._transfer import transfer_blocks
 from pagecore.ops._write import write_kv
@@ -18,6 +19,7 @@ __all__ = [
     "copy_blocks",
     "debug",
     "dequantize",
+    "dequantize_state",
     "gather_blocks",
     "gather_latent",
     "index_scores",
@@ -26,6 +28,7 @@ __all__ = [
     "paged_attention",
     "plan_attention",
     "quantize",
+    "quantize_state",
     "scatter_blocks",
     "score_blocks",
     "score_tokens",

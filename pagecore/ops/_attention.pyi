@@ -16,6 +16,7 @@ def paged_attention(
     causal: bool = True,
     window: int | Sequence[int | None] | None = None,
     chunk: int | None = None,
+    sink_tokens: int | None = None,
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,

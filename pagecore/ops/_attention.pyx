@@ -22,6 +22,7 @@ from pagecore.ops._numbers cimport (
     head_numbers,
     read_flag,
     read_reach,
+    read_sink_tokens,
     scale_numbers,
 )
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
@@ -61,6 +62,7 @@ def paged_attention(
     causal=True,
     window=None,
     chunk=None,
+    sink_tokens=None,
     softcap=0.0,
     sinks=None,
     alibi_slopes=None,
@@ -109,8 +111,12 @@ def paged_attention(
         W: the last W keys up to the query's own, j > p - W. (left, right): p - left <= j <= p + right; a side that is
         None or -1 is unbounded.
     chunk : int, optional
-        On the host: attend to the keys of the query's own chunk only, ``j // chunk == p // chunk`` (chunked local
-        attention of Llama 4). Exclusive with `window`.
+        Attend to the keys of the query's own chunk only, ``j // chunk == p // chunk`` (chunked local attention of Llama
+        4). Exclusive with `window`.
+    sink_tokens : int, optional
+        Attend also to the first `sink_tokens` keys, before the window (StreamingLLM): j < sink_tokens or j > p - W.
+        Keys between the two are not read. Needs a window; exclusive with `blocks` and `indices`, which list the keys
+        themselves. Not to be confused with `sinks`, logits without keys.
     softcap : float
         At least 0; 0 disables it.
     sinks : numbers, [Hq], optional
@@ -180,7 +186,8 @@ def paged_attention(
     computed in float32.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
-    2023. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.
+    2023. Sink tokens: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023; `sinks` are their
+    form in gpt-oss.
     ALiBi: Press et al., "Train Short, Test Long", 2021. Softcap: Gemma 2.
 
     Examples
@@ -234,11 +241,7 @@ def paged_attention(
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
     cdef int64_t left, right
     read_reach(window, chunk, &left, &right)
-    if left < -1 and place.device_type != CPU:
-        raise UnsupportedOption(
-            f"chunk is {chunk}, which only the host serves; on CUDA pass each chunk of a sequence as a sequence of its "
-            "own with the blocks of that chunk, or pass mask"
-        )
+    cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
     cdef bint is_causal = read_flag(causal, "causal"), returns_lse = read_flag(return_lse, "return_lse")
     cdef Tensor planned = None
     if plan is not None and not isinstance(plan, AttentionPlan):
@@ -253,6 +256,11 @@ def paged_attention(
     cdef Tensor bits = None if mask is None else flat_mask(mask, &place)
     cdef Selected selected = read_selected(
         blocks, block_counts, indices, index_counts, num_sequences, num_kv_heads, keys.codes.shape_[1], &place)
+    if selected is not None and num_sinks > 0:
+        raise UnsupportedOption(
+            f"sink_tokens is {num_sinks} and {selected.name} is given, which lists all keys that are read; list the "
+            "first keys there, and leave sink_tokens out"
+        )
     key_factor = given_factor(keys, key_scale, key_global_scale, "key")
     value_factor = given_factor(values, value_scale, value_global_scale, "value")
     cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)
@@ -272,8 +280,8 @@ def paged_attention(
         selected.fill(&selection)
     if place.device_type == CPU:
         run_attention(
-            q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, cap, sink_numbers,
-            slopes, bits, key_scales, value_scales, result, lse, selection,
+            q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, num_sinks, cap,
+            sink_numbers, slopes, bits, key_scales, value_scales, result, lse, selection,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
@@ -281,12 +289,12 @@ def paged_attention(
                       None if planned is None else plan), &place)
         checked = debugging()
         if checked:
-            debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, &place)
+            debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, &place)
         if selected is not None:
             selected.send(lens, checked, &place)
         launch_attention(
-            q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, cap,
-            sink_numbers, slopes, bits, key_scales, value_scales, selected, result, lse, checked, query, &place,
+            q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, num_sinks,
+            cap, sink_numbers, slopes, bits, key_scales, value_scales, selected, result, lse, checked, query, &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

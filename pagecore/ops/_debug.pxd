@@ -23,8 +23,8 @@ cdef int debug_sequences(
 # rows, cu_query_lens and mask may be None.
 cdef int debug_attention(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-    Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask,
-    const Place* place) except -1
+    Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
+    Tensor mask, const Place* place) except -1
 
 # For scores of blocks and tokens. rows and cu_query_lens may be None; all arrays are on the device.
 cdef int debug_scores(

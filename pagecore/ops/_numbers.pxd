@@ -24,3 +24,5 @@ cdef bint read_flag(object value, str name) except -1
 cdef int read_window(object window, int64_t* left, int64_t* right) except -1
 cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) except -1
 cdef object chunk_of(int64_t left)
+# The number of sink tokens of a window whose left side is `left`; 0 for None.
+cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) except -1

@@ -195,6 +195,33 @@ cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) 
     return 0
 
 
+cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) except -1:
+    cdef Py_ssize_t count
+    if sink_tokens is None:
+        return 0
+    if not PyIndex_Check(sink_tokens):
+        raise UnsupportedOption(f"sink_tokens is {brief(sink_tokens)}; it counts keys and must be an integer or None")
+    try:
+        count = PyNumber_AsSsize_t(sink_tokens, NULL)
+    except MemoryError:
+        raise
+    except Exception:
+        raise UnsupportedOption(f"sink_tokens is {brief(sink_tokens)}; it counts keys and must be an integer") from None
+    if count < 0:
+        raise UnsupportedOption(f"sink_tokens is {brief(sink_tokens)}; it must be at least 0")
+    if count > 0 and chunk is not None:
+        raise UnsupportedOption(
+            f"sink_tokens is {brief(sink_tokens)} and chunk is {brief(chunk)}; sink tokens belong to a window: pass "
+            "window, or leave sink_tokens out"
+        )
+    if count > 0 and left == -1:
+        raise UnsupportedOption(
+            f"sink_tokens is {brief(sink_tokens)} and the window is unbounded to the left, so that all earlier keys "
+            "are attended to; pass window, or leave sink_tokens out"
+        )
+    return min(<int64_t>count, <int64_t>INT32_MAX)
+
+
 cdef object chunk_of(int64_t left):
     """Return the chunk of the left side of a window; None if it has none."""
     return -1 - left if left < -1 else None

@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._indices cimport index_tensor
-from pagecore.ops._numbers cimport chunk_of, read_flag, read_reach
+from pagecore.ops._numbers cimport chunk_of, read_flag, read_reach, read_sink_tokens
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.cuda._plan cimport CudaPlan
 from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
@@ -32,7 +32,7 @@ ITEM = np.dtype([(name, np.int32) for name in (
 @cython.embedsignature(False)  # the docstring begins with a signature
 cdef class AttentionPlan:
     """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, \
-batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
+sink_tokens=None, batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
 Work items of the attention of one batch.
 
     `plan_attention` returns a plan, and every layer of a step with the same heads, causality and window reuses it. The
@@ -44,8 +44,9 @@ Work items of the attention of one batch.
     Parameters
     ----------
     num_query_heads, num_kv_heads : int
-    causal, window, chunk
-        As in `paged_attention`; a chunk on the host only.
+    causal, window, chunk, sink_tokens
+        As in `paged_attention`. On CUDA sink tokens take two partial rows of memory for each query row; a
+        batch-invariant plan takes one more for each 1024 keys of the window.
     batch_invariant : bool
         Results of a row do not depend on other rows; see `plan_attention`.
     num_workers : int, optional
@@ -64,15 +65,15 @@ Work items of the attention of one batch.
     ShapeError
         A head count is below 1, the counts do not divide, or one capacity is given without the other.
     UnsupportedOption
-        The window, the chunk or the number of workers is invalid, or a chunk is given for CUDA.
+        The window, the chunk, the sink tokens or the number of workers is invalid.
     DeviceError
         The device does not exist, or its current stream is being captured.
     NotEnoughMemory
         The device cannot allocate the plan.
     """
 
-    def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, batch_invariant=False,
-                 num_workers=None, device="cpu", max_sequences=None, max_tokens=None):
+    def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, sink_tokens=None,
+                 batch_invariant=False, num_workers=None, device="cpu", max_sequences=None, max_tokens=None):
         cdef int64_t left, right
         cdef int64_t query_heads = count_of(num_query_heads, "num_query_heads", ShapeError)
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
@@ -85,16 +86,14 @@ Work items of the attention of one batch.
         cdef bint is_causal = read_flag(causal, "causal"), is_invariant = read_flag(batch_invariant, "batch_invariant")
         read_reach(window, chunk, &left, &right)
         number = device_index(device)
-        if left < -1 and number is not None:
-            raise UnsupportedOption(
-                f"chunk is {chunk}, which only the host serves; leave chunk out on CUDA, and attend with a mask"
-            )
+        cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
         self.check_unread()
         cdef Plan* plan = &self.plan
         plan.options = host_plan_options(query_heads, kv_heads)
         plan.options.causal = is_causal
         plan.options.window_left = left
         plan.options.window_right = right
+        plan.options.sink_tokens = num_sinks
         plan.options.batch_invariant = is_invariant
         self.num_workers_given = workers
         if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
@@ -164,6 +163,11 @@ Work items of the attention of one batch.
     def chunk(self):
         """Keys of a chunk of chunked local attention, or None."""
         return chunk_of(self.plan.options.window_left)
+
+    @property
+    def sink_tokens(self):
+        """First keys that are attended to in addition to the window."""
+        return self.plan.options.sink_tokens
 
     @property
     def batch_invariant(self):
@@ -256,6 +260,7 @@ def plan_attention(
     causal=True,
     window=None,
     chunk=None,
+    sink_tokens=None,
     batch_invariant=False,
     num_workers=None,
     device=None,
@@ -270,7 +275,7 @@ def plan_attention(
         As in `paged_attention`; None is one query for each sequence.
     seq_lens : integers, [B]
         Keys of each sequence, including those of the new tokens.
-    num_query_heads, num_kv_heads, causal, window, chunk
+    num_query_heads, num_kv_heads, causal, window, chunk, sink_tokens
         Those of the calls that use the plan.
     batch_invariant : bool
         The bits of a row depend only on its query, keys and values: not on the rest of the batch, the chunks in which
@@ -327,6 +332,7 @@ def plan_attention(
         causal=causal,
         window=window,
         chunk=chunk,
+        sink_tokens=sink_tokens,
         batch_invariant=batch_invariant,
         num_workers=num_workers,
         device="cpu" if out is not None else place,

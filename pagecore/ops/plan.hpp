@@ -4,6 +4,7 @@
 // are those of the whole plan.
 //
 // P1: every pair (query row, key that it may attend to) is in exactly one item, and every query row is in at least one.
+//     Sinks are in the items of split 0, in addition to the keys that these items name.
 // P2: items stay within their sequence: queries in its rows of the packed array, keys in [0, seq_len).
 // P3: keys are split only at absolute multiples of split_floor, which divides split_granule.
 // P4: with batch_invariant the items of a sequence depend on its own lengths and the options alone.
@@ -32,6 +33,7 @@ struct PlanOptions {
   bool causal = true;
   int64_t window_left = -1;
   int64_t window_right = -1;
+  int64_t sink_tokens = 0;  // an item of split 0 attends to these keys, too, before its own
   bool batch_invariant = false;
   int64_t num_workers = 1;        // threads, or resident CTAs
   int64_t query_tile = 1;         // maximum of queries in an item
@@ -77,7 +79,7 @@ class Planner {
   Planner(const PlanOptions& options, const PlanBatch& batch, PcWorkItem* items, int64_t capacity)
       : options_(options),
         batch_(batch),
-        window_(make_window(options.causal, options.window_left, options.window_right)),
+        window_(make_window(options.causal, options.window_left, options.window_right, options.sink_tokens)),
         items_(items),
         capacity_(capacity) {}
 
@@ -117,7 +119,9 @@ class Planner {
     if (options_.num_workers <= 1 || options_.batch_invariant) return 0;
     int64_t total = 0;
     for (int64_t i = 0; i < batch_.num_sequences; ++i) {
-      for_each_tile(i, [&](const Tile& tile) { total += tile.keys.end - tile.keys.begin; });
+      for_each_tile(i, [&](const Tile& tile) {
+        total += tile.keys.end - tile.keys.begin + std::min(window_.sinks, tile.keys.end);
+      });
     }
     return std::max<int64_t>(1, total * options_.num_kv_heads / (options_.num_workers * options_.pieces_per_worker));
   }

@@ -24,6 +24,7 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
         cbool causal
         int64_t window_left
         int64_t window_right
+        int64_t sink_tokens
         cbool batch_invariant
         int64_t num_workers
 

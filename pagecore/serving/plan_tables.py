@@ -93,7 +93,9 @@ def _group_line(number: int, group: GroupPlan) -> list[str]:
 def _reach(group: GroupPlan) -> str:
     if group.chunk is not None:
         return f"chunks of {group.chunk:,}"
-    return "all" if group.window is None else f"{group.window:,}"
+    if group.window is None:
+        return "all"
+    return f"{group.window:,}" + (f" + {group.sink_tokens:,}" if group.sink_tokens else "")
 
 
 def _planes(spec: Spec) -> str:

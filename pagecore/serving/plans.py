@@ -7,7 +7,7 @@ from typing import Any
 
 from pagecore.models import ModelConfig
 from pagecore.storage import Spec, StateSpec
-from pagecore.storage.attended import chunk_of
+from pagecore.storage.attended import chunk_of, sink_tokens_of
 from pagecore.storage.spec import window_of
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "StatePlan"]
@@ -47,12 +47,18 @@ class GroupPlan:
         """Tokens of a chunk of chunked local attention; None without chunks."""
         return chunk_of(self.spec)
 
+    @property
+    def sink_tokens(self) -> int:
+        """First tokens that a query attends to in addition to its window."""
+        return sink_tokens_of(self.spec)
+
     def as_json(self) -> dict[str, Any]:
         """Return the group as a dict of plain values."""
         return {
             "num_layers": self.num_layers,
             "window": self.window,
             "chunk": self.chunk,
+            "sink_tokens": self.sink_tokens,
             "num_blocks": self.num_blocks,
             "planes": _planes(self.spec),
             "bytes_per_token": self.bytes_per_token,

@@ -22,11 +22,14 @@ class AttendedKeys:
         The query at position p sees key j only if ``j // chunk == p // chunk``. There is no window then.
     lookahead : int
         Keys before the first seen one that are kept in addition; 0 without limits.
+    sink_tokens : int
+        First keys that every query sees in addition to its window.
     """
 
     window: int | None = None
     chunk: int | None = None
     lookahead: int = 0
+    sink_tokens: int = 0
 
     @property
     def is_limited(self) -> bool:
@@ -35,10 +38,12 @@ class AttendedKeys:
 
     def most_blocks(self, step_tokens: int, block_size: int) -> int:
         """Return the most blocks whose keys are held at once while `step_tokens` tokens are computed."""
-        return ceil_div(self._unused(block_size) + self._span + step_tokens, block_size)
+        window = ceil_div(self._unused(block_size) + self._span + step_tokens, block_size)
+        return window + ceil_div(self.sink_tokens, block_size)
 
     def most_tokens(self, blocks: int, block_size: int) -> int:
         """Return the most tokens that can always be computed at once in `blocks` blocks; below 1 for too few."""
+        blocks -= ceil_div(self.sink_tokens, block_size)
         return blocks * block_size - self._unused(block_size) - self._span
 
     @property
@@ -61,7 +66,7 @@ def attended_keys(spec: Spec) -> AttendedKeys:
     ShapeError
         A size below 1, or a lookahead longer than the window or chunk.
     UnsupportedOption
-        Both a window and a chunk.
+        Both a window and a chunk, or sink tokens without a window.
     """
     window, chunk = window_of(spec), chunk_of(spec)
     lookahead = lookahead_of(spec)
@@ -74,13 +79,24 @@ def attended_keys(spec: Spec) -> AttendedKeys:
         raise ShapeError(
             f"lookahead of a {type(spec).__name__} is {lookahead}; it must be at most {reach}, its window or chunk"
         )
-    return AttendedKeys(window, chunk, lookahead if window is not None or chunk is not None else 0)
+    sinks = sink_tokens_of(spec)
+    if sinks and window is None:
+        raise UnsupportedOption(
+            f"a {type(spec).__name__} has {sinks} sink tokens and no window; sink tokens belong to a window: "
+            "set window, or leave sink_tokens out"
+        )
+    return AttendedKeys(window, chunk, lookahead if window is not None or chunk is not None else 0, sinks)
 
 
 def chunk_of(spec: Spec) -> int | None:
     """Return the chunk of a spec; None if it has no attribute `chunk`, or None there."""
     chunk = getattr(spec, "chunk", None)
     return None if chunk is None else require_int(f"chunk of a {type(spec).__name__}", chunk)
+
+
+def sink_tokens_of(spec: Spec) -> int:
+    """Return the sink tokens of a spec; 0 if it has no attribute `sink_tokens`."""
+    return require_int(f"sink_tokens of a {type(spec).__name__}", getattr(spec, "sink_tokens", 0), min=0)
 
 
 def lookahead_of(spec: Spec) -> int:

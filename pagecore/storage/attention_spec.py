@@ -60,7 +60,10 @@ class AttentionSpec:
         chunk all keys are kept.
     chunk : int, optional
         Chunked local attention (Llama 4): the query at position p sees key j only if ``j // chunk == p // chunk``.
-        Exclusive with `window`. `attend` serves it on the host.
+        Exclusive with `window`.
+    sink_tokens : int
+        First tokens of a sequence that every query sees in addition to its window, and that the cache therefore keeps
+        (StreamingLLM). Not to be confused with `sinks`, logits without keys.
 
     Raises
     ------
@@ -84,6 +87,7 @@ class AttentionSpec:
     label_channels: Iterable[Iterable[int]] | None = None
     lookahead: int = 0
     chunk: int | None = None
+    sink_tokens: int = 0
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -101,6 +105,12 @@ class AttentionSpec:
             put("chunk", require_int("chunk", self.chunk))
             if self.window is not None:
                 raise UnsupportedOption(f"window is {self.window} and chunk is {self.chunk}; use one of them")
+        put("sink_tokens", require_int("sink_tokens", self.sink_tokens, min=0))
+        if self.sink_tokens and self.window is None:
+            raise UnsupportedOption(
+                f"sink_tokens is {self.sink_tokens} and there is no window; sink tokens belong to a window: "
+                "set window, or leave sink_tokens out"
+            )
         put("lookahead", require_int("lookahead", self.lookahead, min=0))
         name, reach = ("window", self.window) if self.chunk is None else ("chunk", self.chunk)
         if reach is not None and self.lookahead > reach:

@@ -76,7 +76,7 @@ class StatePool:
         device: str = "cpu",
         buffers: Iterable[object] | None = None,
     ) -> None:
-        self.specs = _listed(specs, num_layers)
+        self.specs = listed_specs(specs, num_layers)
         self.num_slots = require_int("num_slots", num_slots, min=2)
         self.device = device_name(device)
         places = [(layer, plane) for layer, spec in enumerate(self.specs) for plane in spec.planes]
@@ -146,7 +146,7 @@ class StatePool:
         UnsupportedOption
             A slot is a target twice, or both a source and a target. After every error nothing has been copied.
         """
-        sources, targets = _slots("source", source), _slots("target", target)
+        sources, targets = slot_numbers("source", source), slot_numbers("target", target)
         if sources.shape != targets.shape:
             raise ShapeError(f"source has {sources.size} slots and target {targets.size}; give one target for each")
         if (targets == 0).any():
@@ -190,7 +190,7 @@ class StatePool:
         ShapeError, UnsupportedDtype, UnsupportedOption
             Slots that are not integers, or not distinct. After every error nothing has been written.
         """
-        targets = _slots("slots", slots)
+        targets = slot_numbers("slots", slots)
         pairs = np.stack([np.ones_like(targets), targets], axis=1)
         for sources, planes in self._zeros:
             transfer_blocks(sources, planes, pairs, independent=True, stream=stream)
@@ -206,7 +206,7 @@ class StatePool:
         ShapeError, UnsupportedOption
             An invalid budget, or invalid specs.
         """
-        one = sum(spec.nbytes for spec in _listed(specs, num_layers))
+        one = sum(spec.nbytes for spec in listed_specs(specs, num_layers))
         budget = parse_memory(memory, device)
         if budget < 2 * one:
             raise NotEnoughMemory(
@@ -236,7 +236,8 @@ def state_budget(memory: Memory, state_ratio: SupportsFloat = 0.9, device: str =
     return math.floor(parse_memory(memory, device) * Fraction(ratio) / (1 + Fraction(ratio)))
 
 
-def _listed(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:
+def listed_specs(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:
+    """Return the spec of each state layer; raise ShapeError or UnsupportedOption for anything else."""
     if isinstance(specs, StateSpec):
         return (specs,) * require_int("num_layers", 1 if num_layers is None else num_layers, max=LAYERS_MAX)
     listed = as_tuple("specs", specs, "a StateSpec, or a list with one StateSpec for each state layer")
@@ -250,7 +251,8 @@ def _listed(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:
     return listed
 
 
-def _slots(name: str, given: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def slot_numbers(name: str, given: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Return slots as int64; raise ShapeError or UnsupportedDtype for anything but one axis of integers."""
     try:
         slots = np.atleast_1d(np.asarray(given))
     except (TypeError, ValueError):

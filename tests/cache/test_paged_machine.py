@@ -8,7 +8,7 @@ from hypothesis.stateful import invariant, precondition, rule
 from pagecore import AttentionSpec
 from pagecore.cache import SwapSpace
 from tests.cache.machine import SequenceMachine
-from tests.reference.dense import dense_attention
+from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 WINDOWED = AttentionSpec(1, 16, 4, dtype="float32", num_query_heads=4, window=5, softcap=20.0)
@@ -125,7 +125,7 @@ class CacheMachine(SequenceMachine):
                     query[start:end],
                     np.array([*keys, *key[start:end]]).reshape(-1, *key.shape[1:]),
                     np.array([*values, *value[start:end]]).reshape(-1, *value.shape[1:]),
-                    window=spec.window,
+                    **limits_of(spec),
                     softcap=spec.softcap,
                 )
                 np.testing.assert_allclose(found[start:end], expected, rtol=0, atol=2e-5)

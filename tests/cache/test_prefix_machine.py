@@ -14,15 +14,19 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from pagecore import AttentionSpec
 from pagecore.cache import SwapSpace
 from tests.cache.machine import SequenceMachine
-from tests.reference.dense import dense_attention
+from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 WINDOWED = AttentionSpec(1, 8, 4, dtype="float32", num_query_heads=4, window=6)
+SINKED = AttentionSpec(1, 8, 4, dtype="float32", num_query_heads=4, window=5, sink_tokens=6)
+CHUNKED = AttentionSpec(1, 8, dtype="float32", num_query_heads=2, chunk=8)
 WIDE = AttentionSpec(1, 8, 8, dtype="float32", num_query_heads=2)
 MODELS = {
     "plain": ([FULL], [9]),
     "window": ([FULL, WINDOWED], [9, 8]),
     "two plain and a window": ([WINDOWED, FULL, WIDE], [8, 9, 10]),
+    "sinks": ([FULL, SINKED], [9, 9]),
+    "sinks and a chunk": ([SINKED, CHUNKED], [9, 8]),
     "two windows": ([WINDOWED, AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=1)], [8, 7]),
 }
 BLOCK = 4
@@ -150,7 +154,7 @@ class PrefixMachine(SequenceMachine):
         found, first = self.cache.attend(layer, query, batch), 0
         for twin, start, n in ends:
             keys, values = twin.stored(layer, spec, 0, start + n)
-            expected = dense_attention(query[first : first + n], keys, values, window=spec.window)
+            expected = dense_attention(query[first : first + n], keys, values, **limits_of(spec))
             np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
             first += n
 

@@ -12,6 +12,7 @@ from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from tests.cuda.kit import Kit
 from tests.ops.cases import Case, Shape, assert_lse_close, assert_output_close, random_mask
 
+LIMITS = ("causal", "window", "chunk", "sink_tokens")
 INDICES = ("block_table", "seq_lens", "rows", "cu_query_lens")
 BF16 = {"query_dtype": "bfloat16", "cache_dtype": "bfloat16"}
 F16 = {"query_dtype": "float16", "cache_dtype": "float16"}
@@ -22,6 +23,10 @@ SLOPES = (2.0 ** -np.arange(1, 9)).astype(np.float32)
 OPTIONS: dict[str, dict[str, Any]] = {
     "not causal": {"causal": False},
     "window": {"window": 33},
+    "chunk": {"chunk": 48},
+    "chunk, not causal": {"chunk": 100, "causal": False},
+    "sink tokens": {"window": 33, "sink_tokens": 4},
+    "many sink tokens": {"causal": False, "window": (40, 9), "sink_tokens": 70},
     "both sides": {"causal": False, "window": (40, 9)},
     "sinks": {"sinks": SINKS},
     "scales": {"key_scale": np.array([0.5, -2.0], np.float32), "value_scale": 0.7, "scale": 0.2},
@@ -31,6 +36,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask": {"mask": random_mask(MIXED)},
     "everything": {
         "window": 50,
+        "sinks": SINKS,
+        "softcap": 20.0,
+        "alibi_slopes": SLOPES,
+        "mask": random_mask(MIXED),
+        "key_scale": np.array([0.5, 2.0], np.float32),
+        "value_scale": np.array([0.7, 1.3], np.float32),
+    },
+    "everything with sink tokens": {
+        "window": 50,
+        "sink_tokens": 9,
         "sinks": SINKS,
         "softcap": 20.0,
         "alibi_slopes": SLOPES,
@@ -69,7 +84,7 @@ class DeviceCase:
 
     def plan(self, **more: Any) -> AttentionPlan:
         """Return a plan of the case's lengths and options on the device."""
-        kinds = {name: self.case.options[name] for name in ("causal", "window") if name in self.case.options}
+        kinds = {name: self.case.options[name] for name in LIMITS if name in self.case.options}
         heads = {"num_query_heads": self.shape[1], "num_kv_heads": self.case.key_cache.shape[2]}
         cu = self.case.options.get("cu_query_lens")
         return plan_attention(cu, self.case.seq_lens, **{**heads, **kinds, "device": self.cuda.device, **more})

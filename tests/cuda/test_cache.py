@@ -13,10 +13,12 @@ from tests.cache.test_prefix_machine import PrefixMachine
 from tests.cuda.caches import on_host, requests_of, run_machine
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
-from tests.reference.dense import dense_attention
+from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
 WINDOWED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=6)
+CHUNKED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, chunk=6)
+SINKED = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, window=5, sink_tokens=3)
 
 
 def normal(*shape, seed=0):
@@ -107,7 +109,7 @@ def expect_attention(found, layers, query, stored, sequences, counts):
         first = 0
         for sequence, count in zip(sequences, counts, strict=True):
             keys, values = (np.concatenate(side) for side in stored[sequence, layer])
-            expected = dense_attention(query[layer, first : first + count], keys, values, window=spec.window)
+            expected = dense_attention(query[layer, first : first + count], keys, values, **limits_of(spec))
             np.testing.assert_allclose(found[layer, first : first + count], expected, rtol=0, atol=2e-5)
             first += count
 
@@ -130,9 +132,9 @@ def reorder(stored, sequences, parents):
             stored[sequence, layer] = tuple([*side] for side in before[parent, layer])
 
 
-def test_one_graph_serves_every_step_of_a_batch(cuda):
+@pytest.mark.parametrize("layers", [[FULL, WINDOWED], [CHUNKED, SINKED]], ids=["window", "chunk and sinks"])
+def test_one_graph_serves_every_step_of_a_batch(cuda, layers):
     """Replays of one captured step serve other lengths and sequences, copy-on-write and blocks freed by windows."""
-    layers = [FULL, WINDOWED]
     cache = PagedKVCache(layers, block_size=4, num_blocks=30, max_sequences=4, device=cuda.device)
     first, second = cache.add_sequence(range(40)), cache.add_sequence(range(50, 90))
     batch, step, stored = cache.make_batch(3, 16), Step(cuda, 2, 16), {}

@@ -26,6 +26,8 @@ SINKS = np.linspace(-2, 3, 4, dtype=np.float32)
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"window": 1100},
+    "chunk": {"chunk": 1500},
+    "sink tokens": {"window": 1100, "sink_tokens": 9},
     "sinks": {"sinks": SINKS, "value_scale": 0.7},
     "full": {"softcap": 20.0, "sinks": SINKS},
 }

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pagecore.ops import plan_attention
 from pagecore.ops.cuda._device_plan import plan_on_device
@@ -42,7 +43,24 @@ def test_the_kernel_plans_as_its_twin_does(cuda, batch):
     check(cuda, cu, seq_lens, **options)
 
 
+@many
+@given(batches(), st.one_of(st.integers(1, 3000), st.none()), st.integers(1, 2000))
+def test_chunks_and_sinks_are_planned_as_by_the_twin(cuda, batch, chunk, sink_tokens):
+    cu, seq_lens, options = batch
+    if chunk is not None:
+        options |= {"window": None, "chunk": chunk}
+    elif options["window"] is None or (isinstance(options["window"], tuple) and options["window"][0] == -1):
+        options |= {"window": 700, "sink_tokens": sink_tokens}
+    else:
+        options |= {"sink_tokens": sink_tokens}
+    if options.get("sink_tokens") and options["batch_invariant"]:
+        options["causal"] = True
+    check(cuda, cu, seq_lens, **options)
+
+
 LARGE: dict[str, Any] = {
+    "decode and sinks": (None, [100_000] * 40 + [700] * 300 + [3] * 20, {"window": 1024, "sink_tokens": 4}),
+    "prompts with sinks": ([0, 9000, 9050, 9051], [12_000, 50, 900], {"window": 3000, "sink_tokens": 130}),
     "one sequence for many workers": (None, [100_000], {"num_workers": 1500}),
     "a short one for many workers": (None, [700], {"num_workers": 1500}),
     "many sequences": (None, [3000] * 4 + [50] * 600 + [20_000] * 20 + [1] * 240 + [0] * 9, {}),

@@ -16,7 +16,7 @@ from pagecore.arrays import strided
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention
 from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
-from tests.cuda.attention_cases import BF16, DeviceCase, compare
+from tests.cuda.attention_cases import BF16, LIMITS, DeviceCase, compare
 from tests.ops.cases import Shape, make_case
 
 pytestmark = pytest.mark.slow
@@ -32,9 +32,9 @@ def planned(there: DeviceCase, **changes: Any) -> Any:
     """Plan the lengths and options of a case into a new array."""
     arrays = there.arrays | changes
     heads = {"num_query_heads": there.shape[1], "num_kv_heads": there.case.key_cache.shape[2]}
-    kinds = {name: arrays[name] for name in ("causal", "window") if name in arrays}
+    kinds = {name: arrays[name] for name in LIMITS if name in arrays}
     lens, num_tokens = arrays["seq_lens"], arrays["query"].shape[0]
-    plan = there.cuda.empty(plan_shape(lens.shape[0], num_tokens, *heads.values()), "uint8")
+    plan = there.cuda.empty(plan_shape(lens.shape[0], num_tokens, *heads.values(), "sink_tokens" in kinds), "uint8")
     plan_lengths(plan, lens, arrays.get("cu_query_lens"), num_tokens, **heads, **kinds)
     return plan
 
@@ -65,7 +65,17 @@ def test_every_device_has_room_for_its_plan(cuda, num_sequences, num_tokens, kv_
     assert rows * width < needed + 32 * rows + 1024
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 50}, {"causal": False}, {"window": (100, 3), "causal": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"window": 50},
+        {"causal": False},
+        {"window": (100, 3), "causal": False},
+        {"chunk": 90},
+        {"window": 70, "sink_tokens": 5},
+    ],
+)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_calls_that_share_a_plan_give_the_same_results_as_calls_that_plan(cuda, shape, options):
     case = make_case(SHAPES[shape], **options)

@@ -12,7 +12,7 @@ import pytest
 
 from pagecore.arrays.formats import FORMATS
 from pagecore.ops import paged_attention, plan_attention
-from tests.cuda.attention_cases import SINKS, SLOPES
+from tests.cuda.attention_cases import LIMITS, SINKS, SLOPES
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
@@ -27,6 +27,8 @@ HEADS = (8, 2)
 OPTIONS: dict[str, dict[str, Any]] = {
     "not causal": {"causal": False},
     "window": {"window": 33},
+    "chunk": {"chunk": 48},
+    "sink tokens": {"window": 33, "sink_tokens": 5},
     "both sides": {"causal": False, "window": (40, 9)},
     "sinks": {"sinks": SINKS},
     "negative scale": {"scale": -0.1},
@@ -42,7 +44,7 @@ def run(cuda: Kit, case: FormatCase, *, plan: bool = False, **more: Any) -> tupl
     arguments: dict[str, Any] = dict(plain.options)
     if plan:
         heads = {"num_query_heads": plain.query.shape[1], "num_kv_heads": case.key.codes.shape[2]}
-        kinds = {name: arguments[name] for name in ("causal", "window") if name in arguments}
+        kinds = {name: arguments[name] for name in LIMITS if name in arguments}
         cu = arguments.get("cu_query_lens")
         arguments["plan"] = plan_attention(cu, plain.seq_lens, device=cuda.device, **heads, **kinds, **more)
     arguments |= {"key_scale": case.key.scale, "value_scale": case.value.scale}

@@ -49,9 +49,9 @@ Params = struct(
     int32 num_tokens; int32 num_sequences; int32 num_query_heads; int32 num_kv_heads; int32 head_dim; int32 value_dim;
     int32 num_blocks; int32 block_size; int32 block_shift; int32 causal; int32 window_left; int32 window_right;
     int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap;
-    Selection selection""",
+    int32 sink_tokens; int32 pad; Selection selection""",
 )
-assert ctypes.sizeof(Params) == 488
+assert ctypes.sizeof(Params) == 496
 
 
 class Shape(ctypes.Structure):
@@ -120,7 +120,7 @@ def query_ranges(case: Case) -> list[tuple[int, int]]:
 
 def make_items(case: Case, query_tile: int, split: int) -> np.ndarray[Any, Any]:
     """Return items of `query_tile` queries, with keys cut at multiples of `split` (0: not cut)."""
-    kinds = {name: case.options[name] for name in ("causal", "window") if name in case.options}
+    kinds = {name: case.options[name] for name in ("causal", "window", "chunk") if name in case.options}
     items: list[tuple[int, ...]] = []
     partial = 0
     for i, (first, end) in enumerate(query_ranges(case)):

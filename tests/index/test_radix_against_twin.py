@@ -26,15 +26,17 @@ class RadixMachine(RuleBasedStateMachine):
         block_size=st.integers(1, 4),
         full=st.integers(0, 2),
         windows=st.lists(st.one_of(st.integers(1, 9), st.tuples(st.integers(0, 5), st.integers(1, 12))), max_size=2),
+        sinks=st.lists(st.integers(0, 9), min_size=2, max_size=2),
         states=st.booleans(),
         interval=st.integers(1, 3),
         policy=st.sampled_from(POLICIES),
     )
-    def make(self, block_size, full, windows, states, interval, policy):
+    def make(self, block_size, full, windows, sinks, states, interval, policy):
         full = full or int(not windows and not states)
         pairs = [window if isinstance(window, tuple) else (window, 0) for window in windows]
         options = {"full": full, "states": states, "policy": policy}
         options |= {"windows": tuple(window for window, _ in pairs), "chunks": tuple(chunk for _, chunk in pairs)}
+        options["sinks"] = tuple(0 if chunk else count for (_, chunk), count in zip(pairs, sinks, strict=False))
         if states:
             options["state_interval"] = interval * block_size
         self.tree = RadixTree(block_size, **options)

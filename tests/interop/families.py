@@ -50,6 +50,9 @@ _LONGCAT |= {"num_layers": 2, "head_dim": 4, "moe_topk": 2, "zero_expert_num": 2
 _LONGCAT |= {"ffn_hidden_size": 128, "expert_ffn_hidden_size": 32}
 _MSCALE = _YARN | {"mscale": 1.0, "mscale_all_dim": 0.7}
 
+# Chunks of 8 tokens, and every fourth layer without rotary embeddings, whose queries are scaled by their position.
+_LLAMA_4 = {"attention_chunk_size": 8, "intermediate_size_mlp": 96, "num_local_experts": 4, "floor_scale": 8}
+
 # For each family: the prefix of its class names, and its config fields.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _GROUPED),
@@ -63,6 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", _GROUPED),
     "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
+    "llama4": ("Llama4", _GROUPED | _LLAMA_4),
     # Not in pagecore.models: its fields are read with their usual meaning.
     "gpt_bigcode": ("GPTBigCode", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
     "starcoder2": ("Starcoder2", _GROUPED | _WINDOW),
@@ -77,7 +81,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "axk1": ("AXK1", _LATENT | _EXPERTS),
     "longcat_flash": ("LongcatFlash", _LONGCAT),
 }
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
 
 
 @functools.cache

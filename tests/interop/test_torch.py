@@ -28,6 +28,8 @@ OPTIONS = {
     "default": {},
     "scale": {"scale": 0.3, "softcap": 5.0},
     "window": {"window": 3},
+    "chunk": {"chunk": 4},
+    "sink tokens": {"window": 3, "sink_tokens": 2},
     "sides": {"window": (2, None), "causal": False},
     "sinks": {"sinks": torch.tensor([0.1, -1.0, 2.0, 0.0]), "alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])},
     "mask": {"mask": torch.arange(5 * 5 + 1 + 9) % 3 != 1},

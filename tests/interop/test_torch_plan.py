@@ -43,10 +43,12 @@ def test_the_operators_pass_opcheck():
     torch.library.opcheck(torch.ops.pagecore.paged_attention_out.default, (*step.attended, out), options)
 
 
-@pytest.mark.parametrize("window", [None, 3, (2, None)])
-def test_calls_with_a_plan_equal_calls_without_one(window):
-    step, plan = make_step(), plan_of(make_step(), window=window)
-    options = {"cu_query_lens": step.cu_query_lens, "window": window}
+@pytest.mark.parametrize(
+    "limits", [{}, {"window": 3}, {"window": (2, None)}, {"chunk": 4}, {"window": 3, "sink_tokens": 2}], ids=str
+)
+def test_calls_with_a_plan_equal_calls_without_one(limits):
+    step, plan = make_step(), plan_of(make_step(), **limits)
+    options = {"cu_query_lens": step.cu_query_lens, **limits}
     expected, expected_lse = interop.paged_attention(*step.attended, **options, return_lse=True)
     out, lse = interop.paged_attention(*step.attended, **options, plan=plan, return_lse=True)
     assert torch.equal(out, expected)

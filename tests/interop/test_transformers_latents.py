@@ -271,7 +271,7 @@ def test_a_model_with_an_indexer_is_refused_by_name():
         specs_of_model(config, "bfloat16")
 
 
-def test_a_model_with_chunks_is_refused_by_name():
+def test_the_layers_of_llama_4_have_chunks_or_see_all_keys():
     config = SimpleNamespace(model_type="llama4_text", to_dict=lambda: LLAMA_4_SCOUT["text_config"])
-    with pytest.raises(UnsupportedOption, match=r"llama4_text has chunked attention.*use another cache"):
-        specs_of_model(config, "bfloat16")
+    chunks = [spec.chunk for spec in specs_of_model(config, "bfloat16")]
+    assert chunks == [8192, 8192, 8192, None] * 12

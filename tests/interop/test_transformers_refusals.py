@@ -338,7 +338,7 @@ def causal(*_):
 )
 def test_masks_other_than_causal_and_window_masks_raise(options):
     columns = attention.Columns(7, [None, 8])
-    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*windows of the cache's layers \(\[8\]\)"):
+    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*windows and chunks of the cache's layers \(\[8\]\)"):
         attention._mask(kv_length=columns, **options)
     assert attention._mask(kv_length=columns) is None
     assert attention._mask(kv_length=columns, local_size=8, mask_function=causal) is None
@@ -348,7 +348,9 @@ def test_a_mask_of_another_window_raises_when_a_layer_attends_with_it():
     """A model also makes masks for windows that no layer has."""
     model = make_model("mistral")
     cache = make_cache(model, layers=[SPEC] * 4)
-    with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*a chunk of 8 keys.*specs that have the model's windows"):
+    with pytest.raises(
+        UnsupportedOption, match=rf"{OWN_MASK}.*a chunk of 8 keys.*specs that have the model's windows and chunks"
+    ):
         run(model, prompts(), cache)
     assert cache.kv.num_sequences == 0
     moe = make_model("qwen2_moe")  # has a window of 0, but no sliding-window layer

@@ -153,7 +153,7 @@ def make_case(shape: Shape | None = None, *, seed: int = 0, **options: Any) -> C
         options["rows"] = table_rows.astype(shape.index_dtype)
     table = np.where(rng.random((len(lens) + 3 * shape.shuffle_rows, width)) < 0.5, -1, 2**31 - 1)
     free = iter(rng.permutation(np.arange(1, num_blocks)))
-    kinds = {name: options[name] for name in ("causal", "window") if name in options}
+    kinds = {name: options[name] for name in ("causal", "window", "chunk", "sink_tokens") if name in options}
     for row, seq_len, query_len in zip(table_rows, lens, query_lens, strict=True):
         # A key that only the mask hides may be read; a key that causality or the window hides from every query may not.
         wanted = reference.allowed(query_len, seq_len, **kinds).any(axis=0)

@@ -141,11 +141,6 @@ def test_a_plan_for_other_chunks_is_refused():
             paged_attention(*arguments, cu_query_lens=cu, plan=made, **options)
 
 
-def test_a_chunk_on_cuda_is_refused_by_a_plan():
-    with pytest.raises(UnsupportedOption, match="chunk is 8, which only the host serves"):
-        AttentionPlan(num_query_heads=4, num_kv_heads=2, chunk=8, device="cuda")
-
-
 def test_chunks_longer_than_any_sequence_are_none():
     *arguments, cu = case(0, [20], [3])
     for chunk in (2**31 - 1, 2**31, 2**62):

@@ -24,24 +24,26 @@ def allowed(
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
     chunk: int | None = None,
+    sink_tokens: int | None = None,
     mask: Bool | None = None,
 ) -> Bool:
     """Return the attention mask of a sequence, bool ``[query_len, seq_len]``."""
     p = np.arange(seq_len - query_len, seq_len)[:, None]
     j = np.arange(seq_len)[None, :]
     attended = np.ones((query_len, seq_len), dtype=bool)
-    if causal:
-        attended &= j <= p
     if isinstance(window, tuple):
-        left, right = window
+        left, _ = window
         if left is not None and left != -1:
             attended &= j >= p - left
-        if right is not None and right != -1:
-            attended &= j <= p + right
     elif window is not None:
         attended &= j > p - window
     if chunk is not None:
         attended &= j // chunk == p // chunk
+    attended |= j < (sink_tokens or 0)
+    if causal:
+        attended &= j <= p
+    elif isinstance(window, tuple) and window[1] is not None and window[1] != -1:
+        attended &= j <= p + window[1]
     if mask is not None:
         attended &= mask
     return attended
@@ -99,6 +101,7 @@ def paged_attention(
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
     chunk: int | None = None,
+    sink_tokens: int | None = None,
     softcap: float = 0.0,
     sinks: ArrayLike | None = None,
     alibi_slopes: ArrayLike | None = None,
@@ -127,7 +130,7 @@ def paged_attention(
         if flat_mask is not None:
             own_mask = flat_mask[mask_start : mask_start + shape[0] * shape[1]].reshape(shape)
             mask_start += shape[0] * shape[1]
-        attended = allowed(*shape, causal=causal, window=window, chunk=chunk, mask=own_mask)
+        attended = allowed(*shape, causal=causal, window=window, chunk=chunk, sink_tokens=sink_tokens, mask=own_mask)
         wanted = attended.any(axis=0)
         for h in range(num_heads):
             kv_head = h // (num_heads // num_kv_heads)

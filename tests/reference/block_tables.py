@@ -100,11 +100,9 @@ class BlockTables:
         with self.all_or_nothing():
             row = self.new_row(Row(computed, [list(part) for part in blocks], shared_to))
             for pool, part, size in zip(self.pools, blocks, self.block_sizes, strict=True):
-                first = next((i for i, block in enumerate(part) if block), len(part))
-                if computed < shared_to and first > computed // size:
+                if computed < shared_to and 0 in part[computed // size :]:
                     raise InvalidBlock("a hole")
-                for block in part[first:]:
-                    pool.share([block])
+                pool.share([block for block in part if block])
         return row
 
     def fork(self, parent: int) -> int:
@@ -222,14 +220,17 @@ class BlockTables:
                 row.shared_to = min(row.shared_to, length)
             row.length = length
 
-    def release_before(self, rows: list[int], group: int, positions: list[int]) -> int:
+    def release_before(self, rows: list[int], group: int, positions: list[int], first: int = 0) -> int:
         released = self.distinct(rows)
+        if first < 0:
+            raise ShapeError(str(first))
         for row, position in zip(released, positions, strict=True):
             if not 0 <= position <= row.length:
                 raise ShapeError(str(position))
         size = self.block_sizes[group]
         return sum(
-            self.drop(group, row, 0, position // size) for row, position in zip(released, positions, strict=True)
+            self.drop(group, row, -(-first // size), position // size)
+            for row, position in zip(released, positions, strict=True)
         )
 
     def take_copies(self, group: int) -> list[tuple[int, int]]:

@@ -31,16 +31,22 @@ class Tile:
         return self.key_end - self.key_begin + ITEM_COST
 
 
-def attended(position: int, length: int, causal: bool, window: Any) -> range:
-    """Return the keys that a query attends to."""
+def attended(position: int, length: int, causal: bool, window: Any, chunk: int | None = None) -> range:
+    """Return the keys that a query attends to, but for sinks."""
     left, right = (None, None) if window is None else window if isinstance(window, tuple) else (window - 1, None)
     left, right = (-1 if side is None else side for side in (left, right))
     right = 0 if causal else right
     begin = 0 if left < 0 else min(max(position - left, 0), length)
-    return range(begin, length if right < 0 else min(max(position + right + 1, begin), length))
+    end = length if right < 0 else position + right + 1
+    if chunk is not None:
+        begin = min(max(position, 0) // chunk * chunk, length)
+        end = min(end, begin + chunk if position >= 0 else 0)
+    return range(begin, min(max(end, begin), length))
 
 
-def tiles_of(cu: list[int], lens: list[int], section: int, group: int, invariant: bool, keys: Any) -> list[Tile]:
+def tiles_of(
+    cu: list[int], lens: list[int], section: int, group: int, invariant: bool, keys: Any, sinks: int
+) -> list[Tile]:
     size = max(1, (DECODE_ROWS, PROMPT_ROWS)[section] // group)
     tiles = []
     for i, length in enumerate(lens):
@@ -48,7 +54,7 @@ def tiles_of(cu: list[int], lens: list[int], section: int, group: int, invariant
         is_decode = not invariant and (end - first) * group <= DECODE_ROWS
         for begin in range(first, end, size) if is_decode == (section == 0) else ():
             count, position = min(size, end - begin), length - (end - begin)
-            key_begin = keys(position, length).start
+            key_begin = max(keys(position, length).start, min(sinks, length))
             key_end = max(keys(position + count - 1, length).stop, key_begin)
             tiles.append(Tile(i, begin, count, key_begin, key_end, count == end - first))
     return tiles
@@ -68,15 +74,21 @@ def cut(tile: Tile, into: int, unit: int, least: int) -> int:
     return min(max((key + unit // 2) // unit * unit, low), high)
 
 
-def folds_of(tile: Tile) -> list[int]:
+def folds_of(tile: Tile, always: bool) -> list[int]:
     """Return the keys at which a batch-invariant plan cuts a tile."""
-    if not tile.is_alone:
+    if not (tile.is_alone or always):
         return []
     return list(range((tile.key_begin // FOLD + 1) * FOLD, tile.key_end, FOLD))
 
 
-def plan_section(tiles: list[Tile], num_workers: int, floor: int, invariant: bool, num_rows: int) -> tuple[Any, Any]:
-    """Return the items of a section, as in PcWorkItem, and the first item of each worker."""
+def plan_section(
+    tiles: list[Tile], num_workers: int, floor: int, invariant: bool, num_rows: int, sinks: int
+) -> tuple[Any, Any]:
+    """Return the items of a section, as in PcWorkItem, and the first item of each worker.
+
+    With sinks, the first item of each tile has them, and every tile has partial rows.
+    """
+    extra = int(sinks > 0)
     total = sum(tile.cost for tile in tiles)
     items: list[list[int]] = []
     first_item: list[int] = []
@@ -87,9 +99,9 @@ def plan_section(tiles: list[Tile], num_workers: int, floor: int, invariant: boo
         borders = [into for into in borders if 0 <= into < tile.cost]
         cost += tile.cost
         if invariant:
-            cuts = folds_of(tile)
+            cuts = folds_of(tile, sinks > 0)
             own = (len(cuts) + 1) * tile.query_count if cuts else 0
-            fits = rows + own <= num_rows
+            fits = sinks > 0 or rows + own <= num_rows
             cuts = cuts if fits else []
             keys = [cut(tile, into, FOLD, 1 if cuts else BEHIND) for into in borders]
         else:
@@ -97,11 +109,17 @@ def plan_section(tiles: list[Tile], num_workers: int, floor: int, invariant: boo
             cuts = sorted({key for key in keys if key not in (BEFORE, BEHIND)})
             own = (len(cuts) + 1) * tile.query_count if cuts else 0
         ends = [*cuts, tile.key_end]
-        first_item += [len(items) + (len(ends) if key == BEHIND else sum(end <= key for end in cuts)) for key in keys]
-        for split, (begin, end) in enumerate(zip([tile.key_begin, *cuts], ends, strict=True)):
-            partial = rows + split * tile.query_count if cuts else -1
+        for key in keys:
+            passed = len(ends) if key == BEHIND else sum(end <= key for end in cuts)
+            first_item.append(len(items) + passed + extra * (key > tile.key_begin))
+        ranges = list(zip([tile.key_begin, *cuts], ends, strict=True))
+        if extra:
+            ranges = [(0, min(sinks, tile.key_end)), *ranges]
+            own = len(ranges) * tile.query_count
+        for split, (begin, end) in enumerate(ranges):
+            partial = rows + split * tile.query_count if len(ranges) > 1 else -1
             place = [tile.sequence, tile.query_begin, tile.query_count, begin, end]
-            items.append([*place, partial, split, len(ends)])
+            items.append([*place, partial, split, len(ranges)])
         rows += own
     first_item += [len(items)] * (num_workers + 1 - len(first_item))
     return items, first_item
@@ -115,6 +133,8 @@ def plan(
     num_kv_heads: int,
     causal: bool = True,
     window: Any = None,
+    chunk: int | None = None,
+    sink_tokens: int = 0,
     batch_invariant: bool = False,
     num_workers: tuple[int, int],
 ) -> list[tuple[Any, Any]]:
@@ -125,8 +145,8 @@ def plan(
     num_rows = max(3 * workers * size for workers, size in zip(num_workers, sizes, strict=True))
     sections = []
     for section in range(2):
-        tiles = tiles_of(
-            cu, list(lens), section, group, batch_invariant, lambda at, length: attended(at, length, causal, window)
-        )
-        sections.append(plan_section(tiles, num_workers[section], FLOORS[section], batch_invariant, num_rows))
+        keys = lambda at, length: attended(at, length, causal, window, chunk)  # noqa: E731
+        tiles = tiles_of(cu, list(lens), section, group, batch_invariant, keys, sink_tokens)
+        workers, floor = num_workers[section], FLOORS[section]
+        sections.append(plan_section(tiles, workers, floor, batch_invariant, num_rows, sink_tokens))
     return sections

@@ -90,12 +90,15 @@ class RadixTree:
         full: int = 1,
         windows: tuple[int, ...] = (),
         chunks: tuple[int, ...] = (),
+        sinks: tuple[int, ...] = (),
         states: bool = False,
         state_interval: int = 64,
         policy: str = "lru",
     ):
         self.block_size, self.full, self.states = block_size, full, states
-        self.windows = list(zip(windows, chunks or [0] * len(windows), strict=True))
+        none = [0] * len(windows)
+        self.windows = list(zip(windows, chunks or none, strict=True))
+        self.sinks = list(sinks or none)
         self.num_lanes = full + len(windows)
         self.num_components = 1 + len(windows) + states
         self.state_interval, self.policy = state_interval, policy
@@ -168,7 +171,7 @@ class RadixTree:
         return int(node.state is not None)
 
     def window_start(self, component: int, end: int) -> int:
-        """Return the first block that a prefix of `end` blocks needs: that of the first needed token."""
+        """Return the first block that a prefix of `end` blocks needs after its sinks; 0 if nothing is between them."""
         seen, chunk = self.windows[component - 1]
         needed = [
             token
@@ -176,7 +179,23 @@ class RadixTree:
             if token >= end * self.block_size - seen
             or (chunk and (token + 1 > (max(0, end * self.block_size - seen)) // chunk * chunk))
         ]
-        return needed[0] // self.block_size if needed else end
+        start = needed[0] // self.block_size if needed else end
+        return 0 if start <= self.sink_blocks(component) else start
+
+    def sink_blocks(self, component: int) -> int:
+        return -(-self.sinks[component - 1] // self.block_size) if self.is_window(component) else 0
+
+    def needs(self, component: int, end: int, node: Node) -> bool:
+        """Return True if a prefix of `end` blocks needs ids of a node on its path."""
+        start = self.window_start(component, end) if self.is_window(component) else end - 1
+        return node.end > start or node.depth < self.sink_blocks(component)
+
+    def cut(self, component: int, end: Node) -> None:
+        """Split a path where the window begins and where its sinks end."""
+        if start := self.window_start(component, end.end):
+            self.split_path(end, start)
+            if sinks := self.sink_blocks(component):
+                self.split_path(end, sinks)
 
     def pins(self, component: int) -> Counter[Node]:
         """Return the number of receipts that pin a component, by node."""
@@ -187,10 +206,8 @@ class RadixTree:
             if component == 0:
                 nodes.update(receipt.node.path())
             elif component in receipt.components:
-                start = receipt.node.end - 1
-                if self.is_window(component):
-                    start = self.window_start(component, receipt.node.end)
-                nodes.update(node for node in receipt.node.path() if node.end > start)
+                end = receipt.node.end
+                nodes.update(node for node in receipt.node.path() if self.needs(component, end, node))
         return nodes
 
     def pinned(self, component: int) -> set[Node]:
@@ -219,7 +236,9 @@ class RadixTree:
                     lane.append(ids[i])
                 end = node.depth + i + 1
                 is_whole = all(
-                    NULL not in lanes[self.full + w][self.window_start(w + 1, end) :] for w in range(len(self.windows))
+                    NULL not in lanes[self.full + w][self.window_start(w + 1, end) :]
+                    and NULL not in lanes[self.full + w][: self.sink_blocks(w + 1)]
+                    for w in range(len(self.windows))
                 )
                 has_state = not self.states or (i + 1 == len(node.blocks) and node.state is not None)
                 if is_whole and has_state:
@@ -238,7 +257,8 @@ class RadixTree:
         }
         for c in range(1, len(self.windows) + 1):
             start = self.window_start(c, end)
-            found["blocks"][self.full + c - 1][:start] = [NULL] * start
+            kept = min(start, self.sink_blocks(c))
+            found["blocks"][self.full + c - 1][kept:start] = [NULL] * (start - kept)
         # Without windows, layers that attend need no more than the blocks.
         is_longer = self.states and not self.windows and self.full > 0
         found["num_shared_tokens"] = full * self.block_size if is_longer else found["num_tokens"]
@@ -273,17 +293,15 @@ class RadixTree:
 
     def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
         for c in range(1, len(self.windows) + 1):
-            start = self.window_start(c, node.end)
-            if start and c in components:
-                self.split_path(node, start)
+            if c in components:
+                self.cut(c, node)
         receipt = Receipt(node, components, namespace)
         self.receipts.append(receipt)
         for above in node.path():
             self.touch(above, 0, is_hit)
         for c in components - {0}:
-            start = self.window_start(c, node.end) if self.is_window(c) else node.end - 1
             for above in node.path():
-                if above.end > start:
+                if self.needs(c, node.end, above):
                     self.touch(above, c, is_hit)
         return receipt
 
@@ -493,7 +511,9 @@ class RadixTree:
             end = self.split_path(end, goal)
         windows = [c for c in range(1, len(self.windows) + 1) if c in receipt.components]
         for c in windows:
-            if start := self.window_start(c, goal):
+            for start in (self.window_start(c, goal), self.sink_blocks(c) if self.window_start(c, goal) else 0):
+                if not start:
+                    continue
                 known = set(self.nodes())
                 upper = self.split_path(end, start)
                 for pinned in before:  # both halves inherit the pins of the whole
@@ -515,7 +535,7 @@ class RadixTree:
             return
         for c in range(1, len(self.windows) + 1):
             pins = self.pins(c)
-            if pins[upper] != pins[lower]:
+            if pins[upper] != pins[lower] or lower.depth == self.sink_blocks(c):
                 return
         assert upper.parent is not None
         upper.parent.children[upper.blocks[0]] = lower
@@ -581,7 +601,11 @@ class RadixTree:
             ]
             for node in can_go:
                 self.expire(node.eviction[component])
-            node = min(can_go, key=lambda node: (*node.eviction[component].key(self.policy), node.depth))
+            sinks = self.sink_blocks(component)
+            node = min(
+                can_go,
+                key=lambda node: (*node.eviction[component].key(self.policy), node.depth < sinks, node.depth),
+            )
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)

@@ -193,7 +193,7 @@ class CacheReader(PartsOwner):
         """Return the position from which on a group has every computed token of a sequence.
 
         The position is a multiple of the block size, and 0 in a group without a window. In a group with a window it may
-        equal `num_computed_tokens`; the group then has none of them.
+        equal `num_computed_tokens`; the group then has none of them, or its sink tokens only.
 
         Raises
         ------

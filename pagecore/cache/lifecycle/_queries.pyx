@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
+from pagecore.cache._kept cimport KeptKeys, sink_blocks
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require, require_each
 from pagecore.cache._state cimport CacheState
@@ -38,8 +39,8 @@ def clear(CacheState state not None):
 def held_from(CacheState state not None, sequence, int32_t group):
     """Return the position of the first token whose key and value a group still has; see `PagedKVCache.held_from`."""
     cdef Sequence checked
-    cdef int64_t holes = 0
-    cdef int64_t held
+    cdef KeptKeys keys
+    cdef int64_t holes, held, sinks = 0
     cdef const int32_t* blocks
     _guard = Held(state.lock)
     state.sweep()
@@ -48,6 +49,10 @@ def held_from(CacheState state not None, sequence, int32_t group):
         raise InvalidSequence(f"sequence {checked.id!r} is swapped out; swap it in first")
     held = (<int64_t>checked.computed + state.block_size - 1) // state.block_size
     blocks = state.tables.row_raw(checked.row, group).data()
+    for keys in state.kept:
+        if keys.group == group:
+            sinks = min(held, sink_blocks(keys, state.block_size))
+    holes = sinks
     while holes < held and blocks[holes] == 0:
         holes += 1
-    return holes * state.block_size
+    return holes * state.block_size if holes > sinks else 0

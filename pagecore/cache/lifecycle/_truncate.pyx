@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys, first_seen
+from pagecore.cache._kept cimport KeptKeys, first_seen, sink_blocks
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
@@ -99,17 +99,17 @@ cdef int check_windows(
 ) except -1:
     """Raise UnsupportedOption for a length at which keys that the next token sees were released."""
     cdef size_t i
-    cdef int64_t held, holes
+    cdef int64_t held, holes, sinks = sink_blocks(keys, state.block_size)
     cdef const int32_t* blocks
     for i in range(rows.size()):
         if lengths[i] == 0:
             continue
         blocks = state.tables.row_raw(rows[i], keys.group).data()
         held = (<int64_t>lengths[i] + state.block_size - 1) // state.block_size
-        holes = 0
+        holes = min(sinks, held)
         while holes < held and blocks[holes] == 0:
             holes += 1
-        if holes * state.block_size > first_seen(keys, lengths[i]):
+        if holes > sinks and holes * state.block_size > first_seen(keys, lengths[i]):
             reach = f"window of {keys.window}" if keys.chunk == 0 else f"chunk of {keys.chunk}"
             raise UnsupportedOption(
                 f"length is {lengths[i]}, but the keys before position {holes * state.block_size} have left the "

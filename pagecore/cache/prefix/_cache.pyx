@@ -90,6 +90,7 @@ cdef class PrefixCache:
                 min(max(keys.window - 1 + keys.lookahead, keys.chunk == 0), INT32_MAX) for keys in self.kept
             ],
             chunks=[keys.chunk for keys in self.kept],
+            sinks=[keys.sinks for keys in self.kept],
             policy=policy,
             states=states is not None,
             state_interval=None if states is None else math.lcm(states.chunk, self.block_size),

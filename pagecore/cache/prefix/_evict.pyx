@@ -9,7 +9,7 @@ from libcpp.algorithm cimport fill
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys, first_kept
+from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
@@ -88,8 +88,16 @@ cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexc
         if not sequence.hold.has_duplicates:
             last = min(end, first_kept(keys, sequence.computed) // prefix.block_size)
     prefix.block_indices.clear()
-    if first >= last:
-        return
+    if first < last:
+        find_held_once(prefix, sequence, lane, first, last, end)
+    if first > 0 and sequence.hold.has_duplicates:
+        find_unused_sinks(prefix, sequence, lane, min(end, sink_blocks(keys, prefix.block_size)))
+
+
+cdef void find_held_once(
+    PrefixCache prefix, Sequence sequence, int32_t lane, int64_t first, int64_t last, int64_t end
+) noexcept:
+    """Write the indices of the blocks [first, last) of a path that only the tree holds."""
     prefix.tree.copy_tail_raw(
         sequence.hold.receipt, lane, span[int32_t](prefix.ids.data() + first, <size_t>(end - first))
     )
@@ -98,6 +106,16 @@ cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexc
     )
     for i in range(prefix.block_indices.size()):
         prefix.block_indices[i] += <int32_t>first
+
+
+cdef void find_unused_sinks(PrefixCache prefix, Sequence sequence, int32_t lane, int64_t count) noexcept:
+    """Add the blocks of sinks of which the sequence has duplicates."""
+    cdef int32_t block_index, block
+    for block_index in range(<int32_t>count):
+        block = prefix.tree.block_at_raw(sequence.hold.receipt, block_index, lane)
+        if block != 0 and (<BlockPool>prefix.pools[lane]).ref_count_raw(block) == 1:
+            prefix.ids[block_index] = block
+            prefix.block_indices.push_back(block_index)
 
 
 # -- free --------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._kept cimport first_kept
+from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 
@@ -31,6 +31,7 @@ cdef int32_t find_substitute(PrefixCache prefix, Sequence sequence, int32_t lane
     """
     cdef int32_t own, block_index = sequence.hold.published
     cdef int64_t passed
+    cdef KeptKeys keys
     cdef int32_t past = -1
     cdef bint is_needed = lane < prefix.num_full
     if prefix.num_duplicated == 0 and is_needed:
@@ -43,8 +44,11 @@ cdef int32_t find_substitute(PrefixCache prefix, Sequence sequence, int32_t lane
         own = prefix.own_block(<Sequence>candidate, block_index, lane)
         if own != 0 and own != block:
             return (<Sequence>candidate).row
-        passed = 0 if is_needed else first_kept(prefix.kept[lane - prefix.num_full], (<Sequence>candidate).computed)
-        is_needed = is_needed or own != 0 or block_index >= passed // prefix.block_size
+        if not is_needed:
+            keys = prefix.kept[lane - prefix.num_full]
+            passed = first_kept(keys, (<Sequence>candidate).computed)
+            is_needed = own != 0 or block_index >= passed // prefix.block_size or (
+                block_index < sink_blocks(keys, prefix.block_size))
         past = (<Sequence>candidate).row
     return -1 if is_needed else past
 

@@ -112,7 +112,7 @@ cdef int release_windows(StepRecord step, Py_ssize_t live) except -1:
     for keys in step.state.kept:
         for k in range(<size_t>live):
             step.positions[k] = <int32_t>first_kept(keys, step.lengths[k])
-        step.state.tables.release_before_raw(step.live_rows.data(), keys.group, step.positions.data(), live)
+        step.state.tables.release_before_raw(step.live_rows.data(), keys.group, step.positions.data(), live, keys.sinks)
     return 0
 
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys, first_kept
+from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
@@ -139,25 +139,27 @@ cdef class StepPlan:
         that another row holds too, which do not become free when this row releases them.
         """
         cdef int32_t i
-        cdef int64_t length, blocks, held
+        cdef int64_t length, blocks, held, passed, sinks
         for i in range(self.num_sequences):
             length = (<Sequence>self.sequences[i]).computed
             blocks = <int64_t>self.state.tables.row_raw(self.rows[i], keys.group).size()
-            held = self.num_own(i, keys.group, first_kept(keys, length) // self.state.block_size)
+            passed = first_kept(keys, length) // self.state.block_size
+            sinks = min(passed, sink_blocks(keys, self.state.block_size))
+            held = self.num_own(i, keys.group, 0, sinks) + self.num_own(i, keys.group, passed, blocks)
             self.converted[i] = <int32_t>min(
                 <int64_t>self.counts[i],
                 (blocks + max(0, self.limits[keys.group] - held)) * self.state.block_size - length,
             )
         return 0
 
-    cdef int64_t num_own(self, int32_t index, int32_t group, int64_t first) noexcept:
-        """Return the number of blocks of a row, from index `first` on, that no other row holds."""
+    cdef int64_t num_own(self, int32_t index, int32_t group, int64_t first, int64_t end) noexcept:
+        """Return the number of blocks of a row, from index `first` to before `end`, that no other row holds."""
         cdef Sequence sequence = <Sequence>self.sequences[index]
         cdef Int32s blocks = self.state.tables.row_raw(self.rows[index], group)
         cdef BlockPool pool = <BlockPool>self.state.tables.pools[group]
         cdef int64_t at, own = 0
         cdef int32_t others, lane
-        for at in range(first, <int64_t>blocks.size()):
+        for at in range(first, end):
             others = pool.ref_count_raw(blocks.data()[at]) - 1 if blocks.data()[at] != 0 else 0
             if others == 1 and self.state.prefix is not None:
                 lane = self.state.prefix.lane_of[group]

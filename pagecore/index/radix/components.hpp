@@ -16,9 +16,12 @@ namespace pagecore::radix {
 // Tokens before the end of a prefix that a window needs. With chunks, they begin where the chunk of the first begins:
 //
 //   seen 3      end 14: tokens 11 12 13        seen 0, chunk 8      end 14: tokens 8 .. 13      end 16: none
+//
+// The first `sinks` tokens are needed as well. Whole nodes hold their blocks: the tree splits where the sinks end.
 struct Window {
   int64_t seen;
   int64_t chunk = 0;
+  int64_t sinks = 0;
 
   [[nodiscard]] int64_t start(int64_t end) const {
     const int64_t first = std::max<int64_t>(0, end - seen);
@@ -47,13 +50,24 @@ struct Components {
     return lane == num_lanes() ? state() : lane < full_lanes ? 0 : lane - full_lanes + 1;
   }
 
-  // A prefix of `end` blocks needs blocks [first_needed, end) of a component to be reused.
+  // A prefix of `end` blocks needs blocks [first_needed, end) and [0, sink_blocks) of a component to be reused.
   [[nodiscard]] int64_t first_needed(int32_t component, int64_t end) const {
     if (component == 0) return 0;
     return is_window(component) ? window_start(component, end) : end - 1;
   }
+  // 0 if the window begins before the end of its sinks.
   [[nodiscard]] int64_t window_start(int32_t window, int64_t end) const {
-    return windows[static_cast<size_t>(window - 1)].start(end * block_size) / block_size;
+    const int64_t start = windows[static_cast<size_t>(window - 1)].start(end * block_size) / block_size;
+    return start <= sink_blocks(window) ? 0 : start;
+  }
+  [[nodiscard]] int64_t sink_blocks(int32_t component) const {
+    if (!is_window(component)) return 0;
+    return (windows[static_cast<size_t>(component - 1)].sinks + block_size - 1) / block_size;
+  }
+  // Nodes that a receipt may split: where each window begins, and where its sinks end.
+  [[nodiscard]] int64_t num_cuts() const {
+    return std::ssize(windows) +
+           std::count_if(windows.begin(), windows.end(), [](const Window& w) { return w.sinks > 0; });
   }
 };
 

@@ -89,6 +89,14 @@ class EvictionQueues {
            (component != 0 || nodes_.at(node).children == 0);
   }
 
+  // Breaks ties: the node nearer the root goes first, but the sinks of a window, without which the other blocks serve
+  // no prefix, go last.
+  [[nodiscard]] int32_t rank_of(NodeId node, int32_t component) const {
+    constexpr int32_t kLast = 1 << 30;
+    const int32_t depth = nodes_.at(node).depth;
+    return depth < nodes_.components().sink_blocks(component) ? depth | kLast : depth;
+  }
+
   NodeStore& nodes_;
   Policy policy_;
   std::vector<Component> queues_;

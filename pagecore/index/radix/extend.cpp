@@ -27,7 +27,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
   const bool grows = fresh > 0 && can_grow(old);
   radix::NodeStorage storage;
   try {
-    reserve(3 + components_.num_windows());
+    reserve(3 + components_.num_cuts());
     if (grows) nodes_.make_room(old, fresh);
     if (fresh > 0 && !grows) storage = nodes_.make_storage(offer.query, out.old_blocks, fresh);
   } catch (...) {
@@ -86,7 +86,7 @@ void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t p
     return components_.window_start(window, nodes_.end(end));
   };
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
-    if (start_of(w) > 0) static_cast<void>(split_path(end, start_of(w)));
+    if (start_of(w) > 0) split_window(end, w);
   }
   pins_.move_down(receipt, end, old_end, pinned_end);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {

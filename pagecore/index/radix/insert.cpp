@@ -16,7 +16,7 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radi
   survey(offer, top, out);
   radix::NodeStorage storage;
   try {
-    reserve(3 + static_cast<int64_t>(offer.states.size()) + components_.num_windows());
+    reserve(3 + static_cast<int64_t>(offer.states.size()) + components_.num_cuts());
     const int64_t fresh = out.blocks - out.old_blocks;
     if (fresh > 0) storage = nodes_.make_storage(offer.query, out.old_blocks, fresh, spare);
   } catch (...) {

@@ -24,6 +24,7 @@ class Reuse {
  public:
   explicit Reuse(const NodeStore& nodes) : nodes_(nodes), components_(nodes.components()) {
     std::fill_n(runs_.begin(), components_.num_windows(), 0);
+    std::fill_n(leading_.begin(), components_.num_windows(), 0);
   }
 
   // Appends the leading `blocks` of `node` to the path.
@@ -45,7 +46,9 @@ class Reuse {
   // True if every window has the blocks that a prefix of `end` blocks needs.
   [[nodiscard]] bool is_whole(int64_t end) const {
     for (int32_t w = 1; w <= components_.num_windows(); ++w) {
-      if (runs_[static_cast<size_t>(w - 1)] < end - components_.window_start(w, end)) return false;
+      const int64_t start = components_.window_start(w, end);
+      if (runs_[static_cast<size_t>(w - 1)] < end - start) return false;
+      if (start > 0 && leading_[static_cast<size_t>(w - 1)] < components_.sink_blocks(w)) return false;
     }
     return true;
   }
@@ -79,17 +82,24 @@ class Reuse {
 
   void count_window(NodeId node, int32_t window, int32_t first, int32_t last) {
     int64_t& run = runs_[static_cast<size_t>(window - 1)];
+    int64_t& leading = leading_[static_cast<size_t>(window - 1)];
+    const int64_t depth = nodes_.at(node).depth;
     if (nodes_.part(node, window).count == nodes_.at(node).size) {
       run += last - first;
+      if (leading == depth + first) leading += last - first;
       return;
     }
     const int32_t* const ids = nodes_.lane(node, components_.lane_of(window));
-    for (int32_t i = first; i < last; ++i) run = ids[i] == kNullBlock ? 0 : run + 1;
+    for (int32_t i = first; i < last; ++i) {
+      run = ids[i] == kNullBlock ? 0 : run + 1;
+      if (ids[i] != kNullBlock && leading == depth + i) ++leading;
+    }
   }
 
   const NodeStore& nodes_;
   const radix::Components& components_;
-  std::array<int64_t, 16> runs_;  // by window: blocks in a row that it has at the end of the path
+  std::array<int64_t, 16> runs_;     // by window: blocks in a row that it has at the end of the path
+  std::array<int64_t, 16> leading_;  // by window: blocks in a row that it has at the begin of the path
 };
 
 }  // namespace
@@ -133,8 +143,14 @@ void RadixTree::copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span
     const int64_t start = std::max(first, end - size);
     std::copy_n(nodes_.lane(node, lane) + size - (end - start), end - start, out.begin() + start);
     end -= size;
-    node = nodes_.at(node).parent;
-    if (end > first) size = nodes_.at(node).size;
+    if (end > first) size = nodes_.at(node = nodes_.at(node).parent).size;
+  }
+  if (first == 0) return;
+  // The node in which the window begins can begin with the sinks.
+  const int64_t sinks = components_.sink_blocks(components_.owner_of(lane));
+  for (; sinks > 0 && node >= 0; node = nodes_.at(node).parent) {
+    const int64_t depth = nodes_.at(node).depth, count = std::min<int64_t>(nodes_.at(node).size, sinks - depth);
+    if (count > 0) std::copy_n(nodes_.lane(node, lane), count, out.begin() + depth);
   }
 }
 

@@ -168,6 +168,7 @@ bool NodeStore::can_join(NodeId upper, NodeId lower) const {
   if (high.state != kNoState) return false;
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
     if (part(upper, w).pins != part(lower, w).pins) return false;
+    if (components_.sink_blocks(w) == at(lower).depth) return false;  // sinks are whole nodes
   }
   return true;
 }

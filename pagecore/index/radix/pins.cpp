@@ -20,8 +20,7 @@ void Pins::pin_path(NodeId node, int32_t by, const RetentionHint& hint) {
 
 void Pins::pin(NodeId end, int32_t component, int32_t by, const RetentionHint& hint) {
   nodes_.part(end, component).receipts += by;
-  const int64_t first = nodes_.components().first_needed(component, nodes_.end(end));
-  for (NodeId node = end; nodes_.end(node) > first; node = nodes_.at(node).parent) pin_node(node, component, by, hint);
+  for_each_needed(end, component, [&](NodeId node) { pin_node(node, component, by, hint); });
 }
 
 void Pins::pin_node(NodeId node, int32_t component, int32_t by, const RetentionHint& hint) {
@@ -42,10 +41,7 @@ Receipt Pins::lock(NodeId node, uint32_t components, bool is_hit) {
   for (NodeId above = node; above >= 0; above = nodes_.at(above).parent) queues_.touch(above, 0, is_hit);
   for (int32_t c = 1; c < all.count(); ++c) {
     if (!has_component(components, c)) continue;
-    const int64_t first = all.first_needed(c, nodes_.end(node));
-    for (NodeId above = node; nodes_.end(above) > first; above = nodes_.at(above).parent) {
-      queues_.touch(above, c, is_hit);
-    }
+    for_each_needed(node, c, [&](NodeId above) { queues_.touch(above, c, is_hit); });
     pin(node, c, 1, {});
   }
   ++nodes_.at(node).receipts;
@@ -98,9 +94,12 @@ void Pins::move_down(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinn
 void Pins::move_window(NodeId from, NodeId end, int32_t window, int64_t old_end, int64_t pinned_end) {
   const int64_t start = nodes_.components().window_start(window, nodes_.end(end));
   const int64_t old_start = nodes_.components().window_start(window, old_end);
-  for (NodeId node = end; nodes_.end(node) > old_start; node = nodes_.at(node).parent) {
-    const bool was_pinned = nodes_.end(node) <= pinned_end && old_start < old_end;  // a chunk can begin at old_end
-    const bool is_within = nodes_.end(node) > start;
+  const int64_t sinks = nodes_.components().sink_blocks(window);
+  for (NodeId node = end; node >= 0 && (nodes_.end(node) > old_start || sinks > 0); node = nodes_.at(node).parent) {
+    const bool is_sink = nodes_.at(node).depth < sinks;
+    const bool was_within = old_start < old_end && nodes_.end(node) > old_start;  // a chunk can begin at old_end
+    const bool was_pinned = nodes_.end(node) <= pinned_end && (was_within || is_sink);
+    const bool is_within = nodes_.end(node) > start || is_sink;
     if (was_pinned != is_within) pin_node(node, window, is_within ? 1 : -1, {});
   }
   if (from != kNoNode) --nodes_.part(from, window).receipts;
@@ -125,10 +124,11 @@ void Pins::check_invariants() const {
     for (NodeId end = 0; end < nodes_.num_ids(); ++end) {
       if (nodes_.at(end).size == 0 || nodes_.part(end, c).receipts == 0) continue;
       const int64_t first = nodes_.components().first_needed(c, nodes_.end(end));
-      for (NodeId node = end; nodes_.end(node) > first; node = nodes_.at(node).parent) {
-        PC_ASSERT(!nodes_.components().is_window(c) || nodes_.at(node).depth >= first);
+      const int64_t sinks = nodes_.components().sink_blocks(c);
+      for_each_needed(end, c, [&](NodeId node) {
+        PC_ASSERT(!nodes_.components().is_window(c) || nodes_.at(node).depth >= first || nodes_.end(node) <= sinks);
         pins[static_cast<size_t>(node)] += nodes_.part(end, c).receipts;
-      }
+      });
     }
     for (NodeId node = 0; node < nodes_.num_ids(); ++node) {
       if (nodes_.at(node).size == 0) continue;

@@ -2,7 +2,8 @@
 //
 //   receipt ends at N, window of 40 blocks:      A [0, 60) ── T [60, 100) ── N [100, 100 + k)
 //   full     pins the path A, T, N
-//   window   pins the nodes of the last 40 blocks before its end, which are whole nodes: the tree splits at both ends
+//   window   pins the nodes of the last 40 blocks before its end, which are whole nodes: the tree splits at both ends;
+//            and the nodes of its sinks, if it has any
 //   state    pins N
 //
 // I1: path_pins of a node = receipts that end there + pinned children. A node can be evicted iff it has none.
@@ -45,6 +46,15 @@ class Pins {
   void check_invariants() const;
 
  private:
+  // Calls back for each node whose ids of a component the prefix that ends with `end` needs.
+  template <typename Visit>
+  void for_each_needed(NodeId end, int32_t component, Visit&& visit) const {
+    const int64_t first = nodes_.components().first_needed(component, nodes_.end(end));
+    const int64_t sinks = first > 0 ? nodes_.components().sink_blocks(component) : 0;
+    for (NodeId node = end; node >= 0 && (nodes_.end(node) > first || sinks > 0); node = nodes_.at(node).parent) {
+      if (nodes_.end(node) > first || nodes_.at(node).depth < sinks) visit(node);
+    }
+  }
   void pin_path(NodeId node, int32_t by, const RetentionHint& hint);
   void pin(NodeId end, int32_t component, int32_t by, const RetentionHint& hint);
   void pin_node(NodeId node, int32_t component, int32_t by, const RetentionHint& hint);

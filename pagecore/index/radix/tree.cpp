@@ -29,11 +29,17 @@ radix::Components checked_components(const RadixTree::Options& options) {
   PC_EXPECTS(options.chunks.empty() || options.chunks.size() == options.windows.size(), ShapeError,
              options.chunks.size(), " chunks are given for ", options.windows.size(),
              " windows; give one for each, 0 for a window without chunks");
+  PC_EXPECTS(options.sinks.empty() || options.sinks.size() == options.windows.size(), ShapeError, options.sinks.size(),
+             " sinks are given for ", options.windows.size(), " windows; give one for each, 0 for a window without");
   for (size_t w = 0; w < options.windows.size(); ++w) {
     const int64_t chunk = options.chunks.empty() ? 0 : options.chunks[w];
     PC_EXPECTS(chunk >= 0 && chunk <= kMaxInt32, ShapeError, "a chunk is ", chunk, "; use 0 to ", kMaxInt32);
     const bool is_none = chunk > 0 && options.windows[w] == 0;
-    components.windows.push_back({is_none ? 0 : checked_size("a window", options.windows[w], kMaxInt32), chunk});
+    const int64_t sinks = options.sinks.empty() ? 0 : options.sinks[w];
+    PC_EXPECTS(sinks >= 0 && sinks <= kMaxInt32, ShapeError, "sinks are ", sinks, " tokens; use 0 to ", kMaxInt32);
+    PC_EXPECTS(sinks == 0 || chunk == 0, UnsupportedOption, "a window has ", sinks, " sinks and chunks of ", chunk,
+               "; use one of them");
+    components.windows.push_back({is_none ? 0 : checked_size("a window", options.windows[w], kMaxInt32), chunk, sinks});
   }
   if (options.has_states) {
     checked_size("state_interval", options.state_interval, kMaxInt32);
@@ -106,17 +112,24 @@ int64_t RadixTree::prune(NodeId node) {
 
 // Receipts.
 
+// Splits a path where a window begins and where its sinks end.
+void RadixTree::split_window(NodeId end, int32_t window) {
+  const int64_t start = components_.window_start(window, nodes_.end(end)), sinks = components_.sink_blocks(window);
+  if (start == 0) return;
+  static_cast<void>(split_path(end, start));
+  if (sinks > 0) static_cast<void>(split_path(end, sinks));
+}
+
 // Receipt for the path that ends with `end`; splits nodes where the windows begin.
 RadixTree::Receipt RadixTree::lock_end(NodeId end, uint32_t components, bool is_hit) {
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
-    const int64_t start = components_.window_start(w, nodes_.end(end));
-    if (start > 0 && radix::has_component(components, w)) static_cast<void>(split_path(end, start));
+    if (radix::has_component(components, w)) split_window(end, w);
   }
   return pins_.lock(end, components, is_hit);
 }
 
 RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
-  if (match.node != kNoNode) reserve(1 + components_.num_windows());
+  if (match.node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
   return lock_prefix(match.node, match.offset, match.blocks, components);
 }

@@ -37,6 +37,7 @@ class RadixTree {
     int64_t full_lanes = 1;        // 0: nodes hold only tokens, for windows or states
     std::vector<int64_t> windows;  // in tokens
     std::vector<int64_t> chunks;   // of each window, in tokens; 0 for none, and empty for none at all
+    std::vector<int64_t> sinks;    // of each window: first tokens that it also needs; as for chunks
     bool has_states = false;
     int64_t state_interval = 0;  // tokens between the states that a caller keeps
     radix::Policy policy = radix::Policy::Lru;
@@ -132,8 +133,8 @@ class RadixTree {
   // lock() and shorten() cannot fail afterwards while they make at most `nodes` nodes.
   void reserve(int64_t nodes);
   // The most nodes that a lock() or shorten() makes.
-  [[nodiscard]] int64_t nodes_to_move() const { return 2 + components_.num_windows(); }
-  void reserve_locks(int64_t count) { reserve(count * (1 + components_.num_windows())); }
+  [[nodiscard]] int64_t nodes_to_move() const { return 2 + components_.num_cuts(); }
+  void reserve_locks(int64_t count) { reserve(count * (1 + components_.num_cuts())); }
   // replace_id() of ids below `num_ids` cannot fail afterwards.
   void reserve_ids(int32_t lane, int32_t num_ids) { claims_.held(lane).reserve(num_ids); }
   void reserve_evicted(std::vector<Ids>& out) const;
@@ -161,6 +162,7 @@ class RadixTree {
   NodeId split_path(NodeId node, int64_t blocks);
   void remove_leaf(NodeId leaf);
   int64_t prune(NodeId node);
+  void split_window(NodeId end, int32_t window);
   Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
   Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components);
 

@@ -4,7 +4,7 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
 
-from pagecore.ops._numbers cimport finite_number, read_window
+from pagecore.ops._numbers cimport finite_number, read_reach, read_sink_tokens
 from pagecore.ops._threads cimport threads_address
 from pagecore.ops.cpu._cpu cimport host_calls
 from pagecore.ops.cpu.args cimport HostCalls
@@ -40,11 +40,11 @@ def api_version():
     return XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR
 
 
-def window_sides(window):
-    """Return (left, right) of the option `window`, -1 for no bound."""
+def limits(window, chunk, sink_tokens):
+    """Return (left, right, sink tokens) of the options: -1 for no bound, and a left side below -1 for chunks."""
     cdef int64_t left, right
-    read_window(window, &left, &right)
-    return left, right
+    read_reach(window, chunk, &left, &right)
+    return left, right, read_sink_tokens(sink_tokens, chunk, left)
 
 
 def number(value, name):

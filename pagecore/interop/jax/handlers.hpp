@@ -209,6 +209,7 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
     args.causal = frame.integer("causal") != 0;
     args.window_left = frame.integer("window_left");
     args.window_right = frame.integer("window_right");
+    args.sink_tokens = frame.integer("sink_tokens");
     args.sinks = per_head(options.next(kSinks));
     args.alibi_slopes = per_head(options.next(kAlibiSlopes));
     if (const XLA_FFI_Buffer* mask = options.next(kMask)) {

@@ -53,6 +53,8 @@ def paged_attention(
     scale: float | None = None,
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
+    chunk: int | None = None,
+    sink_tokens: int | None = None,
     softcap: float = 0.0,
     sinks: Any = None,
     alibi_slopes: Any = None,
@@ -79,7 +81,7 @@ def paged_attention(
         length. With `layer`, stacks of such arrays along a new first axis.
     block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes, mask, return_lse
         As in `pagecore.paged_attention`; indices are int32, or int64 under x64.
-    scale, softcap, causal, window
+    scale, softcap, causal, window, chunk, sink_tokens
         As in `pagecore.paged_attention`; must be known when the function is traced.
     key_scale, value_scale : float, [Hkv], or jax.Array, [num_blocks, block_size, Hkv, groups], optional
         Stored numbers are multiplied by their scale, given for the layer or for each head; or the plane of the stored
@@ -124,7 +126,8 @@ def paged_attention(
     optional |= _per_head(num_heads, sinks=sinks, alibi_slopes=alibi_slopes)
     if mask is not None:
         optional["mask"] = flat_mask(mask)
-    attributes = cache.attributes() | _attributes(dim**-0.5 if scale is None else scale, softcap, causal, window)
+    limits = _xla.limits(window, chunk, sink_tokens)
+    attributes = cache.attributes() | _attributes(dim**-0.5 if scale is None else scale, softcap, causal, limits)
     results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value.dim), query.dtype)]
     if switch(return_lse, "return_lse"):
         results.append(jax.ShapeDtypeStruct((num_tokens, num_heads), np.float32))
@@ -153,18 +156,19 @@ def _per_head(num_heads: int, **given: Any) -> dict[str, Any]:
     return {name: head_numbers(array, name, num_heads) for name, array in given.items() if array is not None}
 
 
-def _attributes(scale: Any, softcap: Any, causal: Any, window: Any) -> dict[str, Any]:
+def _attributes(scale: Any, softcap: Any, causal: Any, limits: tuple[int, int, int]) -> dict[str, Any]:
     """Return the attributes of the call, which must be known when the function is traced."""
     cap = number(softcap, "softcap")
     if cap < 0 or 0 < cap < SMALLEST_SOFTCAP:
         raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
-    left, right = _xla.window_sides(window)
+    left, right, sink_tokens = limits
     return {
         "scale": np.float64(number(scale, "scale")),
         "softcap": np.float64(cap),
         "causal": np.int64(switch(causal, "causal")),
         "window_left": np.int64(left),
         "window_right": np.int64(right),
+        "sink_tokens": np.int64(sink_tokens),
     }
 
 

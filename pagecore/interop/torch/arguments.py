@@ -109,12 +109,22 @@ def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
     return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
 
 
+def take_limits(options: dict[str, Any]) -> None:
+    """Replace `window`, `chunk` and `sink_tokens` by the arguments of the operators."""
+    window = options.pop("window", None)
+    if window is not None:
+        options["window_left"], options["window_right"] = window_sides(window)
+    for name in ("chunk", "sink_tokens"):
+        given = options.pop(name, None)
+        if given is None:
+            continue
+        if not isinstance(given, int | np.integer):
+            raise UnsupportedOption(f"{name} is {brief(given)}; it counts keys and must be an integer or None")
+        options[name] = min(int(given), _WINDOW_MAX)
+
+
 def refuse_stream(options: dict[str, Any]) -> None:
-    """Remove `stream` and `chunk`, which the operators lack; raise UnsupportedOption unless they are None."""
-    if options.pop("chunk", None) is not None:
-        raise UnsupportedOption(
-            "chunk is not an option of the torch operators; leave chunk out, or call pagecore.paged_attention"
-        )
+    """Remove `stream`, which the operators lack; raise UnsupportedOption unless it is None."""
     if options.pop("stream", None) is not None:
         raise UnsupportedOption(
             "stream is not an option of the torch operators, which run on torch's current stream; leave stream out, or "

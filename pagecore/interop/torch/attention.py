@@ -16,7 +16,7 @@ from pagecore.interop.torch.arguments import (
     check_arguments,
     per_head_scale,
     refuse_stream,
-    window_sides,
+    take_limits,
 )
 
 
@@ -29,6 +29,8 @@ def plan_attention(
     num_tokens: int | None = None,
     causal: bool = True,
     window: Window = None,
+    chunk: int | None = None,
+    sink_tokens: int | None = None,
 ) -> torch.Tensor:
     """Plan the attention of one batch as a torch operator, once for all layers of a step.
 
@@ -48,7 +50,8 @@ def plan_attention(
         Rows of the query, padding included. Required with `cu_query_lens`; defaults to B without it.
     causal : bool
     window : int, (int or None, int or None), optional
-        `causal` and `window` must equal those of the calls that use the plan.
+    chunk, sink_tokens : int, optional
+        `causal`, `window`, `chunk` and `sink_tokens` must equal those of the calls that use the plan.
 
     Returns
     -------
@@ -70,7 +73,8 @@ def plan_attention(
         if cu_query_lens is not None:
             raise ShapeError("num_tokens is missing; with cu_query_lens, pass the number of rows of the query")
         num_tokens = seq_lens.shape[0]
-    left, right = window_sides(window)
+    limits: dict[str, Any] = {"window": window, "chunk": chunk, "sink_tokens": sink_tokens}
+    take_limits(limits)
     plan: torch.Tensor = registration.plan_attention(
         cu_query_lens,
         seq_lens,
@@ -78,8 +82,7 @@ def plan_attention(
         num_query_heads=num_query_heads,
         num_kv_heads=num_kv_heads,
         causal=causal,
-        window_left=left,
-        window_right=right,
+        **limits,
     )
     return plan
 
@@ -92,6 +95,8 @@ def paged_attention(
     seq_lens: torch.Tensor,
     *,
     window: Window = None,
+    chunk: int | None = None,
+    sink_tokens: int | None = None,
     key_scale: Scale = None,
     value_scale: Scale = None,
     out: torch.Tensor | None = None,
@@ -100,8 +105,8 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend to paged keys and values: `pagecore.paged_attention` as a torch operator.
 
-    Takes all options of `pagecore.paged_attention` except `stream` and `chunk`; the operator runs on torch's current
-    stream. All tensors are on one device.
+    Takes all options of `pagecore.paged_attention` except `stream`; the operator runs on torch's current stream. All
+    tensors are on one device.
 
     Parameters
     ----------
@@ -112,6 +117,7 @@ def paged_attention(
     block_table : Tensor, integers [rows, max_blocks]
     seq_lens : Tensor, integers [B]
     window : int, (int or None, int or None), optional
+    chunk, sink_tokens : int, optional
     key_scale, value_scale : float, Tensor [Hkv] or Tensor [num_blocks, block_size, Hkv, groups], optional
         A given factor, or the plane of the scales of a format.
     out : Tensor, [T, Hq, Dv], optional
@@ -135,8 +141,8 @@ def paged_attention(
     PagecoreError
         As `pagecore.paged_attention`. Tracing a graph already raises for shapes, dtypes and devices.
     """
-    if window is not None:
-        options["window_left"], options["window_right"] = window_sides(window)
+    options |= {"window": window, "chunk": chunk, "sink_tokens": sink_tokens}
+    take_limits(options)
     if key_scale is not None:
         options["key_scale"] = per_head_scale(key_scale, key_cache)
     if value_scale is not None:

@@ -23,13 +23,14 @@ def _write_kv(key: Any, value: Any, key_cache: Any, value_cache: Any, slots: Any
 
 def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
     check_lengths(cu_query_lens, seq_lens)
-    return empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"])
+    has_sinks = options.get("sink_tokens", 0) > 0
+    return empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"], has_sinks)
 
 
 def _paged_attention(query: Any, key_cache: Any, value_cache: Any, table: Any, lens: Any, **options: Any) -> Any:
     _check_traced(("query", query, 3), ("key_cache", key_cache, 4), ("value_cache", value_cache, 4))
     _refuse_meta_mix(query, block_table=table, seq_lens=lens, **options)
-    check_plan(options.get("plan"), query, key_cache, lens)
+    check_plan(options.get("plan"), query, key_cache, lens, options.get("sink_tokens", 0) > 0)
     dim = value_cache.shape[3] * (2 if value_cache.dtype == torch.uint8 else 1)  # a byte of a format holds two numbers
     return query.new_empty((query.shape[0], query.shape[1], dim))
 

@@ -42,15 +42,21 @@ def _one_scale(name: str, factor: Any, plane: Any) -> Any:
 
 def _plan_attention(cu_query_lens: Any, seq_lens: Any, **options: Any) -> Any:
     check_lengths(cu_query_lens, seq_lens)
-    plan = empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"])
+    has_sinks = options.get("sink_tokens", 0) > 0
+    plan = empty_plan(seq_lens, options["num_tokens"], options["num_query_heads"], options["num_kv_heads"], has_sinks)
     if seq_lens.device.type == "cuda":
-        window = options.pop("window_left", -1), options.pop("window_right", -1)
+        window = _window(options.pop("window_left", -1), options.pop("window_right", -1))
         plan_lengths(plan, seq_lens, cu_query_lens, **options, window=window)
     return plan
 
 
+def _window(left: int, right: int) -> tuple[int, int] | None:
+    """Return a window; None if it is unbounded, because a chunk excludes a window."""
+    return None if left == right == -1 else (left, right)
+
+
 def _paged_attention(*arrays: Any, window_left: int = -1, window_right: int = -1, **options: Any) -> Any:
-    return ops.paged_attention(*arrays, window=(window_left, window_right), **options)
+    return ops.paged_attention(*arrays, window=_window(window_left, window_right), **options)
 
 
 def _paged_attention_lse(*arrays: Any, **options: Any) -> Any:

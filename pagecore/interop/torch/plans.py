@@ -10,9 +10,9 @@ from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype
 from pagecore.ops.cuda._device_plan import plan_shape
 
 
-def empty_plan(seq_lens: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int) -> Any:
+def empty_plan(seq_lens: Any, num_tokens: Any, num_query_heads: int, num_kv_heads: int, has_sinks: bool = False) -> Any:
     """Return an uninitialised plan; on the host its width is 0, because each call plans its batch itself."""
-    rows, width = plan_shape(seq_lens.shape[0], num_tokens, num_query_heads, num_kv_heads)
+    rows, width = plan_shape(seq_lens.shape[0], num_tokens, num_query_heads, num_kv_heads, has_sinks)
     shape = (rows, 0 if seq_lens.device.type == "cpu" else width)
     return seq_lens.new_empty(shape, dtype=torch.uint8)
 
@@ -35,11 +35,11 @@ def check_lengths(cu_query_lens: Any, seq_lens: Any) -> None:
         )
 
 
-def check_plan(plan: Any, query: Any, key_cache: Any, lens: Any) -> None:
+def check_plan(plan: Any, query: Any, key_cache: Any, lens: Any, has_sinks: bool) -> None:
     """Raise ShapeError if `plan` was not made for batches of these sizes."""
     if plan is None:
         return
-    expected = empty_plan(lens, query.shape[0], query.shape[1], key_cache.shape[2])
+    expected = empty_plan(lens, query.shape[0], query.shape[1], key_cache.shape[2], has_sinks)
     if plan.dtype != expected.dtype or plan.ndim != 2 or tuple(plan.shape) != tuple(expected.shape):
         raise ShapeError(
             f"plan has dtype {plan.dtype} and shape {tuple(plan.shape)}; expected {expected.dtype} and "

@@ -37,12 +37,12 @@ def register() -> None:
 class Columns(int):
     """The number of columns of a layer's mask, marked as that of a paged cache, which applies masks itself."""
 
-    windows: frozenset[int | None]
+    limits: frozenset[int | None]
 
-    def __new__(cls, count: int, windows: Iterable[int | None]) -> Columns:
-        """Make a number that knows the windows of the cache's layers; None for a layer without a window."""
+    def __new__(cls, count: int, limits: Iterable[int | None]) -> Columns:
+        """Make a number that knows the windows and chunks of the cache's layers; None for a layer without."""
         columns = super().__new__(cls, count)
-        columns.windows = frozenset(windows)
+        columns.limits = frozenset(limits)
         return columns
 
 
@@ -125,11 +125,12 @@ def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
         mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
         return mask
     window, rule = options.get("local_size"), options.get("mask_function", causal_mask_function)
+    # Whether the layer has a window or a chunk of that size is compared when it attends (Forward.attend).
     is_known = rule is causal_mask_function or window is not None
     if not is_known or options.get("use_vmap") or not options.get("allow_is_causal_skip", True):
-        kind = "tokens that attend to later ones, such as those of an image, or only to their own chunk"
+        kind = "tokens that attend to later ones, such as those of an image"
         raise UnsupportedOption(_mask_refusal(kind, columns))
-    if window is None or window in columns.windows:
+    if window is None or window in columns.limits:
         return None
     refused = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
     setattr(refused, _REFUSAL, _mask_refusal(f"a window or a chunk of {window} keys", columns))
@@ -137,11 +138,11 @@ def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
 
 
 def _mask_refusal(rule: str, columns: Columns) -> str:
-    windows = sorted(filter(None, columns.windows)) or "none"
+    limits = sorted(filter(None, columns.limits)) or "none"
     return (
         f"the model uses a mask of its own on top of causality ({rule}); with a PagedCache attention {NAME!r} serves "
-        f"causal attention and the windows of the cache's layers ({windows}): make the cache with specs that have the "
-        "model's windows, or use another cache"
+        f"causal attention and the windows and chunks of the cache's layers ({limits}): make the cache with specs that "
+        "have the model's windows and chunks, or use another cache"
     )
 
 

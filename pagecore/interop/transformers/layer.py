@@ -20,12 +20,12 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, cache: Cache, index: int, window: int | None, windows: Iterable[int | None]) -> None:
+    def __init__(self, cache: Cache, index: int, limit: int | None, limits: Iterable[int | None]) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)
         self._index = index
-        self._windows = windows  # of all layers
-        self.is_sliding = window is not None
+        self._limits = limits  # of all layers
+        self.is_sliding = limit is not None
         self.is_initialized = True
 
     def lazy_initialization(self, *_: Any) -> None:
@@ -38,7 +38,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """Return the number of columns, those of the forward pass included, and the offset 0."""
         columns = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return Columns(self.get_seq_length() + columns, self._windows), 0
+        return Columns(self.get_seq_length() + columns, self._limits), 0
 
     def get_seq_length(self, *_: Any) -> int:
         """Return the number of computed columns, padding included."""
@@ -66,9 +66,9 @@ class PagedHybridLayer(PagedLayer, StateTensors):
 
     is_croppable = False
 
-    def __init__(self, cache: Cache, index: int, window: int | None, windows: Iterable[int | None]) -> None:
+    def __init__(self, cache: Cache, index: int, limit: int | None, limits: Iterable[int | None]) -> None:
         StateTensors.__init__(self)
-        PagedLayer.__init__(self, cache, index, window, windows)
+        PagedLayer.__init__(self, cache, index, limit, limits)
 
     def lazy_initialization(self, *_: Any, **states: Any) -> None:
         """Initialise states; blocks are allocated when the cache is made."""

@@ -18,6 +18,7 @@ from pagecore.interop.transformers.specs import attention_specs, latent_specs, s
 from pagecore.interop.transformers.state_layers import PagedStateLayer
 from pagecore.interop.transformers.state_specs import layer_kinds, modules_of, state_specs
 from pagecore.storage import Spec
+from pagecore.storage.attended import attended_keys
 
 
 @dataclass(frozen=True)
@@ -62,15 +63,20 @@ class ModelLayers:
 
     def views(self, cache: Cache) -> list[Any]:
         """Return the layers of transformers' interface."""
-        windows = frozenset(spec.window for spec in self.attends.values())
+        limits = {layer: _limit(spec) for layer, spec in self.attends.items()}
         views: list[Any] = []
         for layer in range(self.count):
             if layer not in self.attends:
                 views.append(PagedStateLayer() if layer in self.states else _dummy())
             else:
                 kind = PagedHybridLayer if layer in self.states else PagedLayer
-                views.append(kind(cache, layer, self.attends[layer].window, windows))
+                views.append(kind(cache, layer, limits[layer], frozenset(limits.values())))
         return views
+
+
+def _limit(spec: Spec) -> int | None:
+    keys = attended_keys(spec)
+    return keys.window or keys.chunk
 
 
 def read_layers(model: PreTrainedModel, layers: Any, format: str | None, chunk: int, interval: int) -> ModelLayers:

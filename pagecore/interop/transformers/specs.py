@@ -38,8 +38,8 @@ def specs_of_model(
     Raises
     ------
     UnsupportedOption
-        The number of heads or dims is missing, or a layer has neither full, sliding-window nor latent attention (an
-        indexer, linear-attention or recurrent states, chunked attention).
+        The number of heads or dims is missing, or a layer has neither full, sliding-window, chunked (Llama 4) nor
+        latent attention (an indexer, linear-attention or recurrent states).
     PagecoreError
         As `specs_from_config`.
     """
@@ -51,10 +51,6 @@ def specs_of_model(
             raise UnsupportedOption(
                 f"the {config.model_type} selects keys with an indexer, whose keys a PagedCache does not store; use "
                 "another cache"
-            )
-        if any(isinstance(spec, AttentionSpec) and spec.chunk is not None for spec in specs):
-            raise UnsupportedOption(
-                f"the {config.model_type} has chunked attention, which a PagedCache does not support; use another cache"
             )
         return specs
     attention = unserved_kind(config.model_type, lambda name: _given(config, name))

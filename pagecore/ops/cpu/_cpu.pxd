@@ -22,14 +22,15 @@ from pagecore.ops.cpu.latent cimport (
 )
 from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys
+from pagecore.ops.cpu.state_codec cimport StatePlane
 
 
 # Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse. `selection` may be empty.
 cdef int attention(
     Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
     Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
-    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-    Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
+    int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
+    Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
 
 # Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(
@@ -39,6 +40,10 @@ cdef int write_kv(
 # Fills the codes, or the numbers, of all rows.
 cdef int quantize(const Codec& codec) except -1
 cdef int dequantize(const Codec& codec) except -1
+
+# Converts slots pairs[2 * i] of a state to slots pairs[2 * i + 1] of its codes, or with `restores` back.
+cdef void convert_states(
+    const StatePlane& plane, const int64_t* pairs, int64_t count, int64_t num_threads, bint restores) noexcept nogil
 
 # The first axis of each cache counts blocks. `pairs` is [n, 2] of (source, target), copied in order.
 cdef int copy_blocks(list caches, Tensor pairs) except -1
@@ -88,7 +93,8 @@ cdef int slots_of(const SlotsArgs& args) except -1
 cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -1
 cdef int check_attended(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-    Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask) except -1
+    Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
+    Tensor mask) except -1
 cdef int check_copied(list caches, Tensor pairs) except -1
 cdef int check_sequences(
     list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1

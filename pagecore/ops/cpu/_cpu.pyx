@@ -83,6 +83,7 @@ from pagecore.ops.cpu.select cimport (
     run_summarise,
 )
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
+from pagecore.ops.cpu.state_codec cimport StatePlane, run_dequantize_states, run_quantize_states
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
@@ -105,6 +106,7 @@ cdef const PlanView* begin_reading(AttentionPlan plan, PlanView& view) noexcept:
     view.causal = plan.plan.options.causal
     view.window_left = plan.plan.options.window_left
     view.window_right = plan.plan.options.window_right
+    view.sink_tokens = plan.plan.options.sink_tokens
     view.batch_invariant = plan.plan.options.batch_invariant
     return &view
 
@@ -117,8 +119,8 @@ cdef void end_reading(AttentionPlan plan) noexcept:
 cdef int attention(
         Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
         Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
-        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-        Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1:
+        int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
+        Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1:
     cdef AttentionArgs args
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()
@@ -131,6 +133,7 @@ cdef int attention(
     args.cu_query_lens = index_array(cu_query_lens)
     args.scale, args.softcap = scale, softcap
     args.causal, args.window_left, args.window_right = causal, window_left, window_right
+    args.sink_tokens = sink_tokens
     args.sinks = per_head(sinks)
     args.alibi_slopes = per_head(alibi_slopes)
     args.key_scale = per_head(key_scale)
@@ -180,6 +183,15 @@ cdef int dequantize(const Codec& codec) except -1:
     return 0
 
 
+cdef void convert_states(
+        const StatePlane& plane, const int64_t* pairs, int64_t count, int64_t num_threads,
+        bint restores) noexcept nogil:
+    if restores:
+        run_dequantize_states(plane, pairs, count, num_threads)
+    else:
+        run_quantize_states(plane, pairs, count, num_threads)
+
+
 # ---- checks of index arrays alone
 
 cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -1:
@@ -189,7 +201,8 @@ cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -
 
 cdef int check_attended(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-        Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, Tensor mask) except -1:
+        Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
+        Tensor mask) except -1:
     cdef AttentionArgs args
     args.query = token_array(query)
     args.key = cache_array(key_cache)
@@ -200,6 +213,7 @@ cdef int check_attended(
     args.cu_query_lens = index_array(cu_query_lens)
     set_mask(&args, mask)
     args.causal, args.window_left, args.window_right = causal, window_left, window_right
+    args.sink_tokens = sink_tokens
     run_check_attention(args)
     return 0
 

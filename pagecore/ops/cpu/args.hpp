@@ -43,6 +43,7 @@ struct AttentionArgs {
   bool causal = true;
   int64_t window_left = -1;  // keys before a query's own position; -1: unbounded
   int64_t window_right = -1;
+  int64_t sink_tokens = 0;  // first keys that are attended to in addition to the window
   PerHead sinks;
   PerHead alibi_slopes;
   PerHead key_scale;
@@ -67,6 +68,7 @@ struct PlanView {
   bool causal = true;
   int64_t window_left = -1;
   int64_t window_right = -1;
+  int64_t sink_tokens = 0;
   bool batch_invariant = false;
 };
 

@@ -67,6 +67,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         cbool causal
         int64_t window_left
         int64_t window_right
+        int64_t sink_tokens
         PerHead sinks
         PerHead alibi_slopes
         PerHead key_scale
@@ -89,6 +90,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         cbool causal
         int64_t window_left
         int64_t window_right
+        int64_t sink_tokens
         cbool batch_invariant
 
     cdef cppclass PackedSequences:

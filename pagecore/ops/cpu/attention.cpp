@@ -47,7 +47,7 @@ struct Estimate {
 // The window of a plan. Items of a selection count in the lists of selected keys, which the kernels cut to the window.
 Window planned_window(const AttentionArgs& args) {
   if (args.selection.data != nullptr) return {};
-  return make_window(args.causal, args.window_left, args.window_right);
+  return make_window(args.causal, args.window_left, args.window_right, args.sink_tokens);
 }
 
 Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
@@ -57,8 +57,9 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
     const int64_t length = batch.num_keys()[i], queries = batch.cu_query_lens()[i + 1] - batch.cu_query_lens()[i];
     if (queries == 0) continue;
     const KeyRange range = attended_keys(window, length - queries, length - 1, length);
-    keys += static_cast<double>(range.end - range.begin);
-    products += static_cast<double>(range.end - range.begin) * static_cast<double>(queries);
+    const auto attended = static_cast<double>(range.end - range.begin + sink_keys(window, length - 1, length).end);
+    keys += attended;
+    products += attended * static_cast<double>(queries);
   }
   const int64_t token_bytes =
       row_bytes(args.key) + scale_bytes(args.key) + row_bytes(args.value) + scale_bytes(args.value);
@@ -74,6 +75,7 @@ PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, bool ba
   options.causal = false;  // `window` includes causality
   options.window_left = window.left;
   options.window_right = window.right;
+  options.sink_tokens = window.sinks;
   options.batch_invariant = batch_invariant;
   options.num_workers = num_threads;
   if (args.selection.data != nullptr) options.pass_rows = 0;

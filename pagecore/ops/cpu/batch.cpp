@@ -26,9 +26,14 @@ bool all_below(const Indices& ids, int64_t begin, int64_t end, int64_t limit) {
   return !outside;
 }
 
-std::string described(int64_t left, int64_t right) {
+std::string described(int64_t left, int64_t right, int64_t sinks) {
   if (left < -1) return concat("chunk ", chunk_of_left(left));
+  if (sinks > 0) return concat("window (", left, ", ", right, ") with ", sinks, " sink tokens");
   return concat("window (", left, ", ", right, ")");
+}
+
+Window window_of(const AttentionArgs& args) {
+  return make_window(args.causal, args.window_left, args.window_right, args.sink_tokens);
 }
 
 }  // namespace
@@ -117,13 +122,16 @@ void CheckedBatch::check_mask(const AttentionArgs& args) {
 // Returns true if the mask lets any query of the sequence attend to any key in [begin, end).
 bool CheckedBatch::attended(const AttentionArgs& args, int64_t sequence, int64_t begin, int64_t end) const {
   const auto at = static_cast<size_t>(sequence);
-  const Window window = make_window(args.causal, args.window_left, args.window_right);
+  const Window window = window_of(args);
   const int64_t length = seq_lens_[at], queries = cu_query_lens_[at + 1] - cu_query_lens_[at];
   for (int64_t query = 0; query < queries; ++query) {
-    const KeyRange keys = attended_keys(window, length - queries + query, length - queries + query, length);
+    const int64_t position = length - queries + query;
     const uint8_t* mask = args.mask + mask_starts_[at] + query * length;
-    for (int64_t key = std::max(begin, keys.begin); key < std::min(end, keys.end); ++key) {
-      if (mask[key] != 0) return true;
+    for (const KeyRange& keys :
+         {sink_keys(window, position, length), attended_keys(window, position, position, length)}) {
+      for (int64_t key = std::max(begin, keys.begin); key < std::min(end, keys.end); ++key) {
+        if (mask[key] != 0) return true;
+      }
     }
   }
   return false;
@@ -133,10 +141,17 @@ void CheckedBatch::check_blocks(const AttentionArgs& args, int64_t sequence) con
   const auto at = static_cast<size_t>(sequence);
   const int64_t length = seq_lens_[at], queries = cu_query_lens_[at + 1] - cu_query_lens_[at];
   if (queries == 0) return;
-  const Window window = make_window(args.causal, args.window_left, args.window_right);
+  const Window window = window_of(args);
   const KeyRange keys = attended_keys(window, length - queries, length - 1, length);
+  if (has_selection_ && keys.begin < keys.end) return check_selected_blocks(args, sequence, keys);
+  if (has_selection_) return;
+  check_range(args, sequence, sink_keys(window, length - 1, length));
+  check_range(args, sequence, keys);
+}
+
+void CheckedBatch::check_range(const AttentionArgs& args, int64_t sequence, const KeyRange& keys) const {
   if (keys.begin == keys.end) return;
-  if (has_selection_) return check_selected_blocks(args, sequence, keys);
+  const auto at = static_cast<size_t>(sequence);
   const int64_t size = args.key.block_size, limit = std::min(args.key.num_blocks, args.value.num_blocks);
   const int64_t first = keys.begin / size, last = (keys.end - 1) / size;
   const Indices blocks = args.table.row(rows_[at]);
@@ -159,11 +174,12 @@ void CheckedBatch::check_plan(const AttentionArgs& args, const PlanView& plan) c
   PC_EXPECTS(plan.num_query_heads == args.query.num_heads && plan.num_kv_heads == args.key.num_heads, ShapeError,
              "the plan is for ", plan.num_query_heads, "/", plan.num_kv_heads, " heads and the call has ",
              args.query.num_heads, "/", args.key.num_heads, kRemedy);
-  const Window planned = make_window(plan.causal, plan.window_left, plan.window_right);
-  const Window wanted = make_window(args.causal, args.window_left, args.window_right);
-  PC_EXPECTS(planned.left == wanted.left && planned.right == wanted.right, ShapeError,
-             "the plan is for causal=", plan.causal, " and ", described(plan.window_left, plan.window_right),
-             ", the call has causal=", args.causal, " and ", described(args.window_left, args.window_right), kRemedy);
+  const Window planned = make_window(plan.causal, plan.window_left, plan.window_right, plan.sink_tokens);
+  const Window wanted = window_of(args);
+  PC_EXPECTS(planned.left == wanted.left && planned.right == wanted.right && planned.sinks == wanted.sinks, ShapeError,
+             "the plan is for causal=", plan.causal, " and ",
+             described(plan.window_left, plan.window_right, plan.sink_tokens), ", the call has causal=", args.causal,
+             " and ", described(args.window_left, args.window_right, args.sink_tokens), kRemedy);
   PC_EXPECTS(plan.num_sequences == num_sequences_, ShapeError, "the plan is for ", plan.num_sequences,
              " sequences and the batch has ", num_sequences_, kRemedy);
   PC_EXPECTS(std::equal(seq_lens(), seq_lens() + num_sequences_, plan.seq_lens), ShapeError,

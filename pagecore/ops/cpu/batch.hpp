@@ -43,6 +43,7 @@ class CheckedBatch {
   void check_selection(const AttentionArgs& args);
   void check_selected(const AttentionArgs& args, int64_t sequence, int64_t head);
   void check_blocks(const AttentionArgs& args, int64_t sequence) const;
+  void check_range(const AttentionArgs& args, int64_t sequence, const KeyRange& keys) const;
   void check_selected_blocks(const AttentionArgs& args, int64_t sequence, const KeyRange& keys) const;
   [[nodiscard]] bool attended(const AttentionArgs& args, int64_t sequence, int64_t begin, int64_t end) const;
 

@@ -32,9 +32,9 @@ cdef struct Work:
 cdef int attention(
     Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
-    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-    Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
-    const Place* place) except -1
+    int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
+    Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
+    object example, const Place* place) except -1
 
 
 # Takes or makes the plan of a call, and fills the lengths, the schedule and the workspace of `params`; the other fields

@@ -7,6 +7,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, CUDA, INT64, UINT8
 from pagecore.ops._formats cimport StoredCache, is_plain, native_cache
+from pagecore.ops._numbers cimport chunk_of
 from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
 from pagecore.ops._selected cimport Selected
@@ -63,9 +64,9 @@ cdef CudaPlanner _planner  # for calls without a plan; guarded by the GIL
 cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
-        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, Tensor key_scale,
-        Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
-        const Place* place) except -1:
+        int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
+        Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
+        object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
     cdef Work work
@@ -78,7 +79,7 @@ cdef int attention(
     p.rows = device_indices(index_array(rows))
     fill_shape(&p, query, keys, values, seq_lens)
     p.causal, p.window_left, p.window_right = causal, <int32_t>window_left, <int32_t>window_right
-    p.scale, p.softcap = <float>scale, <float>softcap
+    p.scale, p.softcap, p.sink_tokens = <float>scale, <float>softcap, <int32_t>sink_tokens
     p.sinks, p.alibi_slopes = address_of(sinks), address_of(alibi_slopes)
     p.key_scale, p.value_scale = address_of(key_scale), address_of(value_scale)
     if mask is not None:
@@ -202,10 +203,12 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
         raise DeviceError(
             f"plan is on {plan.device} and query on cuda:{place.device_id}; plan with device='cuda:{place.device_id}'"
         )
-    if plan.plan.options.causal != p.causal or plan.window != (p.window_left, p.window_right):
+    cdef const PlanOptions* options = &plan.plan.options
+    if options.causal != p.causal or options.window_left != p.window_left or (
+            options.window_right != p.window_right or options.sink_tokens != p.sink_tokens):
         raise ShapeError(
-            f"plan has causal={plan.causal} and window {plan.window}, the call causal={bool(p.causal)} and "
-            f"{(p.window_left, p.window_right)}; make one for these"
+            f"plan has causal={plan.causal} and {reach_of(options[0])}, the call causal={bool(p.causal)} and "
+            f"{reach_of(options_of(p))}; make one for these"
         )
     cdef bint fits = own.address != 0
     if own.is_fixed:
@@ -219,6 +222,13 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
             "(plan_attention(..., out=plan))"
         )
     return 0
+
+
+cdef str reach_of(const PlanOptions& options):
+    """Describe the window, chunk and sink tokens of a plan or a call."""
+    chunk = chunk_of(options.window_left)
+    reach = f"window {(options.window_left, options.window_right)}" if chunk is None else f"chunk {chunk}"
+    return f"{reach} with {options.sink_tokens} sink tokens" if options.sink_tokens > 0 else reach
 
 
 cdef int take_plan(CudaPlan plan, const PcAttentionParams& p, Work* work, const Place* place) except -1:

@@ -7,7 +7,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CUDA, UINT8
 from pagecore.ops._checks cimport any_tensor, check_length, check_result, check_writable
 from pagecore.ops._indices cimport index_tensor
-from pagecore.ops._numbers cimport read_window
+from pagecore.ops._numbers cimport read_reach, read_sink_tokens
 from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport index_array
@@ -43,6 +43,7 @@ cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
     cdef PlanOptions options
     options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
     options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
+    options.sink_tokens = p.sink_tokens
     return options
 
 
@@ -56,14 +57,14 @@ cdef int launch_plan(
 
 # ---- plans in arrays of the caller
 
-cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
-    """Return the sizes of a plan by head counts; sizes are linear in sequences and tiles.
+cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads, bint has_sinks):
+    """Return the sizes of a plan by head counts; sizes are linear in sequences, tiles and, with sinks, tokens.
 
     They hold for any device, because the layouts are for kMaxPlanCtas CTAs.
     """
     cdef CudaPlanShape shape
     cdef int64_t empty, sequence, tile, queries
-    room = _rooms.get((num_query_heads, num_kv_heads))
+    room = _rooms.get((num_query_heads, num_kv_heads, has_sinks))
     if room is not None:
         return room
     if num_kv_heads < 1 or num_query_heads < num_kv_heads or num_query_heads % num_kv_heads:
@@ -73,6 +74,7 @@ cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
         )
     shape.num_query_heads, shape.num_kv_heads = num_query_heads, num_kv_heads
     shape.decode_ctas = shape.prompt_ctas = kMaxPlanCtas
+    shape.has_sinks = has_sinks
     cdef PcPlanLayout layout = make_layout(shape)
     empty, queries = layout.num_bytes, layout.sections[PC_PROMPTS].query_tile
     cdef int64_t counters = counter_bytes(layout, num_kv_heads)
@@ -81,8 +83,10 @@ cdef tuple room_of(int64_t num_query_heads, int64_t num_kv_heads):
     sequence = (make_layout(shape).num_bytes - empty) // ALIGNMENT
     shape.max_sequences, shape.max_tokens = 0, ALIGNMENT * queries
     tile = (make_layout(shape).num_bytes - empty) // ALIGNMENT
-    room = _rooms[num_query_heads, num_kv_heads] = (
-        empty + counters + NUM_PARTS * ALIGNMENT, sequence, tile, queries)
+    # With sinks, each token has two partial rows, each with counters.
+    cdef int64_t token = 8 * num_kv_heads * layout.head_chunks if has_sinks else 0
+    room = _rooms[num_query_heads, num_kv_heads, has_sinks] = (
+        empty + counters + NUM_PARTS * ALIGNMENT, sequence, tile, queries, token)
     return room
 
 
@@ -90,20 +94,20 @@ cdef int64_t counter_bytes(const PcPlanLayout& layout, int64_t num_kv_heads) noe
     return 4 * <int64_t>layout.num_partial_rows * num_kv_heads * layout.head_chunks
 
 
-def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads):
+def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads, has_sinks=False):
     """Return the shape of a plan in an array of uint8, ``[num_sequences + 1, bytes]``.
 
     The shape is the same on every device. Counts may be symbolic, for tracers. The first axis distinguishes plans for
     different numbers of sequences.
     """
-    empty, sequence, tile, queries = room_of(num_query_heads, num_kv_heads)
-    num_bytes = empty + sequence * num_sequences + tile * (num_tokens // queries)
+    empty, sequence, tile, queries, token = room_of(num_query_heads, num_kv_heads, has_sinks)
+    num_bytes = empty + sequence * num_sequences + tile * (num_tokens // queries) + token * num_tokens
     rows = num_sequences + 1
     return rows, (num_bytes // rows + ALIGNMENT) // ALIGNMENT * ALIGNMENT
 
 
 def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, num_kv_heads, causal=True, window=None,
-                 stream=None):
+                 chunk=None, sink_tokens=None, stream=None):
     """Plan lengths in device memory by a kernel, and write the plan to an array that calls accept as `plan`.
 
     Counters follow the plan in the array; with them the workers of a call find the last worker of a tile. Each call
@@ -119,7 +123,7 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
         None is one query for each sequence.
     num_tokens : int
         Rows of `query` in the calls.
-    num_query_heads, num_kv_heads, causal, window
+    num_query_heads, num_kv_heads, causal, window, chunk, sink_tokens
         Those of the calls.
     stream : int or a stream, optional
         By default the current stream of the framework of `seq_lens`.
@@ -146,15 +150,17 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
                          "cu_query_lens are one query each; pass cu_query_lens, or leave num_tokens out")
     if not 0 <= num_tokens < INT32_MAX:
         raise ShapeError(f"num_tokens is {num_tokens}; it must be 0 to {INT32_MAX - 1}")
-    expected[0], expected[1] = plan_shape(lens.shape_[0], num_tokens, num_query_heads, num_kv_heads)
+    read_reach(window, chunk, &left, &right)
+    cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
+    expected[0], expected[1] = plan_shape(lens.shape_[0], num_tokens, num_query_heads, num_kv_heads, num_sinks > 0)
     target = any_tensor(out, "out")
     check_place(target, "out", &place)
     check_result(target, "out", 2, expected, UINT8)
     check_writable(target, "out")
-    read_window(window, &left, &right)
     set_lengths(&p, lens, cu, num_tokens)
     p.num_query_heads, p.num_kv_heads = num_query_heads, num_kv_heads
     p.causal, p.window_left, p.window_right = bool(causal), <int32_t>left, <int32_t>right
+    p.sink_tokens = <int32_t>num_sinks
     cdef PcPlanLayout layout = planned_layout(target, p, &place)
     await_arrays((seq_lens, cu_query_lens), &place)
     launch_plan(p, layout, <uintptr_t>target.data, place.stream, place.device_id)
@@ -174,7 +180,7 @@ cdef int set_lengths(PcAttentionParams* p, Tensor seq_lens, Tensor cu_query_lens
 
 
 cdef PcPlanLayout planned_layout(Tensor planned, const PcAttentionParams& p, const Place* place) except *:
-    expected = plan_shape(p.num_sequences, p.num_tokens, p.num_query_heads, p.num_kv_heads)
+    expected = plan_shape(p.num_sequences, p.num_tokens, p.num_query_heads, p.num_kv_heads, p.sink_tokens > 0)
     if planned.shape != expected or planned.strides_[0] != expected[1] or planned.strides_[1] != 1:
         raise ShapeError(
             f"plan has shape {planned.shape} and the call {p.num_sequences} sequences, {p.num_tokens} queries and "
@@ -223,6 +229,7 @@ def plan_on_device(AttentionPlan plan, Tensor seq_lens, Tensor cu_query_lens, nu
     p.causal = plan.plan.options.causal
     p.window_left = <int32_t>plan.plan.options.window_left
     p.window_right = <int32_t>plan.plan.options.window_right
+    p.sink_tokens = <int32_t>plan.plan.options.sink_tokens
     place.device_type, place.device_id, place.stream = CUDA, plan.cuda.device, 0
     cdef int64_t num_bytes = layout.num_bytes
     cdef Tensor buffer = new_at(1, &num_bytes, UINT8, &place)

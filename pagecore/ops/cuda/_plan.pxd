@@ -48,6 +48,8 @@ cdef extern from "pagecore/ops/cuda/cuda_plan.hpp" namespace "pagecore" nogil:
         int64_t max_tokens
         int64_t decode_ctas
         int64_t prompt_ctas
+        cbool has_sinks
+        int64_t window_keys
 
     const int64_t kMaxPlanCtas
     PcPlanLayout make_layout(const CudaPlanShape& shape) except +raise_python_error

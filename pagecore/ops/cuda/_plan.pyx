@@ -10,7 +10,7 @@ import numpy as np
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.arrays.pinned import PinnedRing
-from pagecore.errors import DeviceError, ShapeError
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
     int64_t round_up(int64_t n, int64_t unit)
@@ -228,6 +228,14 @@ cdef PcPlanLayout layout_for(
     shape.batch_invariant = options.batch_invariant
     shape.max_sequences = max_sequences
     shape.max_tokens = max_tokens
+    shape.has_sinks = options.sink_tokens > 0
+    if shape.has_sinks and options.batch_invariant:
+        if options.window_right < 0 and not options.causal:
+            raise UnsupportedOption(
+                "a batch-invariant plan on CUDA with sink_tokens needs causal=True or a window with a right side, "
+                "because its partial rows count the keys of a window"
+            )
+        shape.window_keys = options.window_left + 1 + max(<int64_t>options.window_right, 0)
     shape.decode_ctas = shape.prompt_ctas = num_workers
     if num_workers == 0:
         properties = runtime().properties(device)

@@ -83,6 +83,7 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         PcFloat value_type
         float scale
         float softcap
+        int32_t sink_tokens
         PcSelection selection
 
     cdef struct PcPlanParams:

@@ -7,6 +7,7 @@
 //     kFoldTokens; a kernel folds a whole tile at the same multiples, so the bits of the result are equal.
 // C3: no array exceeds the capacities of its layout; see `make_layout`.
 // C4: the plan depends on the lengths and options alone.
+// C5: sinks are items of their own, the first split of their tile (abi_plan.h).
 // Cost: O(n log n) for n items, no allocation once the buffers have grown. Threads: one planner, one thread.
 #pragma once
 
@@ -34,6 +35,8 @@ struct CudaPlanShape {
   int64_t max_tokens = 0;   // query rows of the batch
   int64_t decode_ctas = 1;  // resident CTAs
   int64_t prompt_ctas = 1;
+  bool has_sinks = false;
+  int64_t window_keys = 0;  // with sinks: keys of the window of a query
 };
 
 // Compute sizes from capacities. Let W workers share `total` cost, with a share s = total / W and pieces of at least s.
@@ -43,6 +46,9 @@ struct CudaPlanShape {
 //                    than W tiles are that long, so they have fewer than total / s + 2 W = 3 W splits
 //   split by borders W - 1 borders split at most W - 1 tiles: fewer than 2 W splits
 //   batch-invariant  a tile remains whole if num_split_rows has no room for its splits
+//   sinks            each tile has one split more, and partial rows for all of its splits: 2 for each query of a tile
+//                    that is not cut, and one more for each split tile, of which there are at most half as many as
+//                    splits; batch-invariant, each query has a row for its sinks and each piece of its tile
 //
 // A split has at most query_tile partial rows.
 [[nodiscard]] inline PcPlanLayout make_layout(const CudaPlanShape& shape) {
@@ -69,7 +75,16 @@ struct CudaPlanShape {
   const PcPlanSection& prompts = layout.sections[PC_PROMPTS];
   // The largest number of splits has one row each.
   if (shape.batch_invariant) splits = split_rows;
-  const int64_t max_items = shape.max_sequences + shape.max_tokens / prompts.query_tile + splits;
+  const int64_t max_tiles = shape.max_sequences + shape.max_tokens / prompts.query_tile;
+  if (shape.has_sinks && shape.batch_invariant) {
+    const int64_t pieces = (shape.window_keys + prompts.query_tile) / kFoldTokens + 2;
+    splits = max_tiles * pieces;
+    split_rows = shape.max_tokens * (pieces + 1);
+  } else if (shape.has_sinks) {
+    splits += max_tiles + splits / 2;
+    split_rows += split_rows / 2 + 2 * shape.max_tokens;
+  }
+  const int64_t max_items = max_tiles + splits;
   const int64_t own_rows = shape.batch_invariant ? int64_t{prompts.num_workers} * prompts.query_tile : 0;
   PC_EXPECTS(shape.max_sequences < (1 << 24) && max_items < (1 << 26) && split_rows + own_rows < (1 << 30), ShapeError,
              "a plan for ", shape.max_sequences, " sequences and ", shape.max_tokens,
@@ -84,7 +99,7 @@ struct CudaPlanShape {
   layout.num_partial_rows = static_cast<pc_int32>(split_rows + own_rows);
   layout.mask_starts = static_cast<pc_int32>(place(8 * shape.max_sequences, 16));
   layout.items = place(max_items * static_cast<int64_t>(sizeof(PcWorkItem)), 16);
-  layout.max_tiles = static_cast<pc_int32>(shape.max_sequences + shape.max_tokens / prompts.query_tile);
+  layout.max_tiles = static_cast<pc_int32>(max_tiles);
   layout.max_borders = std::max(layout.sections[PC_DECODE].num_workers, prompts.num_workers);
   layout.tile_starts = place(4 * PC_NUM_SECTIONS * shape.max_sequences, 16);
   layout.tile_costs = place(8 * (int64_t{layout.max_tiles} + 1), 16);
@@ -107,16 +122,17 @@ class CudaPlanner {
                " sequences and ", num_tokens, " queries; the plan has room for ", layout.max_sequences, " and ",
                layout.max_tokens, "; make one with larger max_sequences and max_tokens");
     layout_ = &layout;
+    sinks_ = options.sink_tokens;
     buffer_ = static_cast<char*>(buffer);
     PcPlanHead head = {};
     head.num_sequences = static_cast<pc_int32>(n);
     int64_t num_items = 0;
     for (int id = PC_DECODE; id < PC_NUM_SECTIONS; ++id) {
       const Assignment& deal = plan_section(static_cast<PcSectionId>(id), options, batch);
-      write(layout.sections[id], deal, num_items);
-      head.num_items[id] = static_cast<pc_int32>(deal.items.size());
+      const int64_t written = write(layout.sections[id], deal, num_items);
+      head.num_items[id] = static_cast<pc_int32>(written);
       head.num_partial_rows[id] = static_cast<pc_int32>(deal.num_partial_rows);
-      num_items += static_cast<int64_t>(deal.items.size());
+      num_items += written;
     }
     std::memcpy(buffer_, &head, sizeof(head));
     write_mask_starts(batch);
@@ -130,8 +146,10 @@ class CudaPlanner {
   };
   static constexpr int64_t kMaxCost = (int64_t{1} << 31) + kItemCost;
 
-  // Items grouped by worker: worker w has first_item[w] .. first_item[w + 1] - 1.
+  // Items grouped by worker: worker w has first_item[w] .. first_item[w + 1] - 1. The items over sinks are left out,
+  // but their partial rows precede those of the first split of the tile.
   struct Assignment {
+    bool has_sinks = false;
     std::vector<PcWorkItem> items;
     std::vector<int32_t> first_item;
     int64_t num_partial_rows = 0;
@@ -147,10 +165,11 @@ class CudaPlanner {
       PcWorkItem piece = tile;
       piece.key_begin = static_cast<pc_int32>(key_begin);
       piece.key_end = static_cast<pc_int32>(key_end);
-      piece.partial = num_splits == 1 ? -1 : static_cast<pc_int32>(num_partial_rows);
+      if (has_sinks && split == 0) num_partial_rows += tile.query_count;
+      piece.partial = num_splits == 1 && !has_sinks ? -1 : static_cast<pc_int32>(num_partial_rows);
       piece.split = static_cast<pc_int32>(split);
       piece.num_splits = static_cast<pc_int32>(num_splits);
-      if (num_splits > 1) num_partial_rows += tile.query_count;
+      if (num_splits > 1 || has_sinks) num_partial_rows += tile.query_count;
       items.push_back(piece);
     }
   };
@@ -160,6 +179,7 @@ class CudaPlanner {
   const Assignment& plan_section(PcSectionId id, const PlanOptions& options, const PlanBatch& batch) {
     const PcPlanSection& section = layout_->sections[id];
     find_tiles(id, options, batch);
+    cut_.has_sinks = sinks_ > 0;
     total_ = 0;
     for (const PcWorkItem& tile : tiles_) total_ += cost_of(tile);
     if (layout_->batch_invariant != 0) {
@@ -182,6 +202,7 @@ class CudaPlanner {
     tiling.causal = options.causal;
     tiling.window_left = options.window_left;
     tiling.window_right = options.window_right;
+    tiling.sink_tokens = options.sink_tokens;
     tiling.query_tile = layout_->sections[id].query_tile;
     if (id == PC_DECODE) tiling.max_rows = decode_rows;
     if (id == PC_PROMPTS) tiling.min_rows = decode_rows + 1;
@@ -202,14 +223,15 @@ class CudaPlanner {
     }
   }
 
-  // Split tiles that hold all queries of their sequence at every multiple of kFoldTokens, while partial rows remain.
+  // Split tiles that hold all queries of their sequence at every multiple of kFoldTokens, while partial rows remain;
+  // with sinks, split all tiles.
   void cut_in_folds(const PlanBatch& batch) {
     cut_.clear();
     for (const PcWorkItem& tile : tiles_) {
       const bool alone = batch.query_end(tile.sequence) - batch.query_begin(tile.sequence) == tile.query_count;
       const int64_t splits = num_pieces(tile, kFoldTokens);
       const bool fits = cut_.num_partial_rows + splits * tile.query_count <= layout_->num_split_rows;
-      cut_tile(tile, alone && splits > 1 && fits ? kFoldTokens : 0);
+      cut_tile(tile, splits > 1 && (sinks_ > 0 || (alone && fits)) ? kFoldTokens : 0);
     }
   }
 
@@ -318,14 +340,42 @@ class CudaPlanner {
     cut_.first_item.resize(static_cast<size_t>(section.num_workers) + 1, static_cast<int32_t>(cut_.items.size()));
   }
 
-  // `first`: items of the earlier sections.
-  void write(const PcPlanSection& section, const Assignment& deal, int64_t first) {
-    const auto n = static_cast<int64_t>(deal.items.size());
-    PC_ASSERT(first + n <= layout_->max_items && deal.num_partial_rows <= layout_->num_split_rows);
+  // Writes the items of a section after the `first` of the earlier sections; returns their number.
+  int64_t write(const PcPlanSection& section, const Assignment& deal, int64_t first) {
+    PC_ASSERT(deal.num_partial_rows <= layout_->num_split_rows);
     PC_ASSERT(static_cast<int64_t>(deal.first_item.size()) == section.num_workers + 1);
-    std::copy_n(deal.items.data(), n, at<PcWorkItem>(layout_->items) + first);
     auto* first_item = at<pc_int32>(section.first_item);
+    if (sinks_ > 0) return write_with_sinks(deal, first, first_item);
+    const auto n = static_cast<int64_t>(deal.items.size());
+    PC_ASSERT(first + n <= layout_->max_items);
+    std::copy_n(deal.items.data(), n, at<PcWorkItem>(layout_->items) + first);
     for (const int32_t each : deal.first_item) *first_item++ = static_cast<pc_int32>(first + each);
+    return n;
+  }
+
+  // Writes each item as one split later than it is, and before the first of a tile an item over the sinks.
+  int64_t write_with_sinks(const Assignment& deal, int64_t first, pc_int32* first_item) {
+    auto* const items = at<PcWorkItem>(layout_->items);
+    int64_t to = first;
+    for (size_t worker = 0; worker + 1 < deal.first_item.size(); ++worker) {
+      *first_item++ = static_cast<pc_int32>(to);
+      for (int32_t i = deal.first_item[worker]; i < deal.first_item[worker + 1]; ++i) {
+        PcWorkItem item = deal.items[static_cast<size_t>(i)];
+        ++item.num_splits;
+        PC_ASSERT(to + (item.split == 0 ? 2 : 1) <= layout_->max_items);
+        if (item.split++ == 0) {
+          PcWorkItem sinks = item;
+          sinks.key_begin = 0;
+          sinks.key_end = static_cast<pc_int32>(std::min<int64_t>(sinks_, item.key_end));
+          sinks.partial -= item.query_count;
+          sinks.split = 0;
+          items[to++] = sinks;
+        }
+        items[to++] = item;
+      }
+    }
+    *first_item = static_cast<pc_int32>(to);
+    return to - first;
   }
 
   void write_mask_starts(const PlanBatch& batch) {
@@ -343,6 +393,7 @@ class CudaPlanner {
   }
 
   const PcPlanLayout* layout_ = nullptr;
+  int64_t sinks_ = 0;
   char* buffer_ = nullptr;
   std::vector<PcWorkItem> tiles_;
   int64_t total_ = 0;  // cost of all tiles

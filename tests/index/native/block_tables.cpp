@@ -384,12 +384,14 @@ class TablesLife {
     const Counts before = positions(rows);
     const auto any = static_cast<int64_t>(random_.below(std::ssize(model_.block_sizes)));
     const int64_t group = random_.one_in(30) ? random_.pick({int64_t{-1}, int64_t{3}, INT64_MAX, INT64_MIN}) : any;
+    const int64_t first = random_.one_in(3) ? random_.between(-1, 12) : 0;
     const Exact<RowId> names(rows);
     const Exact<TokenCount> numbers(before);
     int64_t expected = 0, freed = 0;
     if (agree(
-            model_, "release_before", [&](ModelTables& model) { expected = model.release_before(rows, group, before); },
-            [&] { freed = tables_->release_before(names.span(), group, numbers.span()); })) {
+            model_, "release_before",
+            [&](ModelTables& model) { expected = model.release_before(rows, group, before, first); },
+            [&] { freed = tables_->release_before(names.span(), group, numbers.span(), first); })) {
       PC_CHECK(freed == expected, freed, " became free, expected ", expected);
     }
   }

@@ -60,9 +60,8 @@ class ModelTables {
     }
     const RowId made = new_row(row);
     for (size_t g = 0; g < num_groups(); ++g) {
-      bool is_hole = true;
       for (size_t i = 0; i < row.blocks[g].size(); ++i) {
-        is_hole = is_hole && row.blocks[g][i] == kNullBlock;
+        const bool is_hole = row.blocks[g][i] == kNullBlock;
         const bool is_computed =
             row.length == row.shared_to || static_cast<TokenCount>(i + 1) * block_sizes[g] <= row.length;
         expect(!is_hole || is_computed, ErrorKind::InvalidBlock);
@@ -147,16 +146,18 @@ class ModelTables {
     }
   }
 
-  int64_t release_before(const Rows& names, int64_t group, const Counts& positions) {
+  int64_t release_before(const Rows& names, int64_t group, const Counts& positions, int64_t first) {
     expect(group >= 0 && group < std::ssize(block_sizes), ErrorKind::ShapeError);
     expect(names.size() == positions.size(), ErrorKind::ShapeError);
+    expect(first >= 0, ErrorKind::ShapeError);
     distinct(names);
     const auto g = static_cast<size_t>(group);
     int64_t freed = 0;
     for (size_t i = 0; i < names.size(); ++i)
       expect(positions[i] >= 0 && positions[i] <= rows[names[i]].length, ErrorKind::ShapeError);
     for (size_t i = 0; i < names.size(); ++i)
-      freed += drop(g, rows[names[i]], 0, static_cast<size_t>(positions[i] / block_sizes[g]));
+      freed += drop(g, rows[names[i]], static_cast<size_t>((first + block_sizes[g] - 1) / block_sizes[g]),
+                    static_cast<size_t>(positions[i] / block_sizes[g]));
     return freed;
   }
 

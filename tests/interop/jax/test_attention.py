@@ -18,6 +18,8 @@ OPTIONS = {
     "not causal": {"causal": False},
     "scale": {"scale": 0.3},
     "window": {"window": 20},
+    "chunk": {"chunk": 16},
+    "sink tokens": {"window": 9, "sink_tokens": 3},
     "two sides": {"window": (5, 7), "causal": False},
     "one side": {"window": (None, 3), "causal": False},
     "softcap": {"softcap": 30.0},

@@ -48,6 +48,8 @@ ATTENTION = [
     ({"softcap": -1.0}, UnsupportedOption, "softcap is -1.0; it must be at least"),
     ({"softcap": 1e-35}, UnsupportedOption, "or 0 for no cap"),
     ({"window": 0}, UnsupportedOption, "window is 0; it must be at least 1"),
+    ({"chunk": 0}, UnsupportedOption, "chunk is 0; it must be at least 1"),
+    ({"sink_tokens": 3}, UnsupportedOption, "sink_tokens is 3 and the window is unbounded"),
     ({"window": (1, 2, 3)}, UnsupportedOption, r"it must be a number of keys, or \(left, right\)"),
     ({"sinks": NARROW}, ShapeError, r"sinks has shape \(3,\); it must be \[4\], one number for each head"),
     ({"alibi_slopes": zeros(4, dtype=bool)}, UnsupportedDtype, "alibi_slopes holds bool"),

@@ -202,7 +202,7 @@ PC_TEST(a_custom_call_attends_to_the_cached_keys) {
     Operand<bool> mask(XLA_FFI_DataType_PRED, {length}, [&] { return !random.one_in(4); });
     Call call{{query.buffer(), keys.buffer(), values.buffer(), table.buffer(), lens.buffer()},
               {out.buffer(), lse.buffer()}};
-    call.integers.insert({{"causal", 1}, {"window_left", -1}, {"window_right", -1}});
+    call.integers.insert({{"causal", 1}, {"window_left", -1}, {"window_right", -1}, {"sink_tokens", 0}});
     call.integers["heads_first"] = g.heads_first;
     call.numbers = {{"scale", 0.3}, {"softcap", 0.0}};
     if (g.stacked) call.give(xla::kLayer, layer.buffer());

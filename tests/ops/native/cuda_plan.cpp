@@ -25,7 +25,13 @@ Planned any_plan(Random& random, CudaPlanner& planner) {
   plan.shape.decode_ctas = plan.shape.prompt_ctas = random.pick({int64_t{1}, int64_t{8}, random.between(1, 300)});
   plan.options.causal = random.one_in(2);
   plan.options.window_left = random.one_in(2) ? random.between(0, 900) : -1;
+  if (plan.options.window_left >= 0 && random.one_in(2)) plan.options.sink_tokens = random.between(1, 300);
   plan.options.window_right = random.one_in(2) ? random.between(0, 20) : -1;
+  plan.shape.has_sinks = plan.options.sink_tokens > 0;
+  if (plan.shape.has_sinks && plan.shape.batch_invariant) {
+    if (plan.options.window_right < 0) plan.options.causal = true;  // the window needs a right side
+    plan.shape.window_keys = plan.options.window_left + 1 + std::max<int64_t>(plan.options.window_right, 0);
+  }
   const int64_t longest = random.pick({300, 5000, 200000});
   for (int64_t i = random.between(0, 12); i > 0; --i) {
     plan.cu.push_back(plan.cu.back() + static_cast<int32_t>(random.pick({int64_t{1}, random.between(0, 90)})));
@@ -63,7 +69,8 @@ void covers(const Planned& plan) {
     std::vector<bool> owned(static_cast<size_t>(plan.layout.num_split_rows));
     for (const PcWorkItem& item : plan.items[id]) {
       PC_CHECK(item.query_count >= 1 && item.query_count <= plan.layout.sections[id].query_tile, item.query_count);
-      PC_CHECK(item.split == 0 || item.key_begin % unit == 0, "a cut at ", item.key_begin);
+      const int32_t first_cut = plan.options.sink_tokens > 0 ? 2 : 1;  // sinks end anywhere
+      PC_CHECK(item.split < first_cut || item.key_begin % unit == 0, "a cut at ", item.key_begin);
       for (int32_t row = item.query_begin; row < item.query_begin + item.query_count; ++row) {
         items_of[row].push_back(item);
         if (item.num_splits == 1) continue;
@@ -73,7 +80,8 @@ void covers(const Planned& plan) {
       }
     }
   }
-  const Window window = make_window(plan.options.causal, plan.options.window_left, plan.options.window_right);
+  const Window window =
+      make_window(plan.options.causal, plan.options.window_left, plan.options.window_right, plan.options.sink_tokens);
   for (size_t i = 0; i < plan.lens.size(); ++i) {
     for (int32_t row = plan.cu[i]; row < plan.cu[i + 1]; ++row) {
       auto& parts = items_of[row];
@@ -81,12 +89,19 @@ void covers(const Planned& plan) {
       std::sort(parts.begin(), parts.end(), [](const auto& a, const auto& b) { return a.split < b.split; });
       for (size_t k = 0; k < parts.size(); ++k) {
         PC_CHECK(parts[k].sequence == static_cast<int32_t>(i) && parts[k].split == static_cast<int32_t>(k), k);
-        PC_CHECK(k == 0 || parts[k].key_begin == parts[k - 1].key_end, "a cut loses keys");
+        const bool after_sinks = k == 1 && window.sinks > 0;
+        PC_CHECK(k == 0 || after_sinks || parts[k].key_begin == parts[k - 1].key_end, "a cut loses keys");
       }
       const int64_t position = plan.lens[i] - (plan.cu[i + 1] - row);
       const KeyRange keys = attended_keys(window, position, position, plan.lens[i]);
       PC_CHECK(parts.back().key_end <= plan.lens[i] && parts[0].key_begin >= 0, "keys");
-      PC_CHECK(keys.begin == keys.end || (parts[0].key_begin <= keys.begin && parts.back().key_end >= keys.end), row);
+      const size_t first = window.sinks > 0 ? 1 : 0;
+      PC_CHECK(keys.begin == keys.end || (parts[first].key_begin <= keys.begin && parts.back().key_end >= keys.end),
+               row);
+      if (first == 0) continue;
+      const KeyRange sinks = sink_keys(window, position, plan.lens[i]);
+      PC_CHECK(parts.size() >= 2 && parts[0].key_begin == 0 && parts[0].key_end >= sinks.end, "sinks of row ", row);
+      PC_CHECK(parts[0].key_end <= parts[1].key_begin, "row ", row, " would attend to keys twice");
     }
   }
 }

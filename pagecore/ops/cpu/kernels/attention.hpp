@@ -71,9 +71,9 @@ class ItemPass {
     if (pairs_) {
       AmxTiles tiles;
       tiles_ = &tiles;
-      visit_tiles();
+      visit_keys();
     } else {
-      visit_tiles();
+      visit_keys();
     }
     finish();
   }
@@ -135,6 +135,22 @@ class ItemPass {
   }
 
   // ---- tiles of keys
+
+  // The first item of a tile of queries visits the sinks, then its own keys. Batch-invariant calls fold the sinks by
+  // themselves, because the keys that follow them depend on the other rows of the item.
+  void visit_keys() {
+    if (args_.sink_tokens > 0 && item_.split == 0) [[unlikely]] {
+      const PcWorkItem own = item_;
+      item_.key_begin = 0;
+      item_.key_end = static_cast<int32_t>(visible_.sinks().end);
+      visible_.see_sinks(true);
+      visit_tiles();
+      if (batch_.invariant) fold();
+      visible_.see_sinks(false);
+      item_ = own;
+    }
+    visit_tiles();
+  }
 
   void visit_tiles() {
     Tile tiles[2];

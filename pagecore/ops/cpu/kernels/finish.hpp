@@ -15,7 +15,7 @@ namespace {
 PC_FORCE_INLINE int64_t bias_anchor(const Window& window, int64_t position, int64_t length, float slope) {
   const KeyRange keys = attended_keys(window, position, position, length);
   if (keys.begin == keys.end) return 0;
-  return slope > 0.0f ? keys.end - 1 : keys.begin;
+  return slope > 0.0f ? keys.end - 1 : window.sinks > 0 ? 0 : keys.begin;
 }
 
 // Per-head options of the output.
@@ -47,7 +47,7 @@ inline void finish_row(const AttentionArgs& args, const HeadOptions& options, in
                        int64_t position, int64_t length, float row_max, float row_sum, const float* acc) {
   double bias = 0.0;
   if (options.slope != 0.0f) {
-    const Window window = make_window(args.causal, args.window_left, args.window_right);
+    const Window window = make_window(args.causal, args.window_left, args.window_right, args.sink_tokens);
     const int64_t anchor = bias_anchor(window, position, length, options.slope);
     bias = static_cast<double>(options.slope) * static_cast<double>(anchor - position);
   }

@@ -16,7 +16,7 @@ struct RowRange {
 class Visibility {
  public:
   Visibility(const AttentionArgs& args, const AttentionBatch& batch, const PcWorkItem& item, int64_t group)
-      : window_(make_window(args.causal, args.window_left, args.window_right)),
+      : window_(make_window(args.causal, args.window_left, args.window_right, args.sink_tokens)),
         queries_(item.query_count),
         group_(group),
         length_(batch.seq_lens[item.sequence]),
@@ -30,12 +30,18 @@ class Visibility {
   [[nodiscard]] int64_t length() const { return length_; }
   [[nodiscard]] int64_t position(int64_t query) const { return position_ + query; }
 
+  // Chooses between the two ranges of keys: the sinks, or the window.
+  void see_sinks(bool sees) { sees_sinks_ = sees; }
+  // The sinks that the item's rows attend to.
+  [[nodiscard]] KeyRange sinks() const { return sink_keys(window_, position(queries_ - 1), length_); }
+
   void visit(const Tile& tile, const Scratch& scratch) {
     uniform_ = mask_ == nullptr;
     use_ = {static_cast<int>(kTileTokens), 0, nullptr};
     rows_ = {queries_ * group_, 0};
     for (int64_t query = 0; query < queries_; ++query) {
-      const KeyRange keys = attended_keys(window_, position(query), position(query), length_);
+      const KeyRange keys = sees_sinks_ ? sink_keys(window_, position(query), length_)
+                                        : attended_keys(window_, position(query), position(query), length_);
       const int low = clamp_to_tile(keys.begin, tile);
       const int high = clamp_to_tile(keys.end, tile);
       for (int64_t g = 0; g < group_; ++g) {
@@ -96,6 +102,7 @@ class Visibility {
   int64_t length_;
   int64_t position_;               // of the item's first query
   const uint8_t* mask_ = nullptr;  // row of the item's first query
+  bool sees_sinks_ = false;
   bool uniform_ = true;
   TileUse use_{};
   RowRange rows_{};
