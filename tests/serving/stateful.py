@@ -1,4 +1,4 @@
-"""A fake recurrent model behind a scheduler: its state is a hash of all tokens, so that a wrong state shows at once."""
+"""A fake recurrent model for schedulers: its state is a hash of all tokens, so that a wrong state shows at once."""
 
 import numpy as np
 
