@@ -182,7 +182,7 @@ cdef class Tenants:
 
     cdef void doubt(self, const vector[vector[int32_t]]& blocks) noexcept:
         cdef size_t group, k
-        for group in range(self.last.size()):  # slots of states follow: they are zeroed or copied whenever they are taken
+        for group in range(self.last.size()):  # slots of states follow, which are zeroed when they are taken
             for k in range(blocks[group].size()):
                 if blocks[group][k] != 0:
                     self.last[group][blocks[group][k]] = DOUBTFUL

@@ -84,8 +84,8 @@ def arrange(
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
     Layers are in one group if their planes, windows, chunks and numbers of query heads are equal. Options that only
-    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers. Layers
-    of a StateSpec are in no group: they are numbered on their own, with the group `STATES`.
+    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
+    Layers of a StateSpec are in no group: they are numbered on their own, with the group `STATES`.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def arrange(
         if isinstance(entry, StateSpec):
             if not keeps_states:
                 raise UnsupportedOption(
-                    f"layer {position} is a StateSpec, which only a PagedKVCache serves; use one, or a StatePool of its own"
+                    f"layer {position} is a StateSpec, which only a PagedKVCache serves; use one, or a StatePool"
                 )
             placed.append(Layer(entry.shard(parallel), STATES, num_states))
             num_states += 1

@@ -37,8 +37,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         One spec for all layers (with `num_layers`), or a list with one spec or `Alias` per model layer. Pass the specs
         of the whole model, also for one rank of several. Layers with equal planes, window and number of query heads
         form a group; each group has its own block pool, block table and slot mapping. An operation takes blocks in all
-        groups or in none. Layers of a `StateSpec` keep one state for each sequence, in slots that all of them share; see
-        Notes. A spec without the planes key and value is stored only: use `plane` and your own kernels.
+        groups or in none. Layers of a `StateSpec` keep one state for each sequence, in slots that all of them share;
+        see Notes. A spec without the planes key and value is stored only: use `plane` and your own kernels.
     num_layers : int, optional
         Number of layers for a single spec; 1 by default.
     block_size : int
@@ -345,8 +345,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         Raises
         ------
         OutOfBlocks
-            Blocks or state slots are short; nothing was changed. The message says which, and `requested` and `available`
-            count them.
+            Blocks or state slots are short; nothing was changed. The message says which, and `requested` and
+            `available` count them.
         InvalidSequence, ShapeError
             A sequence that is not of this cache, listed twice or in flight; invalid counts.
         UnsupportedOption, DeviceError

@@ -70,15 +70,15 @@ def state_layers(placed: Listed[Layer], groups: Listed[Group]) -> StateLayers | 
         return None
     if not groups:
         raise UnsupportedOption(
-            "every layer keeps a state, and none attends; give the cache an AttentionSpec for at least one layer, or use "
-            "StateTable and StatePool"
+            "every layer keeps a state, and none attends; give the cache an AttentionSpec for at least one layer, or "
+            "use StateTable and StatePool"
         )
     for spec in specs:
         for name in RULES:
             if getattr(spec, name) != getattr(specs[0], name):
                 raise UnsupportedOption(
-                    f"state layers have {name} {getattr(specs[0], name)} and {getattr(spec, name)}; they share slots and "
-                    "checkpoints: give all of them the same"
+                    f"state layers have {name} {getattr(specs[0], name)} and {getattr(spec, name)}; they share slots "
+                    "and checkpoints: give all of them the same"
                 )
     return StateLayers(specs)
 

@@ -104,7 +104,7 @@ class Store:
             copy_blocks(self.pools[group].planes(), pairs, independent=True, stream=stream)
 
     def move_states(self, states: StateBuffers, pairs: Any, stream: int | None = None) -> None:
-        """Zero and copy the slots of a step; `pairs` has the copies, on the device of the pool, or is None for none.
+        """Zero and copy the slots of a step; `pairs` has the copies, on the device of the pool.
 
         With `scrub`, every slot that the step writes and does not read is zeroed, because another namespace may have
         used it.
@@ -114,7 +114,7 @@ class Store:
         slots = _unread(states) if self._scrubs else states.zeros
         if len(slots):
             self.states.zero(slots, stream=stream)
-        if pairs is not None and len(pairs):
+        if len(states.copies):
             self.states.copy_pairs(pairs, stream=stream)
 
     def zero_adopted(self) -> None:

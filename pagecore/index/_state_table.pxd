@@ -83,8 +83,8 @@ cdef class StateTable:
         self, Integers rows, Integers counts, StepBuffers buffers, StateBuffers states, bint keeps) except -1
     cdef object _end(self, object rows, bint has_run)
 
-    # The raw interface, for a cache, which changes the block tables itself. Calls that begin with check, try_reserve_raw
-    # and least_shortage_raw may raise, with nothing changed; the change of the same name follows, and cannot fail.
+    # The raw interface, for a cache, which changes the block tables itself. Calls that begin with check, shortages and
+    # try_reserve_raw may raise, with nothing changed; the change of the same name follows, and cannot fail.
     cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept
     cdef void restore_raw(
         self, int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint

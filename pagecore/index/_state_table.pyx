@@ -442,7 +442,7 @@ Slots of a `StatePool` for the sequences of block tables.
         return deref(self.native).nbytes()
 
     def refuse(self):
-        """Raise OutOfBlocks with the numbers of slots of the last step that was refused, or whose shortage was counted."""
+        """Raise OutOfBlocks with the figures of the last step or shortage that was counted."""
         deref(self.native).fail_out_of_slots()
 
     def held_counts(self):

@@ -100,8 +100,8 @@ class StateSpec:
         """
         if parallel.size != self.ranks:
             raise UnsupportedOption(
-                f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; make "
-                f"the planes with ranks={parallel.size} (pagecore.storage.state_shapes), and give the spec that number"
+                f"a StateSpec has the planes of one of {self.ranks} ranks, and the cache is one of {parallel.size}; "
+                f"make the planes (pagecore.storage.state_shapes) and the spec with ranks={parallel.size}"
             )
         return self
 

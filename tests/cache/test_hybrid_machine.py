@@ -125,7 +125,8 @@ class HybridMachine(PrefixMachine):
                     self.write_state(slot, twin, twin.computed + k + 1)
                 assert write == self.read(batch.draft_write)[i, count - 1]
             kept, length = checkpoints[i], lengths[i]
-            assert bool(kept) == bool(length) and (not kept or twin.computed < length <= twin.computed + count)
+            assert bool(kept) == bool(length)
+            assert not kept or twin.computed < length <= twin.computed + count
             assert length % BLOCK == 0
             self.write_state(kept, twin, length)
             self.write_state(write, twin, twin.computed + count)
@@ -201,7 +202,7 @@ class HybridMachine(PrefixMachine):
     @rule()
     def fill(self):
         taker = self.cache.add_sequence([], id="taker")
-        lacks_slots = self.states.slots.num_free == 0 and self.cache.try_prepare([taker], 1) is None
+        lacks_slots = self.cache.num_available > 0 and self.cache.shortage([taker], 1) > 0
         self.cache.remove(taker)
         if not lacks_slots:
             super().fill()

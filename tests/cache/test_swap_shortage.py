@@ -81,3 +81,48 @@ def test_shortage_is_exactly_the_number_of_blocks_that_swap_in_and_step_lack(see
     assert cache.stats() == before
     suffices = cache.try_swap_in(out) and cache.try_prepare(sequences, counts) is not None
     assert suffices == (given == lacking)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_blocks_that_others_hold_do_not_become_free_between_steps(prefix_cache, is_swapped):
+    cache = make([SPEC, WINDOWED], num_blocks=[30, 5], prefix_cache=prefix_cache, max_tokens_per_sequence=64)
+    parent = cache.add_sequence(range(12))
+    for _ in range(3):
+        advance(cache, [parent], 4)
+    child = cache.fork(parent)
+    if is_swapped:
+        space = SwapSpace(cache, num_blocks=9)
+        cache.swap_out([parent, child], space)
+    assert cache.num_available == (4 if is_swapped else 2)
+    # The window releases the two shared blocks, which the other sequence keeps: three new blocks at once.
+    assert cache.shortage([parent, child], [0, 12], step_tokens=1) == 1
+    if is_swapped:
+        cache.swap_in([parent, child])
+    for _ in range(8):
+        advance(cache, [child], 1)
+    assert cache.try_prepare([child], 1) is None
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_succeed_if_no_block_is_short(seed):
+    random = np.random.default_rng(seed)
+    blocks = [60, int(random.integers(8, 16))]
+    cache = make([SPEC, WINDOWED], num_blocks=blocks, max_sequences=8, max_tokens_per_sequence=100)
+    space, sequences = SwapSpace(cache, num_blocks=60), []
+    for length in random.integers(0, 12, 3):
+        sequence = cache.add_sequence(random.integers(0, 2, length))
+        sequences += [sequence, cache.fork(sequence)]
+        for _ in range(length // 4):
+            if cache.shortage([sequence], 4) == 0:
+                advance(cache, [sequence], 4)
+    chosen = [sequence for sequence in sequences if random.integers(0, 3)]
+    out = [sequence for sequence in chosen if random.integers(0, 3) == 0]
+    cache.swap_out(out, space)
+    counts, most = random.integers(0, 30, len(chosen)).tolist(), int(random.integers(1, 8))
+    if cache.shortage(chosen, counts, step_tokens=most):
+        return
+    cache.swap_in(out)
+    while any(counts):
+        advance(cache, chosen, [min(most, count) for count in counts])
+        counts = [count - min(most, count) for count in counts]

@@ -18,7 +18,9 @@ LAYERS = [
 
 
 def make(cuda: Kit, **options) -> PagedKVCache:
-    return PagedKVCache(LAYERS, block_size=4, num_blocks=17, num_states=9, max_sequences=4, device=cuda.device, **options)
+    return PagedKVCache(
+        LAYERS, block_size=4, num_blocks=17, num_states=9, max_sequences=4, device=cuda.device, **options
+    )
 
 
 def test_a_cache_with_states_on_a_device_behaves_as_its_model(cuda: Kit):

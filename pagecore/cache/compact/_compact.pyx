@@ -77,8 +77,8 @@ cdef Plan make_plan(CacheState state, Sequence sequence, list keep):
         )
     if state.states is not None:
         raise UnsupportedOption(
-            f"sequence {sequence.id!r} has recurrent states, which cover every token; compact serves caches whose layers "
-            "all attend"
+            f"sequence {sequence.id!r} has recurrent states, which cover every token; compact serves caches whose "
+            "layers all attend"
         )
     if state.tenants is not None:
         raise UnsupportedOption(

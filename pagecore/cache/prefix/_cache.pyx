@@ -13,8 +13,8 @@ P3: In a cache with states, a row may hold blocks past the sequence's computed t
 P4: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
     longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
 
-With states, a prefix can be reused up to a state in the tree, which holds one reference to its slot. A row that reads or
-keeps the state holds references of its own, so that the tree may evict any state.
+With states, a prefix can be reused up to a state in the tree, which holds one reference to its slot. A row that reads
+or keeps the state holds references of its own, so that the tree may evict any state.
 
 Calls that plan a change may fail and change nothing that the caller can observe. Calls that commit a change cannot
 fail: they allocate nothing and run no Python code. Publishing is the exception: where the tree lacks memory, the blocks
@@ -236,7 +236,7 @@ cdef class PrefixCache:
             hold.namespace_number = -1
 
     cdef bint try_publish(self, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept:
-        """Offer the first blocks of a sequence, and its checkpoint unless that is 0; return False if memory is short."""
+        """Offer the first blocks of a sequence, and its checkpoint if there is one; return False if memory is short."""
         cdef PrefixHold hold = sequence.hold
         cdef Query query = self.query_of(sequence, num_blocks)
         cdef States states

@@ -226,7 +226,9 @@ def plan_step(CacheState state not None, list sequences not None, counts, bint i
 def shortage(CacheState state not None, sequences, counts, list limits=None):
     """Return the number of blocks that each group lacks for a step, counting free and evictable blocks.
 
-    In a cache with states the last entry is the number of slots that the step lacks. With `limits`, the counts are computed in several steps, between which windows release blocks: a row then holds at
+    In a cache with states the last entry is the number of slots that the step lacks.
+
+    With `limits`, the counts are computed in several steps, between which windows release blocks: a row then holds at
     most `limits[group]` blocks of a group with a window. The entries of other groups are not used.
     """
     cdef list listed = as_list(sequences)

@@ -95,7 +95,7 @@ cdef bint try_prepare(StepRecord step, bint keeps) except -1:
 
 
 cdef bint free_for_checkpoints(StepRecord step) except -1:
-    """Evict states that only the tree holds until a step with checkpoints has slots; return False if they are too few."""
+    """Evict states that only the tree holds until a step with checkpoints has slots; return False if too few are."""
     cdef StateTable states = step.state.states
     cdef int64_t lacking = states.shortage_raw(step.plan.row_span(), step.plan.count_span(), True)
     if lacking > 0 and (step.state.prefix is None or num_unused_states(step.state.prefix) < lacking):

@@ -156,7 +156,10 @@ class Batch:
 
     @property
     def state_zeros(self) -> NDArray[np.int32]:
-        """Slots that were zeroed before the step, int32 ``[n]``; the owner of the bytes does it with ``device="none"``."""
+        """Slots that were zeroed before the step: int32 ``[n]``.
+
+        With ``device="none"`` the owner of the bytes zeroes them.
+        """
         return self._state_buffers.zeros.copy()
 
     @property

@@ -111,9 +111,7 @@ def new_batch(
     return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans)
 
 
-def _copy(
-    parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]
-) -> None:
+def _copy(parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]) -> None:
     """Zero the blocks that another namespace used last, then copy the shared blocks and states that the step writes to.
 
     On a device, first send everything else that the step needs.

@@ -229,8 +229,7 @@ class StagedBatch:
             store.copy(group, on_device, self._stream)
         if self._states is not None:
             pairs = self._states.copies
-            on_device = self._state_on_device(pairs) if len(pairs) else None
-            store.move_states(self._states, on_device, self._stream)
+            store.move_states(self._states, self._state_on_device(pairs), self._stream)
         note_work(self._memory, self._stream)
 
     def check_reachable(self) -> None:

@@ -90,7 +90,7 @@ def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int |
 
 
 def _alike(source: StatePool, target: StatePool) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """Return the planes of two pools of states, in lists whose second axes are equal, as `transfer_blocks` wants them."""
+    """Return the planes of two pools of states; each call of `transfer_blocks` takes planes of equal second axes."""
     alike: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
     for one, other in zip(source.planes(), target.planes(), strict=True):
         sources, targets = alike.setdefault(one.shape[1], ([], []))

@@ -46,15 +46,13 @@ def shortage_with_swapped(
     return max(0, short_slots, *short)
 
 
-def _slots_lacking(
-    parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]
-) -> int:
+def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]) -> int:
     """Return the state slots that one swap_in and then a prepare lack; an upper bound, 0 if both succeed."""
     states = parts.state.states
     if states is None:
         return 0
     needed = sum(num_distinct(parts.state, [one for one, _ in some])[-1] for some in _by_space(coming))
-    for sequence, count in [*coming, *staying]:
+    for _, count in [*coming, *staying]:
         drafts = count - 1 if 1 < count <= 1 + states.draft_tokens else 0
         needed += (1 if states.in_place else 2) + drafts if count else 0
     cached = 0 if parts.prefix is None else unused_states(parts.prefix)

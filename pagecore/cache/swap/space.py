@@ -41,8 +41,8 @@ class SwapSpace:
         Memory budget for all groups, as for `PagedKVCache`.
     num_states : int, optional
         Slots for states, including the null slot, if the cache has layers that keep states: two for each sequence, its
-        state and its checkpoint. By default as many as the cache has with `num_blocks`, and with `memory` the share that
-        states have of the bytes of the cache.
+        state and its checkpoint. By default with `num_blocks` the number of the cache, and with `memory` the share
+        that states have of the bytes of the cache.
     layout : str or KVLayout, optional
         Memory layout of the blocks; by default that of the cache.
     dtype : str or anything that names a dtype, optional
@@ -213,9 +213,7 @@ def _host_pool(parts: CacheParts, group: Group, num_blocks: int, layout: KVLayou
     return KVPool(group.spec, group.num_layers, num_blocks, parts.block_size, layout, device, buffers, scrub=is_new)
 
 
-def _size_states(
-    parts: CacheParts, num_states: int | None, memory: Memory | None
-) -> tuple[int, Memory | None]:
+def _size_states(parts: CacheParts, num_states: int | None, memory: Memory | None) -> tuple[int, Memory | None]:
     """Return the state slots of a space, and the memory that is left for blocks."""
     states = parts.state.states
     if states is None:
@@ -225,7 +223,7 @@ def _size_states(
     slots = states.num_slots if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
     if memory is None:
         return slots, None
-    budget, each = parse_memory(memory, "cpu"), sum(spec.nbytes for spec in parts.state_specs)
+    budget, each = parse_memory(memory, "cpu"), sum(p.nbytes for spec in parts.state_specs for p in spec.planes)
     if num_states is None:
         of_groups = sum(
             pool.num_blocks * group.bytes_per_block(parts.block_size)
