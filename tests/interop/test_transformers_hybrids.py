@@ -286,6 +286,20 @@ def test_a_recurrent_layer_outside_of_a_pass_is_refused():
         model.model.layers[0].linear_attn(torch.zeros(1, 1, 64), cache_params=cache)
 
 
+@KINDS
+def test_another_model_cannot_change_the_states(family):
+    model, ids = make_hybrid(family), prompts(2, 9)
+    cache = make_cache(model)
+    other = make_hybrid(family, seed=1)
+    other.set_attn_implementation("pagecore")
+    first = logits(model, ids[:, :7], cache)
+    for columns in (slice(7, 8), slice(7, 9)):
+        with pytest.raises(UnsupportedOption, match="outside of a forward pass of the model of the cache"):
+            logits(other, ids[:, columns], cache)
+    got = torch.cat([first, logits(model, ids[:, 7:], cache)], dim=1)
+    assert_close(got, logits(model, ids, dynamic_cache(model)))
+
+
 def test_a_replaced_module_is_noticed():
     model, ids = copy.deepcopy(make_hybrid("qwen3_next")), prompts(1, 5)
     cache = make_cache(model)

@@ -221,6 +221,24 @@ class PagedCache(Cache):  # type: ignore[misc]
         mark_stored(key_states, value_states, StoredKeys(forward, layer_idx))
         return key_states, value_states
 
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return the windows of the convolution of a recurrent layer, ``[rows, dim, kernel]``, in a forward pass.
+
+        They alias the states of the cache; None before the first tokens.
+
+        Raises
+        ------
+        UnsupportedOption
+            A model other than that of the cache runs.
+        """
+        self._generation.running_pass.check_running()
+        return super().get_conv_state(layer_idx, state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """Return the states of a recurrent layer, ``[rows, *shape]``, in a forward pass; as `get_conv_state`."""
+        self._generation.running_pass.check_running()
+        return super().get_recurrent_state(layer_idx, state_idx)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Return the number of computed columns, padding included."""
         return self._generation.num_columns

@@ -110,10 +110,14 @@ class Forward:
         """Number of new columns."""
         return int(self._is_token.shape[1])
 
-    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Write keys and values ``[batch, heads, columns, dim]`` of a layer, or its latents and rope parts."""
+    def check_running(self) -> None:
+        """Raise UnsupportedOption unless the pass runs."""
         if self.is_done or self.is_over:
             raise UnsupportedOption("the forward pass of this update is over; run the model again")
+
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write keys and values ``[batch, heads, columns, dim]`` of a layer, or its latents and rope parts."""
+        self.check_running()
         for array in (key, value):
             self._check(array)
         if key.requires_grad or value.requires_grad:

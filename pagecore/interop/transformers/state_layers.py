@@ -66,6 +66,11 @@ class StateTensors(_Layer):  # type: ignore[misc]
         """True if tokens were computed before."""
         return bool(self.has_previous_state[0])
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows; 0 before the first tokens."""
+        return len(self.tensors()[0]) if self.tensors() else 0
+
     def tensors(self) -> list[torch.Tensor]:
         """Return the states, the window of the convolution first."""
         return [each for each in (self.conv_states[0], self.recurrent_states[0]) if each is not None]

@@ -70,7 +70,10 @@ def layer_kinds(config: Any) -> LayerKinds | None:
         )
     if not SERVED:
         return None
-    layers = DynamicCache(config=config).layers
+    try:
+        layers = DynamicCache(config=config).layers
+    except KeyError:  # a kind of layer that transformers' own cache does not have
+        return None
     recurrent = [index for index, layer in enumerate(layers) if hasattr(layer, "recurrent_states")]
     if not recurrent:
         return None

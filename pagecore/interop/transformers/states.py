@@ -90,6 +90,11 @@ class RunningStates:
     def __bool__(self) -> bool:
         return bool(self._layers)
 
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the running states; 0 if there are none."""
+        return next((layer.num_rows for layer in self._layers.values()), 0)
+
     def clear(self) -> None:
         """Drop the states of all rows."""
         self._is_stale = False
@@ -103,7 +108,7 @@ class RunningStates:
 
     def select(self, parents: Listed[int]) -> None:
         """Replace row i by row ``parents[i]``."""
-        if self._layers:
+        if self._layers and list(parents) != list(range(self.num_rows)):
             rows = torch.as_tensor(list(parents), device=self._device)
             for layer in self._layers.values():
                 layer.select(rows)
