@@ -182,8 +182,8 @@ def score_tokens(
     args.width = longest if max_len is None else size_option(max_len, "max_len", 0)
     if longest > room:
         raise ShapeError(
-            f"seq_lens holds {longest}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens: "
-            "pass the table of all blocks")
+            f"seq_lens holds {longest}; a row of block_table has {table.shape_[1]} blocks of {batch.block_size} tokens"
+            ": pass the table of all blocks")
     if args.width < longest and lens.device_type == CPU:
         raise ShapeError(f"max_len is {args.width} and seq_lens holds {longest}; expected at least the longest")
     await_arrays((query, label, channels, block_table, seq_lens, rows, cu_query_lens), &place)
@@ -271,7 +271,8 @@ cdef int check_host_lengths(Tensor lens, Tensor cu, int64_t num_tokens, int64_t 
     for i in range(lengths.size()):
         if lengths[i] > room:
             raise ShapeError(
-                f"seq_lens[{i}] is {lengths[i]}; a row of block_table holds {room} tokens: pass the table of all blocks")
+                f"seq_lens[{i}] is {lengths[i]}; a row of block_table holds {room} tokens: pass the table of all "
+                "blocks")
     return 0
 
 

@@ -167,8 +167,8 @@ cdef int check_on_host(Tensor source, Py_ssize_t i, bint many) except -1:
         raise UnsupportedOption(
             f"{label('source_caches', i, many)} is on {source.device}, and blocks are converted between formats on the "
             "host only; for equal formats and factors leave out the scales and pass their planes as further caches, "
-            "else pass copies of both caches on the host, or gather the numbers of a plain cache with gather_blocks and "
-            "write them with write_kv"
+            "else pass copies of both caches on the host, or gather the numbers of a plain cache with gather_blocks "
+            "and write them with write_kv"
         )
     return 0
 
