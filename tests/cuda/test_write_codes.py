@@ -158,6 +158,9 @@ def test_numbers_that_are_not_finite(cuda, name, dtype):
     key[5] = 0.0
     key[6, 0] = -0.0
     key[7, :, ::2] = 3e38
+    # Negative and signalling NaN, by their bits.
+    bits = key.view(f"u{key.itemsize}")
+    bits[1, 1, 9:13] = [word >> 32 - 8 * key.itemsize for word in (0xFFC00000, 0x7FA00000, 0xFFA00000, 0xFFFF0000)]
     check(cuda, name, key, key[::-1], list(range(8)))
 
 
