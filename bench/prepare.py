@@ -7,12 +7,13 @@ releasing blocks that have left the window.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 import numpy as np
 
 from bench.controls import NumpyPool, NumpyTables
 from bench.runner import Bench, Job
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, PagedKVCache, StateSpec
 
 BLOCK, WINDOW = 16, 4096
 # Decode steps that fit in the pool.
@@ -63,7 +64,9 @@ def _step(bench: Bench, name: str, layers: list[AttentionSpec]) -> None:
 class PreparedRows:
     """A cache without storage, filled to uneven lengths: in each step one row in sixteen needs a block."""
 
-    def __init__(self, layers: list[AttentionSpec], batch_size: int, context: int, capacity: int) -> None:
+    def __init__(
+        self, layers: Sequence[AttentionSpec | StateSpec], batch_size: int, context: int, capacity: int
+    ) -> None:
         self.cache = PagedKVCache(
             layers,
             block_size=BLOCK,

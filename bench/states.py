@@ -1,4 +1,4 @@
-"""Recurrent states: copies and zeros of slots against numpy.copyto, a decode step against one without, and state hits.
+"""Recurrent states: copies and zeros of slots against numpy.copyto, decode steps against those without, state hits.
 
 A copy that fits the caches is dominated by the checks of the call, about 10 us; only larger ones have a target.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.prepare import FULL, PreparedRows
 from bench.runner import Bench, Job
 from bench.synthetic_trace import write_shared_prompts
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
@@ -22,6 +23,8 @@ from pagecore.storage import StatePool, StateSpec
 from pagecore.storage.state_shapes import delta_planes, mamba2_planes, short_conv_planes
 
 COPY_TARGET = 0.9
+# A step of a cache with states takes at most 1.5 times the time of one without.
+STEP_TARGET = 0.67
 SLOTS = 4
 BLOCK = 16
 MIB = 1 << 20
@@ -49,6 +52,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
         _copies(bench, name, spec, bench.pick(layers, 1))
     for in_place in (True, False):
         _steps(bench, in_place)
+        _steps_of_caches(bench, in_place)
     _hits(bench)
 
 
@@ -168,4 +172,28 @@ def _steps(bench: Bench, in_place: bool) -> None:
         {"block tables alone": Job(plain.prepare)},
         check=check,
         sizes={"rows": batch_size, "context": context, "block_size": BLOCK},
+    )
+
+
+def _steps_of_caches(bench: Bench, in_place: bool) -> None:
+    batch_size, context, capacity = bench.pick((256, 8192, 131_072), (8, 256, 4096))
+    spec = StateSpec(delta_planes(16, 32, 128, 128), in_place=in_place)
+    ours = PreparedRows([FULL, spec], batch_size, context, capacity)
+    plain = PreparedRows([FULL], batch_size, context, capacity)
+
+    def check() -> None:
+        ours.prepare()
+        plain.prepare()
+        np.testing.assert_array_equal(np.from_dlpack(ours.batch.seq_lens), np.from_dlpack(plain.batch.seq_lens))
+        assert len(set(np.from_dlpack(ours.batch.state_write).tolist())) == batch_size
+        ours.commit()
+        plain.commit()
+
+    bench.compare(
+        f"prepare + plan, {batch_size} decode rows of a cache with states, {'in place' if in_place else 'two slots'}",
+        Job(ours.prepare, after=ours.commit),
+        {"cache without states": Job(plain.prepare, after=plain.commit)},
+        check=check,
+        at_least={"cache without states": STEP_TARGET},
+        sizes={"rows": batch_size, "context": context, "row_capacity": capacity, "block_size": BLOCK},
     )

@@ -21,6 +21,7 @@ from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_me
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
+from pagecore.storage.state_pool import checked_ratio
 
 # Fraction of the free memory for a config without num_blocks and memory.
 DEFAULT_MEMORY = 0.5
@@ -61,6 +62,10 @@ class PagedCacheConfig:
         Zero a block when it passes from one namespace to another, see `PagedKVCache`.
     recompute_last_block : bool
         A prefix hit gives up its last block, see `PagedKVCache`.
+    num_states : int, optional
+        Slots for states, for models with layers that keep them, see `PagedKVCache`.
+    state_ratio : float
+        Bytes of states over bytes of blocks, if `memory` is divided among them.
 
     Raises
     ------
@@ -81,6 +86,8 @@ class PagedCacheConfig:
     dtype: DType | str = "auto"
     scrub: bool = False
     recompute_last_block: bool = False
+    num_states: int | None = None
+    state_ratio: float = 0.9
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -91,6 +98,9 @@ class PagedCacheConfig:
         put("device", cache_device(self.device))
         put("scrub", scrub_option(self.scrub, self.device))
         put("recompute_last_block", flag("recompute_last_block", self.recompute_last_block))
+        if self.num_states is not None:
+            put("num_states", require_int("num_states", self.num_states, min=2, max=None))
+        put("state_ratio", checked_ratio(self.state_ratio))
         put("block_size", require_int("block_size", self.block_size))
         put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -272,6 +282,8 @@ def make_cache(
         index_dtype=config.index_dtype,
         scrub=config.scrub,
         recompute_last_block=config.recompute_last_block,
+        num_states=config.num_states,
+        state_ratio=config.state_ratio,
         buffers=buffers,
         clock=time.monotonic if clock is None else clock,
     )

@@ -230,10 +230,16 @@ def state_budget(memory: Memory, state_ratio: SupportsFloat = 0.9, device: str =
     ShapeError
         An invalid budget, or a ratio that is not a finite number above 0.
     """
+    ratio = checked_ratio(state_ratio)
+    return math.floor(parse_memory(memory, device) * Fraction(ratio) / (1 + Fraction(ratio)))
+
+
+def checked_ratio(state_ratio: SupportsFloat) -> float:
+    """Return `state_ratio` as a float; raise ShapeError unless it is finite and above 0."""
     ratio = as_float("state_ratio", state_ratio)
     if not (math.isfinite(ratio) and ratio > 0):
         raise ShapeError(f"state_ratio is {ratio}; give a finite number above 0, such as 0.9")
-    return math.floor(parse_memory(memory, device) * Fraction(ratio) / (1 + Fraction(ratio)))
+    return ratio
 
 
 def _listed(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:

@@ -17,7 +17,7 @@ from pagecore import (
     TensorParallel,
     make_cache,
 )
-from pagecore.errors import DeviceError, NotEnoughMemory, OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.errors import DeviceError, InvalidSequence, NotEnoughMemory, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.storage import StatePool, state_budget
 from pagecore.storage.state_shapes import delta_planes, mamba2_planes
 from tests.reference.state_table import checkpoint_length
@@ -134,7 +134,9 @@ def test_a_memory_is_divided_by_the_ratio():
 
 
 def test_a_config_keeps_the_dtypes_of_states():
-    cache = make_cache(PagedCacheConfig(num_blocks=5, dtype="float16", max_sequences=2), [FULL, CHUNKED])
+    config = PagedCacheConfig(num_blocks=5, dtype="float16", max_sequences=2, num_states=7)
+    cache = make_cache(config, [FULL, CHUNKED])
+    assert cache.num_states == 7
     assert (str(cache.key(0).dtype), str(cache.plane("temporal", 1).dtype)) == ("float16", "float32")
 
 
@@ -372,6 +374,36 @@ def test_compaction_is_refused():
     compute(cache, sequence, 20)
     with pytest.raises(UnsupportedOption, match="recurrent states"):
         cache.compact(sequence, range(10))
+
+
+def test_a_state_that_was_computed_elsewhere_arrives_with_its_sequence():
+    sender, receiver = make(), make()
+    sent = sender.add_sequence(range(90))
+    compute(sender, sent, 80)
+    assert sender.checkpoint(sent)[1] == 64
+    received = receiver.add_sequence(range(90))
+    batch = receiver.prepare_arrival(received, 80)
+    assert not batch.checkpoint_write.numpy().any()
+    for layer in (1, 3):
+        temporal(receiver, layer)[batch.state_write.numpy()[0]] = temporal(sender, layer)[sender.state_slot(sent)]
+    receiver.commit(batch)
+    compute(receiver, received, 10)
+    assert receiver.checkpoint(received) is None
+    assert receiver.add_sequence(range(90)).num_computed_tokens == 0
+
+
+def test_slots_of_a_sequence_without_a_row_are_refused():
+    cache = make()
+    space, sequence = SwapSpace(cache, num_blocks=9), cache.add_sequence(range(9))
+    assert (cache.state_slot(sequence), cache.checkpoint(sequence)) == (0, None)
+    compute(cache, sequence, 9)
+    cache.swap_out(sequence, space)
+    plain = PagedKVCache(FULL, num_blocks=3)
+    for call in (cache.state_slot, cache.checkpoint):
+        with pytest.raises(InvalidSequence, match="swapped out"):
+            call(sequence)
+    with pytest.raises(UnsupportedOption, match="no layer of the cache keeps a state"):
+        plain.state_slot(plain.add_sequence([]))
 
 
 # Slots that are short.

@@ -202,7 +202,7 @@ class HybridMachine(PrefixMachine):
     @rule()
     def fill(self):
         taker = self.cache.add_sequence([], id="taker")
-        lacks_slots = self.states.slots.num_free == 0 and self.cache.try_prepare([taker], 1) is None
+        lacks_slots = self.cache.num_available > 0 and self.cache.shortage([taker], 1) > 0
         self.cache.remove(taker)
         if not lacks_slots:
             super().fill()

@@ -25,6 +25,7 @@ from pagecore.cache.sequences import Sequences
 from pagecore.cache.step._plan import shortage
 from pagecore.cache.swap.shortage import shortage_with_swapped
 from pagecore.errors import InvalidSequence, UnsupportedOption
+from pagecore.index import StateTable
 from pagecore.storage import Spec
 from pagecore.storage.checks import require_int
 
@@ -203,6 +204,41 @@ class CacheReader(PartsOwner):
             The cache does not have that group.
         """
         return lifecycle.held_from(self._parts.state, sequence, group_number(group, self.num_groups))
+
+    def state_slot(self, sequence: Sequence) -> int:
+        """Return the slot of the state after a sequence's computed tokens; 0 if it has none.
+
+        The next step may move the state to another slot. During a step it is the slot that the step reads.
+
+        Raises
+        ------
+        UnsupportedOption
+            No layer of the cache keeps a state.
+        InvalidSequence
+            A sequence that is not of this cache, or that is swapped out.
+        """
+        return self._states_of(sequence).slot(sequence.row)
+
+    def checkpoint(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Return the slot of a sequence's newest checkpoint and the number of tokens that it covers, or None.
+
+        Raises
+        ------
+        UnsupportedOption, InvalidSequence
+            As in `state_slot`.
+        """
+        return self._states_of(sequence).checkpoint(sequence.row)
+
+    def _states_of(self, sequence: Sequence) -> StateTable:
+        state = self._parts.state
+        if state.states is None:
+            raise UnsupportedOption("no layer of the cache keeps a state; give the cache a StateSpec for such layers")
+        with Held(state.lock):
+            state.give_up_lost()
+            lifecycle.require_live(state, sequence)
+            if sequence.is_swapped:
+                raise InvalidSequence(f"sequence {sequence.id!r} is swapped out; swap it in first")
+        return state.states
 
     def match_length(
         self,

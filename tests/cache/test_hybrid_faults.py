@@ -1,0 +1,119 @@
+"""Interrupts and failed allocations in caches with states: every operation is done or undone."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from pagecore import PagedKVCache, Plane, StateSpec, SwapSpace
+from tests.cache.caches import SPEC
+from tests.cache.verdicts import spread
+from tests.faults import PythonAllocations, fail_allocation, lines_of, raise_at
+
+pytestmark = pytest.mark.slow
+
+PLANE = Plane("temporal", (2,), "float32", per="sequence")
+PROMPT = list(range(30))
+MODELS = {
+    "in place": {"chunk": 4, "interval": 8},
+    "ping-pong": {"chunk": 4, "interval": 8, "in_place": False},
+    "drafts": {"chunk": 4, "interval": 8, "draft_tokens": 2},
+}
+
+
+class World:
+    """A cache with a sequence `x`, its fork `y`, a swapped sequence `s`, and a step of `z` in flight."""
+
+    def __init__(self, model):
+        spec = StateSpec((PLANE,), **MODELS[model])
+        self.cache = PagedKVCache([SPEC, spec], block_size=4, num_blocks=40, num_states=14, max_sequences=8)
+        self.space = SwapSpace(self.cache, num_blocks=9)
+        self.x = self.cache.add_sequence(PROMPT, "x")
+        self.compute(self.x, 14)
+        self.y = self.cache.fork(self.x, "y")
+        self.s = self.cache.add_sequence(PROMPT[5:], "s")
+        self.compute(self.s, 9)
+        self.cache.swap_out([self.s], self.space)
+        self.z = self.cache.add_sequence([*PROMPT[:13], 7, 7, 7], "z")
+        self.flying = self.cache.prepare([self.z], 3)
+        self.late = []
+
+    def compute(self, sequence, count):
+        batch, plane = self.cache.prepare([sequence], count), self.cache.plane("temporal", 1).numpy()
+        plane[batch.checkpoint_write.numpy()[0]] = batch.checkpoint_lengths.numpy()[0]
+        plane[batch.state_write.numpy()[0]] = sequence.num_computed_tokens + count
+        plane[0] = 0
+        self.cache.commit(batch)
+
+    def keep(self, call):
+        self.late.append(call())
+
+    def seen(self):
+        """Return what a user can observe, and assert that it is consistent."""
+        cache, states = self.cache, self.cache._parts.state.states
+        cache.check_invariants()
+        plane, found = cache.plane("temporal", 1).numpy(), {}
+        for name, sequence in cache.sequences.items():
+            slot = states.slot(sequence.row) if sequence.row >= 0 else 0
+            if slot and name != "z":
+                assert (plane[slot] == sequence.num_computed_tokens).all()
+            checkpoint = states.checkpoint(sequence.row) if sequence.row >= 0 else None
+            if checkpoint:
+                assert (plane[checkpoint[0]] == checkpoint[1]).all()
+            found[name] = sequence.num_tokens, sequence.num_computed_tokens, bool(slot), checkpoint and checkpoint[1]
+        stats = cache.stats()
+        lengths = [cache.match_length(ids) for ids in (PROMPT, PROMPT[5:], [*PROMPT[:13], 7, 7, 7, 7])]
+        return found, lengths, stats.num_free_states, stats.num_free_blocks, self.space.num_available
+
+
+OPERATIONS = {
+    "add": lambda world: partial(world.cache.add_sequence, PROMPT, "new"),
+    "fork": lambda world: partial(world.cache.fork, world.x, "new"),
+    "reorder": lambda world: partial(world.cache.reorder, [world.x, world.y], [world.y, world.y]),
+    "truncate": lambda world: partial(world.cache.truncate, [world.x, world.y], [12, 0]),
+    "remove": lambda world: partial(world.cache.remove, world.x),
+    "remove in flight": lambda world: partial(world.cache.remove, world.z),
+    "prepare": lambda world: partial(world.cache.prepare, [world.x, world.y], [1, 9], world.cache.make_batch(2, 16)),
+    "commit": lambda world: partial(world.cache.commit, world.flying),
+    "abandon": lambda world: partial(world.cache.abandon, world.flying),
+    "swap out": lambda world: partial(world.cache.swap_out, [world.x, world.y], world.space),
+    "swap in": lambda world: partial(world.cache.swap_in, [world.s]),
+    "clear": lambda world: world.cache.clear_prefix_cache,
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("fault", ["interrupt", "allocation"])
+def test_an_operation_that_fails_anywhere_is_done_or_undone(fault, name, model):
+    made = World(model)
+    before = made.seen()
+    call = OPERATIONS[name](made)
+    if name == "commit":
+        fill_flying(made)
+    made.keep(call)
+    after = made.seen()
+    inject = partial(fail_allocation, allocations=PythonAllocations()) if fault == "allocation" else raise_at
+    again = World(model)
+    total = lines_of(partial(again.keep, OPERATIONS[name](again))) if fault == "interrupt" else 60
+    reached = 0
+    for n in spread(total, 60):
+        world = World(model)
+        if name == "commit":
+            fill_flying(world)
+        call = OPERATIONS[name](world)
+        run = inject(partial(world.keep, call), n)
+        reached += run.reached
+        if name != "prepare" or not run.finished:
+            world.late.clear()
+        assert world.seen() in (before, after), run.where
+    assert reached or name in ("clear", "abandon", "commit")
+
+
+def fill_flying(world):
+    batch, plane = world.flying, world.cache.plane("temporal", 1).numpy()
+    plane[batch.state_write.numpy()[0]] = world.z.num_computed_tokens + 3
+    plane[batch.checkpoint_write.numpy()[0]] = batch.checkpoint_lengths.numpy()[0]
+    if MODELS["drafts"].get("draft_tokens") and batch._step.states.draft_tokens:
+        plane[batch.draft_write.numpy()[0]] = np.arange(1, 4)[:, None] + world.z.num_computed_tokens
+    plane[0] = 0
