@@ -1,4 +1,4 @@
-"""Recurrent states: copies and zeros of slots against numpy.copyto, decode steps against those without, and hits.
+"""Recurrent states: copies and zeros of slots against numpy.copyto, decode steps against those without, state hits.
 
 A copy that fits the caches is dominated by the checks of the call, about 10 us; only larger ones have a target.
 """
