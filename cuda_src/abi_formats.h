@@ -60,8 +60,8 @@ struct PcStoredAttentionParams {
 
 static_assert(sizeof(PcScales) == 32, "the layout is part of the ABI");
 static_assert(sizeof(PcStored) == 72, "the layout is part of the ABI");
-static_assert(__builtin_offsetof(PcStoredAttentionParams, key) == 488, "the layout is part of the ABI");
-static_assert(sizeof(PcStoredAttentionParams) == 632, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcStoredAttentionParams, key) == 520, "the layout is part of the ABI");
+static_assert(sizeof(PcStoredAttentionParams) == 664, "the layout is part of the ABI");
 
 // ---- write_codes
 

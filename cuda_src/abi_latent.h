@@ -42,5 +42,5 @@ struct PcLatentParams {
   float value_factor;
 };
 
-static_assert(__builtin_offsetof(PcLatentParams, query_rope) == 488, "the layout is part of the ABI");
-static_assert(sizeof(PcLatentParams) == 544, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcLatentParams, query_rope) == 520, "the layout is part of the ABI");
+static_assert(sizeof(PcLatentParams) == 576, "the layout is part of the ABI");

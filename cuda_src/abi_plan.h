@@ -87,8 +87,8 @@ static_assert(sizeof(PcPlanLayout) == 128, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPlanLayout, items) == 72, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcPlanLayout, max_tiles) == 112, "the layout is part of the ABI");
 static_assert(sizeof(PcPlanTile) == 32, "the kernel reads a tile as two 16-byte vectors");
-static_assert(__builtin_offsetof(PcPlanParams, buffer) == 616, "the layout is part of the ABI");
-static_assert(sizeof(PcPlanParams) == 624, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcPlanParams, buffer) == 648, "the layout is part of the ABI");
+static_assert(sizeof(PcPlanParams) == 656, "the layout is part of the ABI");
 
 namespace pagecore {
 

@@ -80,7 +80,7 @@ class StoredRows : public DecodeRows<Tile, Options> {
   }
 
   PC_MEMBER void accumulate(const PcAttentionParams& p, const StoredPart& values, int token) {
-    if (Tile::kIsHalf && pc_has_row_scale(values.format)) scale_weights(p, values, token);
+    if (Tile::kIsHalf && pc_has_row_scale(values.format)) scale_weights(p, values);
     Base::accumulate(p, values.tile, token);
   }
 
@@ -116,7 +116,7 @@ class StoredRows : public DecodeRows<Tile, Options> {
 
   // Multiplies the weights, but not their sums, by the scales of values. A key that a row does not attend to has a
   // weight of 0, which must remain 0 if the scale is NaN.
-  PC_MEMBER void scale_weights(const PcAttentionParams& p, const StoredPart& values, int token) {
+  PC_MEMBER void scale_weights(const PcAttentionParams& p, const StoredPart& values) {
     float scales[2][2];
     float largest = 0.0f;
     PC_UNROLL
@@ -130,13 +130,13 @@ class StoredRows : public DecodeRows<Tile, Options> {
     largest = pc_max(largest, pc_shuffle_xor(largest, 1));
     largest = pc_max(largest, pc_shuffle_xor(largest, 2));
     const float inverse = inverse_of(raise_unit(largest));
-    const bool masks = (this->edge_ && this->several_) || (Options::kFull && p.mask != 0);
+    const bool masks = (this->edge_ && this->several_) || (Options::kFull && masks_all_keys(p));
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
       PC_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float weight = this->s_[n][i] * (scales[n][i % 2] * inverse);
-        this->s_[n][i] = masks && !this->attends_to(p, i / 2, token + 8 * n + 2 * (pc_lane() % 4) + i % 2) ? 0 : weight;
+        const float weight = this->s_[n][i];
+        if (!masks || weight != 0.0f) this->s_[n][i] = weight * (scales[n][i % 2] * inverse);
       }
     }
   }

@@ -18,6 +18,7 @@ PROMISED = {
     "transformers_generate": "gpt_neox     identical to DynamicCache",
     "own_request_table": "0 blocks held after all requests have left",
     "speculative_decode": "every token equals greedy decoding",
+    "tree_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
     "eviction_rank": "rank 24% of the tokens reused",
     "quest_pages": "the error with a quarter of the pages is below 0.05: True",

@@ -24,7 +24,15 @@ from pagecore.storage.spec import format_of, stores_key_and_value, window_of
 
 
 class LayerOps(ABC):
-    """Operations of one spec on one device."""
+    """Operations of one spec on one device.
+
+    Attributes
+    ----------
+    attends_to_trees : bool
+        True if `attend` serves steps with trees of drafts.
+    """
+
+    attends_to_trees = False
 
     @property
     @abstractmethod
@@ -55,6 +63,8 @@ class AttentionOps(LayerOps):
     format with its factors if it has these attributes. The planes "key_scale" and "value_scale" of a format hold its
     scales.
     """
+
+    attends_to_trees = True
 
     def __init__(self, spec: Spec, device: str) -> None:
         self._spec = spec
@@ -130,6 +140,8 @@ class AttentionOps(LayerOps):
         elif not options.keys().isdisjoint(("window", "chunk")):
             defaults = {name: value for name, value in defaults.items() if name not in ("window", "chunk")}
         seq_lens, rows, cu_query_lens = batch.seq_lens, batch.rows, batch.cu_query_lens
+        if batch.tree_mask is not None and "tree_mask" not in options:
+            options = {"tree_mask": batch.tree_mask[: first_extent(query)], **options}
         options = padded_selection(options, batch.num_sequences, seq_lens.shape[0])
         listed = num_listed(options, batch.num_sequences, seq_lens.shape[0])
         if listed < seq_lens.shape[0]:
@@ -154,6 +166,12 @@ class AttentionOps(LayerOps):
             "value_scale": pool.plane("value_scale", index),
             **self._factors,
         }
+
+
+def first_extent(array: Any) -> int | None:
+    """Return the length of an array's first axis; None if it has none, which the operator refuses."""
+    shape = getattr(array, "shape", None)
+    return int(shape[0]) if shape else None
 
 
 def given_factors(spec: Spec, device: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ class AttentionPlan:
         causal: bool = True,
         window: int | tuple[int, int] | None = None,
         chunk: int | None = None,
+        tree: bool = False,
         batch_invariant: bool = False,
         num_workers: int | None = None,
         device: str = "cpu",
@@ -35,6 +36,8 @@ class AttentionPlan:
     def window(self) -> tuple[int, int]: ...
     @property
     def chunk(self) -> int | None: ...
+    @property
+    def tree(self) -> bool: ...
     @property
     def batch_invariant(self) -> bool: ...
     @property
@@ -59,6 +62,7 @@ def plan_attention(
     causal: bool = True,
     window: int | tuple[int, int] | None = None,
     chunk: int | None = None,
+    tree: bool = False,
     batch_invariant: bool = False,
     num_workers: int | None = None,
     device: str | None = None,

@@ -25,6 +25,7 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
         int64_t window_left
         int64_t window_right
         cbool batch_invariant
+        cbool tree
         int64_t num_workers
 
     cdef cppclass PlanBatch:

@@ -26,6 +26,7 @@ class StepArrays:
     positions: Tensor
     token_ids: Tensor
     slot_mappings: tuple[Tensor, ...]
+    tree_mask: Tensor | None = None
 
 
 def arrays_of(buffers: StepBuffers, view: Callable[[NDArray[Any]], Tensor] = as_tensor) -> StepArrays:
@@ -38,4 +39,5 @@ def arrays_of(buffers: StepBuffers, view: Callable[[NDArray[Any]], Tensor] = as_
         positions=view(buffers.positions),
         token_ids=view(buffers.token_ids),
         slot_mappings=tuple(view(array) for array in buffers.slot_mappings),
+        tree_mask=None if buffers.tree_mask is None else view(buffers.tree_mask),
     )

@@ -29,6 +29,7 @@ def plan_attention(
     num_tokens: int | None = None,
     causal: bool = True,
     window: Window = None,
+    tree: bool = False,
 ) -> torch.Tensor:
     """Plan the attention of one batch as a torch operator, once for all layers of a step.
 
@@ -49,6 +50,8 @@ def plan_attention(
     causal : bool
     window : int, (int or None, int or None), optional
         `causal` and `window` must equal those of the calls that use the plan.
+    tree : bool
+        The calls pass `tree_mask`; required if they have a window too.
 
     Returns
     -------
@@ -80,6 +83,7 @@ def plan_attention(
         causal=causal,
         window_left=left,
         window_right=right,
+        tree=tree,
     )
     return plan
 

@@ -14,6 +14,7 @@ def plan_lengths(
     num_kv_heads: int,
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
+    tree: bool = False,
     stream: Any = None,
 ) -> None: ...
 def plan_on_device(plan: AttentionPlan, seq_lens: Tensor, cu_query_lens: Tensor | None, num_tokens: int) -> Tensor: ...

@@ -182,6 +182,7 @@ class CudaPlanner {
     tiling.causal = options.causal;
     tiling.window_left = options.window_left;
     tiling.window_right = options.window_right;
+    tiling.tree = options.tree;
     tiling.query_tile = layout_->sections[id].query_tile;
     if (id == PC_DECODE) tiling.max_rows = decode_rows;
     if (id == PC_PROMPTS) tiling.min_rows = decode_rows + 1;
