@@ -30,6 +30,7 @@ NAMES = (
     "formats",
     "latent",
     "sparse",
+    "trees",
     "states",
     "dispatch",
     "replay",

@@ -30,6 +30,17 @@ struct PcSelection {
 
 static_assert(sizeof(PcSelection) == 72, "the layout is part of the ABI");
 
+// The new tokens of each sequence as a tree. The mask then holds uint64 [num_tokens, words], little endian: bit i of a
+// token's row is set if the token attends to the i-th new token of its sequence. Parents precede their children, so
+// that the k-th set bit below a token's own is its k-th ancestor.
+struct PcTree {
+  PcIndices positions;  // [num_tokens]; absent: the first new position plus the token's number of bits - 1
+  pc_int32 words;       // 0: there is no tree, and the mask, if there is one, has a byte for each key
+  pc_int32 pad;
+};
+
+static_assert(sizeof(PcTree) == 32, "the layout is part of the ABI");
+
 // Query row r of sequence i, cu[i] <= r < cu[i + 1], has the position seq_lens[i] - (cu[i + 1] - r). The packed rows of
 // an item are its queries times the query heads of its key head: packed row = query * group + head of the group.
 struct PcAttentionParams {
@@ -59,9 +70,9 @@ struct PcAttentionParams {
   pc_address alibi_slopes;  // float32 [num_query_heads]
   pc_address key_scale;     // float32 [num_kv_heads]
   pc_address value_scale;   // float32 [num_kv_heads]
-  pc_address mask;          // bytes: [query_len, seq_len] of each sequence, one after the other
+  pc_address mask;          // bytes: [query_len, seq_len] of each sequence, one after the other; or see PcTree
   pc_address mask_starts;   // int64 [num_sequences]: first byte of each sequence in the mask
-  pc_int64 mask_size;
+  pc_int64 mask_size;       // entries
 
   pc_int32 num_tokens;
   pc_int32 num_sequences;
@@ -84,9 +95,10 @@ struct PcAttentionParams {
   pc_int32 sink_tokens;  // first keys that are attended to in addition to the window; items do not cross their end
   pc_int32 pad;
   PcSelection selection;
+  PcTree tree;  // exclusive with the selection
 };
 
 static_assert(sizeof(PcSchedule) == 16, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, lse) == 232, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcAttentionParams, num_tokens) == 344, "the layout is part of the ABI");
-static_assert(sizeof(PcAttentionParams) == 496, "the layout is part of the ABI");
+static_assert(sizeof(PcAttentionParams) == 528, "the layout is part of the ABI");

@@ -42,5 +42,5 @@ struct PcLatentParams {
   float value_factor;
 };
 
-static_assert(__builtin_offsetof(PcLatentParams, query_rope) == 496, "the layout is part of the ABI");
-static_assert(sizeof(PcLatentParams) == 552, "the layout is part of the ABI");
+static_assert(__builtin_offsetof(PcLatentParams, query_rope) == 528, "the layout is part of the ABI");
+static_assert(sizeof(PcLatentParams) == 584, "the layout is part of the ABI");

@@ -73,6 +73,10 @@ struct Sequence {
 
   // The position of a row of the packed queries. Negative if the sequence has more queries than keys.
   PC_MEMBER int position(int query_row) const { return length - (queries_end - query_row); }
+  // The least position of a row from `query_row` on: in a tree, any row may be the child of the last token before it.
+  PC_MEMBER int least_position(const PcAttentionParams& p, int query_row) const {
+    return position(p.tree.words != 0 ? queries_begin : query_row);
+  }
 };
 
 // Tokens that a row of the table can hold. The limit leaves room for the token numbers of one more tile in 32 bits.
@@ -148,7 +152,7 @@ PC_DEVICE void clamp_queries(const PcAttentionParams& p, PcWorkItem& item) {
 PC_DEVICE void clamp_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
   clamp_queries(p, item);
   const int first = sequence.position(item.query_begin);
-  const KeyRange a = attended_keys(p, first, sequence.length);
+  const KeyRange a = attended_keys(p, sequence.least_position(p, item.query_begin), sequence.length);
   const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
   item.key_begin = clamp(item.key_begin, first_of_item(p, item, a.begin), b.end);
   item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
@@ -212,5 +216,8 @@ PC_DEVICE MaskRow load_mask_row(const PcAttentionParams& p, const Sequence& sequ
   const pc_int64 start = Global<pc_int64>(p.mask_starts).load(sequence.index);
   return {start + static_cast<pc_int64>(query_row - sequence.queries_begin) * sequence.length};
 }
+
+// True if a mask may leave out any key, and not only new tokens of a tree.
+PC_DEVICE bool masks_all_keys(const PcAttentionParams& p) { return p.mask != 0 && p.tree.words == 0; }
 
 }  // namespace pagecore

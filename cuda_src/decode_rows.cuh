@@ -61,7 +61,7 @@ class DecodeRows {
       score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, item, query_row, head, exists));
     }
     common_ = common_keys<Options>(p, sequence, item);
-    several_ = item.query_count > 1;
+    several_ = item.query_count > 1 || (Options::kFull && p.tree.words != 0);
     softmax_.clear();
     PC_UNROLL
     for (int n = 0; n < Tile::kValueTiles; ++n) {
@@ -117,7 +117,7 @@ class DecodeRows {
   PC_MEMBER void accumulate(const PcAttentionParams& p, const Shared<pc_uint8>& values, int token) {
     pc_uint32 weights[4];
     pack_weights<T>(s_[0], s_[1], weights);
-    if ((edge_ && several_) || (Options::kFull && p.mask != 0)) accumulate_not_finite(p, values, token);
+    if ((edge_ && several_) || (Options::kFull && masks_all_keys(p))) accumulate_not_finite(p, values, token);
     // Matrices: keys 0-7 and 8-15, of two chunks of 8 dims each.
     const SharedAddress first = values.address(ValueRow::at(pc_lane() % 16, pc_lane() / 16));
     PC_UNROLL
@@ -149,15 +149,10 @@ class DecodeRows {
     }
   }
 
-  // Returns true if row r, 0 or 1, of the lane attends to a key.
-  PC_MEMBER bool attends_to(const PcAttentionParams& p, int r, int token) const {
-    return attends<Options>(p, score_rows_.load(pc_lane() / 4 + 8 * r), token);
-  }
-
   Shared<pc_uint8> queries_;
   Shared<ScoreRow> score_rows_;
   KeyRange common_;
-  bool several_;  // queries
+  bool several_;  // queries, or the tree leaves out keys
   bool edge_;     // of the tile: not all rows attend to all of its keys
   Softmax softmax_;
   float s_[2][4];  // scores, then weights

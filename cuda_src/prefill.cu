@@ -116,7 +116,7 @@ class PrefillItemRun {
   PC_MEMBER void accumulate(const PcAttentionParams& p, int token, const Parts& parts) {
     feed_.open_values(p, keys_, token);
     pc_uint64 not_finite = 0;
-    if (feed_.is_edge(token) || (Options::kFull && p.mask != 0)) not_finite = find_not_finite<Tile>(shared_);
+    if (feed_.is_edge(token) || (Options::kFull && masks_all_keys(p))) not_finite = find_not_finite<Tile>(shared_);
     PC_UNROLL
     for (int part = 0; part < Tile::kParts; ++part) {
       const int first = part * Tile::kKeys;

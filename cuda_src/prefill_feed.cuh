@@ -87,8 +87,9 @@ class PrefillSource {
 
   // Stores the fields of the item that tiles need. A barrier of the block must follow.
   PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
-    KeyRange common = common_keys(p, item.sequence, item.work);
-    if (item.work.query_count == 1) common = {0, 0x7fffffff};
+    using Options = typename Tile::Options;
+    KeyRange common = common_keys<Options>(p, item.sequence, item.work);
+    if (item.work.query_count == 1 && !(Options::kFull && p.tree.words != 0)) common = {0, 0x7fffffff};
     if (pc_thread() == 0) span_.store(0, {item.sequence.table_row, i, {0, 0, 0}, common});
   }
 

@@ -57,6 +57,11 @@ class PrefillRows {
       const KeyRange early = item_keys(p, item.sequence, item.work, a);
       const KeyRange late = item_keys(p, item.sequence, item.work, b);
       span = {{early.begin, late.end}, {late.begin, early.end}};
+      if (Options::kFull && p.tree.words != 0) {
+        const int base = item.sequence.position(item.sequence.queries_begin);
+        span.any.begin = item_keys(p, item.sequence, item.work, base).begin;
+        span.common.end = min_of(early.end, base);
+      }
     }
     if (pc_lane() == 0) span_.store(0, span);
     PC_UNROLL
@@ -120,7 +125,7 @@ class PrefillRows {
     for (int m = 0; m < kRowTiles; ++m) {
       if (Options::kFull || edge) transform_row_tile(p, m, token, edge);
       const auto scale = [&](float (&s)[kKeyTiles][4], float (&rescale)[2]) {
-        const bool masks = edge || (Options::kFull && p.mask != 0);
+        const bool masks = edge || (Options::kFull && masks_all_keys(p));
         scales_.scale_weights(token % Tile::kTokens, masks, s, units_[m], rescale);
       };
       sums.update(m, rule_.factor, scale, s_[m]);

@@ -2,13 +2,13 @@
 //
 // Scores are base-2 logarithms. Kernels have two kinds of options. `Plain` multiplies products by the scale, and keys
 // that a query does not attend to occur only at the edges of the key range. `Full` also applies the softcap, the ALiBi
-// bias and the mask. Sinks and the scale of values are applied after the last tile, for both kinds.
+// bias, and the mask or the tree. Sinks and the scale of values are applied after the last tile, for both kinds.
 //
 // The factor is never negative: for a negative scale the queries are negated once (`ScoreRule::negate`), so that the
 // largest product is the largest score.
 #pragma once
 
-#include "selected.cuh"
+#include "tree.cuh"
 
 namespace pagecore {
 
@@ -88,14 +88,18 @@ struct ScoreRow {
   MaskRow mask;  // Full
 };
 
+template <bool kSelected>
+PC_DEVICE KeyRange within_item(const PcAttentionParams& p, const KeyRange& keys, const PcWorkItem& item) {
+  const int begin = max_of(kSelected ? keys.begin : first_of_item(p, item, keys.begin), item.key_begin);
+  const int end = min_of(keys.end, item.key_end);  // fault: keys_of_other_splits
+  return {begin, max_of(end, begin)};
+}
+
 // Keys of the item that the query at `position` attends to, in numbers if keys are selected.
 template <bool kSelected = false>
 PC_DEVICE KeyRange item_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
                              int position) {
-  const KeyRange keys = keys_in_numbers<kSelected>(p, sequence, position);
-  const int begin = max_of(kSelected ? keys.begin : first_of_item(p, item, keys.begin), item.key_begin);
-  const int end = min_of(keys.end, item.key_end);  // fault: keys_of_other_splits
-  return {begin, max_of(end, begin)};
+  return within_item<kSelected>(p, keys_in_numbers<kSelected>(p, sequence, position), item);
 }
 
 // `exists`: false for a row past the rows of the item, which attends to nothing.
@@ -104,21 +108,33 @@ PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& se
                                   int query_row, int head, bool exists) {
   ScoreRow row;
   row.position = sequence.position(query_row);
-  row.keys = item_keys<Options::kSelected>(p, sequence, item, row.position);
+  if (Options::kFull && !Options::kSelected && p.tree.words != 0) {
+    const int own = exists ? query_row : sequence.queries_begin;
+    row.position = tree_position(p, sequence, own);
+    row.keys = within_item<false>(p, tree_keys(p, sequence, own, row.position), item);
+  } else {
+    row.keys = item_keys<Options::kSelected>(p, sequence, item, row.position);
+  }
   if (!exists) row.keys.end = row.keys.begin;
   if (Options::kFull) {
     row.slope = exists ? load_or(p.alibi_slopes, head, 0.0f) * kLog2OfE : 0.0f;
-    row.mask = exists ? load_mask_row(p, sequence, query_row) : MaskRow{0};
+    row.mask = !exists             ? MaskRow{0}
+               : p.tree.words != 0 ? TreeRow::pack(sequence.position(sequence.queries_begin), query_row)
+                                   : load_mask_row(p, sequence, query_row);
   }
   return row;
 }
 
 // Keys of the item that all of its queries attend to, ignoring the mask. A tile within this range needs no masking.
+// With a tree the range ends before the new tokens.
 template <typename Options = Plain>
 PC_DEVICE KeyRange common_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item) {
   const int first = sequence.position(item.query_begin);
   const KeyRange a = item_keys<Options::kSelected>(p, sequence, item, first);
   const KeyRange b = item_keys<Options::kSelected>(p, sequence, item, first + item.query_count - 1);
+  if (Options::kFull && p.tree.words != 0) {
+    return {b.begin, min_of(a.end, sequence.position(sequence.queries_begin))};
+  }
   return {b.begin, max_of(a.end, b.begin)};
 }
 
@@ -131,14 +147,39 @@ PC_DEVICE float transform_score(const ScoreRule& rule, const ScoreRow& row, floa
   return pc_fma(static_cast<float>(j - row.position), row.slope, score);
 }
 
+// Returns true if key j, which is at `position`, is in the range and the mask of a row.
+template <typename Options>
+PC_DEVICE bool in_mask(const PcAttentionParams& p, const ScoreRow& row, int j, int position) {
+  return row.keys.has(j) && (!Options::kFull || p.mask == 0 || row.mask.has(p, position));
+}
+
 // Returns true if a row attends to key j, which is at `position`.
 template <typename Options>
 PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j, int position) {
-  return row.keys.has(j) && (!Options::kFull || p.mask == 0 || row.mask.has(p, position));
+  if (Options::kFull && !Options::kSelected && p.tree.words != 0) return row.keys.has(j) && TreeRow(row.mask).has(p, j);
+  return in_mask<Options>(p, row, j, position);
 }
 template <typename Options>
 PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j) {
   return attends<Options>(p, row, j, j);
+}
+
+// Masks scores of keys among which are new tokens of a tree; see transform_scores.
+template <int Tiles>
+PC_DEVICE void mask_tree(const PcAttentionParams& p, const ScoreRow (&rows)[2], int first_key, float (&s)[Tiles][4]) {
+  static_assert(8 * Tiles <= 32, "one word has the bits of all keys");
+  PC_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const pc_uint32 bits = TreeRow(rows[r].mask).bits(p, first_key);
+    PC_UNROLL
+    for (int t = 0; t < Tiles; ++t) {
+      PC_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int k = 8 * t + i;
+        if (!rows[r].keys.has(first_key + k) || (bits >> k & 1) == 0) s[t][2 * r + i] = -pc_infinity();
+      }
+    }
+  }
 }
 
 // Transforms the products of a warp's 16 rows with 8 * Tiles keys, as pc_multiply leaves them, to masked scores. A lane
@@ -157,12 +198,14 @@ PC_DEVICE void transform_scores(const PcAttentionParams& p, const ScoreRule& rul
       }
     }
   }
-  if (!edge && (!Options::kFull || p.mask == 0)) return;
+  if (!edge && (!Options::kFull || !masks_all_keys(p))) return;
+  if (Options::kFull && p.tree.words != 0) return mask_tree(p, rows, first_key, s);
   PC_UNROLL
   for (int t = 0; t < Tiles; ++t) {
     PC_UNROLL
     for (int i = 0; i < 4; ++i) {
-      if (!attends<Options>(p, rows[i >> 1], first_key + 8 * t + (i & 1))) s[t][i] = -pc_infinity();
+      const int j = first_key + 8 * t + (i & 1);
+      if (!in_mask<Options>(p, rows[i >> 1], j, j)) s[t][i] = -pc_infinity();
     }
   }
 }

@@ -89,7 +89,7 @@ class StoredRows : public DecodeRows<Tile, Options> {
 
   PC_MEMBER void accumulate(const PcAttentionParams& p, const StoredPart& values, int token) {
     if (has_units()) {
-      scale_weights(p, values, token);
+      scale_weights(p, values);
       units_.apply(this->s_, rescale_);
       this->rescale(rescale_);
     }
@@ -126,15 +126,14 @@ class StoredRows : public DecodeRows<Tile, Options> {
 
   // Multiplies the weights, but not their sums, by the scales of values. A key that a row does not attend to has a
   // weight of 0, which must remain 0 if the scale is NaN.
-  PC_MEMBER void scale_weights(const PcAttentionParams& p, const StoredPart& values, int token) {
-    const bool masks = (this->edge_ && this->several_) || (Options::kFull && p.mask != 0);
+  PC_MEMBER void scale_weights(const PcAttentionParams& p, const StoredPart& values) {
+    const bool masks = (this->edge_ && this->several_) || (Options::kFull && masks_all_keys(p));
     PC_UNROLL
     for (int n = 0; n < 2; ++n) {
       const float scales[2] = {column_scale(values, n, 0), column_scale(values, n, 1)};
       PC_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float weight = this->s_[n][i] * scales[i % 2];
-        this->s_[n][i] = masks && !this->attends_to(p, i / 2, token + 8 * n + 2 * (pc_lane() % 4) + i % 2) ? 0 : weight;
+        if (!masks || this->s_[n][i] != 0.0f) this->s_[n][i] *= scales[i % 2];
       }
     }
   }

@@ -19,6 +19,7 @@ PROMISED = {
     "transformers_hybrid": "granitemoehybrid identical to DynamicCache",
     "own_request_table": "0 blocks held after all requests have left",
     "speculative_decode": "every token equals greedy decoding",
+    "tree_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
     "hybrid_loop": "all tokens of 12 requests equal those computed from scratch: True",
     "eviction_rank": "rank 24% of the tokens reused",

@@ -27,7 +27,15 @@ LIMITS = ("window", "chunk", "sink_tokens")
 
 
 class LayerOps(ABC):
-    """Operations of one spec on one device."""
+    """Operations of one spec on one device.
+
+    Attributes
+    ----------
+    attends_to_trees : bool
+        True if `attend` serves steps with trees of drafts.
+    """
+
+    attends_to_trees = False
 
     @property
     @abstractmethod
@@ -63,6 +71,7 @@ class AttentionOps(LayerOps):
         self._spec = spec
         self._device = device
         keys = attended_keys(spec)
+        self.attends_to_trees = not keys.sink_tokens
         self._defaults: dict[str, Any] = {"window": keys.window} if keys.chunk is None else {"chunk": keys.chunk}
         if keys.sink_tokens:
             self._defaults["sink_tokens"] = keys.sink_tokens
@@ -131,6 +140,8 @@ class AttentionOps(LayerOps):
         elif not options.keys().isdisjoint(LIMITS):
             defaults = {name: value for name, value in defaults.items() if name not in LIMITS}
         seq_lens, rows, cu_query_lens = batch.seq_lens, batch.rows, batch.cu_query_lens
+        if batch.tree_mask is not None and "tree_mask" not in options:
+            options = {"tree_mask": batch.tree_mask[: first_extent(query)], **options}
         options = padded_selection(options, batch.num_sequences, seq_lens.shape[0])
         listed = num_listed(options, batch.num_sequences, seq_lens.shape[0])
         if listed < seq_lens.shape[0]:
@@ -155,6 +166,12 @@ class AttentionOps(LayerOps):
             "value_scale": pool.plane("value_scale", index),
             **self._factors,
         }
+
+
+def first_extent(array: Any) -> int | None:
+    """Return the length of an array's first axis; None if it has none, which the operator refuses."""
+    shape = getattr(array, "shape", None)
+    return int(shape[0]) if shape else None
 
 
 def given_factors(spec: Spec, device: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pagecore.cache import lifecycle
 from pagecore.cache._sequence import Sequence, token_ids
 from pagecore.cache.build import build_parts
 from pagecore.cache.compact.methods import CompactMethods
+from pagecore.cache.compact.moves import slot_moves
 from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
@@ -24,7 +25,7 @@ from pagecore.cache.step.prepare import new_batch, ready, refusal
 from pagecore.cache.step.run import attend_step, write_step
 from pagecore.cache.swap.methods import SwapMethods
 from pagecore.storage import KVLayout, TensorParallel
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import ceil_div, require_int
 from pagecore.storage.memory import Memory
 
 
@@ -319,14 +320,26 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         """Evict every cached block that no sequence uses; return the number of freed blocks."""
         return lifecycle.clear(self._parts.state)
 
-    def make_batch(self, max_sequences: int | None = None, max_tokens: int | None = None) -> Batch:
-        """Return a reusable batch at fixed addresses; by default for `max_sequences` of the cache, one token each."""
+    def make_batch(
+        self, max_sequences: int | None = None, max_tokens: int | None = None, *, max_tree_tokens: int = 0
+    ) -> Batch:
+        """Return a reusable batch at fixed addresses; by default for `max_sequences` of the cache, one token each.
+
+        `max_tree_tokens` is the largest number of new tokens of a sequence in a step with `parents`; 0: no trees.
+        """
         rows = self.max_sequences if max_sequences is None else require_int("max_sequences", max_sequences, max=None)
         tokens = rows if max_tokens is None else require_int("max_tokens", max_tokens, max=None)
-        return new_batch(self._parts, rows, tokens)
+        words = ceil_div(require_int("max_tree_tokens", max_tree_tokens, min=0, max=None), 64)
+        return new_batch(self._parts, rows, tokens, tree_words=words)
 
     def prepare(
-        self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
+        self,
+        sequences: Listed[Sequence],
+        counts: ArrayLike,
+        out: Batch | None = None,
+        *,
+        parents: Listed[ArrayLike | None] | None = None,
+        stream: object = None,
     ) -> Batch:
         """Take the blocks of the next tokens of each sequence, copy on write, and fill a batch; all or nothing.
 
@@ -337,6 +350,10 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
             New tokens of each sequence: one number for all, or one for each. Their ids need not be known yet.
         out : Batch, optional
             A batch from `make_batch`; by default a new batch of exactly the required size.
+        parents : list of (integers or None), optional
+            The new tokens of each sequence as a tree of drafts: for each token the index of its parent among them, less
+            than its own, or -1; None for a chain. ``batch.positions`` then has positions by depth, and `attend` uses
+            ``batch.tree_mask``. Commit with `accepted_path`. See docs/speculative.md.
         stream : int or a stream, optional
             The stream that the step will run on, for a cache on CUDA; CuPy's current stream by default. It waits for
             the stream of the previous step, and the host does not wait. With `out` nothing is allocated. The stream
@@ -352,14 +369,21 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         UnsupportedOption, DeviceError
             An invalid stream, or one that is being captured: a graph can use a step but not prepare it.
         """
-        plan = partial(ready, self._parts, sequences, counts, out, stream)
+        plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents)
         return take_step(self._parts.state, plan, partial(refusal, self._parts))
 
     def try_prepare(
-        self, sequences: Listed[Sequence], counts: ArrayLike, out: Batch | None = None, *, stream: object = None
+        self,
+        sequences: Listed[Sequence],
+        counts: ArrayLike,
+        out: Batch | None = None,
+        *,
+        parents: Listed[ArrayLike | None] | None = None,
+        stream: object = None,
     ) -> Batch | None:
         """Call `prepare`; return None instead of raising `OutOfBlocks`."""
-        return take_step(self._parts.state, partial(ready, self._parts, sequences, counts, out, stream), None)
+        plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents)
+        return take_step(self._parts.state, plan, None)
 
     def prepare_arrival(
         self, sequence: Sequence, num_tokens: int, out: Batch | None = None, *, stream: object = None
@@ -397,7 +421,13 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         plan = partial(ready, self._parts, [sequence], num_tokens, out, stream, True)
         return take_step(self._parts.state, plan, None)
 
-    def commit(self, batch: Batch, accepted: ArrayLike | None = None) -> None:
+    def commit(
+        self,
+        batch: Batch,
+        accepted: ArrayLike | None = None,
+        *,
+        accepted_path: Listed[ArrayLike | None] | None = None,
+    ) -> None:
         """Count the tokens of a step as computed, publish full blocks, and release blocks that left every window.
 
         Full blocks with known ids become available to later sequences with the same prefix, up to the first block that
@@ -408,18 +438,26 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         accepted : int or list of int, optional
             Tokens of each sequence to keep; all by default. The others (rejected drafts) are forgotten, but their
             blocks stay with the sequence for its next tokens.
+        accepted_path : list of (integers or None), optional
+            For a step with `parents`, and instead of `accepted`: the indices of the accepted tokens of each sequence
+            among its new tokens, from one without a parent to one of its descendants; may be empty. None accepts all
+            tokens of a chain. The tokens move together in every plane of every layer, on CUDA on the stream of the
+            step; the others are forgotten.
 
         Raises
         ------
         InvalidSequence
             The batch has no step in flight, or belongs to another cache.
         ShapeError
-            More accepted tokens than the step has, or not one count per sequence.
+            More accepted tokens than the step has, not one count or path per sequence, a path that is not one of the
+            tree, or a step with trees and no path. After every error nothing was changed.
         UnsupportedOption
             A sequence would have no state after its accepted tokens: only a step of up to ``1 + draft_tokens`` tokens
-            can be accepted in part.
+            can be accepted in part. Or tokens move in a cache with planes per block that cannot be renewed.
+        DeviceError
+            Tokens move while the stream of the cache is captured. A device that fails during the moves loses the tokens.
         """
-        own_step(self._parts.state, batch).commit(accepted)
+        own_step(self._parts.state, batch).commit(accepted, accepted_path, partial(slot_moves, self._parts))
 
     def abandon(self, batch: Batch | Sequence | Iterable[Sequence]) -> None:
         """Undo a prepare whose forward pass failed.

@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.memory cimport unique_ptr
 
 from pagecore.native.translate cimport raise_python_error
@@ -17,7 +17,7 @@ cdef extern from "pagecore/index/slots.hpp" namespace "pagecore" nogil:
 
 cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
     cdef cppclass NativeStepBuffers "pagecore::StepBuffers":
-        NativeStepBuffers(int64_t, int64_t, int64_t, SlotType) except +raise_python_error
+        NativeStepBuffers(int64_t, int64_t, int64_t, SlotType, int64_t) except +raise_python_error
         int32_t max_sequences()
         int32_t max_tokens()
         size_t num_groups()
@@ -33,6 +33,8 @@ cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
         int32_t* seq_lens()
         int32_t* positions()
         int32_t* token_ids()
+        int64_t tree_words()
+        uint64_t* tree_mask()
         void* slots(size_t group)
         void skip_slots(int32_t first, int32_t last) except +raise_python_error
         void check_invariants() except +raise_python_error
@@ -47,7 +49,7 @@ cdef class StepBuffers:
     cdef StepMemory memory
     cdef NativeStepBuffers* native
     cdef readonly str slot_dtype
-    cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions, token_ids
+    cdef readonly object rows, query_lens, cu_query_lens, seq_lens, positions, token_ids, tree_mask
     cdef readonly tuple slot_mappings
     # Addresses of the arrays; they never move.
     cdef int32_t* rows_data
@@ -58,3 +60,4 @@ cdef class StepBuffers:
     cdef int32_t* token_ids_data
 
     cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=*)
+    cdef object _tree_array(self)

@@ -15,7 +15,7 @@ seal(StepMemory)
 
 
 cdef class StepBuffers:
-    """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64')\n--\n\n\
+    """StepBuffers(max_sequences, max_tokens, num_groups=1, slot_dtype='int64', tree_words=0)\n--\n\n\
 Metadata of a forward pass, in arrays allocated once at fixed addresses.
 
     `BlockTables.prepare` fills the arrays. Entries after the sequences and tokens of the step are padding: rows are the
@@ -55,7 +55,7 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         `slot_dtype` is unknown.
     """
 
-    def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64"):
+    def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64", tree_words=0):
         self.slot_dtype = str(slot_dtype)
         if self.slot_dtype not in ("int64", "int32"):
             raise UnsupportedOption(f"slot_dtype is {slot_dtype!r}; use int64 or int32")
@@ -64,6 +64,7 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         self.memory.native.reset(new NativeStepBuffers(
             as_int64(max_sequences, "max_sequences"), as_int64(max_tokens, "max_tokens"),
             as_int64(num_groups, "num_groups"), SlotType.Int64 if is_wide else SlotType.Int32,
+            as_int64(tree_words, "tree_words"),
         ))
         self.native = self.memory.native.get()
         self.rows_data = self.native.rows()
@@ -78,6 +79,7 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         self.seq_lens = self._array(self.seq_lens_data, self.native.max_sequences())
         self.positions = self._array(self.positions_data, self.native.max_tokens())
         self.token_ids = self._array(self.token_ids_data, self.native.max_tokens())
+        self.tree_mask = self._tree_array()
         mappings = []
         for group in range(self.native.num_groups()):
             mappings.append(self._array(self.native.slots(group), self.native.max_tokens(), is_wide))
@@ -85,6 +87,13 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
 
     cdef object _array(self, void* data, Py_ssize_t size, bint is_wide=False):
         return view_of(self.memory, data, 1, &size, is_wide, False)
+
+    cdef object _tree_array(self):
+        cdef Py_ssize_t[2] shape
+        shape[0], shape[1] = self.native.max_tokens(), self.native.tree_words()
+        if shape[1] == 0:
+            return None
+        return view_of(self.memory, self.native.tree_mask(), 1 if shape[1] == 1 else 2, shape, True, False)
 
     @property
     def max_sequences(self):

@@ -20,21 +20,28 @@ T checked(const char* name, int64_t value, int64_t least, int64_t most) {
   return static_cast<T>(value);
 }
 
-size_t total_size(int64_t sequences, int64_t tokens, int64_t groups, SlotType slot_type) {
+size_t tree_size(int64_t tokens, int64_t words) {
+  return static_cast<size_t>(tokens) * static_cast<size_t>(words) * sizeof(uint64_t);
+}
+
+size_t total_size(int64_t sequences, int64_t tokens, int64_t groups, SlotType slot_type, int64_t tree_words) {
   const auto a_sequence = aligned(static_cast<size_t>(sequences + 1) * sizeof(int32_t));
   const auto a_token = aligned(static_cast<size_t>(tokens) * sizeof(int32_t));
   const auto a_slot = aligned(static_cast<size_t>(tokens) * slot_size(slot_type));
-  return 4 * a_sequence + 2 * a_token + static_cast<size_t>(groups) * a_slot + kAlignment;
+  return 4 * a_sequence + 2 * a_token + static_cast<size_t>(groups) * a_slot + aligned(tree_size(tokens, tree_words)) +
+         kAlignment;
 }
 
 }  // namespace
 
-StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type)
+StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type,
+                         int64_t tree_words)
     : max_sequences_(checked<int32_t>("max_sequences", max_sequences, 0, std::numeric_limits<int32_t>::max() - 1)),
       max_tokens_(checked<TokenCount>("max_tokens", max_tokens, 0, std::numeric_limits<TokenCount>::max())),
       slot_type_(slot_type),
-      memory_(
-          total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 1, kMaxGroups), slot_type)) {
+      tree_words_(checked<int64_t>("tree_words", tree_words, 0, std::numeric_limits<int32_t>::max() / 64)),
+      memory_(total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 1, kMaxGroups),
+                         slot_type, tree_words)) {
   auto at = reinterpret_cast<std::byte*>(aligned(reinterpret_cast<uintptr_t>(memory_.data())));
   const auto carve = [&at](size_t nbytes) {
     std::byte* const start = at;
@@ -48,6 +55,7 @@ StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_
   seq_lens_ = reinterpret_cast<TokenCount*>(carve(a_sequence));
   positions_ = reinterpret_cast<TokenCount*>(carve(static_cast<size_t>(max_tokens_) * sizeof(TokenCount)));
   token_ids_ = reinterpret_cast<int32_t*>(carve(static_cast<size_t>(max_tokens_) * sizeof(int32_t)));
+  tree_mask_ = reinterpret_cast<uint64_t*>(carve(tree_size(max_tokens_, tree_words_)));
   for (int64_t group = 0; group < num_groups; ++group) {
     slots_.push_back(carve(static_cast<size_t>(max_tokens_) * slot_size(slot_type_)));
     pad_slots(slots_.back(), 0, max_tokens_);

@@ -6,6 +6,7 @@
 //   seq_lens        9  4 17 | 0  0        tokens after the step
 //   positions       8  0  1  2  3 16 | 0  0 ...
 //   token_ids      71  5  5  9  2 40 | 0  0 ...     written by the caller
+//   tree_mask      rows of bits, [tokens, words]    written by the caller; not padded
 //   slots[group]   24 80 81 82 83 52 |-1 -1 ...
 //
 // The arrays follow each other in one image, in this order, so that one copy moves all of them.
@@ -27,7 +28,8 @@ inline constexpr size_t kMaxGroups = 4096;  // limit of tables and buffers
 
 class StepBuffers {
  public:
-  StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type);
+  StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type,
+              int64_t tree_words = 0);
 
   [[nodiscard]] int32_t max_sequences() const { return max_sequences_; }
   [[nodiscard]] TokenCount max_tokens() const { return max_tokens_; }
@@ -46,6 +48,9 @@ class StepBuffers {
   [[nodiscard]] TokenCount* seq_lens() { return seq_lens_; }
   [[nodiscard]] TokenCount* positions() { return positions_; }
   [[nodiscard]] int32_t* token_ids() { return token_ids_; }
+  // Words of a row of bits; 0: steps have no trees.
+  [[nodiscard]] int64_t tree_words() const { return tree_words_; }
+  [[nodiscard]] uint64_t* tree_mask() { return tree_mask_; }
   [[nodiscard]] void* slots(size_t group) { return slots_[group]; }
 
   // Sets the slots of tokens [from, to) to padding, so that the step writes nothing there. Precondition: 0 <= from <=
@@ -63,6 +68,7 @@ class StepBuffers {
   int32_t max_sequences_;
   TokenCount max_tokens_;
   SlotType slot_type_;
+  int64_t tree_words_;
   int32_t num_sequences_ = 0;
   TokenCount num_tokens_ = 0;
   RowId null_row_ = 0;  // padding of rows_
@@ -74,6 +80,7 @@ class StepBuffers {
   TokenCount* seq_lens_;
   TokenCount* positions_;
   int32_t* token_ids_;
+  uint64_t* tree_mask_;
   std::vector<void*> slots_;
 };
 

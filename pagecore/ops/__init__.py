@@ -6,12 +6,14 @@ from pagecore.ops._debug import debug
 from pagecore.ops._indexer import index_scores, write_index
 from pagecore.ops._latent import latent_attention
 from pagecore.ops._latent_rows import gather_latent, write_latent
+from pagecore.ops._move_slots import move_slots
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
 from pagecore.ops._state_codec import dequantize_state, quantize_state
 from pagecore.ops._topk import select_topk, slots_of
 from pagecore.ops._transfer import transfer_blocks
+from pagecore.ops._tree import tree_mask
 from pagecore.ops._write import write_kv
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "index_scores",
     "latent_attention",
     "merge_attention",
+    "move_slots",
     "paged_attention",
     "plan_attention",
     "quantize",
@@ -36,6 +39,7 @@ __all__ = [
     "select_topk",
     "slots_of",
     "transfer_blocks",
+    "tree_mask",
     "write_index",
     "write_kv",
     "write_latent",

@@ -21,6 +21,8 @@ def paged_attention(
     sinks: Any = None,
     alibi_slopes: Any = None,
     mask: Any = None,
+    tree_mask: Any = None,
+    positions: Any = None,
     blocks: Any = None,
     block_counts: Any = None,
     indices: Any = None,

@@ -37,6 +37,7 @@ from pagecore.ops._place cimport (
 )
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._selected cimport Selected, read_selected
+from pagecore.ops._tree cimport TreeMask, read_tree
 from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
 from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._attention cimport attention as launch_attention
@@ -67,6 +68,8 @@ def paged_attention(
     sinks=None,
     alibi_slopes=None,
     mask=None,
+    tree_mask=None,
+    positions=None,
     blocks=None,
     block_counts=None,
     indices=None,
@@ -124,6 +127,15 @@ def paged_attention(
     alibi_slopes : numbers, [Hq], optional
     mask : bool, flat, optional
         ``[query_len, seq_len]`` of every sequence in order, True to attend; combined with the other masks.
+    tree_mask : uint64 or int64, [T] or [T, words], optional
+        The new tokens of each sequence as a tree of drafts: bit i of row t is set if token t attends to the i-th new
+        token of its sequence (bit i % 64 of word i // 64); see `tree_mask`. Every token attends to itself, and to no
+        later token. It replaces causality among the new tokens; the keys before them are attended as usual. Exclusive
+        with `mask`, `blocks` and `indices`. In CUDA memory the bits are checked under `debug` only.
+    positions : integers, [T], optional
+        Position of each token of a tree. Windows, chunks and ALiBi count from it, and its k-th ancestor, counted from
+        the token up, is k positions before it. By default it follows from the mask: the first new position plus the
+        token's number of bits - 1, its depth. It is at least the first new position, and at most that of a chain.
     blocks : integers, [B, Hkv, n], optional
         The blocks that each key head of each sequence reads, as ascending logical numbers (block i has positions
         ``i * block_size`` to ``(i + 1) * block_size - 1``); see `select`. Other keys are neither read nor attended to.
@@ -186,8 +198,9 @@ def paged_attention(
     computed in float32.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
-    2023. Sink tokens: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023; `sinks` are their
-    form in gpt-oss.
+    2023. Trees: Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative
+    Inference and Verification", 2024. Sink tokens: Xiao et al., "Efficient Streaming Language Models with Attention
+    Sinks", 2023; `sinks` are their form in gpt-oss.
     ALiBi: Press et al., "Train Short, Test Long", 2021. Softcap: Gemma 2.
 
     Examples
@@ -254,8 +267,15 @@ def paged_attention(
     if alibi_slopes is not None:
         slopes = head_numbers(alibi_slopes, "alibi_slopes", num_heads, &place)
     cdef Tensor bits = None if mask is None else flat_mask(mask, &place)
+    cdef TreeMask tree = read_tree(
+        tree_mask, positions, mask, blocks is not None or indices is not None, q.shape_[0], &place)
     cdef Selected selected = read_selected(
         blocks, block_counts, indices, index_counts, num_sequences, num_kv_heads, keys.codes.shape_[1], &place)
+    if tree is not None and num_sinks > 0:
+        raise UnsupportedOption(
+            f"sink_tokens is {num_sinks} and tree_mask is given; attend with mask, which lists every key, and leave "
+            "sink_tokens out"
+        )
     if selected is not None and num_sinks > 0:
         raise UnsupportedOption(
             f"sink_tokens is {num_sinks} and {selected.name} is given, which lists all keys that are read; list the "
@@ -274,6 +294,8 @@ def paged_attention(
             result, q, keys, values, table, lens, picked, cu, sink_numbers, slopes, bits, key_scales, value_scales)
         if selected is not None:
             selected.check_apart_from(result)
+        if tree is not None:
+            tree.check_apart_from(result)
     cdef Tensor lse = new_result(2, shape, FLOAT32, query, &place) if returns_lse else None
     cdef Selection selection
     if selected is not None and place.device_type == CPU:
@@ -281,20 +303,22 @@ def paged_attention(
     if place.device_type == CPU:
         run_attention(
             q, keys, values, table, lens, picked, cu, kept_plan, factor, is_causal, left, right, num_sinks, cap,
-            sink_numbers, slopes, bits, key_scales, value_scales, result, lse, selection,
+            sink_numbers, slopes, bits, tree, key_scales, value_scales, result, lse, selection,
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
-                      mask, blocks, block_counts, indices, index_counts, key_scale, value_scale, out,
-                      None if planned is None else plan), &place)
+                      mask, tree_mask, positions, blocks, block_counts, indices, index_counts, key_scale, value_scale,
+                      out, None if planned is None else plan), &place)
         checked = debugging()
         if checked:
-            debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, &place)
+            debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree,
+                            &place)
         if selected is not None:
             selected.send(lens, checked, &place)
         launch_attention(
             q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, num_sinks,
-            cap, sink_numbers, slopes, bits, key_scales, value_scales, selected, result, lse, checked, query, &place,
+            cap, sink_numbers, slopes, bits, tree, key_scales, value_scales, selected, result, lse, checked, query,
+            &place,
         )
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out

@@ -14,6 +14,9 @@ cdef class AttentionPlan:
 
     cdef int check_unread(self) except -1
 
+    # Set whether the next batches have trees; on CUDA also of a plan that is bound to memory of a cache.
+    cdef void set_tree(self, bint tree) noexcept
+
     # Replace the plan by one for num_sequences; cu_query_lens may be NULL (one query each). Nothing is allocated if the
     # plan has held a batch of this size. ShapeError for invalid lengths; the plan is then unchanged. On CUDA the plan
     # is copied to the device on `stream`. A plan bound to memory of a cache (see CudaPlan) raises DeviceError.

@@ -16,6 +16,7 @@ class AttentionPlan:
         window: int | tuple[int, int] | None = None,
         chunk: int | None = None,
         sink_tokens: int | None = None,
+        tree: bool = False,
         batch_invariant: bool = False,
         num_workers: int | None = None,
         device: str = "cpu",
@@ -38,6 +39,8 @@ class AttentionPlan:
     def chunk(self) -> int | None: ...
     @property
     def sink_tokens(self) -> int: ...
+    @property
+    def tree(self) -> bool: ...
     @property
     def batch_invariant(self) -> bool: ...
     @property
@@ -63,6 +66,7 @@ def plan_attention(
     window: int | tuple[int, int] | None = None,
     chunk: int | None = None,
     sink_tokens: int | None = None,
+    tree: bool = False,
     batch_invariant: bool = False,
     num_workers: int | None = None,
     device: str | None = None,

@@ -32,7 +32,8 @@ ITEM = np.dtype([(name, np.int32) for name in (
 @cython.embedsignature(False)  # the docstring begins with a signature
 cdef class AttentionPlan:
     """AttentionPlan(*, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, \
-sink_tokens=None, batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, max_tokens=None)\n--\n\n\
+sink_tokens=None, tree=False, batch_invariant=False, num_workers=None, device='cpu', max_sequences=None, \
+max_tokens=None)\n--\n\n\
 Work items of the attention of one batch.
 
     `plan_attention` returns a plan, and every layer of a step with the same heads, causality and window reuses it. The
@@ -47,6 +48,8 @@ Work items of the attention of one batch.
     causal, window, chunk, sink_tokens
         As in `paged_attention`. On CUDA sink tokens take two partial rows of memory for each query row; a
         batch-invariant plan takes one more for each 1024 keys of the window.
+    tree : bool
+        The calls pass `tree_mask`; see `plan_attention`.
     batch_invariant : bool
         Results of a row do not depend on other rows; see `plan_attention`.
     num_workers : int, optional
@@ -73,7 +76,8 @@ Work items of the attention of one batch.
     """
 
     def __init__(self, *, num_query_heads, num_kv_heads, causal=True, window=None, chunk=None, sink_tokens=None,
-                 batch_invariant=False, num_workers=None, device="cpu", max_sequences=None, max_tokens=None):
+                 tree=False, batch_invariant=False, num_workers=None, device="cpu", max_sequences=None,
+                 max_tokens=None):
         cdef int64_t left, right
         cdef int64_t query_heads = count_of(num_query_heads, "num_query_heads", ShapeError)
         cdef int64_t kv_heads = count_of(num_kv_heads, "num_kv_heads", ShapeError)
@@ -84,6 +88,7 @@ Work items of the attention of one batch.
             )
         cdef int64_t workers = 0 if num_workers is None else count_of(num_workers, "num_workers", UnsupportedOption)
         cdef bint is_causal = read_flag(causal, "causal"), is_invariant = read_flag(batch_invariant, "batch_invariant")
+        cdef bint is_tree = read_flag(tree, "tree")
         read_reach(window, chunk, &left, &right)
         number = device_index(device)
         cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
@@ -95,6 +100,7 @@ Work items of the attention of one batch.
         plan.options.window_right = right
         plan.options.sink_tokens = num_sinks
         plan.options.batch_invariant = is_invariant
+        plan.options.tree = is_tree
         self.num_workers_given = workers
         if (max_sequences is None) != (max_tokens is None) or (max_tokens is not None and number is None):
             raise ShapeError("max_sequences and max_tokens must be passed together, and for a plan on CUDA only")
@@ -119,6 +125,11 @@ Work items of the attention of one batch.
                 "done, or use another plan"
             )
         return 0
+
+    cdef void set_tree(self, bint tree) noexcept:
+        self.plan.options.tree = tree
+        if self.cuda is not None:
+            self.cuda.options.tree = tree
 
     cdef int replan(
             self, const int32_t* cu_query_lens, const int32_t* seq_lens, int num_sequences, size_t stream=0) except -1:
@@ -168,6 +179,11 @@ Work items of the attention of one batch.
     def sink_tokens(self):
         """First keys that are attended to in addition to the window."""
         return self.plan.options.sink_tokens
+
+    @property
+    def tree(self):
+        """True if the calls may pass `tree_mask` with a window or chunks."""
+        return self.plan.options.tree
 
     @property
     def batch_invariant(self):
@@ -261,6 +277,7 @@ def plan_attention(
     window=None,
     chunk=None,
     sink_tokens=None,
+    tree=False,
     batch_invariant=False,
     num_workers=None,
     device=None,
@@ -277,6 +294,9 @@ def plan_attention(
         Keys of each sequence, including those of the new tokens.
     num_query_heads, num_kv_heads, causal, window, chunk, sink_tokens
         Those of the calls that use the plan.
+    tree : bool
+        The calls pass `tree_mask`. Required if they also have a window or chunks, which count from the positions of
+        the tree: an item then begins with the first key that the first new token of its sequence sees.
     batch_invariant : bool
         The bits of a row depend only on its query, keys and values: not on the rest of the batch, the chunks in which
         its prompt is computed, or `num_workers`. Splits have a fixed length, and decode multiplies packed copies as
@@ -333,6 +353,7 @@ def plan_attention(
         window=window,
         chunk=chunk,
         sink_tokens=sink_tokens,
+        tree=tree,
         batch_invariant=batch_invariant,
         num_workers=num_workers,
         device="cpu" if out is not None else place,

@@ -35,6 +35,8 @@ struct PlanOptions {
   int64_t window_right = -1;
   int64_t sink_tokens = 0;  // an item of split 0 attends to these keys, too, before its own
   bool batch_invariant = false;
+  // The new tokens of a sequence are a tree: those of a tile may have any position from the first new one on.
+  bool tree = false;
   int64_t num_workers = 1;        // threads, or resident CTAs
   int64_t query_tile = 1;         // maximum of queries in an item
   int64_t pass_rows = 0;          // query rows up to which key heads of an item are computed together; 0: never
@@ -110,7 +112,8 @@ class Planner {
     for (int64_t begin = first; begin < end; begin += options_.query_tile) {
       const int64_t count = std::min(options_.query_tile, end - begin);
       const int64_t position = length - (end - begin);  // the queries are the last positions
-      visit(Tile{sequence, begin, count, attended_keys(window_, position, position + count - 1, length)});
+      const int64_t earliest = options_.tree ? length - (end - first) : position;
+      visit(Tile{sequence, begin, count, attended_keys(window_, earliest, position + count - 1, length)});
     }
   }
 

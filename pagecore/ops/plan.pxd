@@ -26,6 +26,7 @@ cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
         int64_t window_right
         int64_t sink_tokens
         cbool batch_invariant
+        cbool tree
         int64_t num_workers
 
     cdef cppclass PlanBatch:

@@ -73,7 +73,8 @@ class DeviceCase:
         self.arrays: dict[str, Any] = dict(zip(names, case.arrays, strict=True)) | case.options
         for name, value in self.arrays.items():
             if isinstance(value, np.ndarray) and name not in on_host:
-                self.arrays[name] = cuda.put(value)
+                is_bits = value.dtype == np.uint64  # of a tree
+                self.arrays[name] = cuda.put(value.view(np.int64) if is_bits else value)
         self.shape = (*case.query.shape[:2], case.value_cache.shape[3])
         self.out = cuda.empty(self.shape, str(case.query.dtype))
 

@@ -40,6 +40,7 @@ Selection = struct(
     """address entries; int64 sequence_stride; int64 head_stride; address counts; int64 counts_sequence_stride;
     int64 counts_head_stride; int32 width; int32 unit; int32 unit_shift; int32 wide; int32 counts_wide; int32 pad""",
 )
+Tree = struct("Tree", "Indices positions; int32 words; int32 pad")
 Params = struct(
     "Params",
     """Rows query; Rows out; Cache key; Cache value; Table table; Indices rows; Indices seq_lens;
@@ -49,9 +50,9 @@ Params = struct(
     int32 num_tokens; int32 num_sequences; int32 num_query_heads; int32 num_kv_heads; int32 head_dim; int32 value_dim;
     int32 num_blocks; int32 block_size; int32 block_shift; int32 causal; int32 window_left; int32 window_right;
     int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap;
-    int32 sink_tokens; int32 pad; Selection selection""",
+    int32 sink_tokens; int32 pad; Selection selection; Tree tree""",
 )
-assert ctypes.sizeof(Params) == 496
+assert ctypes.sizeof(Params) == 528
 
 
 class Shape(ctypes.Structure):

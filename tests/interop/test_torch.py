@@ -33,6 +33,7 @@ OPTIONS = {
     "sides": {"window": (2, None), "causal": False},
     "sinks": {"sinks": torch.tensor([0.1, -1.0, 2.0, 0.0]), "alibi_slopes": torch.tensor([0.5, 0.25, 0.1, 0.0])},
     "mask": {"mask": torch.arange(5 * 5 + 1 + 9) % 3 != 1},
+    "tree": {"tree_mask": torch.tensor([1, 3, 5, 9, 19, 1, 1])},
     "scales": {"key_scale": 0.5, "value_scale": HEAD_NUMBERS},
     "rows": {"rows": torch.tensor([2, 1, 0])},
 }

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tests.reference.trees import tree_view
+
 Float = NDArray[np.float64]
 Bool = NDArray[np.bool_]
 
@@ -67,7 +69,16 @@ def fetch(cache: NDArray[Any], blocks: NDArray[Any], wanted: Bool, head: int, sc
 
 
 def attend_head(
-    q: Float, k: Float, v: Float, attended: Bool, *, scale: float, softcap: float, slope: float, sink: float | None
+    q: Float,
+    k: Float,
+    v: Float,
+    attended: Bool,
+    *,
+    scale: float,
+    softcap: float,
+    slope: float,
+    sink: float | None,
+    distances: NDArray[Any] | None = None,
 ) -> tuple[Float, Float]:
     """One head of one sequence: ``q [n, D]``, ``k [s, D]``, ``v [s, Dv]`` -> output ``[n, Dv]`` and lse ``[n]``."""
     query_len, seq_len = attended.shape
@@ -75,7 +86,7 @@ def attend_head(
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     p = np.arange(seq_len - query_len, seq_len)[:, None]
-    scores = scores + slope * (np.arange(seq_len)[None, :] - p)
+    scores = scores + slope * (np.arange(seq_len)[None, :] - p if distances is None else distances)
     out, lse = np.zeros((query_len, v.shape[1])), np.full(query_len, -np.inf)
     for i in range(query_len):
         logits = scores[i, attended[i]]
@@ -106,6 +117,8 @@ def paged_attention(
     sinks: ArrayLike | None = None,
     alibi_slopes: ArrayLike | None = None,
     mask: ArrayLike | None = None,
+    tree_mask: ArrayLike | None = None,
+    positions: ArrayLike | None = None,
     key_scale: ArrayLike | None = None,
     value_scale: ArrayLike | None = None,
 ) -> tuple[Float, Float]:
@@ -131,6 +144,13 @@ def paged_attention(
             own_mask = flat_mask[mask_start : mask_start + shape[0] * shape[1]].reshape(shape)
             mask_start += shape[0] * shape[1]
         attended = allowed(*shape, causal=causal, window=window, chunk=chunk, sink_tokens=sink_tokens, mask=own_mask)
+        distances = None
+        if tree_mask is not None:
+            own = None if positions is None else np.asarray(positions)[first:end]
+            bits = np.asarray(tree_mask).astype(np.uint64)
+            rows_of_bits = (bits[:, None] if bits.ndim == 1 else bits)[first:end]
+            attended, keys, at = tree_view(rows_of_bits, seq_len, positions=own, window=window, chunk=chunk)
+            distances = keys - at[:, None]
         wanted = attended.any(axis=0)
         for h in range(num_heads):
             kv_head = h // (num_heads // num_kv_heads)
@@ -143,6 +163,7 @@ def paged_attention(
                 softcap=softcap,
                 slope=slopes[h],
                 sink=None if sinks is None else float(np.asarray(sinks)[h]),
+                distances=distances,
             )
     return out, lse
 

@@ -1,4 +1,4 @@
-"""The moves of a compaction: which planes of a cache it moves, and which bounds it renews."""
+"""Moves of tokens between the slots of a cache: the planes that are moved, and the bounds that are renewed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def _has_bounds(pool: KVPool) -> bool:
     if not isinstance(spec, AttentionSpec) or spec.format is not None:
         what = "stores them in a format" if isinstance(spec, AttentionSpec) else "is not an AttentionSpec"
         raise UnsupportedOption(
-            f"compact cannot renew the planes {', '.join(named)} per block: the spec {what}; use a spec without them"
+            f"tokens cannot move, because the planes {', '.join(named)} per block cannot be renewed: the spec {what}; "
+            "use a spec without them"
         )
     return True
 

@@ -5,29 +5,40 @@ from libc.stdint cimport int32_t, int64_t
 from pagecore.cache._kept cimport KeptKeys, first_kept, first_seen
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.step._path cimport as_paths, keep_path_ids, move_tokens, read_paths, reserve_moves
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_integers
+from pagecore.ops._slot_moves cimport SlotMoves
 
 from pagecore.errors import ShapeError
 
 
-cdef int commit(StepRecord step, object accepted) except -1:
+cdef int commit(StepRecord step, object accepted, object accepted_path, object moves) except -1:
     cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
+    cdef list paths = None if accepted_path is None else as_paths(accepted_path)
+    cdef list listed = []
     cdef Py_ssize_t live
     _guard = Held(step.state.lock)
     step.state.begin()
     step.require_in_flight("committed")
     step.state.wait_for(step)
     step.require_in_flight("committed")
-    read_accepted(step, given)
+    check_accepted(step, given, paths)
+    if paths is None:
+        read_accepted(step, given)
+    else:
+        read_paths(step, paths)
+        listed = reserve_moves(step, moves)
     if step.state.prefix is not None:
         step.state.prefix.number_namespaces(step.live())
     if step.states is not None:
         check_states(step)
     # From here on nothing fails.
+    if paths is not None:
+        move_tokens(step, listed)
     live = step.list_live(True)
-    if given is not None:
+    if given is not None or paths is not None:
         step.state.tables.truncate_raw(step.live_rows.data(), step.lengths.data(), live, True)
         if step.states is not None:
             end_sharing(step)
@@ -35,9 +46,19 @@ cdef int commit(StepRecord step, object accepted) except -1:
         step.state.states.commit_raw(step.live_span(live), Int32s(step.positions.data(), <size_t>live))
     if step.plan.is_arrival:  # blocks that a window has passed were not written completely: they are not published
         release_windows(step, live)
-    end_flight(step, True)
+    end_flight(step, True, paths is not None)
     if not step.plan.is_arrival:
         release_windows(step, live)
+    for each in listed:
+        (<SlotMoves>each).finish()
+    return 0
+
+
+cdef int check_accepted(StepRecord step, object accepted, list paths) except -1:
+    if accepted is not None and paths is not None:
+        raise ShapeError("accepted and accepted_path are both given; use one of them")
+    if step.tree is not None and paths is None:
+        raise ShapeError("the step has trees; pass accepted_path, the accepted tokens of each sequence, or abandon it")
     return 0
 
 
@@ -116,7 +137,7 @@ cdef int release_windows(StepRecord step, Py_ssize_t live) except -1:
     return 0
 
 
-cdef void end_flight(StepRecord step, bint is_kept) noexcept:
+cdef void end_flight(StepRecord step, bint is_kept, bint has_paths=False) noexcept:
     """End the flight of each live sequence; rejected ids, and all ids after them, are forgotten."""
     cdef int32_t i
     cdef Sequence sequence
@@ -127,6 +148,8 @@ cdef void end_flight(StepRecord step, bint is_kept) noexcept:
         sequence.pending = -1
         sequence.flight = None
         if is_kept:
+            if has_paths:
+                keep_path_ids(step, i)
             sequence.computed += step.accepted[i]
             if step.accepted[i] < step.plan.counts[i]:
                 sequence.known = min(sequence.known, sequence.computed)

@@ -4,6 +4,7 @@ from libcpp.vector cimport vector
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.step._plan cimport StepPlan
+from pagecore.cache.step._tree cimport StepTree
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._state_buffers cimport StateBuffers
@@ -27,6 +28,10 @@ cdef class StepRecord:
     cdef vector[vector[BlockCopy]] copies  # copies on write of each group
     cdef vector[int32_t] held              # in a cache that scrubs: blocks of the rows before the step, see `Tenants`
     cdef vector[vector[BlockCopy]] stale   # blocks of each group to be zeroed, as targets of a copy
+    cdef public StepTree offered           # trees of the step that is taken next; None without trees
+    cdef StepTree tree                     # of the last step
+    cdef vector[int32_t] path              # accepted tokens of each sequence, at its first token in the flat arrays
+    cdef vector[vector[int64_t]] moved     # of each group: slots that the last commit moved, source and target
     cdef vector[size_t] users              # threads that currently write or attend with the step
 
     cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs)

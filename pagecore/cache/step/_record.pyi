@@ -3,6 +3,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache._state import CacheState
 from pagecore.cache.step._plan import StepPlan
+from pagecore.cache.step._tree import StepTree
 from pagecore.cache.step.staged import StagedPart
 from pagecore.index import StateBuffers, StepBuffers
 
@@ -19,4 +20,8 @@ class StepRecord:
     def in_flight(self) -> bool: ...
     @property
     def is_lost(self) -> bool: ...
+    offered: StepTree | None
+    @property
+    def has_tree(self) -> bool: ...
+    def moved_slots(self) -> tuple[NDArray[np.int64], ...]: ...
     def copied(self) -> tuple[NDArray[np.int32], ...]: ...

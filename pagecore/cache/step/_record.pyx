@@ -1,6 +1,6 @@
 """The record of one step: its plan, its buffers, and everything that must be undone if it fails."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
@@ -9,7 +9,7 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
 from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._integers cimport new_int32
+from pagecore.index._integers cimport new_int32, new_int64
 from pagecore.index._state_buffers cimport StateBuffers
 
 from pagecore.errors import InvalidSequence
@@ -46,6 +46,24 @@ cdef class StepRecord:
     def copied(self):
         """Return the copies on write of each group, in the order in which they must run: a tuple of int32 [n, 2]."""
         return tuple(self.pair_arrays(self.copies))
+
+    def moved_slots(self):
+        """Return the slots of each group that the last commit moved, in order: a tuple of int64 [n, 2]."""
+        cdef int64_t* data = NULL
+        cdef size_t group, size
+        arrays = []
+        for group in range(self.copies.size()):
+            size = self.moved[group].size() if group < self.moved.size() else 0
+            array = new_int64(<Py_ssize_t>size, &data)
+            if size > 0:
+                memcpy(data, self.moved[group].data(), size * sizeof(int64_t))
+            arrays.append(array.reshape(-1, 2))
+        return tuple(arrays)
+
+    @property
+    def has_tree(self):
+        """True if the last step has trees."""
+        return self.tree is not None
 
     cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs):
         cdef int32_t* data = NULL

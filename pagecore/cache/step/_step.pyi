@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -8,6 +9,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache._state import CacheState
 from pagecore.cache.step._record import StepRecord
 from pagecore.ops import AttentionPlan
+from pagecore.ops._slot_moves import SlotMoves
 
 _Copy = Callable[[tuple[NDArray[np.int32], ...], list[NDArray[np.int32]]], None]
 
@@ -17,7 +19,12 @@ class Step(StepRecord):
     def require_computed_here(self) -> None: ...
     def run(self, call: Callable[..., Any], *args: Any) -> Any: ...
     def is_used_elsewhere(self) -> bool: ...
-    def commit(self, accepted: ArrayLike | None = None) -> None: ...
+    def commit(
+        self,
+        accepted: ArrayLike | None = None,
+        accepted_path: Listed[ArrayLike | None] | None = None,
+        moves: Callable[[], list[SlotMoves]] | None = None,
+    ) -> None: ...
     def abandon(self) -> None: ...
     def give_up(self) -> None: ...
 

@@ -109,9 +109,12 @@ cdef class Step(StepRecord):
 
     # -- end -----------------------------------------------------------------------------------------------------
 
-    def commit(self, accepted=None):
-        """Advance lengths by the accepted counts, forget the rest, publish full blocks and release passed windows."""
-        commit(self, accepted)
+    def commit(self, accepted=None, accepted_path=None, moves=None):
+        """Advance lengths by the accepted tokens, forget the rest, publish full blocks and release passed windows.
+
+        `moves` returns a `SlotMoves` for each group; it is called if tokens of an accepted path move.
+        """
+        commit(self, accepted, accepted_path, moves)
 
     def abandon(self):
         """Give back what `take` took, and the spare capacity of the sequences; slots become padding."""

@@ -9,11 +9,13 @@ from pagecore.cache.prefix._truncated cimport give_up_truncated
 from pagecore.cache.step._end cimport undo
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._record cimport StepRecord
+from pagecore.cache.step._tree cimport StepTree
 from pagecore.index._state_table cimport StateTable
 from pagecore.ops._plan cimport AttentionPlan
 
 
 cdef bint take(StepRecord step, list plans, copy) except -1:
+    read_tree(step, plans)
     cdef list writers = step.plan.list_writers()
     if step.state.prefix is not None and (writers or step.states is not None):
         # A step that is undone shortens the prefixes that its sequences share past their states.
@@ -42,6 +44,19 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
         give_up_truncated(step.state.prefix, <Sequence>writer)
     step.has_uncopied = False
     return True
+
+
+cdef int read_tree(StepRecord step, list plans) except -1:
+    """Check the trees that were offered for the step, and note in the plans whether it has any."""
+    cdef StepTree tree = step.offered
+    step.offered = None
+    if tree is not None:
+        tree.check(step.plan, step.buffers)
+    step.tree = tree
+    step.moved.clear()
+    for plan in plans:
+        (<AttentionPlan>plan).set_tree(tree is not None)
+    return 0
 
 
 cdef bint take_blocks(StepRecord step, list writers) except -1:
@@ -135,6 +150,8 @@ cdef int begin_flight(StepRecord step) except -1:
         step.has_uncopied = step.has_uncopied or step.copies[group].size() > 0
         step.state.num_copied_blocks += <int64_t>step.copies[group].size()
     fill_token_ids(step)
+    if step.tree is not None:
+        step.tree.fill(step.plan, step.buffers)
     return 0
 
 

@@ -38,6 +38,7 @@ class StepArrays:
     positions: Tensor
     token_ids: Tensor
     slot_mappings: tuple[Tensor, ...]
+    tree_mask: Tensor | None = None
     states: StateArrays | None = None
 
 
@@ -56,6 +57,7 @@ def arrays_of(
         positions=view(buffers.positions),
         token_ids=view(buffers.token_ids),
         slot_mappings=tuple(view(array) for array in buffers.slot_mappings),
+        tree_mask=None if buffers.tree_mask is None else view(buffers.tree_mask),
         states=None if states is None else _state_arrays(states, state_view),
     )
 

@@ -60,7 +60,7 @@ class Batch:
     cu_query_lens : Tensor, int32 [max_sequences + 1]
         Start of each sequence's new tokens in the flat arrays.
     positions : Tensor, int32 [max_tokens]
-        Position of each new token in its sequence.
+        Position of each new token in its sequence; in a tree, that of the first new token plus the depth.
     token_ids : Tensor, int32 [max_tokens]
         Id of each new token that was known when the step was prepared; -1 for the others.
     host : StepArrays
@@ -86,6 +86,7 @@ class Batch:
         self.positions = arrays.positions
         self.token_ids = arrays.token_ids
         self._state_arrays = arrays.states
+        self._tree_mask = arrays.tree_mask
         self._groups = [BatchGroup(*parts) for parts in zip(arrays.slot_mappings, tables, plans, strict=True)]
 
     @property
@@ -107,6 +108,14 @@ class Batch:
     def num_tokens(self) -> int:
         """Number of new tokens of the step."""
         return self._buffers.num_tokens
+
+    @property
+    def tree_mask(self) -> Tensor | None:
+        """Bits of the step's trees, for `paged_attention`; None if the step was prepared without `parents`.
+
+        int64 ``[max_tokens]``, or ``[max_tokens, words]`` if trees may have more than 64 tokens. Padding is undefined.
+        """
+        return self._tree_mask if self._step.has_tree else None
 
     @property
     def in_flight(self) -> bool:
@@ -186,6 +195,15 @@ class Batch:
         this order and in every layer of the group, before the step writes.
         """
         return self._step.copied()[self._group_of(layer)]
+
+    def moved_slots(self, layer: int) -> NDArray[np.int64]:
+        """Return the moves of the last commit in the pool of a model layer: (source, target) slots, int64 ``[n, 2]``.
+
+        They bring the tokens of each `accepted_path` together. A cache that holds bytes has already moved them. With
+        ``device="none"`` the owner of the bytes moves them, in this order and in every layer of the group, before the
+        next step writes; see `move_slots`.
+        """
+        return self._step.moved_slots()[self._group_of(layer)]
 
     def _group_of(self, layer: int) -> int:
         group = self._layer_groups[layer_number(layer, len(self._layer_groups))]

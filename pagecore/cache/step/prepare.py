@@ -18,6 +18,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable
 from pagecore.cache.step._plan import StepPlan, plan_step
 from pagecore.cache.step._step import Step
+from pagecore.cache.step._tree import StepTree
 from pagecore.cache.step.batch import Batch, own_batch
 from pagecore.cache.step.staging import StagedBatch
 from pagecore.errors import OutOfBlocks, UnsupportedOption
@@ -36,6 +37,7 @@ def ready(
     out: Batch | None,
     stream: object,
     is_arrival: bool = False,
+    parents: Listed[ArrayLike | None] | None = None,
 ) -> Ready | None:
     """Return the batch of a step and the other arguments of `take_step`; None if blocks are short.
 
@@ -48,14 +50,17 @@ def ready(
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {parts.device!r} has no streams: leave it out")
     listed = as_list(sequences)
+    tree = None if parents is None else StepTree(parents)
     load: Load | None = None
     if out is None:
         plan = plan_step(parts.state, listed, counts, is_arrival)
         if plan.num_tokens > parts.num_slots and not plan.has_room():
             return None
-        batch = new_batch(parts, max(1, plan.num_sequences), max(1, plan.num_tokens), handle, plan)
+        words = 0 if tree is None else tree.num_words(plan)
+        batch = new_batch(parts, max(1, plan.num_sequences), max(1, plan.num_tokens), handle, plan, words)
     else:
         batch, load = own_batch(parts.state, out), (listed, counts, is_arrival)
+    batch._step.offered = tree
     # An arrival does not attend.
     plans = [] if is_arrival else [group.plan for group in batch._groups if group.plan is not None]
     return batch, batch._step, load, plans, partial(_copy, parts, batch._step, handle)
@@ -91,6 +96,7 @@ def new_batch(
     max_tokens: int,
     stream: int | None = None,
     plan: StepPlan | None = None,
+    tree_words: int = 0,
 ) -> Batch:
     """Return a batch of a cache.
 
@@ -100,8 +106,10 @@ def new_batch(
         Stream of the only step of the batch; None for a batch of any number of steps.
     plan : StepPlan, optional
         Plan of the first step.
+    tree_words : int
+        64-bit words for the bits of each token of a tree; 0 for steps without trees.
     """
-    buffers = StepBuffers(max_sequences, max_tokens, parts.num_groups, parts.index_dtype)
+    buffers = StepBuffers(max_sequences, max_tokens, parts.num_groups, parts.index_dtype, tree_words)
     step = Step(parts.state, buffers, plan)
     plans = [ops.plan() for ops in parts.group_ops]
     if parts.staging is not None:

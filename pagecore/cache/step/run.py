@@ -20,6 +20,11 @@ def attend_step(parts: CacheParts, layer: int, query: Any, batch: Batch, options
     """Return the attention of the step's queries at a model layer; see `PagedKVCache.attend`."""
     batch._step.require_computed_here()
     place, ops = _attended(parts, layer, "attend"), parts.ops_of(layer)
+    if batch.tree_mask is not None and not ops.attends_to_trees:
+        raise UnsupportedOption(
+            f"the step has trees, which the attention of layer {layer} does not serve; verify a chain of drafts, or "
+            "fork the sequence for each branch"
+        )
     return ops.attend(parts.store.pool(place), place.index, query, batch, batch._groups[place.group], options)
 
 

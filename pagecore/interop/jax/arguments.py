@@ -124,6 +124,24 @@ def flat_mask(array: Any) -> jax.Array:
     return mask
 
 
+def tree_words(array: Any, num_tokens: int) -> jax.Array:
+    """Return the bits of a tree as int32 ``[num_tokens, 2 * words]``, low halves of 64-bit words first."""
+    if not isinstance(array, jax.Array):
+        given = np.asarray(array, np.uint64) if isinstance(array, list | tuple) else np.asarray(array)
+        if given.dtype in (np.uint64, np.int64):
+            given = np.ascontiguousarray(given).reshape(given.shape[0], -1).view(np.int32)
+        array = _as_jax(given, "tree_mask")
+    if array.dtype in (np.uint64, np.int64):
+        array = jax.lax.bitcast_convert_type(array, np.int32).reshape(array.shape[0], -1)
+    if array.dtype not in (np.uint32, np.int32):
+        raise UnsupportedDtype(f"tree_mask is {array.dtype}; it must hold words of 64 bits, or their halves as uint32")
+    check_rank(array, "tree_mask", 2, "[num_tokens, 2 * words]")
+    check_length(array, "tree_mask", 0, num_tokens, "a row of bits for each row of query")
+    if array.shape[1] == 0 or array.shape[1] % 2:
+        raise ShapeError(f"tree_mask has shape {array.shape}; give an even number of halves of words for each token")
+    return jax.lax.bitcast_convert_type(array, np.int32)
+
+
 def number(value: Any, name: str) -> float:
     """Return a number that must be known when the function is traced."""
     _refuse_tracer(value, name, "a Python number")

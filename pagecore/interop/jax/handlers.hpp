@@ -32,6 +32,8 @@ enum Optional : int64_t {
   kSinks,
   kAlibiSlopes,
   kMask,
+  kTreeMask,
+  kPositions,
   kKeyScale,
   kValueScale,
   kKeyPlane,
@@ -92,6 +94,13 @@ class Options {
   PC_ASSERT(buffer->rank <= 1);
   const bool wide = is_wide(*buffer);
   return {static_cast<const char*>(buffer->data), buffer->rank == 0 ? 1 : buffer->dims[0], wide ? 8 : 4, wide};
+}
+
+// Bits of a tree: int32 [num_tokens, 2 * words], low halves first.
+[[nodiscard]] inline cpu::Tree tree_of(const XLA_FFI_Buffer* buffer) {
+  if (buffer == nullptr) return {};
+  PC_ASSERT(buffer->rank == 2 && !is_wide(*buffer) && buffer->dims[1] % 2 == 0);
+  return {static_cast<const uint64_t*>(buffer->data), buffer->dims[1] / 2, {}};
 }
 
 [[nodiscard]] inline Table table_of(const XLA_FFI_Buffer& buffer) {
@@ -217,6 +226,8 @@ inline XLA_FFI_Error* paged_attention(XLA_FFI_CallFrame* call) noexcept {
       args.mask = static_cast<const uint8_t*>(mask->data);
       args.mask_size = mask->dims[0];
     }
+    args.tree = tree_of(options.next(kTreeMask));
+    args.tree.positions = indices_of(options.next(kPositions));
     args.key_scale = scales_of(options.next(kKeyScale), "key_scale", false);
     args.value_scale = scales_of(options.next(kValueScale), "value_scale", false);
     args.key = view.of(keys, frame.integer("key_format"), options.next(kKeyPlane));

@@ -20,6 +20,7 @@ from pagecore.interop.jax.arguments import (
     indices,
     number,
     switch,
+    tree_words,
 )
 from pagecore.interop.jax.caches import CachePair, Layout
 
@@ -31,6 +32,8 @@ OPTIONAL = (
     "sinks",
     "alibi_slopes",
     "mask",
+    "tree_mask",
+    "positions",
     "key_scale",
     "value_scale",
     "key_plane",
@@ -59,6 +62,8 @@ def paged_attention(
     sinks: Any = None,
     alibi_slopes: Any = None,
     mask: Any = None,
+    tree_mask: Any = None,
+    positions: Any = None,
     key_scale: Any = None,
     value_scale: Any = None,
     key_global_scale: float = 1.0,
@@ -79,8 +84,11 @@ def paged_attention(
     key_cache, value_cache : jax.Array, [num_blocks, block_size, Hkv, D] and [num_blocks, block_size, Hkv, Dv]
         Each in its own dtype of these three, or the codes of a format; the last axis of uint8 codes has half the
         length. With `layer`, stacks of such arrays along a new first axis.
-    block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes, mask, return_lse
+    block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes, mask, positions, return_lse
         As in `pagecore.paged_attention`; indices are int32, or int64 under x64.
+    tree_mask : uint32 or int32, [T, 2 * words], or uint64 or int64, [T] or [T, words], optional
+        As in `pagecore.paged_attention`. A jax.Array has 64-bit words under x64 only; halves of words are in the order
+        low, high. NumPy arrays of 64-bit words are always accepted.
     scale, softcap, causal, window, chunk, sink_tokens
         As in `pagecore.paged_attention`; must be known when the function is traced.
     key_scale, value_scale : float, [Hkv], or jax.Array, [num_blocks, block_size, Hkv, groups], optional
@@ -127,6 +135,12 @@ def paged_attention(
     if mask is not None:
         optional["mask"] = flat_mask(mask)
     limits = _xla.limits(window, chunk, sink_tokens)
+    optional |= _tree(tree_mask, positions, mask, num_tokens)
+    if tree_mask is not None and limits[2]:
+        raise UnsupportedOption(
+            f"sink_tokens is {limits[2]} and tree_mask is given; attend with mask, which lists every key, and leave "
+            "sink_tokens out"
+        )
     attributes = cache.attributes() | _attributes(dim**-0.5 if scale is None else scale, softcap, causal, limits)
     results = [jax.ShapeDtypeStruct((num_tokens, num_heads, cache.value.dim), query.dtype)]
     if switch(return_lse, "return_lse"):
@@ -154,6 +168,23 @@ def _query_indices(query: Any, table: Any, lens: Any, rows: Any, cu_query_lens: 
 
 def _per_head(num_heads: int, **given: Any) -> dict[str, Any]:
     return {name: head_numbers(array, name, num_heads) for name, array in given.items() if array is not None}
+
+
+def _tree(tree_mask: Any, positions: Any, mask: Any, num_tokens: int) -> dict[str, jax.Array]:
+    """Return the operands of a tree; empty without one."""
+    if tree_mask is None:
+        if positions is not None:
+            raise UnsupportedOption(
+                "positions are those of the tokens of a tree; pass tree_mask too, or leave them out"
+            )
+        return {}
+    if mask is not None:
+        raise UnsupportedOption("mask and tree_mask are both given; use one of them")
+    found = {"tree_mask": tree_words(tree_mask, num_tokens)}
+    if positions is not None:
+        found["positions"] = indices(positions, "positions", 1, "[num_tokens]")
+        check_length(found["positions"], "positions", 0, num_tokens, "one for each row of query")
+    return found
 
 
 def _attributes(scale: Any, softcap: Any, causal: Any, limits: tuple[int, int, int]) -> dict[str, Any]:

@@ -30,7 +30,9 @@ ATTENTION_ARRAYS = "query key_cache value_cache block_table seq_lens out"
 _ARRAY = (torch.Tensor, type(None))
 _NUMBER = (float, int, torch.SymFloat, torch.SymInt)
 _OPTIONS = {
-    **dict.fromkeys(("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "plan"), _ARRAY),
+    **dict.fromkeys(
+        ("rows", "cu_query_lens", "sinks", "alibi_slopes", "mask", "tree_mask", "positions", "plan"), _ARRAY
+    ),
     **dict.fromkeys(("key_scale", "value_scale", "key_scale_cache", "value_scale_cache"), _ARRAY),
     **dict.fromkeys(("blocks", "block_counts", "indices", "index_counts"), _ARRAY),
     **dict.fromkeys(("key_min", "key_max", "label", "label_channels"), _ARRAY),

@@ -31,6 +31,7 @@ def plan_attention(
     window: Window = None,
     chunk: int | None = None,
     sink_tokens: int | None = None,
+    tree: bool = False,
 ) -> torch.Tensor:
     """Plan the attention of one batch as a torch operator, once for all layers of a step.
 
@@ -52,6 +53,8 @@ def plan_attention(
     window : int, (int or None, int or None), optional
     chunk, sink_tokens : int, optional
         `causal`, `window`, `chunk` and `sink_tokens` must equal those of the calls that use the plan.
+    tree : bool
+        The calls pass `tree_mask`; required if they have a window too.
 
     Returns
     -------
@@ -83,6 +86,7 @@ def plan_attention(
         num_kv_heads=num_kv_heads,
         causal=causal,
         **limits,
+        tree=tree,
     )
     return plan
 

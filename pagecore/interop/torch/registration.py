@@ -13,11 +13,13 @@ _ATTENTION = (
     "SymInt window_right=-1, float softcap=0.0, Tensor? sinks=None, Tensor? alibi_slopes=None, Tensor? mask=None, "
     "Tensor? key_scale=None, Tensor? value_scale=None, Tensor? plan=None, float key_global_scale=1.0, "
     "float value_global_scale=1.0, Tensor? blocks=None, Tensor? block_counts=None, Tensor? indices=None, "
-    "Tensor? index_counts=None, int? chunk=None, int sink_tokens=0"
+    "Tensor? index_counts=None, int? chunk=None, int sink_tokens=0, Tensor? tree_mask=None, "
+    "Tensor? positions=None"
 )
 _PLAN = (
     "Tensor? cu_query_lens, Tensor seq_lens, *, SymInt num_tokens, int num_query_heads, int num_kv_heads, "
-    "bool causal=True, SymInt window_left=-1, SymInt window_right=-1, int? chunk=None, int sink_tokens=0"
+    "bool causal=True, SymInt window_left=-1, SymInt window_right=-1, int? chunk=None, int sink_tokens=0, "
+    "bool tree=False"
 )
 _WRITE = (
     "Tensor key, Tensor value, Tensor(a!) key_cache, Tensor(b!) value_cache, Tensor slot_mapping, *, "

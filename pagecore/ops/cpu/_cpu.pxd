@@ -8,6 +8,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._tree cimport TreeMask
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
 from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
@@ -25,12 +26,13 @@ from pagecore.ops.cpu.slot_moves cimport BoundedKeys
 from pagecore.ops.cpu.state_codec cimport StatePlane
 
 
-# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, key_scale, value_scale, lse. `selection` may be empty.
+# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, tree, key_scale, value_scale, lse. `selection` may be
+# empty.
 cdef int attention(
     Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
     Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
     int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-    Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
+    TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
 
 # Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(
@@ -94,7 +96,7 @@ cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -
 cdef int check_attended(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-    Tensor mask) except -1
+    Tensor mask, TreeMask tree) except -1
 cdef int check_copied(list caches, Tensor pairs) except -1
 cdef int check_sequences(
     list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1

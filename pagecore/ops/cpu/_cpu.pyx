@@ -7,6 +7,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport DType
 from pagecore.ops._formats cimport StoredCache, native_cache
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._tree cimport TreeMask
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport (
     BlockArray,
@@ -108,6 +109,7 @@ cdef const PlanView* begin_reading(AttentionPlan plan, PlanView& view) noexcept:
     view.window_right = plan.plan.options.window_right
     view.sink_tokens = plan.plan.options.sink_tokens
     view.batch_invariant = plan.plan.options.batch_invariant
+    view.tree = plan.plan.options.tree
     return &view
 
 
@@ -120,7 +122,8 @@ cdef int attention(
         Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
         Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
         int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-        Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1:
+        TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse,
+        const Selection& selection) except -1:
     cdef AttentionArgs args
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()
@@ -139,6 +142,8 @@ cdef int attention(
     args.key_scale = per_head(key_scale)
     args.value_scale = per_head(value_scale)
     set_mask(&args, mask)
+    if tree is not None:
+        args.tree = tree.native()
     args.out = token_array(out)
     args.lse = lse_array(lse)
     args.selection = selection
@@ -202,7 +207,7 @@ cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -
 cdef int check_attended(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-        Tensor mask) except -1:
+        Tensor mask, TreeMask tree) except -1:
     cdef AttentionArgs args
     args.query = token_array(query)
     args.key = cache_array(key_cache)
@@ -212,6 +217,8 @@ cdef int check_attended(
     args.rows = index_array(rows)
     args.cu_query_lens = index_array(cu_query_lens)
     set_mask(&args, mask)
+    if tree is not None:
+        args.tree = tree.native()
     args.causal, args.window_left, args.window_right = causal, window_left, window_right
     args.sink_tokens = sink_tokens
     run_check_attention(args)

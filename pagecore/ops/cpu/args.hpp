@@ -30,6 +30,14 @@ struct Selection {
   }
 };
 
+// The new tokens of each sequence as a tree: bit i of a token's row is set if the token attends to the i-th new token
+// of its sequence. Absent when bits is null.
+struct Tree {
+  const uint64_t* bits = nullptr;  // [num_tokens, words]
+  int64_t words = 0;
+  Indices positions;  // [num_tokens]; absent: the first new position plus the token's number of bits - 1
+};
+
 struct AttentionArgs {
   TokenArray query;
   Cache key;
@@ -51,6 +59,7 @@ struct AttentionArgs {
   const uint8_t* mask = nullptr;  // flat [query_len, seq_len] of every sequence in order
   int64_t mask_size = -1;         // -1: no mask
   Selection selection;
+  Tree tree;  // exclusive with the mask and the selection
   TokenArray out;
   Lse lse;
 };
@@ -70,6 +79,7 @@ struct PlanView {
   int64_t window_right = -1;
   int64_t sink_tokens = 0;
   bool batch_invariant = false;
+  bool tree = false;
 };
 
 }  // namespace pagecore::cpu

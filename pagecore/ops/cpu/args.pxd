@@ -1,5 +1,5 @@
 # The host's own structs of args.hpp and the functions of ops.hpp, host_calls.hpp and dispatch.hpp, for _cpu.pyx.
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
@@ -54,6 +54,11 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
     void run_quantize "pagecore::cpu::quantize"(const Codec& codec, int64_t num_threads) except +raise_python_error
     void run_dequantize "pagecore::cpu::dequantize"(const Codec& codec, int64_t num_threads) except +raise_python_error
 
+    cdef cppclass Tree:
+        const uint64_t* bits
+        int64_t words
+        Indices positions
+
     cdef cppclass AttentionArgs:
         TokenArray query
         Cache key
@@ -75,6 +80,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const uint8_t* mask
         int64_t mask_size
         Selection selection
+        Tree tree
         TokenArray out
         Lse lse
 
@@ -92,6 +98,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t window_right
         int64_t sink_tokens
         cbool batch_invariant
+        cbool tree
 
     cdef cppclass PackedSequences:
         Table table

@@ -77,6 +77,7 @@ PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, bool ba
   options.window_right = window.right;
   options.sink_tokens = window.sinks;
   options.batch_invariant = batch_invariant;
+  options.tree = args.tree.bits != nullptr;
   options.num_workers = num_threads;
   if (args.selection.data != nullptr) options.pass_rows = 0;
   const PlanBatch batch{work.batch.cu_query_lens(), work.batch.num_keys(), work.batch.num_sequences()};
@@ -140,6 +141,7 @@ AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Wor
   batch.seq_lens = work.batch.seq_lens();
   batch.rows = work.batch.rows();
   batch.mask_starts = work.batch.mask_starts();
+  batch.tree_positions = work.batch.tree_positions();
   batch.selected = work.batch.selected();
   batch.selected_counts = work.batch.selected_counts();
   batch.code_tables = &kCodeTables;

@@ -49,6 +49,7 @@ void CheckedBatch::check_lists(const AttentionArgs& args) {
   check_lengths(args);
   check_rows(args);
   check_mask(args);
+  check_tree(args);
   check_selection(args);
 }
 
@@ -180,6 +181,9 @@ void CheckedBatch::check_plan(const AttentionArgs& args, const PlanView& plan) c
              "the plan is for causal=", plan.causal, " and ",
              described(plan.window_left, plan.window_right, plan.sink_tokens), ", the call has causal=", args.causal,
              " and ", described(args.window_left, args.window_right, args.sink_tokens), kRemedy);
+  PC_EXPECTS(args.tree.bits == nullptr || wanted.left == -1 || plan.tree, ShapeError, "the call has a tree_mask and ",
+             described(args.window_left, args.window_right, args.sink_tokens),
+             ", and the plan was made without tree; call plan_attention with tree=True");
   PC_EXPECTS(plan.num_sequences == num_sequences_, ShapeError, "the plan is for ", plan.num_sequences,
              " sequences and the batch has ", num_sequences_, kRemedy);
   PC_EXPECTS(std::equal(seq_lens(), seq_lens() + num_sequences_, plan.seq_lens), ShapeError,

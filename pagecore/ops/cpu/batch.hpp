@@ -29,6 +29,8 @@ class CheckedBatch {
   [[nodiscard]] const int32_t* seq_lens() const { return seq_lens_.data(); }
   [[nodiscard]] const int32_t* rows() const { return rows_.data(); }
   [[nodiscard]] const int64_t* mask_starts() const { return mask_starts_.data(); }
+  // Position of each token of a tree; null without one.
+  [[nodiscard]] const int32_t* tree_positions() const { return has_tree_ ? tree_positions_.data() : nullptr; }
   // [sequence, key head, width] and [sequence, key head]; null without a selection.
   [[nodiscard]] const int32_t* selected() const { return has_selection_ ? selected_.data() : nullptr; }
   [[nodiscard]] const int32_t* selected_counts() const { return has_selection_ ? selected_counts_.data() : nullptr; }
@@ -40,6 +42,8 @@ class CheckedBatch {
   void check_lengths(const AttentionArgs& args);
   void check_rows(const AttentionArgs& args);
   void check_mask(const AttentionArgs& args);
+  void check_tree(const AttentionArgs& args);
+  void check_tree_token(const AttentionArgs& args, int64_t sequence, int64_t index);
   void check_selection(const AttentionArgs& args);
   void check_selected(const AttentionArgs& args, int64_t sequence, int64_t head);
   void check_blocks(const AttentionArgs& args, int64_t sequence) const;
@@ -52,6 +56,8 @@ class CheckedBatch {
   std::vector<int32_t> seq_lens_;
   std::vector<int32_t> rows_;
   std::vector<int64_t> mask_starts_;
+  bool has_tree_ = false;
+  std::vector<int32_t> tree_positions_;
   bool has_selection_ = false;
   std::vector<int32_t> selected_;
   std::vector<int32_t> selected_counts_;

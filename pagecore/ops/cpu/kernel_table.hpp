@@ -60,8 +60,9 @@ struct AttentionBatch {
   float* partial_out = nullptr;          // [partial row, query head, padded value dim], not normalised
   float* partial_stats = nullptr;        // [partial row, query head, (max, sum)]
   const CodeTables* code_tables = nullptr;
-  bool from_cache = false;  // keys and values are small enough to be in the processor's caches
-  bool invariant = false;   // batch-invariant: a row's bits must not depend on the other rows
+  bool from_cache = false;                  // keys and values are small enough to be in the processor's caches
+  bool invariant = false;                   // batch-invariant: a row's bits must not depend on the other rows
+  const int32_t* tree_positions = nullptr;  // [num_tokens]; null without a tree
   // A selection: lists [num_sequences, key heads, width], ascending, and their lengths; null without one.
   const int32_t* selected = nullptr;
   const int32_t* selected_counts = nullptr;

@@ -75,13 +75,15 @@ void renew_bounds(const std::vector<BoundedKeys>& planes, const int64_t* slots, 
   for (const BoundedKeys& each : planes) bytes += count * each.key.num_heads * each.key.dim * size_of(each.key.type);
   parallel_for(std::ssize(planes), threads_to_move(bytes, num_threads), [&](int64_t i, int64_t) noexcept {
     const auto& [key, low, high] = planes[static_cast<size_t>(i)];
-    for (int64_t first = 0; first < count; first += key.block_size) {
+    for (int64_t first = 0, next = 0; first < count; first = next) {
+      for (next = first + 1; next < count && slots[next] == slots[next - 1] + 1 && slots[next] % key.block_size != 0;)
+        ++next;
       SummaryArgs args;
       args.num_blocks = key.num_blocks;
       args.block_size = key.block_size;
       args.low = low;
       args.high = high;
-      args.slots = {reinterpret_cast<const char*>(slots + first), std::min(key.block_size, count - first), 8, true};
+      args.slots = {reinterpret_cast<const char*>(slots + first), next - first, 8, true};
       args.key = {key.data + slots[first] / key.block_size * key.block_stride,
                   key.type,
                   args.slots.size,

@@ -20,8 +20,8 @@ struct BoundedKeys {
   Cache high;
 };
 
-// Computes the bounds of blocks anew from their first tokens: slots [block * block_size, ...), `count` in all, of which
-// each block begins with its first slot.
+// Computes the bounds of blocks anew from their first tokens: `count` slots, in runs that each begin with the first
+// slot of a block and continue with the slots that follow it.
 void renew_bounds(const std::vector<BoundedKeys>& planes, const int64_t* slots, int64_t count,
                   int64_t num_threads) noexcept;
 

@@ -6,6 +6,7 @@ from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._place cimport Place
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._selected cimport Selected
+from pagecore.ops._tree cimport TreeMask
 from pagecore.ops.cuda._plan cimport PcPlanLayout, Workspace
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams
 
@@ -22,7 +23,7 @@ cdef struct Work:
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the
 # call. key_scale and value_scale are given factors, one for each head. rows, cu_query_lens, sinks, alibi_slopes,
-# mask, key_scale, value_scale and lse may be None.
+# mask, tree, key_scale, value_scale and lse may be None.
 #
 # `selected` is None, or has lists on the device; such a call plans its own batch, batch-invariant if `plan` is.
 #
@@ -33,7 +34,7 @@ cdef int attention(
     Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
     int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-    Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
+    TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
     object example, const Place* place) except -1
 
 

@@ -11,6 +11,7 @@ from pagecore.ops._numbers cimport chunk_of
 from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
 from pagecore.ops._selected cimport Selected
+from pagecore.ops._tree cimport TreeMask
 from pagecore.ops.args cimport Cache, index_array, table_array, token_array
 from pagecore.ops.cuda._device_plan cimport (
     check_planned,
@@ -65,8 +66,8 @@ cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
         int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-        Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
-        object example, const Place* place) except -1:
+        TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse,
+        bint checks_plan, object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
     cdef Work work
@@ -84,6 +85,8 @@ cdef int attention(
     p.key_scale, p.value_scale = address_of(key_scale), address_of(value_scale)
     if mask is not None:
         p.mask, p.mask_size = address_of(mask), mask.shape_[0]
+    if tree is not None:
+        fill_tree(&p, tree)
     if lse is not None:
         p.lse = address_of(lse)
         p.lse_token_stride, p.lse_head_stride = lse.strides_[0] // 4, lse.strides_[1] // 4
@@ -177,6 +180,19 @@ cdef int fill_shape(PcAttentionParams* p, Tensor query, StoredCache keys, Stored
     return 0
 
 
+cdef int fill_tree(PcAttentionParams* p, TreeMask tree) except -1:
+    if p.alibi_slopes != 0:
+        raise UnsupportedOption(
+            "tree_mask and alibi_slopes are both given, which only the host serves; use one of them on CUDA"
+        )
+    if tree.words >= INT32_MAX // 64:
+        raise ShapeError(f"tree_mask has {tree.words} words for each token; use fewer than {INT32_MAX // 64}")
+    p.mask, p.mask_size = address_of(tree.bits), 64 * tree.words * tree.bits.shape_[0]
+    p.tree.positions = device_indices(index_array(tree.positions))
+    p.tree.words = <int32_t>tree.words
+    return 0
+
+
 cdef int fill_caches(
         PcAttentionParams* p, PcStoredAttentionParams* stored, const Cache& keys, const Cache& values,
         bint plain) except -1:
@@ -209,6 +225,11 @@ cdef int check_plan(AttentionPlan plan, const PcAttentionParams& p, const Place*
         raise ShapeError(
             f"plan has causal={plan.causal} and {reach_of(options[0])}, the call causal={bool(p.causal)} and "
             f"{reach_of(options_of(p))}; make one for these"
+        )
+    if p.tree.words != 0 and p.window_left != -1 and not plan.plan.options.tree:
+        raise ShapeError(
+            f"the call has a tree_mask and window {(p.window_left, p.window_right)}, and the plan was made without "
+            "tree; call plan_attention with tree=True"
         )
     cdef bint fits = own.address != 0
     if own.is_fixed:
@@ -264,7 +285,7 @@ cdef PlanBatch batch_of(vector[int32_t]& lens, vector[int32_t]& cu) noexcept:
 cdef int check_lengths(
         vector[int32_t]& lens, vector[int32_t]& cu, const PcAttentionParams& p) except -1:
     """Check lengths on the host with the errors of a call on the host."""
-    cdef int64_t i, num_blocks, block_size = p.block_size, mask_size = 0
+    cdef int64_t i, queries, num_blocks, block_size = p.block_size, mask_size = 0
     check_plan_batch(batch_of(lens, cu))
     if not cu.empty() and cu.back() > p.num_tokens:
         raise ShapeError(
@@ -278,11 +299,28 @@ cdef int check_lengths(
                 f"seq_lens[{i}] is {lens[i]}, which is more than {p.table.width} blocks of {block_size} hold; the "
                 "block table is too narrow"
             )
-        mask_size += <int64_t>lens[i] * (1 if cu.empty() else cu[i + 1] - cu[i])
-    if p.mask != 0 and mask_size != p.mask_size:
+        queries = 1 if cu.empty() else cu[i + 1] - cu[i]
+        mask_size += <int64_t>lens[i] * queries
+        if p.tree.words != 0:
+            check_tree_lengths(i, queries, lens[i], p.tree.words)
+    if p.mask != 0 and p.tree.words == 0 and mask_size != p.mask_size:
         raise ShapeError(
             f"mask has {p.mask_size} entries and the batch needs {mask_size}; it holds [query_len, seq_len] of every "
             "sequence"
+        )
+    return 0
+
+
+cdef int check_tree_lengths(int64_t sequence, int64_t queries, int64_t length, int64_t words) except -1:
+    if queries > 64 * words:
+        raise ShapeError(
+            f"sequence {sequence} has {queries} new tokens and tree_mask {words} words of 64 bits for each token; give "
+            f"it {ceil_div(queries, 64)}"
+        )
+    if queries > length:
+        raise ShapeError(
+            f"sequence {sequence} has {queries} new tokens and seq_lens[{sequence}] is {length}; with a tree_mask the "
+            "length includes the new tokens"
         )
     return 0
 

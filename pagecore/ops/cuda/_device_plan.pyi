@@ -18,6 +18,7 @@ def plan_lengths(
     window: int | tuple[int | None, int | None] | None = None,
     chunk: int | None = None,
     sink_tokens: int | None = None,
+    tree: bool = False,
     stream: Any = None,
 ) -> None: ...
 def plan_on_device(plan: AttentionPlan, seq_lens: Tensor, cu_query_lens: Tensor | None, num_tokens: int) -> Tensor: ...

@@ -44,6 +44,7 @@ cdef PlanOptions options_of(const PcAttentionParams& p) noexcept:
     options.num_query_heads, options.num_kv_heads = p.num_query_heads, p.num_kv_heads
     options.causal, options.window_left, options.window_right = p.causal, p.window_left, p.window_right
     options.sink_tokens = p.sink_tokens
+    options.tree = p.tree.words != 0
     return options
 
 
@@ -107,7 +108,7 @@ def plan_shape(num_sequences, num_tokens, num_query_heads, num_kv_heads, has_sin
 
 
 def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, num_kv_heads, causal=True, window=None,
-                 chunk=None, sink_tokens=None, stream=None):
+                 chunk=None, sink_tokens=None, tree=False, stream=None):
     """Plan lengths in device memory by a kernel, and write the plan to an array that calls accept as `plan`.
 
     Counters follow the plan in the array; with them the workers of a call find the last worker of a tile. Each call
@@ -123,7 +124,7 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
         None is one query for each sequence.
     num_tokens : int
         Rows of `query` in the calls.
-    num_query_heads, num_kv_heads, causal, window, chunk, sink_tokens
+    num_query_heads, num_kv_heads, causal, window, chunk, sink_tokens, tree
         Those of the calls.
     stream : int or a stream, optional
         By default the current stream of the framework of `seq_lens`.
@@ -161,6 +162,7 @@ def plan_lengths(out, seq_lens, cu_query_lens, num_tokens, *, num_query_heads, n
     p.num_query_heads, p.num_kv_heads = num_query_heads, num_kv_heads
     p.causal, p.window_left, p.window_right = bool(causal), <int32_t>left, <int32_t>right
     p.sink_tokens = <int32_t>num_sinks
+    p.tree.words = bool(tree)  # the plan depends on the presence of a tree only
     cdef PcPlanLayout layout = planned_layout(target, p, &place)
     await_arrays((seq_lens, cu_query_lens), &place)
     launch_plan(p, layout, <uintptr_t>target.data, place.stream, place.device_id)
@@ -230,6 +232,7 @@ def plan_on_device(AttentionPlan plan, Tensor seq_lens, Tensor cu_query_lens, nu
     p.window_left = <int32_t>plan.plan.options.window_left
     p.window_right = <int32_t>plan.plan.options.window_right
     p.sink_tokens = <int32_t>plan.plan.options.sink_tokens
+    p.tree.words = plan.plan.options.tree
     place.device_type, place.device_id, place.stream = CUDA, plan.cuda.device, 0
     cdef int64_t num_bytes = layout.num_bytes
     cdef Tensor buffer = new_at(1, &num_bytes, UINT8, &place)

@@ -41,6 +41,10 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         int32_t wide
         int32_t counts_wide
 
+    cdef struct PcTree:
+        PcIndices positions
+        int32_t words
+
     cdef struct PcAttentionParams:
         PcRows query
         PcRows out
@@ -85,6 +89,7 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         float softcap
         int32_t sink_tokens
         PcSelection selection
+        PcTree tree
 
     cdef struct PcPlanParams:
         PcAttentionParams attention

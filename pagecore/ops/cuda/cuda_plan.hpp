@@ -203,6 +203,7 @@ class CudaPlanner {
     tiling.window_left = options.window_left;
     tiling.window_right = options.window_right;
     tiling.sink_tokens = options.sink_tokens;
+    tiling.tree = options.tree;
     tiling.query_tile = layout_->sections[id].query_tile;
     if (id == PC_DECODE) tiling.max_rows = decode_rows;
     if (id == PC_PROMPTS) tiling.min_rows = decode_rows + 1;

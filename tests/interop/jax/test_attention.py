@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pagecore.errors import PagecoreError
 from tests.interop.jax.on_jax import attend, check, laid_out
-from tests.ops.cases import DTYPES, Shape, make_case, random_mask
+from tests.ops.cases import DTYPES, Shape, assert_output_close, make_case, random_mask
+from tests.ops.trees import tree_case
 
 LENS = {"seq_lens": (70, 33, 1, 16), "query_lens": (7, 1, 1, 16)}
 DECODE = {"seq_lens": (70, 33, 1, 150)}
@@ -170,3 +172,37 @@ def test_a_long_call_gives_equal_bits_on_any_number_of_threads(jax, interop, thr
         check(jax, interop, case)
     finally:
         pagecore.set_num_threads(before)
+
+
+@pytest.mark.parametrize("words", [1, 2])
+def test_trees(jax, interop, words):
+    """Traced arrays hold halves of words, because JAX has 64-bit integers under x64 only."""
+    case = tree_case(Shape(**LENS), words=words, window=5)
+    expected, bits = case.expect()[0], case.options["tree_mask"]
+    halves = bits.view(np.uint32).reshape(len(bits), -1)
+    options = {name: case.options[name] for name in ("cu_query_lens",)}
+
+    @jax.jit
+    def call(operands, options, tree):
+        return interop.paged_attention(*operands, **options, window=5, tree_mask=tree)
+
+    assert_output_close(np.asarray(call(case.arrays, options, halves)), expected)
+    eager = interop.paged_attention(*map(jax.numpy.asarray, case.arrays), **options, window=5, tree_mask=bits)
+    assert_output_close(np.asarray(eager), expected)
+    assert np.asarray(eager).tobytes() == case.run().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tree_mask": np.ones((25, 3), np.uint32)}, "an even number of halves"),
+        ({"tree_mask": np.ones((24, 2), np.uint32)}, "tree_mask has shape"),
+        ({"tree_mask": np.ones((25, 2), np.float32)}, "tree_mask is float32"),
+        ({"tree_mask": np.ones(25, np.uint64), "mask": np.ones(9, bool)}, "both given"),
+        ({"positions": np.ones(25, np.int32)}, "pass tree_mask too"),
+    ],
+)
+def test_trees_that_are_refused(jax, interop, options, message):
+    case = make_case(Shape(**LENS))
+    with pytest.raises(PagecoreError, match=message):
+        interop.paged_attention(*map(jax.numpy.asarray, case.arrays), **case.options, **options)

@@ -272,13 +272,13 @@ class ItemPass {
                        0,
                        key_factors,
                        value_factors};
-      if (args_.mask != nullptr) scores.keep = scratch_.keep + query * kTileTokens;
+      if (visible_.masked()) scores.keep = scratch_.keep + query * kTileTokens;
       if (args_.alibi_slopes.data != nullptr) {
         scores.slope = head_value(args_.alibi_slopes, (head_begin_ + head) * group_ + row % group_, 0.0f);
         const int64_t anchor =
             bias_anchor(visible_.window(), visible_.position(query), visible_.length(), scores.slope);
-        scores.bias_begin = static_cast<int32_t>((tile.is_selected ? 0 : tile.start) - anchor);
-        if (tile.is_selected) scores.positions = tile.positions;
+        scores.positions = tile.is_selected ? tile.positions : visible_.positions(tile, query);
+        scores.bias_begin = static_cast<int32_t>((scores.positions != nullptr ? 0 : tile.start) - anchor);
       }
       scratch_.factor[at] = softmax_row(scores, scratch_.scores + at * kTileTokens,
                                         pairs_ ? scratch_.weights + at * kTileTokens : nullptr, scratch_.max[at],

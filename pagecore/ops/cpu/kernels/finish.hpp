@@ -97,8 +97,9 @@ inline void merge_splits(const AttentionArgs& args, const AttentionBatch& batch,
         const float* stats = batch.partial_stats + 2 * at;
         fold_row(row_max, row_sum, acc, stats[0], stats[1], batch.partial_out + at * stride, stride);
       }
-      finish_row(args, head_options(args, head, head / group), item.query_begin + query, head, position + query, length,
-                 row_max, row_sum, acc);
+      const int64_t token = item.query_begin + query;
+      const int64_t at = batch.tree_positions == nullptr ? position + query : batch.tree_positions[token];
+      finish_row(args, head_options(args, head, head / group), token, head, at, length, row_max, row_sum, acc);
     }
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/tile.hpp"
+#include "pagecore/ops/cpu/kernels/tree_rows.hpp"
 #include "pagecore/ops/key_range.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -20,7 +21,8 @@ class Visibility {
         queries_(item.query_count),
         group_(group),
         length_(batch.seq_lens[item.sequence]),
-        position_(length_ - (batch.cu_query_lens[item.sequence + 1] - item.query_begin)) {
+        position_(length_ - (batch.cu_query_lens[item.sequence + 1] - item.query_begin)),
+        tree_(args, batch, item) {
     if (args.mask == nullptr) return;
     const int64_t first_query = item.query_begin - batch.cu_query_lens[item.sequence];
     mask_ = args.mask + batch.mask_starts[item.sequence] + first_query * length_;
@@ -28,7 +30,9 @@ class Visibility {
 
   [[nodiscard]] const Window& window() const { return window_; }
   [[nodiscard]] int64_t length() const { return length_; }
-  [[nodiscard]] int64_t position(int64_t query) const { return position_ + query; }
+  [[nodiscard]] int64_t position(int64_t query) const {
+    return tree_.absent() ? position_ + query : tree_.position(query);
+  }
 
   // Chooses between the two ranges of keys: the sinks, or the window.
   void see_sinks(bool sees) { sees_sinks_ = sees; }
@@ -36,12 +40,14 @@ class Visibility {
   [[nodiscard]] KeyRange sinks() const { return sink_keys(window_, position(queries_ - 1), length_); }
 
   void visit(const Tile& tile, const Scratch& scratch) {
-    uniform_ = mask_ == nullptr;
+    in_tree_ = !tree_.absent() && tile.start + tile.last > tree_.begin();
+    uniform_ = mask_ == nullptr && !in_tree_;
     use_ = {static_cast<int>(kTileTokens), 0, nullptr};
     rows_ = {queries_ * group_, 0};
     for (int64_t query = 0; query < queries_; ++query) {
-      const KeyRange keys = sees_sinks_ ? sink_keys(window_, position(query), length_)
-                                        : attended_keys(window_, position(query), position(query), length_);
+      KeyRange keys = sees_sinks_ ? sink_keys(window_, position(query), length_)
+                                  : attended_keys(window_, position(query), position(query), length_);
+      if (!tree_.absent()) keys = {keys.begin < tree_.begin() ? keys.begin : tree_.begin(), position_ + query + 1};
       const int low = clamp_to_tile(keys.begin, tile);
       const int high = clamp_to_tile(keys.end, tile);
       for (int64_t g = 0; g < group_; ++g) {
@@ -54,7 +60,16 @@ class Visibility {
       use_.last = high > use_.last ? high : use_.last;
       rows_ = {query * group_ < rows_.first ? query * group_ : rows_.first, (query + 1) * group_};
     }
-    if (mask_ != nullptr && !empty()) apply_mask(tile, scratch);
+    if (masked() && !empty()) apply_mask(tile, scratch);
+  }
+
+  // True if `keep` of the scratch says which keys of the tile each query attends to.
+  [[nodiscard]] bool masked() const { return mask_ != nullptr || in_tree_; }
+  // The positions of the tile's keys for a query of a tree; null if they are consecutive.
+  [[nodiscard]] const int32_t* positions(const Tile& tile, int64_t query) {
+    if (!in_tree_) return nullptr;
+    tree_.place(tile, query, positions_);
+    return positions_;
   }
 
   // True if no row attends to any key.
@@ -85,14 +100,21 @@ class Visibility {
     for (int64_t t = 0; t < kTileTokens; ++t) used_[t] = 0;
     use_.used = used_;
     for (int64_t query = 0; query < queries_; ++query) {
-      const uint8_t* mask = mask_ + query * length_;
+      const int low = scratch.low[query * group_], high = scratch.high[query * group_];
       uint8_t* keep = scratch.keep + query * kTileTokens;
-      for (int t = 0; t < kTileTokens; ++t) {
-        const int64_t at = tile.is_selected ? tile.positions[t] : tile.start + t;
-        const bool attended = t >= scratch.low[query * group_] && t < scratch.high[query * group_] && mask[at] != 0;
-        keep[t] = attended ? 1 : 0;
-        used_[t] |= keep[t];
+      if (in_tree_) {
+        tree_.keep(tile, query, low, high, window_, keep);
+      } else {
+        copy_mask(tile, mask_ + query * length_, low, high, keep);
       }
+      for (int t = 0; t < kTileTokens; ++t) used_[t] |= keep[t];
+    }
+  }
+
+  static void copy_mask(const Tile& tile, const uint8_t* mask, int low, int high, uint8_t* keep) {
+    for (int t = 0; t < kTileTokens; ++t) {
+      const int64_t at = tile.is_selected ? tile.positions[t] : tile.start + t;
+      keep[t] = t >= low && t < high && mask[at] != 0 ? 1 : 0;
     }
   }
 
@@ -100,13 +122,16 @@ class Visibility {
   int64_t queries_;
   int64_t group_;
   int64_t length_;
-  int64_t position_;               // of the item's first query
+  int64_t position_;  // of the item's first query, in the order of the slots
+  TreeRows tree_;
   const uint8_t* mask_ = nullptr;  // row of the item's first query
+  bool in_tree_ = false;           // the tile has new tokens of a tree
   bool sees_sinks_ = false;
   bool uniform_ = true;
   TileUse use_{};
   RowRange rows_{};
   uint8_t used_[kTileTokens];
+  int32_t positions_[kTileTokens];
 };
 
 }  // namespace

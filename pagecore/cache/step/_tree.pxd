@@ -1,0 +1,18 @@
+# Trees of a step; see _tree.pyx.
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache.step._plan cimport StepPlan
+from pagecore.index._block_tables cimport StepBuffers
+
+
+cdef class StepTree:
+    cdef list given               # of each sequence: an int64 array, or None for a chain
+    cdef vector[int64_t] parents  # of all tokens of the step, counted within their sequence
+    cdef vector[int32_t] depths   # scratch of `fill`
+
+    # Raises ShapeError unless the trees are those of the plan's sequences, and the buffers have room for their bits.
+    cdef int check(self, StepPlan plan, StepBuffers buffers) except -1
+    # Writes the bits of the step's tokens, and moves their positions to their depths.
+    cdef void fill(self, StepPlan plan, StepBuffers buffers) noexcept
+    cdef bint is_chain(self, int32_t index) noexcept

@@ -1,0 +1,6 @@
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+def tree_mask(parents: Any, *, words: int | None = None) -> NDArray[np.uint64]: ...
