@@ -455,7 +455,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
             A sequence would have no state after its accepted tokens: only a step of up to ``1 + draft_tokens`` tokens
             can be accepted in part. Or tokens move in a cache with planes per block that cannot be renewed.
         DeviceError
-            Tokens move while the stream of the cache is captured. A device that fails during the moves loses the tokens.
+            Tokens move while the stream of the cache is captured. A device that fails during the moves loses them.
         """
         own_step(self._parts.state, batch).commit(accepted, accepted_path, partial(slot_moves, self._parts))
 
