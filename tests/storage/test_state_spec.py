@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagecore import KVPool, PagedKVCache, Plane, StateSpec
+from pagecore import KVPool, Plane, StateSpec, TensorParallel
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage.state_shapes import (
     delta_planes,
@@ -114,3 +114,12 @@ def test_block_pools_and_caches_name_the_pool_for_states():
     for call in (lambda: KVPool(StateSpec((CONV,)), 1, 4, 4), lambda: PagedKVCache(StateSpec((CONV,)), num_blocks=4)):
         with pytest.raises(UnsupportedOption, match=r"'conv' per sequence|every layer keeps a state"):
             call()
+
+
+def test_a_spec_is_the_part_of_one_rank():
+    spec = StateSpec((CONV,), ranks=2)
+    assert spec.shard(TensorParallel(1, 2)) is spec
+    with pytest.raises(UnsupportedOption, match=r"one of 2 ranks.* ranks=4"):
+        spec.shard(TensorParallel(0, 4))
+    with pytest.raises(ShapeError, match="ranks is 0"):
+        StateSpec((CONV,), ranks=0)
