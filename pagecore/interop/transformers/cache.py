@@ -24,7 +24,6 @@ from pagecore.interop.transformers.latents import pass_latents_on
 from pagecore.interop.transformers.layer import PagedLayer
 from pagecore.interop.transformers.mixers import call_in_segments
 from pagecore.interop.transformers.model_layers import read_layers
-from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.specs import keys_depend_on_length
 from pagecore.interop.transformers.state_layers import StateTensors
 from pagecore.interop.transformers.state_specs import SCANS_WITHOUT_STATE
@@ -130,7 +129,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             planes = self.kv.spec(place).planes
             self.layers[layer].planes = [as_torch(self.kv.plane(plane.name, place)) for plane in planes]
         states = RunningStates({layer: self.layers[layer] for layer in model_layers.states}, model.device)
-        self._generation = Generation(BatchRows(self.kv, model_layers.places, states), model)
+        self._generation = Generation(self.kv, model, layers=model_layers.places, states=states)
         call_in_segments(model_layers.modules.values(), self, single=config.model_type in SCANS_WITHOUT_STATE)
         register_hooks(model, self, self._generation)
         pass_latents_on(model, self)

@@ -10,12 +10,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.inputs import Ids, Mask, read_inputs
 from pagecore.interop.transformers.prompts import as_attention_mask, read_prompt
 from pagecore.interop.transformers.rows import BatchRows
+from pagecore.interop.transformers.states import RunningStates
 from pagecore.interop.transformers.tracing import untraced
 
 
@@ -27,14 +29,23 @@ class Generation:
 
     Parameters
     ----------
-    rows : BatchRows
-        The rows, without any yet.
+    kv : PagedKVCache
+        Holds the tokens of the rows.
     model : PreTrainedModel
         The model whose forward passes run over the rows; held by a weak reference.
+    layers, states
+        As for `BatchRows`.
     """
 
-    def __init__(self, rows: BatchRows, model: PreTrainedModel) -> None:
-        self.rows = rows
+    def __init__(
+        self,
+        kv: PagedKVCache,
+        model: PreTrainedModel,
+        *,
+        layers: Mapping[int, int] | None = None,
+        states: RunningStates | None = None,
+    ) -> None:
+        self.rows = BatchRows(kv, layers, states)
         self._model = weakref.ref(model)
         self._forward: Forward | None = None
         self._running: torch.nn.Module | None = None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
@@ -50,6 +51,14 @@ class RowsSnapshot:
 class BatchRows:
     """The rows of a batch, one sequence of the cache each.
 
+    Parameters
+    ----------
+    cache : PagedKVCache
+    layers : mapping, optional
+        Index in the cache of each layer of the model that attends; by default both have the same indices.
+    states : RunningStates, optional
+        States of the recurrent layers; none by default.
+
     I1: between calls the number of computed tokens of a sequence equals the number of ones in its row of `is_token`.
     I2: `given_ids` has the id of each computed column as passed to the model, or UNKNOWN. They decide whether a prompt
         continues the rows.
@@ -60,10 +69,12 @@ class BatchRows:
         leaves no such states: the rows are removed, and `is_lost` is True until they are cleared.
     """
 
-    def __init__(self, cache: PagedKVCache, layers: Mapping[int, int], states: RunningStates) -> None:
+    def __init__(
+        self, cache: PagedKVCache, layers: Mapping[int, int] | None = None, states: RunningStates | None = None
+    ) -> None:
         self.cache = cache
-        self.layers = layers  # the index in the cache of each layer that attends
-        self.states = states
+        self.layers = {index: index for index in range(cache.num_layers)} if layers is None else layers
+        self.states = RunningStates({}, torch.device("cpu")) if states is None else states
         self.is_lost = False
         self.sequences: list[Sequence] = []
         self.is_token: Mask = np.zeros((0, 0), np.bool_)
