@@ -41,13 +41,18 @@ class ModelConfig:
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     specs_by_layer : tuple of tuple of int
         Numbers in `layers` of the specs of each model layer: ``(n,)`` in most models, ``(n, n + 1)`` in Falcon-H1, and
-        ``()`` for an MLP of Nemotron-H. They are the layer numbers of a cache that is made with `layers`.
+        ``()`` for an MLP of Nemotron-H. They are the layer numbers of a cache that is made with `layers`. By default
+        each spec is a layer of its own.
     """
 
     model_type: str
     layers: tuple[ModelSpec, ...]
     max_length: int | None
-    specs_by_layer: tuple[tuple[int, ...], ...]
+    specs_by_layer: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.specs_by_layer:
+            object.__setattr__(self, "specs_by_layer", tuple((number,) for number in range(len(self.layers))))
 
     @property
     def num_layers(self) -> int:
