@@ -124,16 +124,18 @@ struct KeyRange {
 // Sinks are left out.
 PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int length) {
   const pc_int64 right = p.causal != 0 ? 0 : p.window_right;
-  pc_int64 first = static_cast<pc_int64>(position) - p.window_left;
-  pc_int64 end = right < 0 ? length : static_cast<pc_int64>(position) + right + 1;
+  const pc_int64 first = static_cast<pc_int64>(position) - p.window_left;
+  const pc_int64 last = static_cast<pc_int64>(position) + right;
+  KeyRange keys;
+  keys.begin = p.window_left < 0 ? 0 : clamp(first, 0, length);
+  keys.end = right < 0 ? length : clamp(last + 1, keys.begin, length);
   if (p.window_left < -1) {
-    const int chunk = -1 - p.window_left;
-    first = static_cast<pc_int64>(max_of(position, 0) / chunk) * chunk;
-    const pc_int64 chunk_end = position < 0 ? 0 : first + chunk;
-    end = end < chunk_end ? end : chunk_end;
+    const int chunk = -1 - pc_opaque(p.window_left);
+    const int start = max_of(position, 0) / chunk * chunk;
+    keys.begin = min_of(start, length);
+    keys.end = keys.begin + min_of(max_of(keys.end - start, 0), position < 0 ? 0 : chunk);
   }
-  const int begin = p.window_left == -1 ? 0 : clamp(first, 0, length);
-  return {begin, clamp(end, begin, length)};
+  return keys;
 }
 
 // The first key of an item that a query may attend to, whose window begins at `begin`. An item that begins before the

@@ -166,6 +166,9 @@ cdef Tensor contiguous(Tensor tensor, str name, int least):
     cdef int i
     if tensor.ndim < least:
         raise ShapeError(f"{name} has shape {tensor.shape}; it must be [..., {'V, K' if least == 2 else 'K'}]")
+    for i in range(tensor.ndim):
+        if tensor.shape_[i] == 0:  # without elements, strides say nothing
+            return tensor
     for i in range(tensor.ndim - 1, -1, -1):
         if tensor.shape_[i] > 1 and tensor.strides_[i] != stride:
             raise ShapeError(f"{name} has strides {tensor.strides}; pass a C-contiguous array")

@@ -125,7 +125,7 @@ def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
         mask: torch.Tensor | None = sdpa_mask(*arguments, **options)
         return mask
     window, rule = options.get("local_size"), options.get("mask_function", causal_mask_function)
-    # Whether the layer has a window or a chunk of that size is compared when it attends (Forward.attend).
+    # Forward.attend compares the kind, window or chunk, with the spec of the layer.
     is_known = rule is causal_mask_function or window is not None
     if not is_known or options.get("use_vmap") or not options.get("allow_is_causal_skip", True):
         kind = "tokens that attend to later ones, such as those of an image"
