@@ -240,7 +240,12 @@ PC_DEVICE void attend_general(const PcAttentionParams& p, const Shared<pc_uint8>
     worker.start_pass(p, work, ring);
     run_rounds(p, work, worker, ring, rows);
   } while (worker.next_rows());
-  clear_padding(p, heads, padding);  // no copies are in flight: the last groups are empty
+  // No copies are in flight: the last groups are empty. Selections have no registers for these during the rounds.
+  if constexpr (Options::kSelected) {
+    clear_padding(p, recompute_block_heads(p), first_padding_row(p));
+  } else {
+    clear_padding(p, heads, padding);
+  }
 }
 
 template <int kDim, typename Options>
