@@ -125,7 +125,8 @@ def paged_attention(
         The new tokens of each sequence as a tree of drafts: bit i of row t is set if token t attends to the i-th new
         token of its sequence (bit i % 64 of word i // 64); see `tree_mask`. Every token attends to itself, and to no
         later token. It replaces causality among the new tokens; the keys before them are attended as usual. Exclusive
-        with `mask`, `blocks` and `indices`. In CUDA memory the bits are checked under `debug` only.
+        with `mask`, `blocks` and `indices`, on CUDA also with `alibi_slopes`. In CUDA memory the bits are checked under
+        `debug` only.
     positions : integers, [T], optional
         Position of each token of a tree. Windows, chunks and ALiBi count from it, and its k-th ancestor, counted from
         the token up, is k positions before it. By default it follows from the mask: the first new position plus the
@@ -192,8 +193,8 @@ def paged_attention(
     computed in float32.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
-    2023. Trees: Miao et al., "SpecInfer", 2024. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023, in the form of gpt-oss.
-    ALiBi: Press et al., "Train Short, Test Long", 2021. Softcap: Gemma 2.
+    2023. Trees: Miao et al., "SpecInfer", 2024. Sinks: Xiao et al., "Efficient Streaming Language Models with Attention
+    Sinks", 2023, in the form of gpt-oss. ALiBi: Press et al., "Train Short, Test Long", 2021. Softcap: Gemma 2.
 
     Examples
     --------
@@ -293,8 +294,8 @@ def paged_attention(
         )
     else:
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
-                      mask, tree_mask, positions, blocks, block_counts, indices, index_counts, key_scale, value_scale, out,
-                      None if planned is None else plan), &place)
+                      mask, tree_mask, positions, blocks, block_counts, indices, index_counts, key_scale, value_scale,
+                      out, None if planned is None else plan), &place)
         checked = debugging()
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, bits, tree, &place)

@@ -25,12 +25,13 @@ from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryA
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys
 
 
-# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, tree, key_scale, value_scale, lse. `selection` may be empty.
+# Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, tree, key_scale, value_scale, lse. `selection` may be
+# empty.
 cdef int attention(
     Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
     Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
-    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree, Tensor key_scale,
-    Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
+    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree,
+    Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1
 
 # Optional: key_scale, value_scale, the given factors. `four_over_six`: how scales of nvfp4 are computed.
 cdef int write_kv(

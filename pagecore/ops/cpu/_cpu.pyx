@@ -119,8 +119,8 @@ cdef void end_reading(AttentionPlan plan) noexcept:
 cdef int attention(
         Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
         Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
-        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree, Tensor key_scale,
-        Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1:
+        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree,
+        Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse, const Selection& selection) except -1:
     cdef AttentionArgs args
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()

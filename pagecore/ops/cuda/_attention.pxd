@@ -33,8 +33,8 @@ cdef struct Work:
 cdef int attention(
     Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
-    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree, Tensor key_scale,
-    Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
+    int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree,
+    Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
     const Place* place) except -1
 
 

@@ -64,9 +64,9 @@ cdef CudaPlanner _planner  # for calls without a plan; guarded by the GIL
 cdef int attention(
         Tensor query, StoredCache keys, StoredCache values, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, AttentionPlan plan, Tensor planned, double scale, bint causal, int64_t window_left,
-        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree, Tensor key_scale,
-        Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan, object example,
-        const Place* place) except -1:
+        int64_t window_right, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask, TreeMask tree,
+        Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
+        object example, const Place* place) except -1:
     cdef PcAttentionParams p
     cdef PcStoredAttentionParams stored
     cdef Work work
