@@ -61,8 +61,8 @@ class _RecordedCache(PagedKVCache):
         self.log.events.append(Event("remove", np.array([sequence.row], np.int32)))
         super().remove(sequence, rank=rank)
 
-    def try_prepare(self, sequences: Any, counts: Any, out: Any = None, *, stream: object = None) -> Any:
-        batch = super().try_prepare(sequences, counts, out, stream=stream)
+    def try_prepare(self, sequences: Any, counts: Any, out: Any = None, **options: Any) -> Any:
+        batch = super().try_prepare(sequences, counts, out, **options)
         if batch is not None:
             rows = np.array([sequence.row for sequence in sequences], np.int32)
             self.log.events.append(Event("extend", rows, np.array(counts, np.int32)))

@@ -46,7 +46,9 @@ cdef TreeMask read_tree(
     cdef TreeMask tree
     if tree_mask is None:
         if positions is not None:
-            raise UnsupportedOption("positions are those of the tokens of a tree; pass tree_mask too, or leave them out")
+            raise UnsupportedOption(
+                "positions are those of the tokens of a tree; pass tree_mask too, or leave them out"
+            )
         return None
     if mask is not None:
         raise UnsupportedOption("mask and tree_mask are both given; use one of them")

@@ -81,7 +81,9 @@ cdef int check_path(StepRecord step, int32_t sequence, int64_t first, Integers p
         parent = parent_of(step, first, at)
         if parent != before:
             relation = "has no parent" if parent < 0 else f"is a child of token {parent}"
-            expected = "begin with a token without a parent" if before < 0 else f"follow {before} with one of its children"
+            expected = "begin with a token without a parent"
+            if before >= 0:
+                expected = f"follow {before} with one of its children"
             raise ShapeError(f"accepted_path[{sequence}][{k}] is {at}, which {relation}; {expected}")
         before = at
     return 0

@@ -60,7 +60,8 @@ cdef class StepTree:
             if count > WORD_BITS * buffers.native.tree_words():
                 raise ShapeError(
                     f"sequence {i} of the step has {count} tokens and the batch room for trees of "
-                    f"{WORD_BITS * buffers.native.tree_words()}; make it with max_tree_tokens={count}, or leave out out="
+                    f"{WORD_BITS * buffers.native.tree_words()}; make it with max_tree_tokens={count}, or leave out "
+                    "the batch"
                 )
             given = self.given[i]
             if given is None:
