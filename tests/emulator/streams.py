@@ -6,6 +6,7 @@ buffer that is refilled or freed too early gives wrong numbers every time.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -49,7 +50,6 @@ class Streams:
     def __init__(self) -> None:
         self.deferred = False
         self._queues: defaultdict[int, deque[Work]] = defaultdict(deque)
-        self._running: set[int] = set()
         self._lock = threading.RLock()
         self._captures: dict[int, Graph] = {}
         self._next = 0x1000
@@ -71,18 +71,19 @@ class Streams:
     def drain(self, stream: int, until: Marker | None = None) -> None:
         """Run the work of a stream, up to a marker if given. Work that raises an error is not run again.
 
-        Work that is submitted while other work of the stream runs, as by the garbage collector, comes after it.
+        The garbage collector is off meanwhile: memory that it frees, and waits of finalizers, come after the work that
+        runs.
         """
         with self._lock:
-            if stream in self._running:
-                return
-            self._running.add(stream)
+            collects = gc.isenabled()
+            gc.disable()
             try:
                 queue = self._queues[stream]
                 while queue and not (until is not None and until.passed):
                     queue.popleft()()
             finally:
-                self._running.discard(stream)
+                if collects:
+                    gc.enable()
 
     def finish(self) -> None:
         """Run the deferred work of every stream."""
