@@ -7,7 +7,7 @@ from pagecore.index._block_tables cimport StepBuffers
 from pagecore.index._integers cimport Slots, as_slots
 from pagecore.ops._tree cimport first_wrong_parent, write_chain, write_tree
 
-from pagecore.errors import ShapeError
+from pagecore.errors import ShapeError, UnsupportedOption
 
 cdef enum:
     WORD_BITS = 64
@@ -48,6 +48,11 @@ cdef class StepTree:
         cdef Slots given
         if plan.is_arrival:
             raise ShapeError("an arrival has no tree; leave parents out")
+        if plan.state.states is not None:
+            raise UnsupportedOption(
+                "parents is given to a cache with layers that keep states, which follow one chain of tokens; verify a "
+                "chain, with StateSpec(draft_tokens=), or fork the sequence for each branch"
+            )
         if len(self.given) != plan.num_sequences:
             raise ShapeError(
                 f"parents has {len(self.given)} entries; give one for each of the {plan.num_sequences} sequences"
