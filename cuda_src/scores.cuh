@@ -199,7 +199,9 @@ PC_DEVICE void transform_scores(const PcAttentionParams& p, const ScoreRule& rul
     }
   }
   if (!edge && (!Options::kFull || !masks_all_keys(p))) return;
-  if (Options::kFull && p.tree.words != 0) return mask_tree(p, rows, first_key, s);
+  if constexpr (Options::kFull) {
+    if (p.tree.words != 0) return mask_tree(p, rows, first_key, s);
+  }
   PC_UNROLL
   for (int t = 0; t < Tiles; ++t) {
     PC_UNROLL
