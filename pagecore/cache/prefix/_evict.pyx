@@ -205,7 +205,7 @@ cdef bint keeps_for_itself(PrefixCache prefix, int32_t row, int32_t slot) noexce
 
 
 cdef int64_t num_unused_states(PrefixCache prefix) except -1:
-    """Return the states whose only holders are the tree and idle rows, as checkpoints."""
+    """Return the number of states whose only holders are the tree and idle rows, as checkpoints."""
     cdef vector[int32_t] states, holders
     cdef int32_t row, slot
     cdef int64_t count = 0
@@ -269,7 +269,7 @@ def evictable(PrefixCache prefix not None):
 
 
 def unused_states(PrefixCache prefix not None):
-    """Return the number of states that only the prefix cache holds."""
+    """Return the number of states that eviction can free."""
     return 0 if prefix.states is None else num_unused_states(prefix)
 
 

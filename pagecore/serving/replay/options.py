@@ -15,8 +15,9 @@ from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
 from pagecore.serving.reuse import POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, as_float, require_int
+from pagecore.storage.checks import INT32_MAX, require_int
 from pagecore.storage.pool import blocks_within
+from pagecore.storage.state_pool import checked_ratio
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOptions"]
 
@@ -221,9 +222,7 @@ class ReplayOptions:
             raise UnsupportedOption(
                 f"num_states is {self.num_states}, but the model has no recurrent states; leave it out"
             )
-        object.__setattr__(self, "state_ratio", as_float("state_ratio", self.state_ratio))
-        if not (math.isfinite(self.state_ratio) and self.state_ratio > 0):
-            raise ShapeError(f"state_ratio is {self.state_ratio}; give a finite number above 0, such as 0.9")
+        object.__setattr__(self, "state_ratio", checked_ratio(self.state_ratio))
 
     def _bytes_per_block(self) -> int:
         """Return the bytes of one block in all groups."""
