@@ -75,7 +75,17 @@ from pagecore.ops import (
     write_latent,
 )
 from pagecore.ops.cpu import available_isas, isa, num_threads, set_isa, set_num_threads
-from pagecore.storage import AttentionSpec, KVLayout, KVPool, LatentSpec, Plane, StatePool, StateSpec, TensorParallel
+from pagecore.storage import (
+    AttentionSpec,
+    CrossSpec,
+    KVLayout,
+    KVPool,
+    LatentSpec,
+    Plane,
+    StatePool,
+    StateSpec,
+    TensorParallel,
+)
 
 __version__ = "0.1.0"
 
@@ -91,6 +101,7 @@ __all__ = [
     "CacheStats",
     "CompileError",
     "ConfigError",
+    "CrossSpec",
     "DType",
     "DeviceError",
     "DoubleFree",

@@ -1,6 +1,7 @@
 """Specs and planes of layers, memory layouts, and the pools that hold the bytes."""
 
 from pagecore.storage.attention_spec import AttentionSpec
+from pagecore.storage.cross_spec import CrossSpec
 from pagecore.storage.latent_spec import LatentSpec
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import free_memory, parse_memory
@@ -12,6 +13,7 @@ from pagecore.storage.state_spec import StateSpec
 
 __all__ = [
     "AttentionSpec",
+    "CrossSpec",
     "KVLayout",
     "KVPool",
     "LatentSpec",

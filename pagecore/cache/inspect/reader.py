@@ -13,8 +13,9 @@ from pagecore.arrays import Tensor
 from pagecore.cache import lifecycle
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list, token_ids
+from pagecore.cache.cross.build import cross_namespace
 from pagecore.cache.demand import block_limit, longest_sequence, longest_step
-from pagecore.cache.inspect.block_map import BlockMap, map_blocks
+from pagecore.cache.inspect.block_map import BlockMap, map_blocks, map_contents
 from pagecore.cache.inspect.occupancy import measure
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers import group_number
@@ -59,7 +60,7 @@ class CacheReader(PartsOwner):
     @property
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each group, including the null block."""
-        return tuple(pool.num_blocks for pool in self._parts.tables.pools)
+        return tuple(pool.num_blocks for pool in self._parts.block_pools)
 
     @property
     def num_available(self) -> int:
@@ -150,7 +151,8 @@ class CacheReader(PartsOwner):
         -------
         Tensor
             int32 ``[max_sequences + 1, max_blocks]``, read-only. It aliases the index and changes with the cache; on
-            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence.
+            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence; the table
+        of a cross-attention group has a row for each encoder output instead, which `Batch.cross` lists.
             Entries past a row's blocks are 0, and so are the holes that a window left. The last row contains only 0:
             padding refers to it.
 
@@ -194,6 +196,7 @@ class CacheReader(PartsOwner):
         namespace: Hashable = None,
         spans: Spans | None = None,
         max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
     ) -> int:
         """Return the number of tokens that `add_sequence` would reuse; 0 without a prefix cache.
 
@@ -201,8 +204,10 @@ class CacheReader(PartsOwner):
         `add_sequence`.
         """
         ids = token_ids(tokens)
-        options = retention_options(self.eviction_policy, namespace, spans)
+        options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)
         most = reusable(len(ids), max_tokens)
+        if self._parts.cross is not None and cross_digest is None:
+            most = 0
         with Held(self._parts.state.lock):
             return 0 if self._parts.prefix is None else self._parts.prefix.match_length(ids, options, most)
 
@@ -258,8 +263,11 @@ class CacheReader(PartsOwner):
         number = group_number(group, self.num_groups)
         with Held(self._parts.state.lock):
             self._parts.state.give_up_lost()
+            cross, listed = self._parts.cross, self._parts.state.listed()
+            if cross is not None and number >= cross.first_group:
+                return map_contents(number, cross.first_group, cross.contents.tables, listed)
             known = NONE if self._parts.prefix is None else self._parts.prefix.cached(number)
-            return map_blocks(number, self._parts.tables, self._parts.state.listed(), known)
+            return map_blocks(number, self._parts.tables, listed, known)
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raise `PagecoreError` if the index contradicts itself."""
@@ -272,6 +280,8 @@ class CacheReader(PartsOwner):
                 state.prefix.check_invariants(sequences)
             if state.tenants is not None:
                 state.tenants.check_invariants(sequences)
+            if self._parts.cross is not None:
+                self._parts.cross.contents.check_invariants(state.crossed())
             for sequence in sequences:
                 if not sequence.is_swapped and sequence.num_computed_tokens > tables.length(sequence.row):
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
@@ -281,7 +291,7 @@ class CacheReader(PartsOwner):
                 space.check_invariants()
 
     def __repr__(self) -> str:
-        used = sum(pool.num_used for pool in self._parts.tables.pools)
+        used = sum(pool.num_used for pool in self._parts.block_pools)
         blocks = sum(self.num_blocks) - self.num_groups
         return (
             f"PagedKVCache({self.num_layers} layers in {self.num_groups} groups on {self.device!r}, "

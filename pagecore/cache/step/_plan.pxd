@@ -34,6 +34,8 @@ cdef class StepPlan:
     cdef list list_writers(self)
     # Counts the blocks that each group lacks; a row takes no more than its group's limit leaves.
     cdef int count_lacking(self) except -1
+    # The blocks of encoder tokens that each cross group lacks.
+    cdef list missing_cross(self)
     cdef int cap_counts(self, const KeptKeys& keys) except -1
     # Counts the blocks that each group lacks, evictable ones subtracted; returns True if no group lacks any.
     cdef bint count_missing(self, list writers) except -1

@@ -6,7 +6,9 @@ from pagecore.cache._kept cimport KeptKeys, first_kept
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.cache.step._cross cimport contents_to_write, num_tokens_of
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 
 from pagecore.cache._sequence import as_list
@@ -155,6 +157,22 @@ cdef class StepPlan:
                 return False
         return True
 
+    def num_cross_tokens(self):
+        """Return the number of encoder tokens that the step writes."""
+        if self.state.cross is None:
+            return 0
+        return num_tokens_of(contents_to_write(self.state.cross, self.sequences, self.counts.data()))
+
+    cdef list missing_cross(self):
+        cdef CrossContents contents = self.state.cross
+        if contents is None:
+            return []
+        contents.count_needed(contents_to_write(contents, self.sequences, self.counts.data()))
+        missing = []
+        for needed, free in zip(contents.needed, contents.available()):
+            missing.append(max(0, needed - free))
+        return missing
+
     def has_room(self):
         """Return True if the blocks of the step are free or can be freed by eviction."""
         return self.count_missing(self.list_writers())
@@ -190,7 +208,7 @@ def shortage(CacheState state not None, sequences, counts, list limits=None):
     state.sweep()
     plan = limited_plan(state, listed, counts, limits)
     plan.has_room()
-    return missing_of(plan)
+    return missing_of(plan) + plan.missing_cross()
 
 
 def lacked(CacheState state not None, list sequences not None, counts, list limits=None):

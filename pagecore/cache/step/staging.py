@@ -138,6 +138,8 @@ class StagedBatch:
         Plan and value width of each group that has a plan.
     stream : int, optional
         Stream of the only step of the batch; None for a batch of any number of steps.
+    queries : StepBuffers, optional
+        The queries that the plans attend with, if they are not the tokens of `buffers`; filled before `send`.
 
     Attributes
     ----------
@@ -146,15 +148,21 @@ class StagedBatch:
     """
 
     def __init__(
-        self, staging: Staging, buffers: StepBuffers, plans: Listed[tuple[AttentionPlan, int]], stream: int | None
+        self,
+        staging: Staging,
+        buffers: StepBuffers,
+        plans: Listed[tuple[AttentionPlan, int]],
+        stream: int | None,
+        queries: StepBuffers | None = None,
     ) -> None:
         self._staging = staging
         self._buffers = buffers
+        self._queries = buffers if queries is None else queries
         self._plans: list[tuple[AttentionPlan, int]] = []
         self._changes = aligned(image_nbytes(buffers))
         for plan, _ in plans:
             self._plans.append((plan, self._changes))
-            self._changes += aligned(fix_plan(buffers, plan))
+            self._changes += aligned(fix_plan(self._queries, plan))
         # A row copies at most one block of a group: the block to which it appends.
         most = aligned(buffers.max_sequences * PAIR_BYTES)
         self._copies = [self._changes + group * most for group in range(buffers.num_groups)]
@@ -191,7 +199,7 @@ class StagedBatch:
         slot, begin = staging.ring.take(), 0
         pack_image(self._buffers, slot.address)
         for plan, offset in self._plans:
-            pack_plan(self._buffers, plan, slot.address + offset)
+            pack_plan(self._buffers, plan, slot.address + offset, self._queries)
         copied = [(group, pairs) for group, pairs in enumerate(copies) if len(pairs)]
         for group, pairs in copied:
             assert len(pairs) <= self._buffers.max_sequences

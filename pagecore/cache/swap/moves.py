@@ -62,7 +62,8 @@ def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int |
     if parts.staging is not None:
         stream = parts.staging.stream
         parts.staging.refuse_captured(stream)
-    sides = (space.kv_pools, parts.store.pools) if is_arrival else (parts.store.pools, space.kv_pools)
+    own = parts.store.pools[: len(parts.token_groups)]
+    sides = (space.kv_pools, own) if is_arrival else (own, space.kv_pools)
     moved: list[Planes] = []
     # A cache without bytes has no pools, so that nothing is copied.
     for group, pools in enumerate(zip(*sides, strict=True)):

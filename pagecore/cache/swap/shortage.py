@@ -50,7 +50,7 @@ def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[
     growths = [(sequence, _growth(parts, sequence, count)) for sequence, count in coming]
     needed = [
         sum(growth if limit is None else min(growth, _room(sequence, group, limit)) for sequence, growth in growths)
-        for group, limit in enumerate(limits or [None] * parts.num_groups)
+        for group, limit in enumerate(limits or [None] * parts.tables.num_groups)
     ]
     by_space: dict[int, list[tuple[Sequence, int]]] = {}
     for sequence, count in coming:
@@ -58,7 +58,7 @@ def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[
     for some in by_space.values():
         held = [stored_blocks(sequence) for sequence, _ in some]
         distinct = num_distinct(parts.state, [sequence for sequence, _ in some])
-        for group in range(parts.num_groups):
+        for group in range(parts.tables.num_groups):
             copies = _num_copies(parts.block_size, some, [blocks[group] for blocks in held])
             needed[group] += distinct[group] + copies
     return needed

@@ -100,14 +100,14 @@ class SwapSpace:
                 "scrub is True, but the cache has scrub=False: whole blocks are moved, and those of the cache may hold "
                 "values of another namespace; make the cache with scrub=True"
             )
-        groups = [_converted(group, dtype) for group in parts.groups]
+        groups = [_converted(group, dtype) for group in parts.token_groups]
         blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
         self.cache = cache
         self._parts = parts
         # True if values come back bit for bit.
         self.is_exact = all(
-            one.spec.planes == other.spec.planes for one, other in zip(groups, parts.groups, strict=True)
+            one.spec.planes == other.spec.planes for one, other in zip(groups, parts.token_groups, strict=True)
         )
         self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
         # Zipped with the cache's pools: a cache without bytes has none.
