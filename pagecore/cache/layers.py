@@ -119,6 +119,10 @@ def arrange(
 
 def _cross_last(placed: list[Layer], groups: list[Group]) -> tuple[list[Layer], list[Group]]:
     """Return layers and groups with the groups of cross attention after all others."""
+    if all(group.is_cross for group in groups):
+        raise UnsupportedOption(
+            "every layer is a CrossSpec; list the decoder's own layers, such as AttentionSpec, as well"
+        )
     order = sorted(range(len(groups)), key=lambda group: groups[group].is_cross)
     place = {group: number for number, group in enumerate(order)}
     moved = [replace(layer, group=place[layer.group]) for layer in placed]

@@ -20,20 +20,10 @@ Digest = bytes | int
 def make_cross(
     groups: Listed[Group], blocks: Listed[int], block_size: int, max_sequences: int, device: str
 ) -> CrossParts | None:
-    """Return the parts of cross attention; None if no group has it.
-
-    Raises
-    ------
-    UnsupportedOption
-        Every group has cross attention.
-    """
+    """Return the parts of cross attention; None if no group has it."""
     first = sum(not group.is_cross for group in groups)
     if first == len(groups):
         return None
-    if first == 0:
-        raise UnsupportedOption(
-            "every layer is a CrossSpec; list the decoder's own layers, such as AttentionSpec, as well"
-        )
     limits = [group.max_cross_tokens or INT32_MAX for group in groups[first:]]
     most = min(*limits, *((count - 1) * block_size for count in blocks[first:]), INT32_MAX)
     tables = BlockTables(
