@@ -9,6 +9,7 @@ from typing import Any, SupportsFloat
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models.dtypes import stored_dtype
+from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
 from pagecore.models.families import FAMILIES, FLAT, RENAMED, TEXT_MODELS, Family
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.latent import latent_spec
@@ -31,7 +32,8 @@ class ModelConfig:
     model_type : str
         The model family; for a multimodal model that of its text model.
     layers : tuple of AttentionSpec or LatentSpec
-        One spec for each model layer.
+        One spec for each model layer. Of a model with an encoder: the decoder's own layers, then a `CrossSpec` for the
+        cross attention of each.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     """
@@ -51,7 +53,8 @@ def specs_from_config(
     cohere2, granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, llama4, mistral3, glm4v,
     qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
     glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
-    that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Linear-attention and recurrent
+    that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. The decoders of whisper, bart
+    and t5 give an `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. Linear-attention and recurrent
     states (Qwen3-Next, Mamba) raise UnsupportedOption. Missing fields have the defaults of transformers 5. A field that
     would change the cache or the attention, and that the family does not read, raises; it is never ignored.
 
@@ -101,6 +104,8 @@ def read_model_config(
     ModelConfig
     """
     whole = open_config(config)
+    if whole.given("model_type") in ENCODER_DECODERS:
+        return _encoder_decoder(whole, dtype, sinks, format)
     model_type, fields = _text_model(whole)
     family = FAMILIES[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
@@ -136,6 +141,16 @@ def read_model_config(
         for layer, (window, sink) in enumerate(zip(windows, _sinks(model_type, num_layers, heads, sinks), strict=True))
     )
     return ModelConfig(model_type, layers, _max_length(fields))
+
+
+def _encoder_decoder(whole: Fields, dtype: object, sinks: Sinks | None, format: str | None) -> ModelConfig:
+    """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers."""
+    model_type = str(whole.given("model_type"))
+    if sinks is not None:
+        raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
+    stored = stored_dtype(whole, whole, dtype)
+    layers, longest = decoder_specs(whole, model_type, stored, requested_format(whole, whole, format))
+    return ModelConfig(model_type, layers, longest)
 
 
 def _latent_model(
@@ -195,7 +210,7 @@ def _model_type(fields: Fields) -> str:
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS]))
+        known = ", ".join(sorted([*FAMILIES, *TEXT_MODELS, *ENCODER_DECODERS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
             "model pass a list of specs"

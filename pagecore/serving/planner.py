@@ -16,6 +16,7 @@ from pagecore.models import ModelConfig, read_model_config
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.attended import chunk_of
 from pagecore.storage.checks import INT32_MAX, require_int, shown
+from pagecore.storage.cross_spec import is_cross
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import window_of
 
@@ -55,6 +56,11 @@ class GroupPlan:
         return window_of(self.spec)
 
     @property
+    def is_cross(self) -> bool:
+        """True for cross attention: the blocks hold encoder tokens, up to `max_tokens` of the spec a request."""
+        return is_cross(self.spec)
+
+    @property
     def chunk(self) -> int | None:
         """Tokens of a chunk of chunked local attention; None without chunks."""
         return chunk_of(self.spec)
@@ -65,6 +71,7 @@ class GroupPlan:
             "num_layers": self.num_layers,
             "window": self.window,
             "chunk": self.chunk,
+            "cross": self.is_cross,
             "num_blocks": self.num_blocks,
             "planes": {plane.name: {"shape": plane.shape, "dtype": str(plane.dtype)} for plane in self.spec.planes},
             "bytes_per_token": self.bytes_per_token,
@@ -112,7 +119,8 @@ class MemoryPlan:
         Bytes for keys and values on one rank.
     ranks, block_size : int
     num_blocks : int
-        Blocks of the largest group on one rank, the null block counted. Groups with windows may have fewer.
+        Blocks of the largest group on one rank, the null block counted. Groups with windows may have fewer. Cross
+        attention, whose blocks hold encoder tokens, is not counted.
     groups : tuple of GroupPlan
         Groups in the order of their first layers, as in `PagedKVCache`.
     contexts : tuple of ContextPlan
@@ -127,8 +135,8 @@ class MemoryPlan:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of one token in all layers of all groups."""
-        return sum(group.bytes_per_token for group in self.groups)
+        """Bytes of one token in all layers of all groups; encoder tokens are not counted."""
+        return sum(group.bytes_per_token for group in self.groups if not group.is_cross)
 
     @property
     def num_tokens(self) -> int:
@@ -179,7 +187,8 @@ def plan_memory(
 
     A request of n tokens holds ``ceil(n / block_size)`` blocks of a group with full attention. Of a group with a window
     of W tokens it holds at most ``ceil((W - 1) / block_size) + 1`` blocks, because the window rarely starts at a block
-    boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. While the
+    boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. Of a group
+    with cross attention it holds the blocks of `max_tokens` encoder tokens. While the
     prompt is computed in steps of c tokens, the request holds up to ``ceil((W + c - 2) / block_size) + 1`` blocks. The
     division of the memory has room for one prompt in steps of 512 tokens; the numbers of requests and the best splits
     do not count prompts, which a `Scheduler` computes in smaller steps while windows are short of blocks.
@@ -226,7 +235,7 @@ def plan_memory(
         memory=budget,
         ranks=ranks,
         block_size=block_size,
-        num_blocks=max(num_blocks),
+        num_blocks=max(count for count, group in zip(num_blocks, groups, strict=True) if not group.is_cross),
         groups=planned,
         contexts=tuple(_plan_context(groups, num_blocks, budget, block_size, length) for length in contexts),
     )

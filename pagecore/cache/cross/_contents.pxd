@@ -13,7 +13,8 @@ cdef class CrossContent:
     cdef readonly object writer         # the step in flight that writes it; else None
     cdef int32_t first_slot             # index of its first token among the tokens that `writer` writes
     cdef uint64_t mark                  # number of the last list that had it: finds duplicates without a set
-    cdef object stored                  # its StoredBlocks in a swap space, while all holders are swapped out; else None
+    cdef int32_t num_swapped            # holders that are swapped out
+    cdef object stored                  # its StoredBlocks in a swap space, to which they went with the last holder; else None
     cdef readonly object space          # that space
 
 
@@ -37,5 +38,11 @@ cdef class CrossContents:
     # Gives each content a row and blocks; returns False, with nothing changed, if blocks are short.
     cdef bint take(self, list contents) except -1
     cdef int add_row(self, CrossContent content) except -1
+    # Gives a content that has none a row of blocks that the caller holds.
+    cdef int add_filled_row(self, CrossContent content, const vector[vector[int32_t]]& blocks) except -1
+    # Raises OutOfRows unless `count` more contents can have a row.
+    cdef int require_rows(self, Py_ssize_t count) except -1
+    # Later sequences do not find the content any more.
+    cdef void unlist(self, CrossContent content) noexcept
     # Takes back the row and blocks of a content.
     cdef void free(self, CrossContent content) noexcept

@@ -10,7 +10,8 @@ A content has no row until the first step of one of its sequences takes its bloc
 takes the blocks back. The last sequence that leaves it frees them. Nothing evicts the blocks of a content that a
 sequence holds, and no prefix tree knows them.
 
-C1: a content has a row iff it is written, or a step in flight writes it; its row has the length of the content.
+C1: a content has a row iff a step in flight writes it, or it is written and not in a swap space; its row has the length
+    of the content. It is in a swap space only while all of its holders are swapped out.
 C2: at most one step in flight writes a content.
 C3: every row of the tables belongs to one content with holders, and the tables alone hold the blocks of their pools.
 """
@@ -70,7 +71,8 @@ cdef class CrossContents:
         cdef CrossContent content
         if key is not None:
             there = self.by_key.get(key)
-            if there is not None and (<CrossContent>there).num_holders > 0:
+            # An output in a swap space is left to its own sequences: it would have to be brought back.
+            if there is not None and (<CrossContent>there).num_holders > 0 and (<CrossContent>there).stored is None:
                 content = <CrossContent>there
                 if content.num_tokens != num_tokens:
                     raise ShapeError(
@@ -91,6 +93,9 @@ cdef class CrossContents:
         if content.num_holders > 0:
             return
         self.free(content)
+        self.unlist(content)
+
+    cdef void unlist(self, CrossContent content) noexcept:
         if content.key is not None and self.by_key.get(content.key) is content:
             del self.by_key[content.key]
 
@@ -112,11 +117,7 @@ cdef class CrossContents:
                 self.is_short = True
         if self.is_short:
             return False
-        if len(contents) > self.tables.num_free_rows():
-            raise OutOfRows(
-                f"{len(contents)} rows of encoder outputs are needed and {self.tables.num_free_rows()} are free; "
-                "remove sequences that are swapped out, or raise max_sequences"
-            )
+        self.require_rows(len(contents))
         try:
             for content in contents:
                 self.add_row(<CrossContent>content)
@@ -126,14 +127,19 @@ cdef class CrossContents:
             raise
         return True
 
+    cdef int require_rows(self, Py_ssize_t count) except -1:
+        if count > self.tables.num_free_rows():
+            raise OutOfRows(
+                f"{count} rows of encoder outputs are needed and {self.tables.num_free_rows()} are free; remove "
+                "sequences that are swapped out, or raise max_sequences"
+            )
+        return 0
+
     cdef int add_row(self, CrossContent content) except -1:
         cdef vector[vector[int32_t]] blocks
-        cdef vector[span[const_int32]] spans
         cdef size_t group, taken = 0
         cdef size_t count = <size_t>((content.num_tokens + self.block_size - 1) // self.block_size)
-        cdef int32_t row
         blocks.resize(self.needed.size())
-        spans.resize(self.needed.size())
         for group in range(blocks.size()):
             blocks[group].resize(count)
         try:
@@ -141,15 +147,24 @@ cdef class CrossContents:
                 if not (<BlockPool>self.tables.pools[group]).try_allocate_raw(blocks[group]):
                     raise OutOfBlocks("the blocks of an encoder output were counted as free and are not")
                 taken += 1
-                spans[group] = span[const_int32](blocks[group].data(), count)
-            row = self.tables.add_raw(spans)
-            # The row is there, and can be cut to its length without failing.
-            content.row = row
-            self.tables.truncate_raw(&row, &content.num_tokens, 1, True)
+            self.add_filled_row(content, blocks)
         finally:
             # The row has references of its own.
             for group in range(taken):
                 (<BlockPool>self.tables.pools[group]).free_raw(blocks[group].data(), count)
+        return 0
+
+    cdef int add_filled_row(self, CrossContent content, const vector[vector[int32_t]]& blocks) except -1:
+        cdef vector[span[const_int32]] spans
+        cdef size_t group
+        cdef int32_t row
+        spans.resize(blocks.size())
+        for group in range(blocks.size()):
+            spans[group] = span[const_int32](blocks[group].data(), blocks[group].size())
+        row = self.tables.add_raw(spans)
+        # The row is there, and can be cut to its length without failing.
+        content.row = row
+        self.tables.truncate_raw(&row, &content.num_tokens, 1, True)
         return 0
 
     cdef void free(self, CrossContent content) noexcept:
@@ -203,13 +218,13 @@ cdef class CrossContents:
         for content, count in holders.items():
             if content.num_holders != count:
                 raise PagecoreError(f"an encoder output counts {content.num_holders} holders, but {count} hold it")
-            if (content.row >= 0) != (content.is_written or content.writer is not None):
+            if (content.row >= 0) != (content.is_written and content.stored is None or content.writer is not None):
                 raise PagecoreError(f"an encoder output in row {content.row} is neither written nor being written")
+            if content.num_swapped > count or (content.stored is not None and content.num_swapped < count):
+                raise PagecoreError(f"an encoder output counts {content.num_swapped} of {count} holders as swapped out")
             if content.row >= 0:
                 rows.add(content.row)
                 if self.tables.length(content.row) != content.num_tokens:
                     raise PagecoreError(f"row {content.row} of encoder outputs does not have its content's length")
-            if content.key is not None and content.is_written and self.by_key.get(content.key) is not content:
-                raise PagecoreError("an encoder output with a digest is not listed under it")
         if len(rows) != self.tables.num_rows:
             raise PagecoreError(f"{self.tables.num_rows} rows of encoder outputs are used, but {len(rows)} are held")

@@ -50,6 +50,7 @@ def remove(CacheState state not None, sequence, rank=None):
     if writer is not None:
         writer.skip_content(removed.cross)
     if removed.cross is not None:
+        removed.cross.num_swapped -= row < 0
         state.cross.release(removed.cross)
         removed.cross = None
     removed.owner = removed.flight = removed.swap_space = removed.stored = None

@@ -53,11 +53,14 @@ class CrossArrays:
     new_lens : Tensor, int32 [max_sequences]
         Encoder tokens that the step writes for each sequence: all in the first step of an encoder output, 0 afterwards.
         Of several sequences of the step with one output, the first counts them. `write` takes them in this order.
+    host : StepArrays
+        The arrays on the host, with these numbers as `query_lens`.
     """
 
     def __init__(self, step: CrossStep) -> None:
         self._buffers = step.buffers
-        self._arrays = arrays_of(step.buffers) if step.staged is None else step.staged.arrays
+        self.host = arrays_of(step.buffers)
+        self._arrays = self.host if step.staged is None else step.staged.arrays
         self.rows = self._arrays.rows
         self.seq_lens = self._arrays.seq_lens
         self.new_lens = self._arrays.query_lens

@@ -21,6 +21,8 @@ from pagecore.index import BlockPool
 
 # A group, and the planes of one name in each of its layers: sources and targets.
 Planes = tuple[int, list[Tensor], list[Tensor]]
+# A stream, and the planes to copy on it.
+Moves = tuple[int | None, list[Planes]]
 SPACE_ADVICE = " of the swap space; swap a sequence in, or make the space larger"
 CACHE_ADVICE = "; remove a sequence or swap one out"
 
@@ -50,25 +52,33 @@ def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockP
     refusal = _short(CACHE_ADVICE, needed, pools)
     if refusal is None or parts.prefix is None:
         return refusal
-    cached = evictable(parts.prefix)
+    cached = [*evictable(parts.prefix)]
+    cached += [0] * (len(pools) - len(cached))  # nothing evicts encoder outputs
     if all(count <= pool.num_free + more for count, pool, more in zip(needed, pools, cached, strict=True)):
         return None
     return with_evictable(refusal, cached)
 
 
-def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int | None, list[Planes]]:
-    """Return the stream of the last step, which computed the moved blocks, and the planes to copy between."""
+def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[Moves, Moves]:
+    """Return the stream of the last step, which computed the moved blocks, and the planes to copy between.
+
+    The first entry moves the tokens of sequences. The second moves encoder outputs; its groups count from 0.
+    """
     stream = None
     if parts.staging is not None:
         stream = parts.staging.stream
         parts.staging.refuse_captured(stream)
-    own = parts.store.pools[: len(parts.token_groups)]
-    sides = (space.kv_pools, own) if is_arrival else (own, space.kv_pools)
+    sides = (space.kv_pools, parts.store.pools) if is_arrival else (parts.store.pools, space.kv_pools)
+    num_groups = len(parts.token_groups)
     moved: list[Planes] = []
+    moved_outputs: list[Planes] = []
     # A cache without bytes has no pools, so that nothing is copied.
     for group, pools in enumerate(zip(*sides, strict=True)):
         # Plane by plane: only planes per token have a token axis.
         for plane in pools[0].spec.planes:
             source, target = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in pools)
-            moved.append((group, source, target))
-    return stream, moved
+            if group < num_groups:
+                moved.append((group, source, target))
+            else:
+                moved_outputs.append((group - num_groups, source, target))
+    return (stream, moved), (stream, moved_outputs)

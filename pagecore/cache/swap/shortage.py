@@ -13,7 +13,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import lacking
 from pagecore.cache.step._plan import lacked
 from pagecore.cache.swap._stored import hold
-from pagecore.cache.swap._swap import num_distinct, stored_blocks
+from pagecore.cache.swap._swap import missing_cross, num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
 from pagecore.storage.checks import ceil_div
@@ -42,7 +42,7 @@ def shortage_with_swapped(
     short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if parts.prefix is not None:
         short = lacking(parts.prefix, short, [one for one, count in staying if count])
-    return max(0, *short)
+    return max(0, *short, *missing_cross(parts.state, sequences, each.tolist()))
 
 
 def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[int | None] | None) -> list[int]:

@@ -16,10 +16,10 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.swap._swap import check_stored, stored_blocks
+from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
-from pagecore.storage import KVLayout, KVPool, Plane
+from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane
 from pagecore.storage.checks import flag
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
@@ -100,14 +100,14 @@ class SwapSpace:
                 "scrub is True, but the cache has scrub=False: whole blocks are moved, and those of the cache may hold "
                 "values of another namespace; make the cache with scrub=True"
             )
-        groups = [_converted(group, dtype) for group in parts.token_groups]
+        groups = [_converted(group, dtype) for group in parts.groups]
         blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
         self.cache = cache
         self._parts = parts
         # True if values come back bit for bit.
         self.is_exact = all(
-            one.spec.planes == other.spec.planes for one, other in zip(groups, parts.token_groups, strict=True)
+            one.spec.planes == other.spec.planes for one, other in zip(groups, parts.groups, strict=True)
         )
         self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
         # Zipped with the cache's pools: a cache without bytes has none.
@@ -154,9 +154,13 @@ class SwapSpace:
             held = self._held()
             for sequence in held:
                 check_stored(self._parts.state, sequence, self)
+            own = [stored_blocks(sequence) for sequence in held]
+            contents = stored_content_blocks(self._parts.state, self)
+            num_groups = len(self._parts.token_groups)
             for group, pool in enumerate(self.block_pools):
+                listed, place = (own, group) if group < num_groups else (contents, group - num_groups)
                 pool.check_invariants()
-                entries = np.concatenate([stored_blocks(sequence)[group] for sequence in held] or [NONE])
+                entries = np.concatenate([blocks[place] for blocks in listed] or [NONE])
                 counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
                 if not np.array_equal(counts, pool.ref_counts()):
                     raise PagecoreError(f"group {group} of {self!r}: reference counts do not match the holders")
@@ -216,4 +220,7 @@ def _converted(group: Group, dtype: DType | str | None) -> Group:
             raise UnsupportedDtype(
                 f"{name} is {one}; a swap space converts between {', '.join(CACHE_DTYPES)}: leave dtype out"
             )
-    return Group(_Planes(tuple(replace(plane, dtype=target) for plane in group.spec.planes)), group.num_layers)
+    if isinstance(group.spec, CrossSpec):
+        return Group(group.spec.with_dtype(target), group.num_layers)
+    planes = tuple(replace(plane, dtype=target) for plane in group.spec.planes)
+    return Group(_Planes(planes), group.num_layers)

@@ -31,7 +31,9 @@ def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation)
         Receives the reports.
     """
     base, decoder = model.base_model, model.get_decoder()
-    for module in (base,) if decoder is base else (base, decoder):
+    # The base model of a model with an encoder gets the encoder's ids.
+    hooked = (decoder,) if decoder is base or generation.has_encoder else (base, decoder)
+    for module in hooked:
         _hook_module(module, cache, generation)
     if model.can_generate():
         _wrap_generate(model, cache, generation)

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.interop.transformers.encoder import EncoderOutput, read_encoder, without_encoder
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.inputs import Ids, Mask, read_inputs
@@ -32,10 +33,14 @@ class Generation:
         Holds the tokens of the rows.
     model : PreTrainedModel
         The model whose forward passes run over the rows; held by a weak reference.
+    has_encoder : bool
+        The rows attend to the output of an encoder, which their forward passes get.
     """
 
-    def __init__(self, kv: PagedKVCache, model: PreTrainedModel) -> None:
+    def __init__(self, kv: PagedKVCache, model: PreTrainedModel, *, has_encoder: bool = False) -> None:
         self.rows = BatchRows(kv)
+        self.has_encoder = has_encoder
+        self._encoded: EncoderOutput | None = None
         self._model = weakref.ref(model)
         self._forward: Forward | None = None
         self._running: torch.nn.Module | None = None
@@ -102,6 +107,9 @@ class Generation:
         """
         self._count_pass()
         rows = self.rows
+        if self.has_encoder:  # the prompt is that of the encoder
+            rows.clear()
+            return options
         prompt = read_prompt(model, arguments, options) if len(rows) else None
         if prompt is None or rows.num_columns == 0:
             return options
@@ -130,6 +138,19 @@ class Generation:
                 f"{self.rows.num_columns} columns are already computed; call begin() with these tokens"
             )
 
+    # -- the encoder -----------------------------------------------------------------------------------------------
+
+    @property
+    def encoder_states(self) -> torch.Tensor:
+        """Hidden states of the encoder in the last pass: ``[batch, columns, dim]``."""
+        assert self._encoded is not None
+        return self._encoded.states
+
+    @property
+    def encoder_columns(self) -> int:
+        """Number of encoder columns of the last pass; 0 without rows."""
+        return 0 if self._encoded is None or not len(self.rows) else self._encoded.columns
+
     # -- a forward pass --------------------------------------------------------------------------------------------
 
     @property
@@ -155,6 +176,9 @@ class Generation:
         check_implementation(model)
         self._count_pass()
         rows = self.rows
+        encoded = None
+        if self.has_encoder:
+            encoded, given = read_encoder(given), without_encoder(given)
         inputs = read_inputs(given, rows.num_columns)
         if len(rows) and len(rows) != inputs.batch and (not rows.is_begun or inputs.batch % len(rows)):
             raise ShapeError(
@@ -167,7 +191,8 @@ class Generation:
                 "stores tokens; call reset() and compute the columns again"
             )
         previous = None if self._forward is None else self._forward.batch
-        self._forward = Forward(rows, inputs, model.device, previous)
+        self._forward = Forward(rows, inputs, model.device, previous, encoded)
+        self._encoded = encoded
         self._running = module
 
     def leave(self, module: torch.nn.Module, has_failed: bool) -> None:
