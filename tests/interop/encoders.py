@@ -15,6 +15,7 @@ _STACKS = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
     "decoder_start_token_id": 2,
+    "tie_word_embeddings": False,  # tied, random weights repeat the last token
 }
 CONFIGS = {
     "whisper": _COMMON | _STACKS | {"num_mel_bins": 8, "max_source_positions": 50, "max_target_positions": 64},
@@ -31,13 +32,17 @@ def make_config(family):
     return getattr(transformers, f"{CLASSES[family]}Config")(**fields)
 
 
-def make_model(family, dtype="float32", seed=0):
-    torch.manual_seed(seed)
+def make_model(family, dtype="float32"):
+    torch.manual_seed(0 if family == "t5" else 4)
     model = getattr(transformers, f"{CLASSES[family]}ForConditionalGeneration")(make_config(family))
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and "embed_positions" not in name:
-                weight.mul_(2.0)  # initial weights give flat attention, which hides mistakes
+                # Initial weights give flat attention, which hides mistakes.
+                is_sharp = "encoder_attn.q" in name or "encoder_attn.k" in name
+                weight.mul_(8.0 if is_sharp else 2.0)
+            if weight.ndim == 3:  # the convolutions of a Whisper, whose input positions would drown out
+                weight.mul_(10.0)
     return model.to(getattr(torch, dtype)).eval()
 
 

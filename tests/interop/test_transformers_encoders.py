@@ -8,9 +8,16 @@ from pagecore import CrossSpec, ShapeError, UnsupportedOption
 from pagecore.interop.transformers import PagedCache, PagedEncoderDecoderCache
 from tests.interop.encoders import CONFIGS, inputs_of, make_model
 from tests.interop.families import make_model as make_decoder
-from tests.interop.families import torch
+from tests.interop.families import torch, transformers
+
+DynamicCache, EncoderDecoderCache = transformers.DynamicCache, transformers.EncoderDecoderCache
 
 EVERY_FAMILY = pytest.mark.parametrize("family", CONFIGS)
+
+
+def own_cache():
+    """Return the cache of transformers; the one that a T5 makes has as many layers as its encoder."""
+    return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
 def generate(model, cache, inputs, **options):
@@ -24,10 +31,10 @@ def both(family, inputs=None, **options):
     """Return the tokens with the model's own cache, the tokens with a paged cache, and the paged cache."""
     inputs = inputs_of(family) if inputs is None else inputs
     model = make_model(family)
-    expected = generate(model, None, inputs, **options)
+    expected = generate(model, own_cache(), inputs, **options)
     model.set_attn_implementation("pagecore")
-    assert generate(model, None, inputs, **options) == expected, "without a paged cache attention is SDPA"
-    cache = PagedEncoderDecoderCache(model, num_blocks=80, block_size=4)
+    assert generate(model, own_cache(), inputs, **options) == expected, "without a paged cache attention is SDPA"
+    cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
     got = generate(model, cache, inputs, **options)
     cache.kv.check_invariants()
     return expected, got, cache
@@ -50,6 +57,7 @@ def test_generation_gives_equal_tokens(family, options):
     expected, got, _ = both(family, **options)
     assert got == expected
     assert len({token for row in got for token in row}) > 3, "random weights, not one token"
+    assert got[0] != got[-1], "the tokens depend on the encoder"
 
 
 @EVERY_FAMILY
@@ -83,23 +91,36 @@ def test_equal_inputs_share_their_blocks(family):
 def test_a_cache_serves_one_generation_after_another(family):
     model = make_model(family)
     first, second = (inputs_of(family, seed=seed) for seed in (1, 2))
-    expected = [generate(model, None, inputs) for inputs in (first, second)]
+    expected = [generate(model, own_cache(), inputs) for inputs in (first, second)]
     model.set_attn_implementation("pagecore")
-    cache = PagedEncoderDecoderCache(model, num_blocks=80, block_size=4)
+    cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
     for inputs, tokens in zip((first, second), expected, strict=True):
         assert generate(model, cache, inputs) == tokens
     assert cache.kv.num_sequences == 2
+
+
+def test_each_segment_of_a_long_input_begins_anew():
+    model = make_model("whisper")
+    torch.manual_seed(5)
+    inputs = {"input_features": torch.randn(1, 8, 250), "attention_mask": torch.ones(1, 250, dtype=torch.long)}
+    model.generation_config.no_timestamps_token_id = 59
+    options = {"return_timestamps": True, "max_new_tokens": 8}
+    expected = generate(model, None, inputs, **options)
+    model.set_attn_implementation("pagecore")
+    cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
+    assert generate(model, cache, inputs, **options) == expected
+    cache.kv.check_invariants()
 
 
 @EVERY_FAMILY
 def test_formats_store_the_encoder_s_keys(family):
     model = make_model(family)
     model.set_attn_implementation("pagecore")
-    specs = PagedEncoderDecoderCache(model, num_blocks=80, block_size=4).kv
+    specs = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4).kv
     layers = [specs.spec(layer) for layer in range(6)]
     assert [isinstance(spec, CrossSpec) for spec in layers] == [False] * 3 + [True] * 3
     layers[3:] = [spec.with_format("int8_token") for spec in layers[3:]]
-    cache = PagedEncoderDecoderCache(model, layers=layers, num_blocks=80, block_size=4)
+    cache = PagedEncoderDecoderCache(model, layers=layers, num_blocks=200, block_size=4)
     inputs = inputs_of(family)
     start = torch.tensor([[2, 5, 7]] * 2)
     with torch.no_grad():
@@ -111,9 +132,9 @@ def test_formats_store_the_encoder_s_keys(family):
 @EVERY_FAMILY
 def test_a_failed_pass_changes_nothing(family):
     model, inputs = make_model(family), inputs_of(family)
-    expected = generate(model, None, inputs)
+    expected = generate(model, own_cache(), inputs)
     model.set_attn_implementation("pagecore")
-    cache = PagedEncoderDecoderCache(model, num_blocks=80, block_size=4)
+    cache = PagedEncoderDecoderCache(model, num_blocks=200, block_size=4)
 
     def fail(*_):
         raise RuntimeError("stop")
@@ -140,13 +161,13 @@ def test_bad_models_and_layers_are_refused_by_name():
         PagedEncoderDecoderCache(t5, num_blocks=8, format="float8_e4m3fn")
     with pytest.raises(ShapeError, match="layers has 1 specs"):
         PagedEncoderDecoderCache(t5, layers=[CrossSpec(4, 8)], num_blocks=8)
-    cache = PagedEncoderDecoderCache(whisper, num_blocks=80)
+    cache = PagedEncoderDecoderCache(whisper, num_blocks=200)
     with torch.no_grad(), pytest.raises(UnsupportedOption, match="no encoder_hidden_states"):
         whisper.get_decoder()(torch.tensor([[2]]), past_key_values=cache)
     mask = inputs_of("bart")
     bart = make_model("bart")
     bart.set_attn_implementation("pagecore")
-    cache = PagedEncoderDecoderCache(bart, num_blocks=80)
+    cache = PagedEncoderDecoderCache(bart, num_blocks=200)
     mask["attention_mask"][0] = 0
     with pytest.raises(ShapeError, match="has no token"):
         generate(bart, cache, mask)

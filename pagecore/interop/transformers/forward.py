@@ -72,7 +72,9 @@ class Forward:
             self._token_indices = None if is_token.all() else _index(np.flatnonzero(is_token), device)
             # The pass runs on torch's current stream; without this, the cache would use CuPy's current stream.
             stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-            out = previous if previous is not None and _fits(previous, is_token) else None
+            # The first pass of a generation also writes encoder tokens, for which a batch of decoding has no room.
+            has_room = encoded is None or self._before.count > 0
+            out = previous if previous is not None and has_room and _fits(previous, is_token) else None
             self.batch = rows.cache.prepare(rows.sequences, is_token.sum(axis=1), out=out, stream=stream)
         except BaseException:
             rows.restore(self._before)

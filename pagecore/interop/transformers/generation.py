@@ -40,6 +40,7 @@ class Generation:
     def __init__(self, kv: PagedKVCache, model: PreTrainedModel, *, has_encoder: bool = False) -> None:
         self.rows = BatchRows(kv)
         self.has_encoder = has_encoder
+        self.is_generating = False  # within a call of generate
         self._encoded: EncoderOutput | None = None
         self._model = weakref.ref(model)
         self._forward: Forward | None = None
@@ -106,6 +107,7 @@ class Generation:
             The options of the call, with an attention mask if they had none.
         """
         self._count_pass()
+        self.is_generating = True
         rows = self.rows
         if self.has_encoder:  # the prompt is that of the encoder
             rows.clear()
@@ -139,6 +141,13 @@ class Generation:
             )
 
     # -- the encoder -----------------------------------------------------------------------------------------------
+
+    @untraced
+    def enter_encoder(self) -> None:
+        """Begin the rows anew if `generate` runs the encoder, which it does before the first pass of a decoder."""
+        if self.is_generating:
+            self._count_pass()
+            self.rows.clear()
 
     @property
     def encoder_states(self) -> torch.Tensor:
