@@ -72,8 +72,8 @@ def compare(family: str, model: Any) -> None:
             raise SystemExit(f"{family} differs from its own cache with {options}")
     assert cache is not None
     held = cache.kv.block_map(1)
-    blocks = int((held.holders > 0).sum())
-    print(f"{family:8} identical to its own cache; {blocks} blocks of encoder tokens, held {int(held.holders.sum())} times")
+    blocks, holders = int((held.holders > 0).sum()), int(held.holders.sum())
+    print(f"{family:8} identical to its own cache; {blocks} blocks of encoder tokens, held {holders} times")
 
 
 for name, one in make_models().items():

@@ -29,8 +29,8 @@ PROMPT_TOKENS = 512
 def blocks_at_once(group: Group, num_tokens: int, block_size: int, step_tokens: int = 1) -> int:
     """Return the most blocks of a group that a sequence holds while it grows to `num_tokens`.
 
-    Cross attention holds the blocks of its encoder tokens from the first step on: `max_tokens` of the spec, or as many
-    as the sequence has tokens if the spec does not limit them.
+    Cross attention holds the blocks of its encoder tokens from the first step on: `max_tokens` of the spec, or
+    `num_tokens` if the spec does not limit them.
 
     Parameters
     ----------
@@ -117,8 +117,8 @@ def divide_memory(groups: Listed[Group], block_size: int, memory: int, max_token
 
     if price(demand(1, 1)) > left:
         raise NotEnoughMemory(
-            f"memory is {memory} bytes, and one sequence with its encoder tokens takes {price(demand(1, 1))} besides the "
-            "null blocks; give more memory, or make max_tokens of the CrossSpec smaller"
+            f"memory is {memory} bytes; the null blocks and one sequence with its encoder tokens take "
+            f"{memory - left + price(demand(1, 1))}: give more memory, or make max_tokens of the CrossSpec smaller"
         )
     # Up to `fits` tokens fit, and `too_many` do not or are not wanted.
     fits, too_many = 1, min(TYPICAL_TOKENS, max_tokens or TYPICAL_TOKENS) + 1

@@ -54,9 +54,10 @@ def specs_from_config(
     qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
     glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
     that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. The decoders of whisper, bart
-    and t5 give an `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. Linear-attention and recurrent
-    states (Qwen3-Next, Mamba) raise UnsupportedOption. Missing fields have the defaults of transformers 5. A field that
-    would change the cache or the attention, and that the family does not read, raises; it is never ignored.
+    and t5 give an `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each.
+    Linear-attention and recurrent states (Qwen3-Next, Mamba) raise UnsupportedOption. Missing fields have the defaults
+    of transformers 5. A field that would change the cache or the attention, and that the family does not read, raises;
+    it is never ignored.
 
     Parameters
     ----------
@@ -104,7 +105,8 @@ def read_model_config(
     ModelConfig
     """
     whole = open_config(config)
-    if whole.given("model_type") in ENCODER_DECODERS:
+    given_type = whole.given("model_type")
+    if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
         return _encoder_decoder(whole, dtype, sinks, format)
     model_type, fields = _text_model(whole)
     family = FAMILIES[model_type]

@@ -50,8 +50,8 @@ _DECODER = {
 }
 _T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num_attention_heads": "num_heads"}
 
-# A T5 adds a bias for the relative position to the scores of the decoder's own layers, which no spec describes: `attend`
-# serves its cross attention only.
+# A T5 adds a bias for the relative position to the scores of the decoder's own layers, which no spec describes:
+# `attend` serves its cross attention only.
 ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
     "bart": EncoderDecoder(
         {"max_position_embeddings": 1024}, _DECODER, "max_position_embeddings", "max_position_embeddings"
@@ -116,8 +116,8 @@ def _head_dim(fields: Fields, heads: int) -> int:
     hidden = fields.integer("hidden_size")
     if hidden % heads:
         fields.refuse(
-            f"{fields.name('hidden_size')} is {hidden}, not a multiple of {fields.name('num_attention_heads')} {heads}; "
-            "correct one of the two"
+            f"{fields.name('hidden_size')} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "
+            f"{heads}; correct one of the two"
         )
     return hidden // heads
 

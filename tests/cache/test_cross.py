@@ -8,6 +8,7 @@ from pagecore import (
     AttentionSpec,
     CrossSpec,
     InvalidSequence,
+    NotEnoughMemory,
     OutOfBlocks,
     PagedKVCache,
     ShapeError,
@@ -20,6 +21,7 @@ from pagecore import (
     quantize,
     set_isa,
 )
+from pagecore.serving import Scheduler
 from tests.cache.caches import SPEC, normal
 
 CROSS = CrossSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -42,8 +44,9 @@ def attention(query, keys, values, scale=None):
 
 def encode(cache, sequence, count, seed, layer=1):
     """Run the first step of a sequence; return the encoder's keys and values."""
-    keys, values = normal(sequence.num_cross_tokens, 2, 8, seed=seed), normal(
-        sequence.num_cross_tokens, 2, 8, seed=seed + 1
+    keys, values = (
+        normal(sequence.num_cross_tokens, 2, 8, seed=seed),
+        normal(sequence.num_cross_tokens, 2, 8, seed=seed + 1),
     )
     batch = cache.prepare([sequence], count)
     cache.write(layer, keys, values, batch)
@@ -114,9 +117,7 @@ def test_every_instruction_set_attends_to_all_encoder_tokens(count):
     table = np.asarray(cache.block_table(1))
     for i, length in enumerate(lengths):
         blocks = table[sequences[i].cross_row][: -(-length // 16)]
-        key, value = (
-            cache.plane(plane, 1).numpy()[blocks].reshape(-1, 2, 64)[:length] for plane in ("key", "value")
-        )
+        key, value = (cache.plane(plane, 1).numpy()[blocks].reshape(-1, 2, 64)[:length] for plane in ("key", "value"))
         stored.append((key.astype(np.float32), value.astype(np.float32)))
         rows = slice(i * count, (i + 1) * count)
         expected = attention(query[rows], *stored[-1])
@@ -192,7 +193,7 @@ def test_encoder_tokens_can_be_set_after_the_sequence_was_added():
     sequence = cache.add_sequence(range(5))
     assert sequence.num_cross_tokens is None
     before = cache.stats()
-    with pytest.raises(ShapeError, match="no number of encoder tokens.*set_cross_tokens"):
+    with pytest.raises(ShapeError, match=r"no number of encoder tokens.*set_cross_tokens"):
         cache.prepare([sequence], 5)
     assert cache.stats() == before
     cache.set_cross_tokens(sequence, 7)
@@ -249,7 +250,7 @@ def test_a_batch_is_reused_and_has_room_for_encoder_tokens_only_if_asked():
     cache = make()
     sequence = cache.add_sequence(range(5), cross_tokens=9)
     small = cache.make_batch(2, 5)
-    with pytest.raises(ShapeError, match="writes 9 encoder tokens; the batch has room for 0.*max_cross_tokens"):
+    with pytest.raises(ShapeError, match=r"writes 9 encoder tokens; the batch has room for 0.*max_cross_tokens"):
         cache.prepare([sequence], 5, small)
     cache.check_invariants()
     assert cache.stats().num_used_blocks == 0
@@ -380,7 +381,7 @@ def test_bad_arguments_are_refused_by_name():
     with pytest.raises(UnsupportedOption, match="max_cross_tokens is 5"):
         plain.make_batch(1, 1, 5)
     cache.add_sequence([1], cross_tokens=5, cross_digest=b"a")
-    with pytest.raises(ShapeError, match="cross_tokens is 6, but .* has 5 tokens"):
+    with pytest.raises(ShapeError, match=r"cross_tokens is 6, but .* has 5 tokens"):
         cache.add_sequence([1], cross_tokens=6, cross_digest=b"a")
     with pytest.raises(UnsupportedOption, match="every layer is a CrossSpec"):
         PagedKVCache(CROSS, num_blocks=5)
@@ -392,9 +393,28 @@ def test_bad_arguments_are_refused_by_name():
     cache.check_invariants()
 
 
+def test_an_arrival_has_slots_for_its_encoder_tokens():
+    cache = make()
+    sequence = cache.add_sequence(range(6), cross_tokens=7)
+    batch = cache.prepare_arrival(sequence, 5)
+    keys, values = normal(7, 2, 8, seed=1), normal(7, 2, 8, seed=2)
+    cache.write(1, keys, values, batch)
+    with pytest.raises(InvalidSequence, match="has an arrival"):
+        cache.attend(1, normal(5, 4, 8), batch)
+    cache.commit(batch)
+    expect_seen(cache, [sequence], [(keys, values)])
+
+
+def test_a_scheduler_refuses_caches_with_cross_attention():
+    with pytest.raises(UnsupportedOption, match="a Scheduler has no encoder tokens"):
+        Scheduler(make())
+
+
 def test_memory_is_divided_by_what_a_sequence_needs():
     layers = [AttentionSpec(2, 8, dtype="float32"), CrossSpec(2, 8, dtype="float32", max_tokens=1500)]
     cache = PagedKVCache(layers, memory="4MiB", max_tokens_per_sequence=448)
     assert cache.num_blocks[1] - 1 >= 94
     # 28 blocks of a decoder's 448 tokens to 94 blocks of 1,500 encoder tokens
+    with pytest.raises(NotEnoughMemory, match="with its encoder tokens take"):
+        PagedKVCache(layers, memory="150KiB")
     assert abs((cache.num_blocks[1] - 1) / (cache.num_blocks[0] - 1) - 94 / 28) < 0.3

@@ -210,6 +210,23 @@ class CrossMachine(RuleBasedStateMachine):
         if not self.cache.try_swap_in(swapped):
             assert self.cache.stats() == before
 
+    @precondition(lambda self: self.twins)
+    @rule(data=st.data())
+    def swap_in_and_step(self, data):
+        """The shortage of swapped sequences is 0 if and only if a swap_in and the prepare after it succeed."""
+        sequences = self.pick(data, list(self.twins), 3)
+        swapped = [each for each in sequences if each.is_swapped]
+        if len(self.resident()) + len(swapped) > 6:
+            return
+        counts = [data.draw(st.integers(0, 5)) for _ in sequences]
+        lacks = self.cache.shortage(sequences, counts)
+        batch = None
+        if self.cache.try_swap_in(swapped):
+            batch = self.cache.try_prepare(sequences, counts)
+        assert (batch is not None) == (lacks == 0)
+        if batch is not None:
+            self.cache.abandon(batch)
+
     @invariant()
     def holds_what_the_model_holds(self):
         self.cache.check_invariants()

@@ -16,7 +16,7 @@ EVERY_FAMILY = pytest.mark.parametrize("family", CONFIGS)
 
 
 def own_cache():
-    """Return the cache of transformers; the one that a T5 makes has as many layers as its encoder."""
+    """Return the cache of transformers; the one that a T5 makes has the number of layers of its encoder."""
     return EncoderDecoderCache(DynamicCache(), DynamicCache())
 
 
@@ -153,7 +153,7 @@ def test_bad_models_and_layers_are_refused_by_name():
     whisper, t5, decoder = make_model("whisper"), make_model("t5"), make_decoder("llama")
     for model in (whisper, t5, decoder):
         model.set_attn_implementation("pagecore")
-    with pytest.raises(UnsupportedOption, match="has an encoder; .* PagedEncoderDecoderCache"):
+    with pytest.raises(UnsupportedOption, match=r"has an encoder; .* PagedEncoderDecoderCache"):
         PagedCache(whisper, num_blocks=8)
     with pytest.raises(UnsupportedOption, match="has no encoder; use a PagedCache"):
         PagedEncoderDecoderCache(decoder, num_blocks=8)

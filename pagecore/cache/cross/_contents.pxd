@@ -14,7 +14,7 @@ cdef class CrossContent:
     cdef int32_t first_slot             # index of its first token among the tokens that `writer` writes
     cdef uint64_t mark                  # number of the last list that had it: finds duplicates without a set
     cdef int32_t num_swapped            # holders that are swapped out
-    cdef object stored                  # its StoredBlocks in a swap space, to which they went with the last holder; else None
+    cdef object stored                  # its StoredBlocks in a swap space, where the last holder took them; else None
     cdef readonly object space          # that space
 
 

@@ -1,7 +1,7 @@
 """Encoder contents: keys and values of encoder outputs, which sequences share and which never change once written.
 
-    sequences   a  b  c   d        a was forked into b and c; d was added with another output
-                 \ | /    |
+    sequences   a, b, c   d        a was forked into b and c; d was added with another output
+                   |      |
     contents       A      B        one row each in block tables of their own, whose length is set once
                    |      |
     blocks        94     94        1,500 tokens in blocks of 16
@@ -16,7 +16,7 @@ C2: at most one step in flight writes a content.
 C3: every row of the tables belongs to one content with holders, and the tables alone hold the blocks of their pools.
 """
 
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
@@ -207,7 +207,7 @@ cdef class CrossContents:
         Parameters
         ----------
         contents : iterable of CrossContent
-            The content of each sequence that has one: as many entries as it has holders.
+            The content of each sequence that has one; it is listed once for each of its holders.
         """
         cdef CrossContent content
         cdef dict holders = {}

@@ -41,7 +41,7 @@ def cross_request(
 ) -> tuple[int, Hashable] | None:
     """Return the checked number of encoder tokens, and the key under which other sequences find the output.
 
-    None stands for a sequence without an encoder output. The key has the namespace: adapters change encoders, too.
+    Return None for a sequence without an encoder output. The key has the namespace: adapters change encoders, too.
 
     Raises
     ------

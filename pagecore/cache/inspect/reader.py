@@ -86,6 +86,11 @@ class CacheReader(PartsOwner):
         return longest_step(parts.groups, available, parts.block_size, longest)
 
     @property
+    def max_cross_tokens(self) -> int | None:
+        """Most encoder tokens of a sequence; None in a cache without cross-attention layers."""
+        return None if self._parts.cross is None else self._parts.cross.contents.max_tokens
+
+    @property
     def has_prefix_cache(self) -> bool:
         """True if sequences reuse the computed prefixes of others."""
         return self._parts.prefix is not None
@@ -151,8 +156,8 @@ class CacheReader(PartsOwner):
         -------
         Tensor
             int32 ``[max_sequences + 1, max_blocks]``, read-only. It aliases the index and changes with the cache; on
-            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence; the table
-        of a cross-attention group has a row for each encoder output instead, which `Batch.cross` lists.
+            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence. The
+            table of a cross-attention group has a row for each encoder output instead; `Batch.cross` lists them.
             Entries past a row's blocks are 0, and so are the holes that a window left. The last row contains only 0:
             padding refers to it.
 

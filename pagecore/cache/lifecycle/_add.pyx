@@ -56,7 +56,7 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         state.prefix.attach(sequence, found)
         sequence.computed = sequence.cached = <int32_t>found.blocks * state.block_size
         if state.cross is not None and (content is None or content.key is None):
-            sequence.hold.published = INT32_MAX  # nothing tells which encoder output its keys depend on
+            sequence.hold.published = INT32_MAX  # the encoder output that its keys depend on has no name
     if content is not None:
         sequence.cross = content
         state.cross.hold(content)

@@ -71,7 +71,9 @@ def place_plan(AttentionPlan plan not None, uintptr_t address, int64_t value_dim
     plan.cuda.reserve_workspace(value_dim, stream)
 
 
-def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target, StepBuffers queries not None):
+def pack_plan(
+    StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target, StepBuffers queries not None
+):
     """Write the plan of a step to an address: the queries of one step over the lengths of `buffers`.
 
     Both have equally many sequences; padding rows have no queries.

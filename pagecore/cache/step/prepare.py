@@ -131,9 +131,7 @@ def _cross_step(
     return step
 
 
-def _copy(
-    parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]
-) -> None:
+def _copy(parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]) -> None:
     """Zero the blocks that another namespace used last, then copy the shared blocks that the step writes to.
 
     On a device, first send everything else that the step needs.

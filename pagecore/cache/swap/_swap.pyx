@@ -125,7 +125,8 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         error = refuse(needed, pools)
     else:
         state.cross.require_rows(sum([len((<Transfer>each).sequences) for each in cross_transfers]))
-        error = refuse(needed + needed_by(cross_transfers, <size_t>state.cross.tables.num_groups), pools + state.cross.tables.pools)
+        needed += needed_by(cross_transfers, <size_t>state.cross.tables.num_groups)
+        error = refuse(needed, pools + state.cross.tables.pools)
     if error is not None:
         return error
     for group in range(num_groups):

@@ -96,9 +96,9 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         self.is_updated = WrittenLayers(self._generation)
         register_hooks(model, self, self._generation)
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Return the number of columns before those of the forward pass."""
-        return self.get_seq_length(layer_idx)
+        return self._generation.num_columns
 
     reset = PagedCache.reset
     reorder_cache = PagedCache.reorder_cache
@@ -143,7 +143,8 @@ class DecoderCache(Cache):  # type: ignore[misc]
         forward.store(layer_idx, key_states, value_states)
         if self._biased:
             columns = self._generation.num_columns + forward.num_columns
-            key_states, value_states = (each[:, :, :1].expand(-1, -1, columns, -1) for each in (key_states, value_states))
+            shape = -1, -1, columns, -1
+            key_states, value_states = (each[:, :, :1].expand(shape) for each in (key_states, value_states))
         mark_stored(key_states, value_states, StoredKeys(forward, layer_idx))
         return key_states, value_states
 
@@ -189,7 +190,7 @@ class EncoderCache(Cache):  # type: ignore[misc]
 
 
 class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One cross-attention layer, whose keys and values stand for those in the cache."""
+    """One cross-attention layer, whose keys and values refer to those in the cache."""
 
     is_compileable = False
     is_croppable = True
@@ -246,8 +247,8 @@ def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format:
         config = model.config
         if config.model_type not in ENCODER_DECODERS:
             raise UnsupportedOption(
-                f"model_type is {config.model_type!r}; expected one of {', '.join(ENCODER_DECODERS)}: for another model "
-                "pass layers=[AttentionSpec(...), ..., CrossSpec(...), ...]"
+                f"model_type is {config.model_type!r}; expected one of {', '.join(ENCODER_DECODERS)}: for another "
+                "model pass layers=[AttentionSpec(...), ..., CrossSpec(...), ...]"
             )
         dtype = str(model.dtype).removeprefix("torch.")
         specs: list[Any] = list(specs_from_config(config.to_dict(), dtype=dtype, format=format))

@@ -164,14 +164,12 @@ class Forward:
         if len(rows):
             chosen = torch.from_numpy(rows).to(key.device)
             tokens = _index(np.flatnonzero(encoded.is_token[rows]), key.device)
-            packed = [array[chosen].transpose(1, 2).flatten(0, 1)[tokens] for array in (key, value)]
-            self._rows.cache.write(layer, *packed, self.batch)
+            keys, values = (array[chosen].transpose(1, 2).flatten(0, 1)[tokens] for array in (key, value))
+            self._rows.cache.write(layer, keys, values, self.batch)
         self._stored.add(layer)
 
     @untraced
-    def attend_biased(
-        self, layer: int, query: torch.Tensor, scale: float | None, bias: torch.Tensor
-    ) -> torch.Tensor:
+    def attend_biased(self, layer: int, query: torch.Tensor, scale: float | None, bias: torch.Tensor) -> torch.Tensor:
         """Return outputs as `attend` does, with `bias` ``[1, heads, columns, all columns]`` added to the scores."""
         self._check(query)
         rows = self._rows
@@ -238,8 +236,8 @@ class Forward:
             if not seen >= expected:
                 self.abandon()
                 raise UnsupportedOption(
-                    f"layer {min(expected - seen)} of the model {what}; it must run with all {len(layers)} layers of the "
-                    f"cache, each through its attention implementation: {REMEDY}"
+                    f"layer {min(expected - seen)} of the model {what}; it must run with all {len(layers)} layers of "
+                    f"the cache, each through its attention implementation: {REMEDY}"
                 )
         self.is_done = True
 
