@@ -21,7 +21,7 @@ from pagecore import (
     quantize,
     set_isa,
 )
-from pagecore.serving import Scheduler
+from pagecore.serving.scheduler import Scheduler
 from tests.cache.caches import SPEC, normal
 
 CROSS = CrossSpec(2, 8, dtype="float32", num_query_heads=4)

@@ -48,15 +48,15 @@ class Columns(int):
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """The forward pass and the layer that keys and values were stored for."""
+    """The forward pass and the layer that keys and values were stored for.
+
+    `is_cross` is True for keys of an encoder, and `takes_bias` if the layer can add a bias to its scores.
+    """
 
     forward: Forward
     layer: int
-
-    @property
-    def is_cross(self) -> bool:
-        """True for keys of an encoder."""
-        return self.forward.is_cross(self.layer)
+    is_cross: bool = False
+    takes_bias: bool = False
 
 
 def mark_stored(key: torch.Tensor, value: torch.Tensor, stored: StoredKeys) -> None:
@@ -100,17 +100,17 @@ def _attention(
         )
         return attended
     of_value: object = getattr(value, _STORED_KEYS, None)
-    if of_value != stored:
+    if of_value is not stored:
         _refuse("the model attends to values that it computed from the cached values", "use another cache")
     bias = options.pop("position_bias", None)
-    if bias is not None and not stored.forward.has_encoder:
+    if bias is not None and not (stored.is_cross or stored.takes_bias):
         _refuse("position_bias is given", "choose another implementation for this model")
     if stored.is_cross:
         if getattr(module, "has_relative_attention_bias", False):
             _refuse("cross attention has a position_bias", "choose another implementation for this model")
         # Encoder padding is not in the cache, so the mask has nothing to hide; a bias of zeros changes nothing.
-        attention_mask, options["is_causal"] = None, True
-    causal = options.get("is_causal")
+        attention_mask = None
+    causal = True if stored.is_cross else options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         _refuse("is_causal is False", "choose another implementation for this model")
     if dropout:

@@ -14,6 +14,7 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.cache import PagedCache
+from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
@@ -145,7 +146,7 @@ class DecoderCache(Cache):  # type: ignore[misc]
             columns = self._generation.num_columns + forward.num_columns
             shape = -1, -1, columns, -1
             key_states, value_states = (each[:, :, :1].expand(shape) for each in (key_states, value_states))
-        mark_stored(key_states, value_states, StoredKeys(forward, layer_idx))
+        mark_stored(key_states, value_states, StoredKeys(forward, layer_idx, takes_bias=self._biased))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
@@ -181,7 +182,7 @@ class EncoderCache(Cache):  # type: ignore[misc]
         forward = self._generation.running_pass
         layer = len(self.layers) + layer_idx
         forward.store_encoder(layer, key_states, value_states)
-        mark_stored(key_states, value_states, StoredKeys(forward, layer))
+        mark_stored(key_states, value_states, StoredKeys(forward, layer, is_cross=True))
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
@@ -200,6 +201,7 @@ class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
         self._generation = generation
         self._layer = layer
         self._heads = spec.num_kv_heads
+        self._last: tuple[Forward, torch.Tensor] | None = None  # the pass, and its stored keys
         self.is_initialized = True
 
     @property
@@ -214,10 +216,12 @@ class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _stored(self) -> torch.Tensor:
         forward = self._generation.running_pass
-        states = self._generation.encoder_states
-        stub = states.new_zeros(1).expand(len(states), self._heads, states.shape[1], 1)
-        mark_stored(stub, stub, StoredKeys(forward, self._layer))
-        return stub
+        if self._last is None or self._last[0] is not forward:
+            states = self._generation.encoder_states
+            stub = states.new_zeros(1).expand(len(states), self._heads, states.shape[1], 1)
+            mark_stored(stub, stub, StoredKeys(forward, self._layer, is_cross=True))
+            self._last = forward, stub
+        return self._last[1]
 
     def lazy_initialization(self, *_: Any) -> None:
         """Do nothing: blocks are allocated when the cache is made."""

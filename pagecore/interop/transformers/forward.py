@@ -128,11 +128,6 @@ class Forward:
 
     # -- the encoder -----------------------------------------------------------------------------------------------
 
-    @property
-    def has_encoder(self) -> bool:
-        """True if the rows attend to the output of an encoder."""
-        return self._encoded is not None
-
     def is_cross(self, layer: int) -> bool:
         """Return True for a layer that attends to the encoder."""
         return isinstance(self._rows.cache.spec(layer), CrossSpec)
