@@ -45,6 +45,7 @@ class CrossMachine(RuleBasedStateMachine):
         self.batch = self.cache.make_batch(6, 30, 40)
         self.spaces = [SwapSpace(self.cache, num_blocks=[9, 6, 6]), SwapSpace(self.cache, num_blocks=40)]
         self.twins = {}
+        self.listed = {}  # the last output of each digest
 
     def make_cache(self, layers, **options):
         return PagedKVCache(layers, **options)
@@ -59,11 +60,20 @@ class CrossMachine(RuleBasedStateMachine):
     def outputs(self):
         return {id(twin.output): twin.output for twin in self.twins.values() if twin.output is not None}.values()
 
+    def found(self, digest):
+        """Return the last output with a digest, if a sequence holds it outside of swap spaces."""
+        output = None if digest is None else self.listed.get(digest)
+        holders = [sequence for sequence, twin in self.twins.items() if twin.output is output]
+        is_here = any(sequence.cross_row >= 0 for sequence in holders)
+        return output if holders and (output.stored is None or is_here) else None
+
     @precondition(lambda self: len(self.resident()) < 6 and len(self.twins) < 9)
     @rule(length=st.integers(1, 9), tokens=st.integers(1, 14), digest=st.none() | st.integers(0, 2), late=st.booleans())
     def add(self, length, tokens, digest, late):
-        known = [output for output in self.outputs() if digest is not None and output.key == digest]
-        output = known[0] if known else Output(tokens, digest)
+        output = self.found(digest)
+        if output is None:
+            output = Output(tokens, digest)
+            self.listed[digest] = output
         ids = self.random.integers(0, 2, length)
         if late:
             sequence = self.cache.add_sequence(ids)
