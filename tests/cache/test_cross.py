@@ -393,6 +393,19 @@ def test_bad_arguments_are_refused_by_name():
     cache.check_invariants()
 
 
+def test_a_sequence_without_new_tokens_does_not_count_the_output_that_it_shares():
+    cache = make()
+    idle = cache.add_sequence(range(3), cross_tokens=5)
+    twin, other = cache.fork(idle), cache.add_sequence(range(3), cross_tokens=4)
+    batch = cache.prepare([idle, other, twin], [0, 3, 3])
+    assert np.asarray(batch.cross.new_lens).tolist() == [0, 4, 5]
+    keys, values = normal(9, 2, 8, seed=1), normal(9, 2, 8, seed=2)
+    cache.write(1, keys, values, batch)
+    cache.commit(batch)
+    cache.append_tokens([other, twin], [1, 2])
+    expect_seen(cache, [other, twin], [(keys[:4], values[:4]), (keys[4:], values[4:])])
+
+
 def test_an_arrival_has_slots_for_its_encoder_tokens():
     cache = make()
     sequence = cache.add_sequence(range(6), cross_tokens=7)

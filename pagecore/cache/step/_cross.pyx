@@ -73,7 +73,8 @@ cdef class CrossStep:
                 continue
             self.buffers.rows_data[i] = content.row
             self.buffers.seq_lens_data[i] = content.num_tokens
-            if content.writer is step and content.first_slot < 0:
+            # As in `contents_to_write`, a sequence without new tokens does not count: its `pending` is 0.
+            if content.writer is step and content.first_slot < 0 and (<Sequence>sequences[i]).pending > 0:
                 content.first_slot = total
                 self.buffers.query_lens_data[i] = content.num_tokens
                 self.write_slots(content, total)

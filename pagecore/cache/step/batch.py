@@ -52,7 +52,8 @@ class CrossArrays:
         Encoder tokens of each sequence, all of which its queries see; 0 for padding.
     new_lens : Tensor, int32 [max_sequences]
         Encoder tokens that the step writes for each sequence: all in the first step of an encoder output, 0 afterwards.
-        Of several sequences of the step with one output, the first counts them. `write` takes them in this order.
+        Of several sequences of the step with one output, the first with new tokens counts them. `write` takes them in
+        this order.
     host : StepArrays
         The arrays on the host, with these numbers as `query_lens`.
     """
