@@ -84,7 +84,8 @@ void check(const LatentArgs& args, const PlanView* given, Workspace& work) {
     const Indices& lens = args.call.seq_lens;
     for (int64_t i = 0; i < lens.size; ++i) {
       PC_EXPECTS(lens.at(i) >= 0 && lens.at(i) <= args.call.table.width, ShapeError, "index_lens[", i, "] is ",
-                 lens.at(i), "; a row of indices has ", args.call.table.width, " entries: expected 0 to ", args.call.table.width);
+                 lens.at(i), "; a row of indices has ", args.call.table.width, " entries: expected 0 to ",
+                 args.call.table.width);
     }
     work.batch.check_lists(args.call);
     check_slots(args, work);

@@ -47,8 +47,8 @@ struct CudaPlanShape {
 //   split by borders W - 1 borders split at most W - 1 tiles: fewer than 2 W splits
 //   batch-invariant  a tile remains whole if num_split_rows has no room for its splits
 //   sinks            each tile has one split more, and partial rows for all of its splits: 2 for each query of a tile
-//                    that is not cut, and one more for each split tile, of which there are at most half as many as
-//                    splits; batch-invariant, each query has a row for its sinks and each piece of its tile
+//                    that is not cut, and one more for each split tile, which has two splits or more; batch-invariant,
+//                    each query has a row for its sinks and each piece of its tile
 //
 // A split has at most query_tile partial rows.
 [[nodiscard]] inline PcPlanLayout make_layout(const CudaPlanShape& shape) {
