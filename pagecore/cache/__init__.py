@@ -8,7 +8,7 @@ from pagecore.cache.layers import Alias
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
 from pagecore.cache.static import StaticKVCache
-from pagecore.cache.step.batch import Batch, BatchGroup
+from pagecore.cache.step.batch import Batch, BatchGroup, CrossArrays
 from pagecore.cache.swap.space import SwapSpace
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "BatchGroup",
     "BlockMap",
     "CacheStats",
+    "CrossArrays",
     "KVCache",
     "PagedCacheConfig",
     "PagedKVCache",

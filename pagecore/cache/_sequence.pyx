@@ -100,6 +100,21 @@ cdef class Sequence:
         return self.dropped
 
     @property
+    def num_cross_tokens(self):
+        """Number of encoder tokens that its cross-attention layers see; None if it has no encoder output."""
+        return None if self.cross is None else self.cross.num_tokens
+
+    @property
+    def cross_row(self):
+        """Row of its encoder output in the block tables of cross-attention groups; -1 before its blocks are taken."""
+        return -1 if self.cross is None else self.cross.row
+
+    @property
+    def is_cross_written(self):
+        """True if the encoder's keys and values are in the cache: a later step does not write them again."""
+        return self.cross is not None and self.cross.is_written
+
+    @property
     def is_swapped(self):
         """True while the keys and values are in a `SwapSpace` instead of the blocks of the cache."""
         return self.swap_space is not None

@@ -5,6 +5,7 @@ from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._lock cimport StateLock
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
+from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._state_table cimport StateTable
@@ -15,6 +16,7 @@ cdef class CacheState:
     cdef readonly StateTable states         # None in a cache without layers that keep states
     cdef readonly PrefixCache prefix        # None in a cache without one
     cdef readonly Tenants tenants           # None in a cache that does not scrub
+    cdef readonly CrossContents cross       # None in a cache without cross attention
     cdef readonly StateLock lock            # held by every operation
     cdef readonly object removal            # removes a sequence when its context ends
     cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers

@@ -6,6 +6,7 @@ from pagecore.cache._kept cimport KeptKeys, first_kept, kept_keys
 from pagecore.cache._lock cimport StateLock
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
+from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._state_table cimport StateTable
@@ -60,6 +61,10 @@ cdef class CacheState:
             self.prefix = PrefixCache(
                 attended, tables, self.by_row, prefix_policy, clock, recompute_last_block, states
             )
+
+    def serve_cross(self, CrossContents contents not None):
+        """Serve cross-attention layers from now on; call it before the first sequence."""
+        self.cross = contents
 
     cdef int begin(self) except -1:
         if self.prefix is not None:
@@ -146,6 +151,14 @@ cdef class CacheState:
     def num_scrubbed_blocks(self):
         """Number of blocks that steps have zeroed."""
         return 0 if self.tenants is None else self.tenants.num_scrubbed_blocks
+
+    def crossed(self):
+        """Return the encoder output of each live sequence that has one."""
+        contents = []
+        for each in self.names.values():
+            if (<Sequence>each).owner is not None and (<Sequence>each).cross is not None:
+                contents.append((<Sequence>each).cross)
+        return contents
 
     def find(self, id):
         """Return the live sequence of an id, or None."""

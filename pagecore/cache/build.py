@@ -10,6 +10,7 @@ from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import lifecycle
 from pagecore.cache._state import CacheState
 from pagecore.cache.adopted import buffers_of, count_adopted
+from pagecore.cache.cross.build import make_cross
 from pagecore.cache.layer_ops import LayerOps, layer_ops
 from pagecore.cache.layers import Layer, Layers, arrange
 from pagecore.cache.limits import (
@@ -21,7 +22,7 @@ from pagecore.cache.limits import (
     scrub_option,
     slot_dtype,
 )
-from pagecore.cache.parts import CacheParts
+from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.state_layers import size_states, state_layers
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
@@ -77,9 +78,10 @@ def build_parts(
         blocks = count_blocks(groups, block_size, num_blocks, memory, device, longest)
     check_slots(blocks, block_size, slots)
     max_tokens = row_capacity(groups, blocks, block_size, longest)
+    num_token_groups = sum(not group.is_cross for group in groups)
     tables = BlockTables(
-        [BlockPool(n) for n in blocks],
-        block_sizes=[block_size] * len(blocks),
+        [BlockPool(n) for n in blocks[:num_token_groups]],
+        block_sizes=[block_size] * num_token_groups,
         max_sequences=max_sequences,
         max_blocks_per_sequence=ceil_div(max_tokens, block_size),
     )
@@ -87,10 +89,13 @@ def build_parts(
     specs = () if keeping is None else keeping.specs
     store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots)
     ops = _ops_of(placed, device)
-    attended = [group.attended for group in groups]
+    cross = make_cross(groups, blocks, block_size, max_sequences, device)
+    attended = [group.attended for group in groups[:num_token_groups]]
     cached = policy if prefix_cache else None
     states = None if keeping is None else keeping.table(tables, num_slots)
     state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states)
+    if cross is not None:
+        state.serve_cross(cross.contents)
     parts = CacheParts(
         state=state,
         store=store,
@@ -99,23 +104,30 @@ def build_parts(
         ops=ops,
         groups=groups,
         group_ops=[_first_of(group, placed, ops) for group in range(len(groups))],
-        block_tables=_views(tables) if staging is None else staging.block_tables,
+        block_tables=_tables_on_device(tables, staging) + _cross_tables(cross),
         device=device,
         index_dtype=slots,
         eviction_policy=policy,
         block_size=block_size,
         max_tokens_per_sequence=max_tokens,
-        num_slots=(min(blocks) - 1) * block_size,
+        num_slots=(min(blocks[:num_token_groups]) - 1) * block_size,
         scrub=scrub,
         parallel=ranks,
+        cross=cross,
     )
     if scrub:
         store.zero_adopted()  # last: if the cache cannot be made, the caller's memory is unchanged
     return parts
 
 
-def _views(tables: BlockTables) -> list[Tensor]:
+def _tables_on_device(tables: BlockTables, staging: Staging | None) -> list[Tensor]:
+    if staging is not None:
+        return staging.block_tables
     return [as_tensor(tables.table(group)) for group in range(tables.num_groups)]
+
+
+def _cross_tables(cross: CrossParts | None) -> list[Tensor]:
+    return [] if cross is None else _tables_on_device(cross.contents.tables, cross.staging)
 
 
 def _ops_of(layers: list[Layer], device: str) -> list[LayerOps]:

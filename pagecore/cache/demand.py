@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Listed
 
 from pagecore.cache.layers import Group
+from pagecore.errors import NotEnoughMemory
 from pagecore.storage.checks import INT32_MAX, ceil_div
 from pagecore.storage.pool import blocks_within
 
@@ -28,6 +29,9 @@ PROMPT_TOKENS = 512
 def blocks_at_once(group: Group, num_tokens: int, block_size: int, step_tokens: int = 1) -> int:
     """Return the most blocks of a group that a sequence holds while it grows to `num_tokens`.
 
+    Cross attention holds the blocks of its encoder tokens from the first step on: `max_tokens` of the spec, or
+    `num_tokens` if the spec does not limit them.
+
     Parameters
     ----------
     group : Group
@@ -35,6 +39,8 @@ def blocks_at_once(group: Group, num_tokens: int, block_size: int, step_tokens: 
     step_tokens : int
         Tokens that the sequence computes in one step; its next step begins after windows have released blocks.
     """
+    if group.is_cross:
+        num_tokens = group.max_cross_tokens or num_tokens
     blocks = ceil_div(num_tokens, block_size)
     limit = block_limit(group, block_size, step_tokens)
     return blocks if limit is None else min(blocks, limit)
@@ -50,14 +56,16 @@ def longest_sequence(groups: Listed[Group], available: Listed[int], block_size: 
     """Return the tokens of the longest sequence that `available` blocks of each group hold, however it is computed.
 
     Groups with windows limit it only if they cannot hold one window. If no other group limits it, the largest group
-    does.
+    does. Cross attention does not grow, and does not limit it.
     """
+    pairs = [pair for pair in zip(groups, available, strict=True) if not pair[0].is_cross]
     lengths = [
         blocks * block_size
-        for group, blocks in zip(groups, available, strict=True)
+        for group, blocks in pairs
         if (limit := block_limit(group, block_size, 1)) is None or limit > blocks
     ]
-    return min(min(lengths, default=max(available) * block_size), INT32_MAX)
+    most = max(blocks for _, blocks in pairs) * block_size
+    return min(min(lengths, default=most), INT32_MAX)
 
 
 def longest_step(groups: Listed[Group], available: Listed[int], block_size: int, num_tokens: int) -> int:
@@ -74,7 +82,7 @@ def longest_step(groups: Listed[Group], available: Listed[int], block_size: int,
     """
     most = num_tokens
     for group, blocks in zip(groups, available, strict=True):
-        if ceil_div(num_tokens, block_size) > blocks:
+        if not group.is_cross and ceil_div(num_tokens, block_size) > blocks:
             most = min(most, group.attended.most_tokens(blocks, block_size))
     return most
 
@@ -107,6 +115,11 @@ def divide_memory(groups: Listed[Group], block_size: int, memory: int, max_token
     def price(blocks: Listed[int]) -> int:
         return sum(count * size for count, size in zip(blocks, bytes_of, strict=True))
 
+    if price(demand(1, 1)) > left:
+        raise NotEnoughMemory(
+            f"memory is {memory} bytes; the null blocks and one sequence with its encoder tokens take "
+            f"{memory - left + price(demand(1, 1))}: give more memory, or make max_tokens of the CrossSpec smaller"
+        )
     # Up to `fits` tokens fit, and `too_many` do not or are not wanted.
     fits, too_many = 1, min(TYPICAL_TOKENS, max_tokens or TYPICAL_TOKENS) + 1
     while too_many - fits > 1:

@@ -18,7 +18,7 @@ from pagecore.cache.step.selection import num_listed, padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops._checks import float_array
-from pagecore.storage import AttentionSpec, KVPool, LatentSpec, Spec
+from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.attended import attended_keys
 from pagecore.storage.spec import format_of, stores_key_and_value
 
@@ -119,8 +119,7 @@ class AttentionOps(LayerOps):
         """Scatter keys and values to the slots of the step's tokens."""
         keys, values = pool.plane("key", index), pool.plane("value", index)
         tensor, slots = float_array(key, "key"), group.slot_mapping
-        if tensor.ndim == 3 and tensor.shape[0] < batch.num_tokens:
-            raise ShapeError(f"key has {tensor.shape[0]} tokens; the step has {batch.num_tokens}")
+        self._check_rows(tensor, batch)
         rows = tensor.shape[0] if tensor.ndim else 0
         # On a device `write_kv` gets the caller's own array, whose framework determines the default stream.
         given = tensor if keys.device == "cpu" else key
@@ -139,8 +138,8 @@ class AttentionOps(LayerOps):
             defaults = {**defaults, "plan": group.plan}
         elif not options.keys().isdisjoint(LIMITS):
             defaults = {name: value for name, value in defaults.items() if name not in LIMITS}
-        seq_lens, rows, cu_query_lens = batch.seq_lens, batch.rows, batch.cu_query_lens
-        if batch.tree_mask is not None and "tree_mask" not in options:
+        (rows, seq_lens), cu_query_lens = self._attended(batch), batch.cu_query_lens
+        if batch.tree_mask is not None and defaults.get("causal", True) and "tree_mask" not in options:
             options = {"tree_mask": batch.tree_mask[: first_extent(query)], **options}
         options = padded_selection(options, batch.num_sequences, seq_lens.shape[0])
         listed = num_listed(options, batch.num_sequences, seq_lens.shape[0])
@@ -156,6 +155,14 @@ class AttentionOps(LayerOps):
             cu_query_lens=cu_query_lens,
             **{**defaults, **self._scales(pool, index), **options},
         )
+
+    def _check_rows(self, key: Tensor, batch: Batch) -> None:
+        if key.ndim == 3 and key.shape[0] < batch.num_tokens:
+            raise ShapeError(f"key has {key.shape[0]} tokens; the step has {batch.num_tokens}")
+
+    def _attended(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the rows of the block table that the queries attend to, and their lengths."""
+        return batch.rows, batch.seq_lens
 
     def _scales(self, pool: KVPool, index: int) -> dict[str, Any]:
         """Return the arguments of `write_kv` and `paged_attention` that hold scales; none without a format."""
@@ -185,6 +192,39 @@ def given_factors(spec: Spec, device: str) -> dict[str, Any]:
         name: to_device(np.array(factor, np.float32), device) if isinstance(factor, tuple) else factor
         for name, factor in given.items()
     }
+
+
+class CrossOps(AttentionOps):
+    """Operations of a `CrossSpec`: a step writes encoder tokens, and every query attends to all of its sequence's."""
+
+    def __init__(self, spec: CrossSpec, device: str) -> None:
+        super().__init__(spec, device)
+        self._defaults["causal"] = False
+
+    def plan(self) -> AttentionPlan | None:
+        """Return an empty plan without causality; None if the spec does not specify its number of query heads."""
+        spec = self._spec
+        assert isinstance(spec, CrossSpec)
+        if spec.num_query_heads is None:
+            return None
+        return AttentionPlan(
+            num_query_heads=spec.num_query_heads,
+            num_kv_heads=spec.num_kv_heads,
+            causal=False,
+            device="cpu" if self._device == "none" else self._device,
+        )
+
+    def _check_rows(self, key: Tensor, batch: Batch) -> None:
+        assert batch.cross is not None
+        if key.ndim == 3 and key.shape[0] < batch.cross.num_tokens:
+            raise ShapeError(
+                f"key has {key.shape[0]} encoder tokens; the step writes {batch.cross.num_tokens}: pass those of "
+                "batch.cross.new_lens, sequence after sequence"
+            )
+
+    def _attended(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        assert batch.cross is not None
+        return batch.cross.rows, batch.cross.seq_lens
 
 
 class LatentOps(LayerOps):
@@ -302,4 +342,6 @@ def layer_ops(spec: Spec, device: str) -> LayerOps:
     """Return the operations of a spec on a device of `PagedKVCache`, "none" included."""
     if isinstance(spec, LatentSpec):
         return LatentOps(spec, device)
+    if isinstance(spec, CrossSpec):
+        return CrossOps(spec, device)
     return AttentionOps(spec, device) if stores_key_and_value(spec) else StoredOps(spec)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec, StateSpec, TensorParallel
 from pagecore.storage.attended import AttendedKeys, attended_keys
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
+from pagecore.storage.cross_spec import CrossSpec, is_cross
 from pagecore.storage.pool import bytes_per_block
 from pagecore.storage.spec import check_spec, is_spec, window_of
 
@@ -46,6 +47,16 @@ class Group:
     def attended(self) -> AttendedKeys:
         """Limits of the keys that a query sees."""
         return attended_keys(self.spec)
+
+    @property
+    def is_cross(self) -> bool:
+        """True for cross attention, whose blocks hold the tokens of an encoder."""
+        return is_cross(self.spec)
+
+    @property
+    def max_cross_tokens(self) -> int | None:
+        """Most encoder tokens of a sequence; None if the pool alone limits them, and without cross attention."""
+        return self.spec.max_tokens if isinstance(self.spec, CrossSpec) else None
 
     def bytes_per_block(self, block_size: int) -> int:
         """Return the bytes of one block in all layers of the group."""
@@ -83,10 +94,10 @@ def arrange(
 ) -> tuple[list[Layer], list[Group]]:
     """Place the rank's part of every model layer in a group, and check every spec by `check_spec`.
 
-    Layers are in one group if their planes, windows, chunks, sink tokens and numbers of query heads are
-    equal. Options that only
-    attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first layers.
-    Layers of a StateSpec are in no group: they are numbered on their own, with the group `STATES`.
+    Layers are in one group if their planes, windows, chunks, sink tokens and numbers of query heads are equal. Options
+    that only attention uses (scale, softcap, sinks) may differ within a group. Groups have the order of their first
+    layers, those of cross attention last. Layers of a StateSpec are in no group: they are numbered on their own, with
+    the group `STATES`.
 
     Parameters
     ----------
@@ -120,7 +131,8 @@ def arrange(
         if previous is None or previous[0] is not entry:
             previous = entry, _checked(entry, position, parallel, attends)
         spec = previous[1]
-        key = (tuple(spec.planes), attended_keys(spec), getattr(spec, "num_query_heads", None))
+        most = spec.max_tokens if isinstance(spec, CrossSpec) else None
+        key = (tuple(spec.planes), attended_keys(spec), getattr(spec, "num_query_heads", None), is_cross(spec), most)
         if key not in keys:
             keys.append(key)
             counts.append(0)
@@ -128,7 +140,19 @@ def arrange(
         group = keys.index(key)
         placed.append(Layer(spec, group, counts[group]))
         counts[group] += 1
-    return placed, [Group(spec, count) for spec, count in zip(specs, counts, strict=True)]
+    return _cross_last(placed, [Group(spec, count) for spec, count in zip(specs, counts, strict=True)])
+
+
+def _cross_last(placed: list[Layer], groups: list[Group]) -> tuple[list[Layer], list[Group]]:
+    """Return layers and groups with the groups of cross attention after all others."""
+    if groups and all(group.is_cross for group in groups):
+        raise UnsupportedOption(
+            "every layer that attends is a CrossSpec; list the decoder's own layers, such as AttentionSpec, as well"
+        )
+    order = sorted(range(len(groups)), key=lambda group: groups[group].is_cross)
+    place = {STATES: STATES} | {group: number for number, group in enumerate(order)}
+    moved = [replace(layer, group=place[layer.group]) for layer in placed]
+    return moved, [groups[group] for group in order]
 
 
 def layer_number(layer: SupportsIndex, num_layers: int) -> int:

@@ -15,6 +15,7 @@ from pagecore.cache._sequence import Sequence, token_ids
 from pagecore.cache.build import build_parts
 from pagecore.cache.compact.methods import CompactMethods
 from pagecore.cache.compact.moves import slot_moves
+from pagecore.cache.cross.build import cross_namespace, cross_request
 from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
@@ -24,6 +25,7 @@ from pagecore.cache.step.batch import Batch, own_step
 from pagecore.cache.step.prepare import new_batch, ready, refusal
 from pagecore.cache.step.run import attend_step, write_step
 from pagecore.cache.swap.methods import SwapMethods
+from pagecore.errors import UnsupportedOption
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import ceil_div, require_int
 from pagecore.storage.memory import Memory
@@ -39,7 +41,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         of the whole model, also for one rank of several. Layers with equal planes, window and number of query heads
         form a group; each group has its own block pool, block table and slot mapping. An operation takes blocks in all
         groups or in none. Layers of a `StateSpec` keep one state for each sequence, in slots that all of them share;
-        see Notes. A spec without the planes key and value is stored only: use `plane` and your own kernels.
+        see Notes. Groups of `CrossSpec` layers come last: their blocks hold encoder tokens, see `set_cross_tokens`. A
+        spec without the planes key and value is stored only: use `plane` and your own kernels.
     num_layers : int, optional
         Number of layers for a single spec; 1 by default.
     block_size : int
@@ -192,6 +195,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         priority: float | None = None,
         time_to_live: float | None = None,
         rank: float | None = None,
+        cross_tokens: SupportsIndex | None = None,
+        cross_digest: bytes | int | None = None,
     ) -> Sequence:
         """Add a sequence with known `tokens`; its cached prefix is shared, and `prepare` takes the other blocks.
 
@@ -218,6 +223,12 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
             which they fall back to 35.
         rank : float, optional
             For the policy "rank": blocks with the lowest rank are evicted first.
+        cross_tokens : int, optional
+            Number of encoder tokens, for a cache with cross-attention layers; see `set_cross_tokens`.
+        cross_digest : bytes or int, optional
+            Identity of the encoder's input. While any sequence of the namespace holds an encoder output with this
+            digest, later ones share its blocks, and their steps do not write it again. Cached prefixes of the decoder
+            are shared between equal digests only; a sequence without a digest neither reuses a prefix nor leaves one.
 
         Raises
         ------
@@ -226,17 +237,57 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         OutOfRows
             The cache already has `max_sequences` sequences.
         ShapeError
-            More tokens than a row has room for; invalid spans, priority or numbers.
+            More tokens than a row has room for; invalid spans, priority or numbers; more encoder tokens than the
+            cross-attention layers serve, or another number than that of the output with the digest.
         UnsupportedDtype
             A namespace or digest of a type that cannot be compared.
         UnsupportedOption
-            A priority or rank that the policy does not use; a time_to_live without a priority.
+            A priority or rank that the policy does not use; a time_to_live without a priority; cross_tokens for a cache
+            without cross-attention layers; a cross_digest without cross_tokens.
         """
         ids = token_ids(tokens)
-        options = retention_options(self.eviction_policy, namespace, spans, priority, time_to_live, rank)
+        cross = cross_request(self._parts, cross_tokens, cross_digest, namespace)
+        own_namespace = cross_namespace(namespace, cross_digest)
+        options = retention_options(self.eviction_policy, own_namespace, spans, priority, time_to_live, rank)
         most = reusable(len(ids), max_tokens)
+        if self._parts.cross is not None and cross_digest is None:
+            most = 0
         check_length(len(ids), self.max_tokens_per_sequence)
-        return lifecycle.add(self._parts.state, id, ids, options, most)
+        return lifecycle.add(self._parts.state, id, ids, options, most, cross)
+
+    def set_cross_tokens(
+        self, sequence: Sequence, num_tokens: SupportsIndex, *, digest: bytes | int | None = None
+    ) -> None:
+        """Set the number of encoder tokens that the cross-attention layers of a sequence see; once per sequence.
+
+        The first `prepare` with new tokens of the sequence takes their blocks, once and all or nothing with the other
+        blocks, and its batch has their slots: `write` then stores the encoder's keys and values in the cross-attention
+        layers. Forks and reordered sequences share the blocks, which are freed with the last sequence that holds them.
+
+        Parameters
+        ----------
+        sequence : Sequence
+            Idle, and added without `cross_tokens`.
+        num_tokens : int
+        digest : bytes or int, optional
+            Identity of the encoder's input: sequences with equal digests share one encoder output, without a namespace.
+            The sequence neither reuses nor leaves a cached prefix; `add_sequence` with a digest does both.
+
+        Raises
+        ------
+        ShapeError
+            The number is set already, or differs from that of the output with the digest; more tokens than the
+            cross-attention layers serve.
+        UnsupportedOption
+            The cache has no cross-attention layers.
+        UnsupportedDtype
+            A digest that is neither bytes nor an int.
+        InvalidSequence
+            `sequence` is not idle in this cache.
+        """
+        cross = cross_request(self._parts, require_int("num_tokens", num_tokens), digest, None)
+        assert cross is not None
+        lifecycle.set_cross(self._parts.state, sequence, *cross)
 
     def append_tokens(self, sequences: Sequence | Iterable[Sequence], ids: ArrayLike | Iterable[ArrayLike]) -> None:
         """Make the ids of sampled tokens known; all or nothing.
@@ -321,16 +372,27 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         return lifecycle.clear(self._parts.state)
 
     def make_batch(
-        self, max_sequences: int | None = None, max_tokens: int | None = None, *, max_tree_tokens: int = 0
+        self,
+        max_sequences: int | None = None,
+        max_tokens: int | None = None,
+        max_cross_tokens: int = 0,
+        *,
+        max_tree_tokens: int = 0,
     ) -> Batch:
         """Return a reusable batch at fixed addresses; by default for `max_sequences` of the cache, one token each.
 
+        `max_cross_tokens` is the number of encoder tokens that a step can write; 0 for steps that only attend to them.
         `max_tree_tokens` is the largest number of new tokens of a sequence in a step with `parents`; 0: no trees.
         """
         rows = self.max_sequences if max_sequences is None else require_int("max_sequences", max_sequences, max=None)
         tokens = rows if max_tokens is None else require_int("max_tokens", max_tokens, max=None)
         words = ceil_div(require_int("max_tree_tokens", max_tree_tokens, min=0, max=None), 64)
-        return new_batch(self._parts, rows, tokens, tree_words=words)
+        cross_tokens = require_int("max_cross_tokens", max_cross_tokens, min=0, max=None)
+        if cross_tokens and self._parts.cross is None:
+            raise UnsupportedOption(
+                f"max_cross_tokens is {cross_tokens}, but the cache has no cross-attention layers; leave it out"
+            )
+        return new_batch(self._parts, rows, tokens, cross_tokens, tree_words=words)
 
     def prepare(
         self,
@@ -365,7 +427,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
             Blocks or state slots are short; nothing was changed. The message says which, and `requested` and
             `available` count them.
         InvalidSequence, ShapeError
-            A sequence that is not of this cache, listed twice or in flight; invalid counts.
+            A sequence that is not of this cache, listed twice or in flight; invalid counts. With cross-attention
+            layers: a sequence without a number of encoder tokens, or whose encoder tokens another step in flight
+            writes.
         UnsupportedOption, DeviceError
             An invalid stream, or one that is being captured: a graph can use a step but not prepare it.
         """
@@ -486,7 +550,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
         T is the batch's `num_tokens` or more. Floats are cast or quantised to the spec's format. A `LatentSpec` takes
-        latents ``[T, latent_dim]`` and rotated parts ``[T, rope_dim]``. `stream` is that of the prepare.
+        latents ``[T, latent_dim]`` and rotated parts ``[T, rope_dim]``. A `CrossSpec` takes the encoder's keys and
+        values, of the tokens that `Batch.cross` counts. `stream` is that of the prepare.
 
         Raises
         ------

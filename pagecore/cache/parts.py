@@ -8,13 +8,14 @@ from typing import Literal, Protocol
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache._state import CacheState
+from pagecore.cache.cross._contents import CrossContents
 from pagecore.cache.layer_ops import LayerOps
 from pagecore.cache.layers import Group, Layer, layer_number
 from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.errors import UnsupportedOption
-from pagecore.index import BlockTables
+from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import Spec, TensorParallel
 
 
@@ -27,6 +28,25 @@ class SwappedBlocks(Protocol):
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CrossParts:
+    """Parts of a cache that only cross attention needs.
+
+    Attributes
+    ----------
+    contents : CrossContents
+        Encoder outputs, and the block tables of the cross groups.
+    staging : Staging or None
+        Copy of these tables on the device; None on the host.
+    first_group : int
+        Number of the first cross group in the cache.
+    """
+
+    contents: CrossContents
+    staging: Staging | None
+    first_group: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +78,8 @@ class CacheParts:
         Slots of the smallest pool: a step that computes more tokens is short of blocks.
     scrub : bool
     parallel : TensorParallel
+    cross : CrossParts or None
+        Parts of cross attention; None for a cache without it.
     swap_spaces : WeakSet of SwappedBlocks
         Swap spaces that serve the cache.
     """
@@ -78,6 +100,7 @@ class CacheParts:
     num_slots: int
     scrub: bool
     parallel: TensorParallel
+    cross: CrossParts | None = None
     swap_spaces: weakref.WeakSet[SwappedBlocks] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -99,6 +122,16 @@ class CacheParts:
     def num_groups(self) -> int:
         """Number of groups of layers."""
         return len(self.groups)
+
+    @property
+    def token_groups(self) -> list[Group]:
+        """Groups whose blocks hold the tokens of sequences: all but those of cross attention, which come last."""
+        return self.groups[: self.tables.num_groups]
+
+    @property
+    def block_pools(self) -> tuple[BlockPool, ...]:
+        """Pool of the block ids of each group."""
+        return self.tables.pools if self.cross is None else self.tables.pools + self.cross.contents.tables.pools
 
     @property
     def row_lengths(self) -> Tensor:

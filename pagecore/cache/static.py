@@ -83,6 +83,11 @@ class StaticKVCache:
             raise ShapeError("max_length is None; pass the maximum number of tokens of a sequence")
         self.max_length = require_int("max_length", max_length, max=None)
         self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True, keeps_states=False)
+        if any(group.is_cross for group in groups):
+            raise UnsupportedOption(
+                "a StaticKVCache has no cross attention, and a CrossSpec is listed; use a PagedKVCache, or a second "
+                "StaticKVCache with AttentionSpec layers for the encoder's tokens"
+            )
         planes = [_planes_of(group.spec) for group in groups]
         for other in planes[1:]:
             _check_alike(planes[0], other)

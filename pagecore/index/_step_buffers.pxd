@@ -37,6 +37,7 @@ cdef extern from "pagecore/index/step_buffers.hpp" namespace "pagecore" nogil:
         uint64_t* tree_mask()
         void* slots(size_t group)
         void skip_slots(int32_t first, int32_t last) except +raise_python_error
+        void pad(int32_t num_sequences, int32_t num_tokens, int32_t null_row)
         void check_invariants() except +raise_python_error
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
+from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
 from pagecore.models.families import FAMILIES, FLAT, RENAMED, TEXT_MODELS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
@@ -34,15 +35,16 @@ class ModelConfig:
     ----------
     model_type : str
         The model family; for a multimodal model that of its text model.
-    layers : tuple of AttentionSpec, LatentSpec or StateSpec
+    layers : tuple of AttentionSpec, CrossSpec, LatentSpec or StateSpec
         Specs in the order of the model's layers, as a cache takes them. A layer with attention and a state has two, the
-        attention first; a layer that stores nothing has none.
+        attention first; a layer that stores nothing has none. Of a model with an encoder: the decoder's own layers,
+        then a `CrossSpec` for the cross attention of each.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
     specs_by_layer : tuple of tuple of int
-        Numbers in `layers` of the specs of each model layer: ``(n,)`` in most models, ``(n, n + 1)`` in Falcon-H1, and
-        ``()`` for an MLP of Nemotron-H. They are the layer numbers of a cache that is made with `layers`. By default
-        each spec is a layer of its own.
+        Numbers in `layers` of the specs of each model layer: ``(n,)`` in most models, ``(n, n + 1)`` in Falcon-H1,
+        ``(n, num_layers + n)`` with an encoder, and ``()`` for an MLP of Nemotron-H. They are the layer numbers of a
+        cache that is made with `layers`. By default each spec is a layer of its own.
     """
 
     model_type: str
@@ -73,9 +75,10 @@ def specs_from_config(
     that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state
     give a `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h,
     granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2 and lfm2_moe, and of mamba, mamba2 and falcon_mamba, which
-    have no attention. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have
-    the defaults of transformers 5. A field that would change the cache or the attention, and that the family does not
-    read, raises; it is never ignored.
+    have no attention. The decoders of whisper, bart and t5 give an `AttentionSpec` for each layer, and then a
+    `CrossSpec` for the cross attention of each. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
+    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -95,7 +98,7 @@ def specs_from_config(
 
     Returns
     -------
-    list of AttentionSpec, LatentSpec or StateSpec
+    list of AttentionSpec, CrossSpec, LatentSpec or StateSpec
         One spec for each model layer, with heads, dims, dtype, format, window or chunk, scale, softcap and sinks, or
         with the planes and the chunk of a state. A layer of Falcon-H1 or Zamba2 with both has two specs, first that of
         its attention, and an MLP of Nemotron-H none: `read_model_config` returns the specs of each layer. States are
@@ -128,6 +131,9 @@ def read_model_config(
     ModelConfig
     """
     whole = open_config(config)
+    given_type = whole.given("model_type")
+    if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
+        return _encoder_decoder(whole, dtype, sinks, format)
     model_type, fields = _text_model(whole)
     family = _SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
@@ -149,6 +155,17 @@ def read_model_config(
         by_layer.append(tuple(range(len(layers), len(layers) + len(own))))
         layers += own
     return ModelConfig(model_type, tuple(layers), _max_length(fields), tuple(by_layer))
+
+
+def _encoder_decoder(whole: Fields, dtype: object, sinks: Sinks | None, format: str | None) -> ModelConfig:
+    """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers."""
+    model_type = str(whole.given("model_type"))
+    if sinks is not None:
+        raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
+    stored = stored_dtype(whole, whole, dtype)
+    layers, longest = decoder_specs(whole, model_type, stored, requested_format(whole, whole, format))
+    num_layers = len(layers) // 2
+    return ModelConfig(model_type, layers, longest, tuple((n, num_layers + n) for n in range(num_layers)))
 
 
 def _max_length(fields: Fields) -> int | None:
@@ -186,7 +203,7 @@ def _model_type(fields: Fields) -> str:
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*_SERVED, *TEXT_MODELS]))
+        known = ", ".join(sorted([*_SERVED, *TEXT_MODELS, *ENCODER_DECODERS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
             "model pass a list of specs"

@@ -91,6 +91,8 @@ def _group_line(number: int, group: GroupPlan) -> list[str]:
 
 
 def _reach(group: GroupPlan) -> str:
+    if group.is_cross:
+        return "encoder"
     if group.chunk is not None:
         return f"chunks of {group.chunk:,}"
     if group.window is None:

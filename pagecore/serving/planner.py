@@ -38,7 +38,8 @@ def plan_memory(
 
     A request of n tokens holds ``ceil(n / block_size)`` blocks of a group with full attention. Of a group with a window
     of W tokens it holds at most ``ceil((W - 1) / block_size) + 1`` blocks, because the window rarely starts at a block
-    boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. While the
+    boundary, and of a group with chunks of C tokens ``ceil(C / block_size)`` where `block_size` divides C. Of a group
+    with cross attention it holds the blocks of `max_tokens` encoder tokens. While the
     prompt is computed in steps of c tokens, the request holds up to ``ceil((W + c - 2) / block_size) + 1`` blocks. The
     division of the memory has room for one prompt in steps of 512 tokens; the numbers of requests and the best splits
     do not count prompts, which a `Scheduler` computes in smaller steps while windows are short of blocks.
@@ -93,7 +94,7 @@ def plan_memory(
         memory=budget,
         ranks=ranks,
         block_size=block_size,
-        num_blocks=max(num_blocks, default=0),
+        num_blocks=max((n for n, group in zip(num_blocks, groups, strict=True) if not group.is_cross), default=0),
         groups=planned,
         states=StatePlan(specs=states, num_slots=num_slots, state_ratio=ratio) if states else None,
         contexts=(),

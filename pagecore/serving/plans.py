@@ -8,6 +8,7 @@ from typing import Any
 from pagecore.models import ModelConfig
 from pagecore.storage import Spec, StateSpec
 from pagecore.storage.attended import chunk_of, sink_tokens_of
+from pagecore.storage.cross_spec import is_cross
 from pagecore.storage.spec import window_of
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "StatePlan"]
@@ -43,6 +44,11 @@ class GroupPlan:
         return window_of(self.spec)
 
     @property
+    def is_cross(self) -> bool:
+        """True for cross attention: the blocks hold encoder tokens, up to `max_tokens` of the spec a request."""
+        return is_cross(self.spec)
+
+    @property
     def chunk(self) -> int | None:
         """Tokens of a chunk of chunked local attention; None without chunks."""
         return chunk_of(self.spec)
@@ -59,6 +65,7 @@ class GroupPlan:
             "window": self.window,
             "chunk": self.chunk,
             "sink_tokens": self.sink_tokens,
+            "cross": self.is_cross,
             "num_blocks": self.num_blocks,
             "planes": _planes(self.spec),
             "bytes_per_token": self.bytes_per_token,
@@ -156,9 +163,9 @@ class MemoryPlan:
     ranks, block_size : int
     num_blocks : int
         Blocks of the largest group on one rank, the null block counted; 0 for a model without attention. Groups with
-        windows may have fewer.
+        windows may have fewer. Cross attention, whose blocks hold encoder tokens, is not counted.
     groups : tuple of GroupPlan
-        Groups in the order of their first layers, as in `PagedKVCache`.
+        Groups in the order of their first layers, those of cross attention last, as in `PagedKVCache`.
     states : StatePlan or None
         Slots of the recurrent states; None for a model without states.
     contexts : tuple of ContextPlan
@@ -174,8 +181,8 @@ class MemoryPlan:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of one token in all layers of all groups."""
-        return sum(group.bytes_per_token for group in self.groups)
+        """Bytes of one token in all layers of all groups; encoder tokens are not counted."""
+        return sum(group.bytes_per_token for group in self.groups if not group.is_cross)
 
     @property
     def num_tokens(self) -> int:

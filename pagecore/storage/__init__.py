@@ -2,6 +2,7 @@
 
 from pagecore.storage.attention_spec import AttentionSpec
 from pagecore.storage.checkpoint_pool import CheckpointPool
+from pagecore.storage.cross_spec import CrossSpec
 from pagecore.storage.latent_spec import LatentSpec
 from pagecore.storage.layout import KVLayout
 from pagecore.storage.memory import free_memory, parse_memory
@@ -14,6 +15,7 @@ from pagecore.storage.state_spec import StateSpec
 __all__ = [
     "AttentionSpec",
     "CheckpointPool",
+    "CrossSpec",
     "KVLayout",
     "KVPool",
     "LatentSpec",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore import AttentionSpec, CrossSpec, PagedKVCache, Plane, StateSpec, SwapSpace
+from tests.cache.caches import normal
 from tests.cache.test_hybrid_machine import HybridMachine
-from tests.cuda.caches import assert_device_batch, run_machine
+from tests.cuda.caches import DeviceCache, assert_device_batch, run_machine
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 
@@ -15,6 +16,13 @@ LAYERS = [
     AttentionSpec(2, 8, dtype="float32", num_query_heads=4),
     StateSpec((Plane("temporal", (4,), "float32", per="sequence"),), chunk=4, interval=8),
 ]
+
+
+def fill(cuda: Kit, plane, values) -> None:
+    """Overwrite a plane, one block or slot at a time."""
+    for entry, given in enumerate(np.ascontiguousarray(values)):
+        cuda.runtime.copy(plane[entry].pointer, given.ctypes.data, given.nbytes, 0)
+    cuda.runtime.synchronize(0)
 
 
 def make(cuda: Kit, **options) -> PagedKVCache:
@@ -68,3 +76,50 @@ def test_a_shared_state_is_copied_on_the_stream_of_the_step(cuda: Kit):
     copy = int(cuda.get(batch.state_write)[0])
     assert copy != slot
     np.testing.assert_array_equal(cuda.get(cache.plane("temporal", 1)[copy]), values)
+
+
+@pytest.mark.parametrize("ends", ["abandon", "remove"])
+def test_steps_with_encoder_tokens_and_states_leave_padding(cuda: Kit, ends: str):
+    layers = [CrossSpec(2, 8, dtype="float32", num_query_heads=4), *LAYERS]
+    cache = DeviceCache(cuda, layers, block_size=4, num_blocks=[17, 9], num_states=9, max_sequences=4)
+    first, second = (cache.add_sequence(range(9), cross_tokens=5) for _ in range(2))
+    batch = cache.prepare([first, second], 9)
+    assert cuda.get(batch.state_write)[:2].all()
+    if ends == "abandon":
+        cache.abandon(batch)
+    else:
+        cache.remove(first)
+    gone = slice(0, 2) if ends == "abandon" else slice(0, 1)
+    assert not cuda.get(batch.state_write)[gone].any()
+    own, written = (cuda.get(batch.group(layer).slot_mapping) for layer in (1, 0))
+    assert (own[: 9 * gone.stop] == -1).all()
+    assert (own[9 * gone.stop : 18] >= 0).all()
+    assert (written[: 5 * gone.stop] == -1).all()
+    assert (written[5 * gone.stop : 10] >= 0).all()
+    cache.check_invariants()
+
+
+def test_swaps_on_a_device_move_states_and_encoder_outputs(cuda: Kit):
+    layers = [CrossSpec(2, 8, dtype="float32", num_query_heads=4), *LAYERS]
+    cache = DeviceCache(cuda, layers, block_size=4, num_blocks=[17, 9], num_states=9, max_sequences=4)
+    space = SwapSpace(cache, num_blocks=9)
+    sequence = cache.add_sequence(range(9), cross_tokens=5)
+    keys, values = normal(5, 2, 8, seed=1), normal(5, 2, 8, seed=2)
+    batch = cache.prepare([sequence], 9)
+    cache.write(0, keys, values, batch)
+    states = np.arange(36, dtype=np.float32).reshape(9, 4)
+    fill(cuda, cache.plane("temporal", 2), states)
+    slot = cuda.get(batch.state_write)[0]
+    cache.commit(batch)
+    cache.swap_out([sequence], space)
+    for plane in (cache.plane("temporal", 2), cache.key(0)):
+        fill(cuda, plane, np.full(plane.shape, np.nan, np.float32))
+    cache.swap_in([sequence])
+    cache.append_tokens(sequence, [1])
+    batch = cache.prepare([sequence], 1)
+    read = cuda.get(cache.plane("temporal", 2))[cuda.get(batch.state_read)[0]]
+    np.testing.assert_array_equal(read, states[slot])
+    stored = cuda.get(cache.key(0)).reshape(-1, 2, 8)
+    row = cuda.get(cache.block_table(1))[sequence.cross_row][:2]
+    slots = (row[:, None] * 4 + np.arange(4)).ravel()[:5]
+    np.testing.assert_array_equal(stored[slots], keys)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagecore import KVPool, Plane, StateSpec, TensorParallel
+from pagecore import KVPool, PagedKVCache, Plane, StateSpec, TensorParallel
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage.state_shapes import (
     delta_planes,

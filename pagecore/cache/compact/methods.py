@@ -70,7 +70,12 @@ class CompactMethods(PartsOwner):
         >>> sequence.tokens.tolist(), sequence.num_dropped_tokens
         ([0, 1, 2, 6, 7], 3)
         """
-        compact(self._parts.state, sequence, _by_group(keep, self._parts.num_groups), partial(slot_moves, self._parts))
+        compact(
+            self._parts.state,
+            sequence,
+            _by_group(keep, self._parts.tables.num_groups),
+            partial(slot_moves, self._parts),
+        )
 
 
 def _by_group(keep: ArrayLike | Iterable[ArrayLike], num_groups: int) -> list[ArrayLike]:

@@ -22,9 +22,9 @@ def slot_moves(parts: CacheParts) -> list[SlotMoves]:
         The stream of the cache is being captured.
     """
     if parts.staging is None:
-        return [moves_of(pool) for pool in parts.store.pools]
+        return [moves_of(pool) for pool in parts.store.pools[: parts.tables.num_groups]]
     parts.staging.refuse_captured(parts.staging.stream)
-    return [moves_of(pool, parts.staging.stream) for pool in parts.store.pools]
+    return [moves_of(pool, parts.staging.stream) for pool in parts.store.pools[: parts.tables.num_groups]]
 
 
 def moves_of(pool: KVPool, stream: int = 0) -> SlotMoves:

@@ -70,3 +70,23 @@ def map_blocks(group: int, tables: BlockTables, sequences: Iterable[Sequence], k
     owner[0], num_tokens[0] = -1, 0
     names = tuple(sequence.id for sequence in listed)
     return BlockMap(group, block_size, names, owner, holders, cached, num_tokens)
+
+
+def map_contents(group: int, first_group: int, tables: BlockTables, sequences: Iterable[Sequence]) -> BlockMap:
+    """Return the map of a cross-attention group; the holders of a block are the sequences of its encoder output."""
+    listed = list(sequences)
+    own = group - first_group
+    block_size = tables.block_sizes[own]
+    shape = tables.pools[own].num_blocks
+    owner, holders = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
+    num_tokens = np.zeros(shape, np.int32)
+    for number, sequence in enumerate(listed):
+        row = sequence.cross_row
+        if row < 0:
+            continue
+        blocks = tables.blocks(row, own)
+        owner[blocks] = np.where(holders[blocks] == 0, number, owner[blocks])
+        holders[blocks] += 1
+        num_tokens[blocks] = np.clip(tables.length(row) - np.arange(len(blocks)) * block_size, 0, block_size)
+    names = tuple(sequence.id for sequence in listed)
+    return BlockMap(group, block_size, names, owner, holders, np.zeros(shape, np.bool_), num_tokens)

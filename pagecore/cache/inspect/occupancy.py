@@ -19,7 +19,7 @@ Table = NDArray[np.int32]
 def measure(parts: CacheParts) -> CacheStats:
     """Return the statistics of a cache, under its lock."""
     state, tables, block_size = parts.state, parts.tables, parts.block_size
-    pools = tables.pools
+    pools = parts.block_pools
     resident: list[Sequence] = []
     swapped: list[Sequence] = []
     for sequence in state.listed():
@@ -27,7 +27,8 @@ def measure(parts: CacheParts) -> CacheStats:
     num_evictable = 0 if parts.prefix is None else sum(evictable(parts.prefix))
     used = sum(pool.num_used for pool in pools) - num_evictable
     held = used * block_size
-    wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(len(pools)))
+    wasted = sum(wasted_slots(tables.table(group), resident, block_size) for group in range(tables.num_groups))
+    wasted += wasted_by_contents(parts)
     return CacheStats(
         num_sequences=len(resident) + len(swapped),
         num_tokens=sum(sequence.num_computed_tokens for sequence in resident),
@@ -58,3 +59,12 @@ def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -
                 waste[block] = min(waste.get(block, block_size), block_size - valid)
             valid = 0
     return sum(waste.values())
+
+
+def wasted_by_contents(parts: CacheParts) -> int:
+    """Return the slots of blocks of encoder outputs that hold no token, over all cross-attention groups."""
+    if parts.cross is None:
+        return 0
+    lengths = parts.cross.contents.tables.row_lengths
+    slots = -(-lengths // parts.block_size) * parts.block_size
+    return int((slots - lengths).sum()) * parts.cross.contents.tables.num_groups

@@ -13,8 +13,9 @@ from pagecore.arrays import Tensor
 from pagecore.cache import lifecycle
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list, token_ids
+from pagecore.cache.cross.build import cross_namespace
 from pagecore.cache.demand import block_limit, longest_sequence, longest_step
-from pagecore.cache.inspect.block_map import BlockMap, map_blocks
+from pagecore.cache.inspect.block_map import BlockMap, map_blocks, map_contents
 from pagecore.cache.inspect.occupancy import measure
 from pagecore.cache.inspect.states import check_states
 from pagecore.cache.inspect.stats import CacheStats
@@ -61,7 +62,7 @@ class CacheReader(PartsOwner):
     @property
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each group, including the null block."""
-        return tuple(pool.num_blocks for pool in self._parts.tables.pools)
+        return tuple(pool.num_blocks for pool in self._parts.block_pools)
 
     @property
     def num_states(self) -> int:
@@ -91,6 +92,11 @@ class CacheReader(PartsOwner):
         available = lifecycle.available(parts.state)
         longest = min(longest_sequence(parts.groups, available, parts.block_size), parts.max_tokens_per_sequence)
         return longest_step(parts.groups, available, parts.block_size, longest)
+
+    @property
+    def max_cross_tokens(self) -> int | None:
+        """Most encoder tokens of a sequence; None in a cache without cross-attention layers."""
+        return None if self._parts.cross is None else self._parts.cross.contents.max_tokens
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -168,7 +174,8 @@ class CacheReader(PartsOwner):
         -------
         Tensor
             int32 ``[max_sequences + 1, max_blocks]``, read-only. It aliases the index and changes with the cache; on
-            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence.
+            CUDA it is a copy on the device, which each prepare updates. `Sequence.row` is the row of a sequence. The
+            table of a cross-attention group has a row for each encoder output instead; `Batch.cross` lists them.
             Entries past a row's blocks are 0, and so are the holes that a window left. The last row contains only 0:
             padding refers to it.
 
@@ -247,6 +254,7 @@ class CacheReader(PartsOwner):
         namespace: Hashable = None,
         spans: Spans | None = None,
         max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
     ) -> int:
         """Return the number of tokens that `add_sequence` would reuse; 0 without a prefix cache.
 
@@ -254,8 +262,10 @@ class CacheReader(PartsOwner):
         `add_sequence`.
         """
         ids = token_ids(tokens)
-        options = retention_options(self.eviction_policy, namespace, spans)
+        options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)
         most = reusable(len(ids), max_tokens)
+        if self._parts.cross is not None and cross_digest is None:
+            most = 0
         with Held(self._parts.state.lock):
             return 0 if self._parts.prefix is None else self._parts.prefix.match_length(ids, options, most)
 
@@ -288,7 +298,7 @@ class CacheReader(PartsOwner):
         limits = None
         if step_tokens is not None:
             most = require_int("step_tokens", step_tokens)
-            limits = [block_limit(group, parts.block_size, most) for group in parts.groups]
+            limits = [block_limit(group, parts.block_size, most) for group in parts.token_groups]
         with Held(parts.state.lock):
             listed = as_list(sequences)
             if any(isinstance(one, Sequence) and one.is_swapped for one in listed):
@@ -315,8 +325,11 @@ class CacheReader(PartsOwner):
         number = group_number(group, self.num_groups)
         with Held(self._parts.state.lock):
             self._parts.state.give_up_lost()
+            cross, listed = self._parts.cross, self._parts.state.listed()
+            if cross is not None and number >= cross.first_group:
+                return map_contents(number, cross.first_group, cross.contents.tables, listed)
             known = NONE if self._parts.prefix is None else self._parts.prefix.cached(number)
-            return map_blocks(number, self._parts.tables, self._parts.state.listed(), known)
+            return map_blocks(number, self._parts.tables, listed, known)
 
     def check_invariants(self) -> None:
         """Recount every block from its holders; raise `PagecoreError` if the index contradicts itself."""
@@ -332,6 +345,8 @@ class CacheReader(PartsOwner):
             if state.states is not None:
                 cached = NONE if state.prefix is None else state.prefix.held_states()
                 check_states(state.states, sequences, cached)
+            if self._parts.cross is not None:
+                self._parts.cross.contents.check_invariants(state.crossed())
             for sequence in sequences:
                 if not sequence.is_swapped and sequence.num_computed_tokens > tables.length(sequence.row):
                     raise InvalidSequence(f"{sequence!r} is inconsistent with its row {sequence.row}")
@@ -341,7 +356,7 @@ class CacheReader(PartsOwner):
                 space.check_invariants()
 
     def __repr__(self) -> str:
-        used = sum(pool.num_used for pool in self._parts.tables.pools)
+        used = sum(pool.num_used for pool in self._parts.block_pools)
         blocks = sum(self.num_blocks) - self.num_groups
         return (
             f"PagedKVCache({self.num_layers} layers in {self.num_groups} groups on {self.device!r}, "

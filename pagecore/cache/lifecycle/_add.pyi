@@ -1,3 +1,5 @@
+from collections.abc import Hashable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,5 +11,12 @@ NO_IDS: NDArray[np.int32]
 
 class Prefix: ...
 
-def add(state: CacheState, name: object, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> Sequence: ...
+def add(
+    state: CacheState,
+    name: object,
+    ids: NDArray[np.int32],
+    options: RetentionOptions,
+    most: int,
+    cross: tuple[int, Hashable] | None = None,
+) -> Sequence: ...
 def fork(state: CacheState, parent: Sequence, name: object) -> Sequence: ...

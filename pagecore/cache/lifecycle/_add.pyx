@@ -1,12 +1,13 @@
 """New sequences: with a cached prefix, or as a fork of another sequence."""
 
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, new_sequence, require
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._integers cimport const_int32
 from pagecore.index._namespace_key cimport key_of
@@ -19,9 +20,16 @@ from pagecore.errors import OutOfRows
 NO_IDS = np.zeros(0, np.int32)
 
 
-def add(CacheState state not None, name, const int32_t[::1] ids not None, options, int64_t most):
-    """Add a sequence whose row begins with its cached prefix, up to `most` tokens; see `PagedKVCache.add_sequence`."""
+def add(CacheState state not None, name, const int32_t[::1] ids not None, options, int64_t most, cross=None):
+    """Add a sequence whose row begins with its cached prefix, up to `most` tokens; see `PagedKVCache.add_sequence`.
+
+    Parameters
+    ----------
+    cross : tuple of (int, key), optional
+        Number of encoder tokens and the key of the encoder's output, see `CrossContent`.
+    """
     cdef Sequence sequence
+    cdef CrossContent content = None
     cdef NativeMatch found
     cdef Prefix prefix
     cdef vector[span[const_int32]] none
@@ -36,6 +44,8 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         sequence.tenant = state.tenants.number_of(None if options.namespace is None else key_of(options.namespace))
     state.reserve_name(sequence)  # until here code of the caller may run
     require_row(state)
+    if cross is not None:
+        content = state.cross.find(cross[1], cross[0])
     if state.prefix is None:
         row = state.tables.add_raw(none)
     else:
@@ -48,10 +58,15 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         state.prefix.attach(sequence, found)
         sequence.computed = sequence.cached = <int32_t>length
         sequence.matched = <int32_t>(found.shared_blocks * state.block_size)
+        if state.cross is not None and (content is None or content.key is None):
+            sequence.hold.published = INT32_MAX  # the encoder output that its keys depend on has no name
     if state.states is not None:
         state.states.add_raw(
             row, <int32_t>length, found.state if length > 0 else 0, <int32_t>(found.shared_blocks * state.block_size)
         )
+    if content is not None:
+        sequence.cross = content
+        state.cross.hold(content)
     come_alive(state, sequence, row)
     if name is None:
         state.next_number += 1
@@ -84,6 +99,9 @@ def fork(CacheState state not None, parent, name):
     child.computed = source.computed
     child.dropped, child.compacted = source.dropped, source.compacted
     child.cached = source.cached
+    if source.cross is not None:
+        child.cross = source.cross
+        state.cross.hold(source.cross)
     if state.prefix is not None:
         hold = source.hold
         state.prefix.inherit(child, child.hold, hold, hold.published, hold.has_duplicates)

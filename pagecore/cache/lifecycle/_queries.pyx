@@ -26,7 +26,7 @@ def available(CacheState state not None):
     counts = []
     for pool, more in zip(state.tables.pools, cached):
         counts.append(pool.num_free + more)
-    return counts
+    return counts if state.cross is None else counts + state.cross.available()
 
 
 def clear(CacheState state not None):
@@ -47,6 +47,8 @@ def held_from(CacheState state not None, sequence, int32_t group):
     checked = require(state, sequence, False)
     if checked.swap_space is not None:
         raise InvalidSequence(f"sequence {checked.id!r} is swapped out; swap it in first")
+    if group >= state.tables.num_groups:  # of cross attention, which keeps every encoder token
+        return 0
     held = (<int64_t>checked.computed + state.block_size - 1) // state.block_size
     blocks = state.tables.row_raw(checked.row, group).data()
     for keys in state.kept:

@@ -15,7 +15,7 @@ from pagecore.index._radix_query cimport RetentionHint
 def remove(CacheState state not None, sequence, rank=None):
     """Remove a sequence and release its blocks, tail first; see `PagedKVCache.remove`."""
     cdef Sequence removed
-    cdef Step step
+    cdef Step step, writer
     cdef int32_t row
     cdef RetentionHint hint
     hint.rank = NAN if rank is None else <double>rank
@@ -25,9 +25,16 @@ def remove(CacheState state not None, sequence, rank=None):
     while removed.flight is not None and (<Step>removed.flight).is_used_elsewhere():
         state.wait_for(removed.flight)
         removed = require(state, sequence, False)
+    writer = writer_of_last(removed)
+    while writer is not None and writer.is_used_elsewhere():
+        state.wait_for(writer)
+        removed = require(state, sequence, False)
+        writer = writer_of_last(removed)
     step = <Step>removed.flight
     if step is not None:
         step.skip_sequence_on_device(removed)
+    if writer is not None:
+        writer.skip_content_on_device(removed.cross)
     if state.prefix is not None and removed.row >= 0:
         state.prefix.number_namespaces([removed])
         state.prefix.publish_one(removed, False)
@@ -43,6 +50,12 @@ def remove(CacheState state not None, sequence, rank=None):
         state.prefix.release(removed, hint)
     if step is not None:
         step.skip_sequence(removed)
+    if writer is not None:
+        writer.skip_content(removed.cross)
+    if removed.cross is not None:
+        removed.cross.num_swapped -= row < 0
+        state.cross.release(removed.cross)
+        removed.cross = None
     removed.owner = removed.flight = removed.swap_space = removed.stored = None
     removed.row = removed.pending = -1
     state.num_live -= 1
@@ -52,3 +65,10 @@ def remove(CacheState state not None, sequence, rank=None):
         state.drop_name(removed)
     except Exception:  # the id can no longer be compared; the sequence is removed all the same
         pass
+
+
+cdef Step writer_of_last(Sequence sequence):
+    """Return the step that writes the encoder output of a sequence, if the sequence is the last that holds it."""
+    if sequence.cross is None or sequence.cross.num_holders > 1:
+        return None
+    return <Step>sequence.cross.writer

@@ -8,12 +8,13 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require, require_each
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._radix_query cimport RetentionHint
 
 from pagecore.cache._sequence import as_list
-from pagecore.errors import NotEnoughMemory, ShapeError
+from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError
 
 
 def reorder(CacheState state not None, sequences, parents):
@@ -34,6 +35,7 @@ def reorder(CacheState state not None, sequences, parents):
     if state.prefix is not None:
         state.prefix.number_namespaces(sources)
     children = require_each(state, sequences, True)
+    require_unwritten(children)
     for child, parent in zip(children, sources):
         rows.push_back((<Sequence>child).row)
         parent_rows.push_back((<Sequence>parent).row)
@@ -58,9 +60,24 @@ def reorder(CacheState state not None, sequences, parents):
         (<Heir>each).read_parent()
     for each in heirs:
         (<Heir>each).write_child(state)
+    for each in heirs:
+        if (<Heir>each).old_cross is not None:
+            state.cross.release((<Heir>each).old_cross)
     if state.prefix is not None:
         for each in heirs:
             state.prefix.tree.release_raw((<Heir>each).old_hold.receipt, none)
+
+
+cdef int require_unwritten(list children) except -1:
+    """Raise InvalidSequence if the encoder output of a sequence, which it may be the last to hold, is in flight."""
+    cdef Sequence child
+    for child in children:
+        if child.cross is not None and child.cross.writer is not None:
+            raise InvalidSequence(
+                f"the encoder tokens of sequence {child.id!r} are being written by a step in flight; commit or abandon "
+                "its batch first"
+            )
+    return 0
 
 
 cdef class Heir:
@@ -71,6 +88,7 @@ cdef class Heir:
     cdef int32_t known, computed, dropped, compacted, cached, published
     cdef int64_t tenant
     cdef bint has_duplicates
+    cdef CrossContent cross, old_cross
 
     def __dealloc__(self):
         free(self.ids)
@@ -86,6 +104,7 @@ cdef class Heir:
 
     cdef void read_parent(self) noexcept:
         self.tenant = self.parent.tenant
+        self.cross, self.old_cross = self.parent.cross, self.child.cross
         self.computed = self.parent.computed
         self.dropped, self.compacted = self.parent.dropped, self.parent.compacted
         self.cached = self.parent.cached
@@ -105,5 +124,8 @@ cdef class Heir:
         self.child.computed = self.computed
         self.child.dropped, self.child.compacted = self.dropped, self.compacted
         self.child.cached = self.cached
+        self.child.cross = self.cross
+        if self.cross is not None:
+            state.cross.hold(self.cross)
         if state.prefix is not None:
             state.prefix.inherit(self.child, self.hold, self.parent_hold, self.published, self.has_duplicates)

@@ -71,6 +71,8 @@ cdef int abandon(StepRecord step) except -1:
     reserve_returns(step)
     step.check_reachable()
     step.skip_on_device(0, step.plan.num_sequences)
+    if step.staged is not None and step.cross is not None:
+        step.cross.staged.send_slots((0, step.cross.buffers.num_tokens))
     undo_blocks(step, True)
     return 0
 
@@ -82,7 +84,7 @@ cdef int undo(StepRecord step) except -1:
     undo_blocks(step, False)
     if step.staged is not None:
         try:
-            step.staged.send_slots()  # padding by now
+            step.send_slots()  # padding by now
         except Exception:  # the device has failed already, which is why the step is undone
             pass
     return 0
@@ -96,7 +98,7 @@ cdef int give_up(StepRecord step) except -1:
     if step.staged is not None:
         try:
             step.staged.check_reachable()
-            step.staged.send_slots()
+            step.send_slots()
         except Exception:  # a stream that is captured or broken takes nothing; the batch is out of use anyway
             pass
     return 0
@@ -155,6 +157,8 @@ cdef void end_flight(StepRecord step, bint is_kept, bint has_paths=False) noexce
                 sequence.known = min(sequence.known, sequence.computed)
             if step.state.prefix is not None:
                 step.state.prefix.publish_one(sequence, False)
+    if step.cross is not None:
+        step.cross.end(is_kept)
     step.in_flight = step.is_lost = step.is_device_stale = False
 
 

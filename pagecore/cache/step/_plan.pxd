@@ -36,6 +36,8 @@ cdef class StepPlan:
     cdef list list_writers(self)
     # Counts the blocks that each group lacks; a row takes no more than its group's limit leaves.
     cdef int count_lacking(self) except -1
+    # The blocks of encoder tokens that each cross group lacks.
+    cdef list missing_cross(self)
     cdef int cap_counts(self, const KeptKeys& keys) except -1
     cdef int64_t num_own(self, int32_t index, int32_t group, int64_t first, int64_t end) noexcept
     # Counts the blocks that each group lacks and the state slots, evictable ones subtracted; returns True if none lack.

@@ -7,7 +7,9 @@ from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.cache.step._cross cimport contents_to_write, num_tokens_of
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_int64, as_integers
@@ -171,6 +173,8 @@ cdef class StepPlan:
     cdef bint count_missing(self, list writers) except -1:
         cdef size_t group
         self.state.lacks_slots = False
+        if self.state.cross is not None:
+            self.state.cross.is_short = False
         self.count_lacking()
         if self.state.prefix is not None:
             subtract_evictable(self.state.prefix, self.missing, writers, self.first_blocks)
@@ -200,6 +204,22 @@ cdef class StepPlan:
 
     cdef Int32s count_span(self) noexcept:
         return Int32s(self.counts.data(), <size_t>self.num_sequences)
+
+    def num_cross_tokens(self):
+        """Return the number of encoder tokens that the step writes."""
+        if self.state.cross is None:
+            return 0
+        return num_tokens_of(contents_to_write(self.state.cross, self.sequences, self.counts.data()))
+
+    cdef list missing_cross(self):
+        cdef CrossContents contents = self.state.cross
+        if contents is None:
+            return []
+        contents.count_needed(contents_to_write(contents, self.sequences, self.counts.data()))
+        missing = []
+        for needed, free in zip(contents.needed, contents.available()):
+            missing.append(max(0, needed - free))
+        return missing
 
     def has_room(self):
         """Return True if the blocks and slots of the step are free or can be freed by eviction."""
@@ -238,7 +258,8 @@ def shortage(CacheState state not None, sequences, counts, list limits=None):
     state.sweep()
     plan = limited_plan(state, listed, counts, limits)
     plan.has_room()
-    return missing_of(plan) if state.states is None else [*missing_of(plan), plan.missing_slots]
+    missing = missing_of(plan) + plan.missing_cross()
+    return missing if state.states is None else [*missing, plan.missing_slots]
 
 
 def lacked(CacheState state not None, list sequences not None, counts, list limits=None):

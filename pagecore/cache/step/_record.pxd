@@ -3,6 +3,8 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContent
+from pagecore.cache.step._cross cimport CrossStep
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._tree cimport StepTree
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
@@ -20,6 +22,7 @@ cdef class StepRecord:
     cdef bint has_uncopied         # its copies on write have not run yet
     cdef bint is_device_stale      # the device may have padding for slots that the host still has
     cdef public object staged      # StagedPart of a batch on a device; None on the host
+    cdef public CrossStep cross    # of a cache with cross attention; else None
     # Scratch of max_sequences entries each, so that a step does not allocate.
     cdef vector[int32_t] accepted
     cdef vector[int32_t] live_rows
@@ -40,6 +43,8 @@ cdef class StepRecord:
     cdef bint has_state_moves(self) noexcept
     # The rows of the first `live` entries of `live_rows`.
     cdef Int32s live_span(self, Py_ssize_t live) noexcept
+    # True if the step writes encoder tokens.
+    cdef bint writes_cross(self) noexcept
     cdef int require_in_flight(self, str verb) except -1
     cdef bint is_live(self, int32_t index) noexcept
     cdef list live(self)
@@ -49,8 +54,13 @@ cdef class StepRecord:
     cdef int32_t first_token(self, int32_t index) noexcept
     # Raises DeviceError if changes of the step would now be recorded in a graph.
     cdef int check_reachable(self) except -1
+    # Sends the slots of the host again.
+    cdef int send_slots(self) except -1
     # Sends padding for sequences [first, last) of the step to the device; the host's slots follow after that.
     cdef int skip_on_device(self, int32_t first, int32_t last) except -1
+    # The slots of an encoder output that loses its last holder become padding: on the device, then on the host.
+    cdef int skip_content_on_device(self, CrossContent content) except -1
+    cdef void skip_content(self, CrossContent content) noexcept
     # The slots of a sequence that is removed become padding: first those on the device, then those on the host.
     cdef int skip_sequence_on_device(self, Sequence sequence) except -1
     cdef void skip_sequence(self, Sequence sequence) noexcept

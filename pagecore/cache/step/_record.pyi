@@ -2,6 +2,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache._state import CacheState
+from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._plan import StepPlan
 from pagecore.cache.step._tree import StepTree
 from pagecore.cache.step.staged import StagedPart
@@ -9,6 +10,7 @@ from pagecore.index import StateBuffers, StepBuffers
 
 class StepRecord:
     staged: StagedPart | None
+    cross: CrossStep | None
     def __init__(self, state: CacheState, buffers: StepBuffers, plan: StepPlan | None = None) -> None: ...
     @property
     def buffers(self) -> StepBuffers: ...

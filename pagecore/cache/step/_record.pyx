@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._block_tables cimport BlockCopy, StepBuffers
 from pagecore.index._block_tables_native cimport Int32s
@@ -90,6 +91,9 @@ cdef class StepRecord:
     cdef Int32s live_span(self, Py_ssize_t live) noexcept:
         return Int32s(self.live_rows.data(), <size_t>live)
 
+    cdef bint writes_cross(self) noexcept:
+        return self.cross is not None and len(self.cross.written) > 0
+
     # -- sequences -----------------------------------------------------------------------------------------------
 
     cdef int require_in_flight(self, str verb) except -1:
@@ -134,6 +138,12 @@ cdef class StepRecord:
             self.staged.check_reachable()
         return 0
 
+    cdef int send_slots(self) except -1:
+        self.staged.send_slots()
+        if self.cross is not None:
+            self.cross.staged.send_slots()
+        return 0
+
     cdef int skip_on_device(self, int32_t first, int32_t last) except -1:
         if self.staged is not None:
             self.is_device_stale = True
@@ -149,4 +159,14 @@ cdef class StepRecord:
         self.buffers.native.skip_slots(first, first + self.plan.counts[sequence.step_index])
         if self.states is not None:
             self.states.native.skip(sequence.step_index, sequence.step_index + 1)
+        self.is_device_stale = False
+
+    cdef int skip_content_on_device(self, CrossContent content) except -1:
+        self.check_reachable()
+        if self.staged is not None:
+            self.is_device_stale = True
+        return self.cross.skip_on_device(content)
+
+    cdef void skip_content(self, CrossContent content) noexcept:
+        self.cross.skip(content)
         self.is_device_stale = False

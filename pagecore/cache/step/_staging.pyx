@@ -104,10 +104,15 @@ def place_plan(AttentionPlan plan not None, uintptr_t address, int64_t value_dim
     plan.cuda.reserve_workspace(value_dim, stream)
 
 
-def pack_plan(StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target):
-    """Write the plan of a step to an address; padding rows have no queries."""
+def pack_plan(
+    StepBuffers buffers not None, AttentionPlan plan not None, uintptr_t target, StepBuffers queries not None
+):
+    """Write the plan of a step to an address: the queries of one step over the lengths of `buffers`.
+
+    Both have equally many sequences; padding rows have no queries.
+    """
     cdef PlanBatch batch
-    batch.cu_query_lens = buffers.cu_query_lens_data
+    batch.cu_query_lens = queries.cu_query_lens_data
     batch.seq_lens = buffers.seq_lens_data
     batch.num_sequences = buffers.native.max_sequences()
     plan.cuda.plan_into(batch, <void*>target)

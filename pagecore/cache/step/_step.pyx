@@ -67,7 +67,7 @@ cdef class Step(StepRecord):
                 "between prepare and commit or abandon"
             )
         if self.is_device_stale:
-            self.staged.send_slots()
+            self.send_slots()
             self.is_device_stale = False
         self.users.push_back(thread)
         _guard = None

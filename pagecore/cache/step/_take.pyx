@@ -15,6 +15,7 @@ from pagecore.ops._plan cimport AttentionPlan
 
 
 cdef bint take(StepRecord step, list plans, copy) except -1:
+    cdef bint is_taken
     read_tree(step, plans)
     cdef list writers = step.plan.list_writers()
     if step.state.prefix is not None and (writers or step.states is not None):
@@ -22,7 +23,17 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
         step.state.prefix.reserve_moves(len(writers) + (0 if step.states is None else step.plan.num_sequences))
     if step.state.tenants is not None:
         step.state.tenants.note_held(step.plan.sequences, step.held)
-    if not take_blocks(step, writers):
+    if step.cross is not None and not step.cross.take(step.plan.sequences, step.plan.counts.data()):
+        return False
+    try:
+        is_taken = take_blocks(step, writers)
+    except BaseException:
+        if step.cross is not None:
+            step.cross.give_back()
+        raise
+    if not is_taken:
+        if step.cross is not None:
+            step.cross.give_back()
         return False
     # `writers` is empty if their truncated blocks had to be given up to make room. Otherwise that comes last, so that
     # a step which is undone leaves the prefix cache unchanged.
@@ -30,13 +41,18 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
     try:
         if step.state.tenants is not None:
             step.state.tenants.list_stale(step.plan.sequences, step.held, step.copies, step.stale)
-        if step.staged is not None or step.has_uncopied or step.has_stale() or step.has_state_moves():
+        if (
+            step.staged is not None or step.has_uncopied or step.has_stale() or step.has_state_moves()
+            or step.writes_cross()
+        ):
             copy(step.copied(), step.pair_arrays(step.stale))
         if step.state.tenants is not None:
             step.state.tenants.settle(step.plan.sequences, step.stale)
         if step.staged is None:
             for plan in plans:
                 replan(step, plan)
+            if step.cross is not None and not step.plan.is_arrival:
+                step.cross.replan(step.buffers)
     except BaseException:
         undo(step)
         raise
@@ -149,6 +165,8 @@ cdef int begin_flight(StepRecord step) except -1:
         step.state.tables.take_copies_raw(<int64_t>group, step.copies[group])
         step.has_uncopied = step.has_uncopied or step.copies[group].size() > 0
         step.state.num_copied_blocks += <int64_t>step.copies[group].size()
+    if step.cross is not None:
+        step.cross.begin(step, step.plan.sequences, step.plan.num_sequences)
     fill_token_ids(step)
     if step.tree is not None:
         step.tree.fill(step.plan, step.buffers)

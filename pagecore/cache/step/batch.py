@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor
 from pagecore.cache._state import CacheState
 from pagecore.cache.layers import layer_number
+from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._step import BatchTicket, Step
 from pagecore.cache.step.arrays import StateArrays, arrays_of
 from pagecore.errors import InvalidSequence, UnsupportedOption
@@ -25,10 +26,12 @@ class BatchGroup:
     Attributes
     ----------
     slot_mapping : Tensor
-        int64 (or the cache's index dtype) ``[max_tokens]``: the slot of each new token; -1 for padding.
+        int64 (or the cache's index dtype) ``[max_tokens]``: the slot of each new token; -1 for padding. Of a layer
+        with cross attention ``[max_cross_tokens]``: the slot of each encoder token that the step writes.
     block_table : Tensor
         int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group, an alias of
-        `PagedKVCache.block_table`. `Batch.rows` lists the rows of the step.
+        `PagedKVCache.block_table`. `Batch.rows` lists the rows of the step, and `CrossArrays.rows` those of its
+        encoder outputs.
     plan : AttentionPlan or None
         Plan of the step's attention; None if the spec does not specify its number of query heads.
     """
@@ -36,6 +39,47 @@ class BatchGroup:
     slot_mapping: Tensor
     block_table: Tensor
     plan: AttentionPlan | None
+
+
+class CrossArrays:
+    """The encoder side of a batch, which cross-attention layers write and attend to.
+
+    Attributes
+    ----------
+    rows : Tensor, int32 [max_sequences]
+        Row of each sequence's encoder output in the block tables of cross-attention groups.
+    seq_lens : Tensor, int32 [max_sequences]
+        Encoder tokens of each sequence, all of which its queries see; 0 for padding.
+    new_lens : Tensor, int32 [max_sequences]
+        Encoder tokens that the step writes for each sequence: all in the first step of an encoder output, 0 afterwards.
+        Of several sequences of the step with one output, the first with new tokens counts them. `write` takes them in
+        this order.
+    host : StepArrays
+        The arrays on the host, with these numbers as `query_lens`.
+    """
+
+    def __init__(self, step: CrossStep) -> None:
+        self._buffers = step.buffers
+        self.host = arrays_of(step.buffers)
+        self._arrays = self.host if step.staged is None else step.staged.arrays
+        self.rows = self._arrays.rows
+        self.seq_lens = self._arrays.seq_lens
+        self.new_lens = self._arrays.query_lens
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of encoder tokens that the step writes."""
+        return self._buffers.num_tokens
+
+    @property
+    def max_tokens(self) -> int:
+        """Number of encoder tokens that the batch has room for."""
+        return self._buffers.max_tokens
+
+    @property
+    def slot_mappings(self) -> tuple[Tensor, ...]:
+        """Slots of the written encoder tokens in each cross-attention group; -1 for padding."""
+        return self._arrays.slot_mappings
 
 
 class Batch:
@@ -65,6 +109,8 @@ class Batch:
         Id of each new token that was known when the step was prepared; -1 for the others.
     host : StepArrays
         The same arrays on the host, from which those on the device were copied.
+    cross : CrossArrays or None
+        Encoder tokens; None in a cache without cross-attention layers.
     """
 
     def __init__(
@@ -87,7 +133,9 @@ class Batch:
         self.token_ids = arrays.token_ids
         self._state_arrays = arrays.states
         self._tree_mask = arrays.tree_mask
-        self._groups = [BatchGroup(*parts) for parts in zip(arrays.slot_mappings, tables, plans, strict=True)]
+        self.cross = None if step.cross is None else CrossArrays(step.cross)
+        slots = arrays.slot_mappings + (() if self.cross is None else self.cross.slot_mappings)
+        self._groups = [BatchGroup(*parts) for parts in zip(slots, tables, plans, strict=True)]
 
     @property
     def max_sequences(self) -> int:
@@ -194,7 +242,9 @@ class Batch:
         A cache that holds bytes has already copied them. With ``device="none"`` the owner of the bytes copies them, in
         this order and in every layer of the group, before the step writes.
         """
-        return self._step.copied()[self._group_of(layer)]
+        group, copied = self._group_of(layer), self._step.copied()
+        # Blocks of encoder tokens are written once, and never copied.
+        return copied[group] if group < len(copied) else np.zeros((0, 2), np.int32)
 
     def moved_slots(self, layer: int) -> NDArray[np.int64]:
         """Return the moves of the last commit in the pool of a model layer: (source, target) slots, int64 ``[n, 2]``.

@@ -14,8 +14,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.limits import with_evictable
-from pagecore.cache.parts import CacheParts
+from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._plan import StepPlan, plan_step
 from pagecore.cache.step._step import Step
 from pagecore.cache.step._tree import StepTree
@@ -26,6 +27,7 @@ from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
 
 Pairs = NDArray[np.int32]
+NO_PAIRS: Pairs = np.zeros((0, 2), np.int32)
 Load = tuple[list[Sequence], ArrayLike, bool]
 Ready = tuple[Batch, Step, Load | None, list[AttentionPlan], Callable[[tuple[Pairs, ...], list[Pairs]], None]]
 
@@ -56,18 +58,22 @@ def ready(
         plan = plan_step(parts.state, listed, counts, is_arrival)
         if plan.num_tokens > parts.num_slots and not plan.has_room():
             return None
+        sizes = max(1, plan.num_sequences), max(1, plan.num_tokens), plan.num_cross_tokens()
         words = 0 if tree is None else tree.num_words(plan)
-        batch = new_batch(parts, max(1, plan.num_sequences), max(1, plan.num_tokens), handle, plan, words)
+        batch = new_batch(parts, *sizes, handle, plan, words)
     else:
         batch, load = own_batch(parts.state, out), (listed, counts, is_arrival)
     batch._step.offered = tree
     # An arrival does not attend.
-    plans = [] if is_arrival else [group.plan for group in batch._groups if group.plan is not None]
+    groups = [] if is_arrival else batch._groups[: parts.tables.num_groups]
+    plans = [group.plan for group in groups if group.plan is not None]
     return batch, batch._step, load, plans, partial(_copy, parts, batch._step, handle)
 
 
 def refusal(parts: CacheParts) -> OutOfBlocks:
     """Return the error that says why the last step could not be taken."""
+    if parts.cross is not None and parts.cross.contents.is_short:
+        return parts.cross.contents.refuse(parts.cross.first_group)
     if parts.state.lacks_slots:
         return _out_of_slots(parts)
     try:
@@ -94,6 +100,7 @@ def new_batch(
     parts: CacheParts,
     max_sequences: int,
     max_tokens: int,
+    max_cross_tokens: int = 0,
     stream: int | None = None,
     plan: StepPlan | None = None,
     tree_words: int = 0,
@@ -102,6 +109,8 @@ def new_batch(
 
     Parameters
     ----------
+    max_cross_tokens : int
+        Encoder tokens that a step writes, in a cache with cross attention.
     stream : int, optional
         Stream of the only step of the batch; None for a batch of any number of steps.
     plan : StepPlan, optional
@@ -109,14 +118,42 @@ def new_batch(
     tree_words : int
         64-bit words for the bits of each token of a tree; 0 for steps without trees.
     """
-    buffers = StepBuffers(max_sequences, max_tokens, parts.num_groups, parts.index_dtype, tree_words)
+    num_groups = parts.tables.num_groups
+    buffers = StepBuffers(max_sequences, max_tokens, num_groups, parts.index_dtype, tree_words)
     step = Step(parts.state, buffers, plan)
     plans = [ops.plan() for ops in parts.group_ops]
     if parts.staging is not None:
-        pairs = zip(plans, parts.group_ops, strict=True)
-        staged = [(attention, ops.value_dim) for attention, ops in pairs if attention is not None]
-        step.staged = StagedBatch(parts.staging, buffers, staged, stream, step.states)
+        listed = _staged_plans(parts, plans, 0, num_groups)
+        step.staged = StagedBatch(parts.staging, buffers, listed, stream, step.states)
+    if parts.cross is not None:
+        step.cross = _cross_step(parts, parts.cross, buffers, max_cross_tokens, plans, stream)
     return Batch(step, [layer.group for layer in parts.layers], parts.block_tables, plans)
+
+
+def _staged_plans(
+    parts: CacheParts, plans: Listed[AttentionPlan | None], first: int, last: int
+) -> list[tuple[AttentionPlan, int]]:
+    """Return the plan and value width of each of the groups [first, last) that has a plan."""
+    pairs = zip(plans[first:last], parts.group_ops[first:last], strict=True)
+    return [(attention, ops.value_dim) for attention, ops in pairs if attention is not None]
+
+
+def _cross_step(
+    parts: CacheParts,
+    cross: CrossParts,
+    queries: StepBuffers,
+    max_tokens: int,
+    plans: Listed[AttentionPlan | None],
+    stream: int | None,
+) -> CrossStep:
+    """Return the encoder side of a step whose queries are those of `queries`."""
+    tables = cross.contents.tables
+    buffers = StepBuffers(queries.max_sequences, max_tokens, tables.num_groups, parts.index_dtype)
+    listed = _staged_plans(parts, plans, cross.first_group, parts.num_groups)
+    step = CrossStep(cross.contents, buffers, [plan for plan, _ in listed])
+    if cross.staging is not None:
+        step.staged = StagedBatch(cross.staging, buffers, listed, stream, queries=queries)
+    return step
 
 
 def _copy(parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs, ...], stale: list[Pairs]) -> None:
@@ -124,9 +161,13 @@ def _copy(parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs
 
     On a device, first send everything else that the step needs.
     """
+    if parts.cross is not None and step.cross is not None and parts.scrub:
+        stale = [*(stale or [NO_PAIRS] * parts.cross.first_group), *step.cross.taken_pairs()]
     if step.staged is not None:
         assert stream is not None
         step.staged.send(copies, stale, parts.store, stream)
+        if step.cross is not None and step.cross.staged is not None:
+            step.cross.staged.send((), (), parts.store, stream)
         return
     for group, pairs in enumerate(stale):
         if len(pairs):

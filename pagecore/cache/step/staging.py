@@ -145,6 +145,8 @@ class StagedBatch:
         Stream of the only step of the batch; None for a batch of any number of steps.
     states : StateBuffers, optional
         State slots of the step.
+    queries : StepBuffers, optional
+        The queries that the plans attend with, if they are not the tokens of `buffers`; filled before `send`.
 
     Attributes
     ----------
@@ -159,17 +161,19 @@ class StagedBatch:
         plans: Listed[tuple[AttentionPlan, int]],
         stream: int | None,
         states: StateBuffers | None = None,
+        queries: StepBuffers | None = None,
     ) -> None:
         self._staging = staging
         self._buffers = buffers
         self._states = states
+        self._queries = buffers if queries is None else queries
         self._plans: list[tuple[AttentionPlan, int]] = []
         self._first_state = aligned(image_nbytes(buffers))
         self._image_nbytes = self._first_state + (0 if states is None else states_nbytes(states))
         self._changes = aligned(self._image_nbytes)
         for plan, _ in plans:
             self._plans.append((plan, self._changes))
-            self._changes += aligned(fix_plan(buffers, plan))
+            self._changes += aligned(fix_plan(self._queries, plan))
         # A row copies at most one block of a group: the block to which it appends.
         most = aligned(buffers.max_sequences * PAIR_BYTES)
         self._copies = [self._changes + group * most for group in range(buffers.num_groups)]
@@ -206,7 +210,7 @@ class StagedBatch:
         slot, begin = staging.ring.take(), 0
         self._pack(slot.address)
         for plan, offset in self._plans:
-            pack_plan(self._buffers, plan, slot.address + offset)
+            pack_plan(self._buffers, plan, slot.address + offset, self._queries)
         copied = [(group, pairs) for group, pairs in enumerate(copies) if len(pairs)]
         for group, pairs in copied:
             assert len(pairs) <= self._buffers.max_sequences

@@ -19,6 +19,7 @@ class SwapMethods(PartsOwner):
         A swapped sequence keeps its id, its tokens and its number of computed tokens. It accepts more tokens and can be
         removed; every other operation requires a swap_in first. Blocks that several of `sequences` share are stored
         once, and shared again by those that are swapped in together. Blocks that other sequences share too are copied.
+        An encoder output moves with the last of its sequences, and comes back with the first.
 
         Parameters
         ----------

@@ -20,8 +20,10 @@ from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows
 from pagecore.index import BlockPool
 from pagecore.storage import StatePool
 
-# A group, and the planes of one name in each of its layers: sources and targets. The states follow the groups.
+# A group, and the planes of one name in each of its layers: sources and targets. States follow the groups of tokens.
 Planes = tuple[int, list[Tensor], list[Tensor]]
+# A stream, and the planes to copy on it.
+Moves = tuple[int | None, list[Planes]]
 SPACE_ADVICE = " of the swap space; swap a sequence in, or make the space larger"
 CACHE_ADVICE = "; remove a sequence or swap one out"
 
@@ -60,7 +62,8 @@ def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockP
     refusal = _short(parts, CACHE_ADVICE, needed, pools)
     if refusal is None or parts.prefix is None:
         return refusal
-    count, cached = parts.num_groups, evictable(parts.prefix)
+    count, cached = parts.num_groups, [*evictable(parts.prefix)]
+    cached += [0] * (count - len(cached))  # nothing evicts encoder outputs
     more = [*cached, unused_states(parts.prefix)][: len(pools)]
     available = [pool.num_free + evicted for pool, evicted in zip(pools, more, strict=True)]
     if any(wanted > left for wanted, left in zip(needed[:count], available[:count], strict=True)):
@@ -69,24 +72,32 @@ def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockP
     return _refusal(parts, needed, available, CACHE_ADVICE)
 
 
-def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[int | None, list[Planes]]:
-    """Return the stream of the last step, which computed the moved blocks, and the planes to copy between."""
+def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[Moves, Moves]:
+    """Return the stream of the last step, which computed the moved blocks, and the planes to copy between.
+
+    The first entry moves the tokens of sequences. The second moves encoder outputs; its groups count from 0.
+    """
     stream = None
     if parts.staging is not None:
         stream = parts.staging.stream
         parts.staging.refuse_captured(stream)
     sides = (space.kv_pools, parts.store.pools) if is_arrival else (parts.store.pools, space.kv_pools)
+    num_groups = len(parts.token_groups)
     moved: list[Planes] = []
+    moved_outputs: list[Planes] = []
     # A cache without bytes has no pools, so that nothing is copied.
     for group, pools in enumerate(zip(*sides, strict=True)):
         # Plane by plane: only planes per token have a token axis.
         for plane in pools[0].spec.planes:
             source, target = ([pool.plane(plane.name, i) for i in range(pool.num_layers)] for pool in pools)
-            moved.append((group, source, target))
+            if group < num_groups:
+                moved.append((group, source, target))
+            else:
+                moved_outputs.append((group - num_groups, source, target))
     if parts.store.states is not None and space.state_pool is not None:
         both = (space.state_pool, parts.store.states) if is_arrival else (parts.store.states, space.state_pool)
-        moved += [(parts.num_groups, *sides) for sides in _alike(*both)]
-    return stream, moved
+        moved += [(num_groups, *planes) for planes in _alike(*both)]
+    return (stream, moved), (stream, moved_outputs)
 
 
 def _alike(source: StatePool, target: StatePool) -> list[tuple[list[Tensor], list[Tensor]]]:

@@ -13,7 +13,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import lacking, unused_states
 from pagecore.cache.step._plan import lacked
 from pagecore.cache.swap._stored import hold
-from pagecore.cache.swap._swap import num_distinct, stored_blocks
+from pagecore.cache.swap._swap import missing_cross, num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
 from pagecore.storage.checks import ceil_div
@@ -43,7 +43,7 @@ def shortage_with_swapped(
     short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if parts.prefix is not None:
         short = lacking(parts.prefix, short, [one for one, count in staying if count])
-    return max(0, short_slots, *short)
+    return max(0, short_slots, *short, *missing_cross(parts.state, sequences, each.tolist()))
 
 
 def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]) -> int:
@@ -68,12 +68,12 @@ def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[
             growth if limit is None else min(growth, _room(sequence, group, limit, holders))
             for sequence, growth in growths
         )
-        for group, limit in enumerate(limits or [None] * parts.num_groups)
+        for group, limit in enumerate(limits or [None] * parts.tables.num_groups)
     ]
     for some in _by_space(coming):
         held = [stored_blocks(sequence) for sequence, _ in some]
         distinct = num_distinct(parts.state, [sequence for sequence, _ in some])
-        for group in range(parts.num_groups):
+        for group in range(parts.tables.num_groups):
             copies = _num_copies(parts.block_size, some, [blocks[group] for blocks in held])
             needed[group] += distinct[group] + copies
     return needed

@@ -16,10 +16,10 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.swap._swap import check_stored, stored_blocks
+from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
-from pagecore.storage import KVLayout, KVPool, Plane, StatePool, parse_memory
+from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
@@ -169,9 +169,15 @@ class SwapSpace:
             held = self._held()
             for sequence in held:
                 check_stored(self._parts.state, sequence, self)
+            own = [stored_blocks(sequence) for sequence in held]
+            contents = stored_content_blocks(self._parts.state, self)
+            num_groups, last = len(self._parts.token_groups), len(self.block_pools)
             for group, pool in enumerate(self.pools):
+                is_content = num_groups <= group < last
+                # The slots of states are after the blocks of the sequence's own groups.
+                listed, place = (contents, group - num_groups) if is_content else (own, min(group, num_groups))
                 pool.check_invariants()
-                entries = np.concatenate([stored_blocks(sequence)[group] for sequence in held] or [NONE])
+                entries = np.concatenate([blocks[place] for blocks in listed] or [NONE])
                 counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
                 if not np.array_equal(counts, pool.ref_counts()):
                     raise PagecoreError(f"group {group} of {self!r}: reference counts do not match the holders")
@@ -227,7 +233,7 @@ def _size_states(parts: CacheParts, num_states: int | None, memory: Memory | Non
     if num_states is None:
         of_groups = sum(
             pool.num_blocks * group.bytes_per_block(parts.block_size)
-            for pool, group in zip(parts.tables.pools, parts.groups, strict=True)
+            for pool, group in zip(parts.block_pools, parts.groups, strict=True)
         )
         slots = max(2, budget * slots // (slots * each + of_groups))
     if slots * each >= budget:
@@ -270,4 +276,7 @@ def _converted(group: Group, dtype: DType | str | None) -> Group:
             raise UnsupportedDtype(
                 f"{name} is {one}; a swap space converts between {', '.join(CACHE_DTYPES)}: leave dtype out"
             )
-    return Group(_Planes(tuple(replace(plane, dtype=target) for plane in group.spec.planes)), group.num_layers)
+    if isinstance(group.spec, CrossSpec):
+        return Group(group.spec.with_dtype(target), group.num_layers)
+    planes = tuple(replace(plane, dtype=target) for plane in group.spec.planes)
+    return Group(_Planes(planes), group.num_layers)

@@ -9,7 +9,8 @@ Importing this package registers the attention implementation "pagecore"::
 
 from pagecore.interop.transformers.attention import register
 from pagecore.interop.transformers.cache import PagedCache
+from pagecore.interop.transformers.crossed import PagedEncoderDecoderCache
 
-__all__ = ["PagedCache"]
+__all__ = ["PagedCache", "PagedEncoderDecoderCache"]
 
 register()

@@ -23,7 +23,7 @@ _STORED_KEYS = "_pagecore_stored_keys"
 _REFUSAL = "_pagecore_refusal"
 # Further options that change the result of attention in some models; paged attention does not implement them.
 _UNSUPPORTED = (
-    *("position_bias", "head_mask", "sinks", "indices", "block_indices"),
+    *("head_mask", "sinks", "indices", "block_indices"),
     *("cu_seq_lens_q", "cu_seq_lens_k"),  # several texts packed into one row, each attending only to itself
 )
 
@@ -48,10 +48,15 @@ class Columns(int):
 
 @dataclass(frozen=True)
 class StoredKeys:
-    """The forward pass and the layer that keys and values were stored for."""
+    """The forward pass and the layer that keys and values were stored for.
+
+    `is_cross` is True for keys of an encoder, and `takes_bias` if the layer can add a bias to its scores.
+    """
 
     forward: Forward
     layer: int
+    is_cross: bool = False
+    takes_bias: bool = False
 
 
 def mark_stored(key: torch.Tensor, value: torch.Tensor, stored: StoredKeys) -> None:
@@ -97,7 +102,15 @@ def _attention(
     of_value: object = getattr(value, _STORED_KEYS, None)
     if of_value is not stored:
         _refuse("the model attends to values that it computed from the cached values", "use another cache")
-    causal = options.get("is_causal")
+    bias = options.pop("position_bias", None)
+    if bias is not None and not (stored.is_cross or stored.takes_bias):
+        _refuse("position_bias is given", "choose another implementation for this model")
+    if stored.is_cross:
+        if getattr(module, "has_relative_attention_bias", False):
+            _refuse("cross attention has a position_bias", "choose another implementation for this model")
+        # Encoder padding is not in the cache, so the mask has nothing to hide; a bias of zeros changes nothing.
+        attention_mask = None
+    causal = True if stored.is_cross else options.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
         _refuse("is_causal is False", "choose another implementation for this model")
     if dropout:
@@ -111,6 +124,10 @@ def _attention(
             _refuse(f"{name} is given", "choose another implementation for this model")
     if options.get("output_attentions"):
         _refuse("output_attentions is set", 'call model.set_attn_implementation("eager") and use another cache')
+    if bias is not None and not stored.is_cross:
+        if softcap or s_aux is not None or sliding_window is not None:
+            _refuse("position_bias is given with a window, sinks or a softcap", "choose another implementation")
+        return stored.forward.attend_biased(stored.layer, query, scaling, bias), None
     return stored.forward.attend(stored.layer, module, query, scaling, softcap or 0.0, sliding_window, s_aux), None
 
 

@@ -111,7 +111,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         config = model.config.get_text_config(decoder=True)
         if config.is_encoder_decoder or model.config.is_encoder_decoder:
             raise UnsupportedOption(
-                f"the {type(model).__name__} has an encoder; a PagedCache only serves decoders: use another cache"
+                f"the {type(model).__name__} has an encoder; a PagedCache only serves decoders: use a "
+                "PagedEncoderDecoderCache"
             )
         check_implementation(model)
         model_layers = read_layers(model, layers, format, chunk, interval)

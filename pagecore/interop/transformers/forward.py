@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,14 @@ from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.absorbed import Absorbed, check_latents
+from pagecore.interop.transformers.biased import biased_attention
+from pagecore.interop.transformers.encoder import EncoderOutput
 from pagecore.interop.transformers.implementation import REMEDY
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.states import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
-from pagecore.storage import LatentSpec
+from pagecore.storage import CrossSpec, LatentSpec
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -41,10 +44,20 @@ class Forward:
         Device of the model.
     previous : Batch or None
         Batch of the previous pass; reused if its sizes match.
+    encoded : EncoderOutput or None
+        Output of the encoder that the rows attend to.
     """
 
-    def __init__(self, rows: BatchRows, inputs: Inputs, device: torch.device, previous: Batch | None) -> None:
+    def __init__(
+        self,
+        rows: BatchRows,
+        inputs: Inputs,
+        device: torch.device,
+        previous: Batch | None,
+        encoded: EncoderOutput | None = None,
+    ) -> None:
         self._rows = rows
+        self._encoded = encoded
         self._is_token = inputs.is_token
         self._given_ids = inputs.given_ids
         self._stored: set[int] = set()
@@ -62,7 +75,9 @@ class Forward:
             self._token_indices = None if is_token.all() else _index(np.flatnonzero(is_token), device)
             # The pass runs on torch's current stream; without this, the cache would use CuPy's current stream.
             stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-            out = previous if previous is not None and _fits(previous, is_token) else None
+            # The first pass of a generation also writes encoder tokens, for which a batch of decoding has no room.
+            has_room = encoded is None or self._before.count > 0
+            out = previous if previous is not None and has_room and _fits(previous, is_token) else None
             self.batch = rows.cache.prepare(rows.sequences, is_token.sum(axis=1), out=out, stream=stream)
         except BaseException:
             rows.restore(self._before)
@@ -86,9 +101,13 @@ class Forward:
             rows.repeat(inputs.batch // len(rows))
         ids = rows.reusable_ids(inputs)
         if is_first:
+            outputs = [] if self._encoded is None else _outputs(self._encoded, inputs.batch)
             if ids is not None:
-                self._unique_rows, self._unique_of_row = _equal_rows(ids, inputs.is_token)
-            rows.open(inputs.batch if self._unique_rows is None else len(self._unique_rows))
+                digests = [digest for _, digest in outputs]
+                self._unique_rows, self._unique_of_row = _equal_rows(ids, inputs.is_token, digests)
+            if self._unique_rows is not None and outputs:
+                outputs = [outputs[row] for row in self._unique_rows]
+            rows.open(inputs.batch if self._unique_rows is None else len(self._unique_rows), outputs)
         is_token = inputs.is_token if self._unique_rows is None else inputs.is_token[self._unique_rows]
         if ids is not None:
             rows.append_ids(ids if self._unique_rows is None else ids[self._unique_rows], is_token)
@@ -134,6 +153,55 @@ class Forward:
             packed = packed[0][:, 0], packed[1][:, 0]
         self._rows.cache.write(index, *packed, self.batch)
         self._stored.add(layer)
+
+    # -- the encoder -----------------------------------------------------------------------------------------------
+
+    def is_cross(self, layer: int) -> bool:
+        """Return True for a layer that attends to the encoder."""
+        return isinstance(self._rows.cache.spec(self._rows.layers[layer]), CrossSpec)
+
+    @property
+    def finds_encoder(self) -> bool:
+        """True if the encoder's keys and values of all rows are in the cache."""
+        return self.batch.cross is None or self.batch.cross.num_tokens == 0
+
+    def store_encoder(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Write the encoder's keys and values ``[batch, heads, columns, dim]`` of a layer, without padding."""
+        encoded, cross = self._encoded, self.batch.cross
+        assert encoded is not None
+        assert cross is not None
+        for array in (key, value):
+            if array.ndim != 4 or (array.shape[0], array.shape[2]) != encoded.is_token.shape:
+                raise ShapeError(
+                    f"a layer passed encoder keys or values of shape {tuple(array.shape)}; expected [rows, heads, "
+                    f"columns, dim] with {encoded.is_token.shape[0]} rows of {encoded.columns} columns"
+                )
+            if array.requires_grad:
+                raise UnsupportedOption(
+                    "the encoder's keys or values require grad, and a paged cache has no gradients; run the model "
+                    "under torch.no_grad() or torch.inference_mode(), as generate does"
+                )
+        is_new = cross.host.query_lens.numpy()[: len(self._rows.sequences)] > 0
+        stored = np.arange(len(is_new)) if self._unique_rows is None else self._unique_rows
+        rows = stored[is_new]
+        if len(rows):
+            chosen = torch.from_numpy(rows).to(key.device)
+            tokens = _index(np.flatnonzero(encoded.is_token[rows]), key.device)
+            keys, values = (array[chosen].transpose(1, 2).flatten(0, 1)[tokens] for array in (key, value))
+            self._rows.cache.write(self._rows.layers[layer], keys, values, self.batch)
+        self._stored.add(layer)
+
+    @untraced
+    def attend_biased(self, layer: int, query: torch.Tensor, scale: float | None, bias: torch.Tensor) -> torch.Tensor:
+        """Return outputs as `attend` does, with `bias` ``[1, heads, columns, all columns]`` added to the scores."""
+        self._check(query)
+        rows = self._rows
+        stored = query if self._pick is None else query[self._pick]
+        new = self._is_token if self._unique_rows is None else self._is_token[self._unique_rows]
+        is_token = np.concatenate([rows.is_token, new], axis=1) if rows.num_columns else new
+        attended = biased_attention(rows.cache, rows.layers[layer], self.batch, stored, bias, is_token, scale)
+        self._attended.add(layer)
+        return attended if self._repeat is None else attended[self._repeat]
 
     @untraced
     def attend(
@@ -185,12 +253,16 @@ class Forward:
         if self.is_over:
             return
         layers = set(self._rows.layers)
-        for what, seen in (("stored no keys", self._stored), ("did not attend to its paged keys", self._attended)):
-            if seen != layers:
+        written = {layer for layer in layers if not (self.finds_encoder and self.is_cross(layer))}
+        for what, seen, expected in (
+            ("stored no keys", self._stored, written),
+            ("did not attend to its paged keys", self._attended, layers),
+        ):
+            if not seen >= expected:
                 self.abandon()
                 raise UnsupportedOption(
-                    f"layer {min(layers ^ seen)} of the model {what}; it must run with all {len(layers)} layers of the "
-                    f"cache, each through its attention implementation: {REMEDY}"
+                    f"layer {min(expected - seen)} of the model {what}; it must run with all {len(layers)} layers of "
+                    f"the cache, each through its attention implementation: {REMEDY}"
                 )
         missing = self._rows.states.layers_not_run()
         if missing:
@@ -260,6 +332,8 @@ class Forward:
 
 
 def _fits(batch: Batch, is_token: Mask) -> bool:
+    if batch.cross is not None and batch.cross.max_tokens:
+        return False  # a batch with room for encoder tokens is larger than a later pass needs
     return not batch.in_flight and (batch.max_sequences, batch.max_tokens) == (len(is_token), int(is_token.sum()))
 
 
@@ -272,13 +346,26 @@ def _check_room(rows: BatchRows, count: int) -> None:
         )
 
 
-def _equal_rows(ids: Ids, is_token: Mask) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
-    """Return the first row of each set of equal rows, and the index of each row's set; (None, None) if all differ."""
+def _outputs(encoded: EncoderOutput, batch: int) -> list[tuple[int, bytes]]:
+    """Return the number of encoder tokens and the digest of each row."""
+    if len(encoded.states) != batch:
+        raise ShapeError(f"the encoder's output has {len(encoded.states)} rows and the decoder's pass {batch}")
+    return list(zip(encoded.lengths, encoded.digests(), strict=True))
+
+
+def _equal_rows(
+    ids: Ids, is_token: Mask, digests: Listed[bytes] = ()
+) -> tuple[NDArray[np.intp] | None, NDArray[np.intp] | None]:
+    """Return the first row of each set of equal rows, and the index of each row's set; (None, None) if all differ.
+
+    Rows with other encoder outputs, whose digests differ, are not equal.
+    """
     known: dict[bytes, int] = {}
     unique_rows: list[int] = []
     unique_of_row: list[int] = []
     for row, tokens in enumerate(np.where(is_token, ids, -1)):
-        index = known.setdefault(tokens.tobytes(), len(unique_rows))
+        output = digests[row] if digests else b""
+        index = known.setdefault(output + tokens.tobytes(), len(unique_rows))
         if index == len(unique_rows):
             unique_rows.append(row)
         unique_of_row.append(index)

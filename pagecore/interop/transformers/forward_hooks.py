@@ -31,10 +31,27 @@ def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation)
         Receives the reports.
     """
     base, decoder = model.base_model, model.get_decoder()
-    for module in (base,) if decoder is base else (base, decoder):
+    # The base model of a model with an encoder gets the encoder's ids.
+    hooked = (decoder,) if decoder is base or generation.has_encoder else (base, decoder)
+    for module in hooked:
         _hook_module(module, cache, generation)
+    if generation.has_encoder:
+        _hook_encoder(model, cache, generation)
     if model.can_generate():
         _wrap_generate(model, cache, generation)
+
+
+def _hook_encoder(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
+    """Report each run of the encoder: within `generate` it begins the rows anew, as for each segment of a Whisper."""
+    reference = weakref.ref(generation)
+
+    def encode(*_: Any) -> None:
+        own = reference()
+        if own is not None:
+            own.enter_encoder()
+
+    hook = model.get_encoder().register_forward_pre_hook(encode)
+    weakref.finalize(cache, hook.remove).atexit = False
 
 
 def _hook_module(module: torch.nn.Module, cache: Cache, generation: Generation) -> None:
@@ -89,7 +106,11 @@ class GenerateWrapper:
         if generation is not None:
             options = generation.enter_generate(model, arguments, options)
         generate = types.MethodType(type(model).generate, model) if self._previous is None else self._previous
-        return generate(*arguments, **options)
+        try:
+            return generate(*arguments, **options)
+        finally:
+            if generation is not None:
+                generation.is_generating = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         model = self._model()

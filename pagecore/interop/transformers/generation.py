@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.interop.transformers.encoder import EncoderOutput, read_encoder, without_encoder
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.inputs import Ids, Mask, read_inputs
@@ -35,6 +36,8 @@ class Generation:
         The model whose forward passes run over the rows; held by a weak reference.
     layers, states
         As for `BatchRows`.
+    has_encoder : bool
+        The rows attend to the output of an encoder, which their forward passes get.
     """
 
     def __init__(
@@ -44,8 +47,12 @@ class Generation:
         *,
         layers: Mapping[int, int] | None = None,
         states: RunningStates | None = None,
+        has_encoder: bool = False,
     ) -> None:
         self.rows = BatchRows(kv, layers, states)
+        self.has_encoder = has_encoder
+        self.is_generating = False  # within a call of generate
+        self._encoded: EncoderOutput | None = None
         self._model = weakref.ref(model)
         self._forward: Forward | None = None
         self._running: torch.nn.Module | None = None
@@ -111,7 +118,11 @@ class Generation:
             The options of the call, with an attention mask if they had none.
         """
         self._count_pass()
+        self.is_generating = True
         rows = self.rows
+        if self.has_encoder:  # the prompt is that of the encoder
+            rows.clear()
+            return options
         prompt = read_prompt(model, arguments, options) if len(rows) or rows.is_lost else None
         if prompt is not None and rows.is_lost:
             rows.clear()
@@ -141,6 +152,26 @@ class Generation:
                 f"input_ids differs from the prompt that was passed to begin() in column {column} of row {row}, and "
                 f"{self.rows.num_columns} columns are already computed; call begin() with these tokens"
             )
+
+    # -- the encoder -----------------------------------------------------------------------------------------------
+
+    @untraced
+    def enter_encoder(self) -> None:
+        """Begin the rows anew if `generate` runs the encoder, which it does before the first pass of a decoder."""
+        if self.is_generating:
+            self._count_pass()
+            self.rows.clear()
+
+    @property
+    def encoder_states(self) -> torch.Tensor:
+        """Hidden states of the encoder in the last pass: ``[batch, columns, dim]``."""
+        assert self._encoded is not None
+        return self._encoded.states
+
+    @property
+    def encoder_columns(self) -> int:
+        """Number of encoder columns of the last pass; 0 without rows."""
+        return 0 if self._encoded is None or not len(self.rows) else self._encoded.columns
 
     # -- a forward pass --------------------------------------------------------------------------------------------
 
@@ -172,6 +203,9 @@ class Generation:
                 "the last forward pass failed and left the states of the recurrent layers undefined, so its rows were "
                 "removed; call reset() or begin(), and compute the prompt again"
             )
+        encoded = None
+        if self.has_encoder:
+            encoded, given = read_encoder(given), without_encoder(given)
         inputs = read_inputs(given, rows.num_columns)
         if len(rows) and len(rows) != inputs.batch and (not rows.is_begun or inputs.batch % len(rows)):
             raise ShapeError(
@@ -184,7 +218,8 @@ class Generation:
                 "stores tokens; call reset() and compute the columns again"
             )
         previous = None if self._forward is None else self._forward.batch
-        self._forward = Forward(rows, inputs, model.device, previous)
+        self._forward = Forward(rows, inputs, model.device, previous, encoded)
+        self._encoded = encoded
         self._running = module
 
     def leave(self, module: torch.nn.Module, has_failed: bool) -> None:

@@ -140,10 +140,15 @@ class BatchRows:
             raise
         return False
 
-    def open(self, count: int) -> None:
-        """Add `count` empty rows; ids come with the first forward pass, or never."""
+    def open(self, count: int, outputs: Listed[tuple[int, bytes]] = ()) -> None:
+        """Add `count` empty rows; ids come with the first forward pass, or never.
+
+        `outputs` has the number of encoder tokens of each row and their digest, for a model with an encoder.
+        """
         try:
             self.sequences += [self.cache.add_sequence((), namespace=self.namespace) for _ in range(count)]
+            for sequence, (tokens, digest) in zip(self.sequences, outputs, strict=False):
+                self.cache.set_cross_tokens(sequence, tokens, digest=digest)
         except BaseException:
             self.clear()
             raise

@@ -1,0 +1,1 @@
+"""Encoder outputs of cross attention: their blocks, and the sequences that share them."""

@@ -1,0 +1,79 @@
+"""Construction of the parts of cross attention, and the checks of encoder outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Listed
+from typing import SupportsIndex
+
+from pagecore.cache.cross._contents import CrossContents, content_key
+from pagecore.cache.layers import Group
+from pagecore.cache.parts import CacheParts, CrossParts
+from pagecore.cache.step.staging import Staging
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.index import BlockPool, BlockTables
+from pagecore.storage.checks import INT32_MAX, ceil_div, require_int
+
+Digest = bytes | int
+
+
+def make_cross(
+    groups: Listed[Group], blocks: Listed[int], block_size: int, max_sequences: int, device: str
+) -> CrossParts | None:
+    """Return the parts of cross attention; None if no group has it."""
+    first = sum(not group.is_cross for group in groups)
+    if first == len(groups):
+        return None
+    limits = [group.max_cross_tokens or INT32_MAX for group in groups[first:]]
+    most = min(*limits, *((count - 1) * block_size for count in blocks[first:]), INT32_MAX)
+    tables = BlockTables(
+        [BlockPool(n) for n in blocks[first:]],
+        block_sizes=[block_size] * (len(groups) - first),
+        max_sequences=max_sequences,
+        max_blocks_per_sequence=ceil_div(most, block_size),
+    )
+    staging = Staging(tables, device) if device.startswith("cuda") else None
+    return CrossParts(CrossContents(tables, most), staging, first)
+
+
+def cross_request(
+    parts: CacheParts, num_tokens: SupportsIndex | None, digest: Digest | None, namespace: Hashable
+) -> tuple[int, Hashable] | None:
+    """Return the checked number of encoder tokens, and the key under which other sequences find the output.
+
+    Return None for a sequence without an encoder output. The key has the namespace: adapters change encoders, too.
+
+    Raises
+    ------
+    UnsupportedOption
+        The cache has no cross-attention layers, or a digest is given without `num_tokens`.
+    ShapeError
+        More tokens than the cross-attention layers serve, or fewer than 1.
+    UnsupportedDtype
+        A digest that is neither bytes nor an int.
+    """
+    if num_tokens is None:
+        if digest is not None:
+            raise UnsupportedOption("cross_digest is given without cross_tokens; pass both")
+        return None
+    if parts.cross is None:
+        raise UnsupportedOption(
+            "cross_tokens is given, but the cache has no cross-attention layers; leave it out, or list a CrossSpec"
+        )
+    count = require_int("cross_tokens", num_tokens, max=None)
+    most = parts.cross.contents.max_tokens
+    if count > most:
+        raise ShapeError(
+            f"cross_tokens is {count}; the cross-attention layers serve {most} encoder tokens: raise max_tokens of "
+            "their CrossSpec, or the number of blocks"
+        )
+    if digest is None:
+        return count, None
+    if isinstance(digest, bool) or not isinstance(digest, bytes | int):
+        raise UnsupportedDtype(f"cross_digest is a {type(digest).__name__}; expected bytes or an int")
+    return count, content_key(namespace, digest)
+
+
+def cross_namespace(namespace: Hashable, digest: Digest | None) -> Hashable:
+    """Return the namespace of a sequence's prefix: keys of a decoder depend on the output that it attends to."""
+    return namespace if digest is None else (namespace, digest)

@@ -1,0 +1,28 @@
+"""Set cross: give a sequence its encoder output after it was added."""
+
+from libc.stdint cimport int32_t
+
+from pagecore.cache._lock cimport Held
+from pagecore.cache._sequence cimport Sequence, require
+from pagecore.cache._state cimport CacheState
+from pagecore.cache.cross._contents cimport CrossContent
+
+from pagecore.errors import ShapeError
+
+
+def set_cross(CacheState state not None, sequence, int32_t num_tokens, key):
+    """Give a sequence its encoder output; see `PagedKVCache.set_cross_tokens`."""
+    cdef Sequence checked
+    cdef CrossContent content
+    _guard = Held(state.lock)
+    state.begin()
+    checked = require(state, sequence, True)
+    if checked.cross is not None:
+        raise ShapeError(
+            f"sequence {checked.id!r} has {checked.cross.num_tokens} encoder tokens, which are set once; add a new "
+            "sequence for another encoder output"
+        )
+    content = state.cross.find(key, num_tokens)
+    # From here on nothing fails.
+    checked.cross = content
+    state.cross.hold(content)

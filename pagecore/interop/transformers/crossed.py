@@ -1,0 +1,280 @@
+"""PagedEncoderDecoderCache, the cache of models with an encoder (Whisper, T5, BART)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
+
+from pagecore.arrays.refusals import brief
+from pagecore.cache import PagedKVCache
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.interop.transformers.attention import StoredKeys, mark_stored
+from pagecore.interop.transformers.cache import PagedCache
+from pagecore.interop.transformers.forward import Forward
+from pagecore.interop.transformers.forward_hooks import register_hooks
+from pagecore.interop.transformers.generation import Generation
+from pagecore.interop.transformers.implementation import check_implementation
+from pagecore.interop.transformers.layer import PagedLayer
+from pagecore.interop.transformers.states import RunningStates
+from pagecore.interop.transformers.tracing import untraced
+from pagecore.models import specs_from_config
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
+from pagecore.storage import AttentionSpec, CrossSpec
+
+
+class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
+    """The paged key-value cache of a transformers model with an encoder: Whisper, T5 and BART.
+
+    The encoder's keys and values take their blocks once. Beams, several answers and equal inputs share them, and so do
+    rows that are reordered. Encoder padding takes no blocks. Each call of `generate` begins a new generation.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        A model with attention implementation "pagecore": ``model.set_attn_implementation("pagecore")``. The cache
+        registers hooks on the model, which are removed with the cache.
+    layers : list of AttentionSpec and CrossSpec, optional
+        The spec of each layer's self-attention, and then the `CrossSpec` of each layer; read from the config of a
+        Whisper, T5 or BART by default, in the model's dtype.
+    format : str, optional
+        Quantised format of the stored keys and values, as for `AttentionSpec`. Pass either `format` or `layers`. A T5
+        serves none: its self-attention reads the keys outside of the kernels, to add a bias for the relative position.
+    block_size : int
+    num_blocks, memory, max_sequences, ... :
+        Passed to `PagedKVCache`; the device is the model's.
+
+    Attributes
+    ----------
+    kv : PagedKVCache
+        Owns the blocks; layer ``i`` is the self-attention of the decoder's layer i, and layer ``num_layers + i`` its
+        cross attention.
+
+    Raises
+    ------
+    UnsupportedOption
+        A model without an encoder, of another family (pass `layers`), or with another attention implementation.
+    PagecoreError
+        As `PagedKVCache`.
+
+    Notes
+    -----
+    The model must run without gradients, as `generate` does. Equal encoder outputs are found by a digest of the hidden
+    states, which the first pass of a generation computes on the host.
+
+    Examples
+    --------
+    >>> model.set_attn_implementation("pagecore")                            # doctest: +SKIP
+    >>> cache = PagedEncoderDecoderCache(model, num_blocks=512)              # doctest: +SKIP
+    >>> model.generate(features, past_key_values=cache, num_beams=4)         # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        layers: Listed[AttentionSpec] | None = None,
+        format: str | None = None,
+        block_size: int = 16,
+        **options: Any,
+    ) -> None:
+        if not isinstance(model, PreTrainedModel):
+            raise UnsupportedOption(f"model is a {type(model).__name__}; expected a PreTrainedModel")
+        if not model.config.is_encoder_decoder:
+            raise UnsupportedOption(f"the {type(model).__name__} has no encoder; use a PagedCache")
+        check_implementation(model)
+        specs = _specs(model, layers, format)
+        device = "cpu" if model.device.type == "cpu" else str(model.device)
+        self.kv = PagedKVCache(specs, block_size=block_size, device=device, **options)
+        layers = {layer: layer for layer in range(len(specs))}
+        states = RunningStates({}, model.device)
+        self._generation = Generation(self.kv, model, layers=layers, states=states, has_encoder=True)
+        count = len(specs) // 2
+        biased = getattr(model.config, "relative_attention_num_buckets", None) is not None
+        super().__init__(
+            DecoderCache(self._generation, count, biased=biased), EncoderCache(self._generation, count, specs[count])
+        )
+        self.is_updated = WrittenLayers(self._generation)
+        register_hooks(model, self, self._generation)
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Return the number of columns before those of the forward pass."""
+        return self._generation.num_columns
+
+    reset = PagedCache.reset
+    reorder_cache = PagedCache.reorder_cache
+    batch_select_indices = PagedCache.batch_select_indices
+    batch_repeat_interleave = PagedCache.batch_repeat_interleave
+    crop = PagedCache.crop
+    activate_past_recording = PagedCache.activate_past_recording
+    __reduce_ex__ = PagedCache.__reduce_ex__
+
+
+class WrittenLayers(dict[int, bool]):
+    """The map `EncoderDecoderCache.is_updated`: True if the running pass finds the encoder's keys in the cache."""
+
+    def __init__(self, generation: Generation) -> None:
+        super().__init__()
+        self._generation = generation
+
+    def get(self, layer: int, default: Any = None) -> bool:  # noqa: ARG002
+        """Return True if no row of the running pass writes encoder tokens."""
+        return self._generation.running_pass.finds_encoder
+
+    __getitem__ = get
+
+
+class DecoderCache(Cache):  # type: ignore[misc]
+    """The self-attention side of a `PagedEncoderDecoderCache`."""
+
+    def __init__(self, generation: Generation, count: int, *, biased: bool) -> None:
+        self._generation = generation
+        self._biased = biased
+        super().__init__(layers=[PagedLayer(self, index, None, [None] * count) for index in range(count)])
+
+    @untraced
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new keys and values of a layer; return tensors that are marked as stored.
+
+        A model with a bias for the relative position reads the number of columns from their shape.
+        """
+        forward = self._generation.running_pass
+        forward.store(layer_idx, key_states, value_states)
+        if self._biased:
+            columns = self._generation.num_columns + forward.num_columns
+            shape = -1, -1, columns, -1
+            key_states, value_states = (each[:, :, :1].expand(shape) for each in (key_states, value_states))
+        mark_stored(key_states, value_states, StoredKeys(forward, layer_idx, takes_bias=self._biased))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Return the number of computed columns of the decoder, padding included."""
+        return self._generation.num_columns
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Return the number of columns before those of the forward pass."""
+        return self.get_seq_length(layer_idx)
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Return -1: the length of a row is only limited by the free blocks."""
+        return -1
+
+    @property
+    def is_croppable(self) -> bool:
+        """True: the columns of the last pass can always be removed."""
+        return True
+
+
+class EncoderCache(Cache):  # type: ignore[misc]
+    """The cross-attention side of a `PagedEncoderDecoderCache`."""
+
+    def __init__(self, generation: Generation, count: int, spec: AttentionSpec) -> None:
+        self._generation = generation
+        super().__init__(layers=[EncoderLayer(generation, count + index, spec) for index in range(count)])
+
+    @untraced
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the encoder's keys and values of a layer; return the same tensors, marked as stored."""
+        forward = self._generation.running_pass
+        layer = len(self.layers) + layer_idx
+        forward.store_encoder(layer, key_states, value_states)
+        mark_stored(key_states, value_states, StoredKeys(forward, layer, is_cross=True))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Return the number of encoder columns of the running or last pass; 0 before the first."""
+        return self._generation.encoder_columns
+
+
+class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One cross-attention layer, whose keys and values refer to those in the cache."""
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, generation: Generation, layer: int, spec: AttentionSpec) -> None:
+        self._generation = generation
+        self._layer = layer
+        self._heads = spec.num_kv_heads
+        self._last: tuple[Forward, torch.Tensor] | None = None  # the pass, and its stored keys
+        self.is_initialized = True
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """A tensor of the shape of the encoder's keys, without their numbers, marked as stored."""
+        return self._stored()
+
+    @property
+    def values(self) -> torch.Tensor:
+        """A tensor of the shape of the encoder's values, without their numbers, marked as stored."""
+        return self._stored()
+
+    def _stored(self) -> torch.Tensor:
+        forward = self._generation.running_pass
+        if self._last is None or self._last[0] is not forward:
+            states = self._generation.encoder_states
+            stub = states.new_zeros(1).expand(len(states), self._heads, states.shape[1], 1)
+            mark_stored(stub, stub, StoredKeys(forward, self._layer, is_cross=True))
+            self._last = forward, stub
+        return self._last[1]
+
+    def lazy_initialization(self, *_: Any) -> None:
+        """Do nothing: blocks are allocated when the cache is made."""
+
+    def update(self, *_: Any, **__: Any) -> Any:
+        """Raise UnsupportedOption: the cache stores the encoder's keys."""
+        raise UnsupportedOption("an encoder layer was updated by itself; call cross_attention_cache.update")
+
+    def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:  # noqa: ARG002
+        """Return the number of encoder columns, and the offset 0."""
+        return self._generation.encoder_columns, 0
+
+    def get_seq_length(self, *_: Any) -> int:
+        """Return the number of encoder columns."""
+        return self._generation.encoder_columns
+
+    def get_max_length(self) -> int:
+        """Return -1: the number of encoder tokens is only limited by the specs."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+
+def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format: str | None) -> list[AttentionSpec]:
+    """Return the specs of the self-attention of each layer, then those of its cross attention."""
+    if layers is None:
+        config = model.config
+        if config.model_type not in ENCODER_DECODERS:
+            raise UnsupportedOption(
+                f"model_type is {config.model_type!r}; expected one of {', '.join(ENCODER_DECODERS)}: for another "
+                "model pass layers=[AttentionSpec(...), ..., CrossSpec(...), ...]"
+            )
+        dtype = str(model.dtype).removeprefix("torch.")
+        specs: list[Any] = list(specs_from_config(config.to_dict(), dtype=dtype, format=format))
+    elif format is not None:
+        raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
+    else:
+        specs = list(layers)
+    count = len(specs) // 2
+    crossed = [isinstance(spec, CrossSpec) for spec in specs]
+    if not count or crossed != [False] * count + [True] * count:
+        raise ShapeError(
+            f"layers has {len(specs)} specs; expected one for the self-attention of each layer, and then a CrossSpec "
+            "for each"
+        )
+    if getattr(model.config, "relative_attention_num_buckets", None) is not None and any(
+        spec.format is not None for spec in specs[:count]
+    ):
+        raise UnsupportedOption(
+            f"format is given, but the {type(model).__name__} adds a bias to the scores of its self-attention, which "
+            "reads the stored keys as they are; give a format to the CrossSpec layers only"
+        )
+    return specs

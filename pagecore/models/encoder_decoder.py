@@ -1,0 +1,126 @@
+"""Encoder-decoder families: specs of the decoder's own layers, and of its cross-attention layers.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pagecore.arrays import DType
+from pagecore.errors import UnsupportedOption
+from pagecore.models.fields import Fields
+from pagecore.storage import AttentionSpec, CrossSpec
+from pagecore.storage.checks import LAYERS_MAX
+
+__all__ = ["ENCODER_DECODERS", "decoder_specs"]
+
+
+@dataclass(frozen=True)
+class EncoderDecoder:
+    """The fields of a family.
+
+    Parameters
+    ----------
+    defaults : mapping
+        Fields that the family reads, with the value of each if a file does not have it.
+    aliases : mapping
+        The family's own names of num_hidden_layers and num_attention_heads, of the decoder, and of hidden_size.
+    source_length, target_length : str
+        Fields with the longest encoder and decoder sequences.
+    scale : float, optional
+        Factor of the scores; ``head_dim ** -0.5`` by default.
+    layers_by_default : str, optional
+        Field with the number of the decoder's layers if its own is null or missing.
+    """
+
+    defaults: Mapping[str, object]
+    aliases: Mapping[str, str]
+    source_length: str
+    target_length: str
+    scale: float | None = None
+    layers_by_default: str | None = None
+
+
+_DECODER = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "decoder_layers",
+    "num_attention_heads": "decoder_attention_heads",
+}
+_T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num_attention_heads": "num_heads"}
+
+# A T5 adds a bias for the relative position to the scores of the decoder's own layers, which no spec describes:
+# `attend` serves its cross attention only.
+ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
+    "bart": EncoderDecoder(
+        {"max_position_embeddings": 1024}, _DECODER, "max_position_embeddings", "max_position_embeddings"
+    ),
+    "t5": EncoderDecoder(
+        {"n_positions": None, "d_kv": 64, "num_layers": 6},
+        _T5,
+        "n_positions",
+        "n_positions",
+        scale=1.0,
+        layers_by_default="num_layers",
+    ),
+    "whisper": EncoderDecoder(
+        {"max_source_positions": 1500, "max_target_positions": 448},
+        _DECODER,
+        "max_source_positions",
+        "max_target_positions",
+    ),
+}
+
+
+def decoder_specs(
+    fields: Fields, model_type: str, dtype: DType, format: str | None
+) -> tuple[tuple[AttentionSpec, ...], int | None]:
+    """Return the specs of a decoder's own layers, then of its cross-attention layers, and its maximum length.
+
+    Raises
+    ------
+    ConfigError
+        A field is missing or invalid.
+    PagecoreError
+        As `AttentionSpec`, for a format that does not store keys of this dim.
+    """
+    family = ENCODER_DECODERS[model_type]
+    fields.defaults, fields.aliases = family.defaults, family.aliases
+    fields.check_aliases()
+    if fields.given("is_encoder_decoder") is False:
+        raise UnsupportedOption(
+            f"{fields.source}: is_encoder_decoder is false, but a {model_type} has an encoder; set it to true, or pass "
+            "a list of specs"
+        )
+    layers_field = "num_hidden_layers"
+    if family.layers_by_default is not None and fields.given("num_hidden_layers") is None:
+        layers_field = family.layers_by_default
+    num_layers = fields.integer(layers_field, max=LAYERS_MAX // 2)
+    heads = fields.integer("num_attention_heads")
+    head_dim = fields.integer("d_kv") if "d_kv" in family.defaults else _head_dim(fields, heads)
+    own = AttentionSpec(heads, head_dim, dtype=dtype, num_query_heads=heads, scale=family.scale, format=format)
+    cross = CrossSpec(
+        heads,
+        head_dim,
+        dtype=dtype,
+        num_query_heads=heads,
+        scale=family.scale,
+        format=format,
+        max_tokens=_length(fields, family.source_length),
+    )
+    return (own,) * num_layers + (cross,) * num_layers, _length(fields, family.target_length)
+
+
+def _head_dim(fields: Fields, heads: int) -> int:
+    hidden = fields.integer("hidden_size")
+    if hidden % heads:
+        fields.refuse(
+            f"{fields.name('hidden_size')} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "
+            f"{heads}; correct one of the two"
+        )
+    return hidden // heads
+
+
+def _length(fields: Fields, name: str) -> int | None:
+    return None if fields.value(name) is None else fields.integer(name)

@@ -1,0 +1,106 @@
+"""Specs of models with an encoder, from their configs; published sizes, and the defaults of transformers."""
+
+import pytest
+
+from pagecore import AttentionSpec, ConfigError, CrossSpec, UnsupportedOption
+from pagecore.models import read_model_config, specs_from_config
+from pagecore.serving.planner import plan_model
+from tests.capabilities import require
+
+# Fields of the published config.json files of openai/whisper-tiny, facebook/bart-large and google/flan-t5-small.
+WHISPER_TINY = {
+    "model_type": "whisper",
+    "d_model": 384,
+    "decoder_layers": 4,
+    "decoder_attention_heads": 6,
+    "encoder_layers": 4,
+    "encoder_attention_heads": 6,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "torch_dtype": "float32",
+    "is_encoder_decoder": True,
+}
+BART_LARGE = {
+    "model_type": "bart",
+    "d_model": 1024,
+    "decoder_layers": 12,
+    "decoder_attention_heads": 16,
+    "encoder_layers": 6,
+    "encoder_attention_heads": 8,
+    "max_position_embeddings": 1024,
+}
+FLAN_T5_SMALL = {
+    "model_type": "t5",
+    "d_model": 512,
+    "d_kv": 64,
+    "num_heads": 6,
+    "num_layers": 8,
+    "num_decoder_layers": 8,
+    "n_positions": 512,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "count", "heads", "source", "target", "scale"),
+    [
+        (WHISPER_TINY, 4, 6, 1500, 448, None),
+        (BART_LARGE, 12, 16, 1024, 1024, None),
+        (FLAN_T5_SMALL, 8, 6, 512, 512, 1.0),
+    ],
+    ids=["whisper", "bart", "t5"],
+)
+def test_a_decoder_stores_its_own_tokens_and_those_of_the_encoder(config, count, heads, source, target, scale):
+    model = read_model_config(config, dtype="float16")
+    options = {"dtype": "float16", "num_query_heads": heads, "scale": scale}
+    own, cross = AttentionSpec(heads, 64, **options), CrossSpec(heads, 64, **options, max_tokens=source)
+    assert model.layers == (own,) * count + (cross,) * count
+    assert model.max_length == target
+
+
+def test_a_t5_without_a_number_of_decoder_layers_has_those_of_the_encoder():
+    config = {name: value for name, value in FLAN_T5_SMALL.items() if name not in ("num_decoder_layers", "n_positions")}
+    model = read_model_config(config)
+    assert len(model.layers) == 16
+    assert model.max_length is None
+    assert model.layers[-1].max_tokens is None
+
+
+def test_formats_and_dtypes_apply_to_both():
+    specs = specs_from_config(WHISPER_TINY, dtype="bfloat16", format="int8_token")
+    assert {(str(spec.dtype), spec.format) for spec in specs} == {("bfloat16", "int8_token")}
+
+
+def test_bad_configs_are_refused_by_name():
+    for change, error, text in (
+        ({"d_model": 385}, ConfigError, "d_model is 385, not a multiple of decoder_attention_heads 6"),
+        ({"decoder_layers": 0}, ConfigError, "decoder_layers is 0"),
+        ({"is_encoder_decoder": False}, UnsupportedOption, "is_encoder_decoder is false"),
+        ({"max_source_positions": "long"}, ConfigError, "max_source_positions"),
+    ):
+        with pytest.raises(error, match=text):
+            specs_from_config(WHISPER_TINY | change)
+    with pytest.raises(UnsupportedOption, match="whisper has no sinks"):
+        specs_from_config(WHISPER_TINY, sinks=[[0.0] * 6] * 4)
+
+
+def test_a_plan_counts_the_blocks_of_encoder_tokens():
+    plan = plan_model(WHISPER_TINY, "1GiB", context=448).memory
+    assert [group.is_cross for group in plan.groups] == [False, True]
+    (context,) = plan.contexts
+    assert context.blocks_per_request == (28, 94)
+    block = plan.groups[0].bytes_per_block
+    assert plan.bytes_per_token == block / 16, "encoder tokens are not counted"
+    assert context.best_requests == ((1 << 30) - 2 * block) // (122 * block)
+    assert plan.as_json()["groups"][1]["cross"] is True
+
+
+@pytest.mark.parametrize("model_type", ["whisper", "bart", "t5"])
+def test_defaults_are_those_of_transformers(model_type):
+    transformers = require("transformers")
+    written = transformers.AutoConfig.for_model(model_type).to_dict()
+    missing = {"model_type": model_type}
+    for name in ("d_model", "decoder_layers", "decoder_attention_heads", "num_heads", "num_layers"):
+        if name in written:
+            missing[name] = written[name]
+    found, expected = (read_model_config(config, dtype="float32") for config in (missing, written))
+    assert found == expected
