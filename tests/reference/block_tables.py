@@ -221,9 +221,9 @@ class BlockTables:
             row.length = length
 
     def release_before(self, rows: list[int], group: int, positions: list[int], first: int = 0) -> int:
-        released = self.distinct(rows)
         if first < 0:
             raise ShapeError(str(first))
+        released = self.distinct(rows)
         for row, position in zip(released, positions, strict=True):
             if not 0 <= position <= row.length:
                 raise ShapeError(str(position))

@@ -193,7 +193,7 @@ def test_a_ratio_must_be_a_positive_number(ratio):
 
 
 def test_a_budget_of_less_than_two_slots_is_refused_in_slots():
-    with pytest.raises(NotEnoughMemory, match=f"at least two slots of {SPEC.nbytes} bytes are needed"):
+    with pytest.raises(NotEnoughMemory, match=f"at least two state slots of {SPEC.nbytes} bytes are needed"):
         StatePool.slots_for(SPEC.nbytes, SPEC)
 
 

@@ -71,7 +71,7 @@ cdef int read_tree(StepRecord step, list plans) except -1:
     step.tree = tree
     step.moved.clear()
     for plan in plans:
-        (<AttentionPlan>plan).set_tree(tree is not None)
+        (<AttentionPlan?>plan).set_tree(tree is not None)
     return 0
 
 
