@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore import AttentionSpec, CrossSpec, PagedKVCache, Plane, StateSpec, SwapSpace
+from tests.cache.caches import normal
 from tests.cache.test_hybrid_machine import HybridMachine
-from tests.cuda.caches import assert_device_batch, run_machine
+from tests.cuda.caches import DeviceCache, assert_device_batch, run_machine
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 
@@ -15,6 +16,13 @@ LAYERS = [
     AttentionSpec(2, 8, dtype="float32", num_query_heads=4),
     StateSpec((Plane("temporal", (4,), "float32", per="sequence"),), chunk=4, interval=8),
 ]
+
+
+def fill(cuda: Kit, plane, values) -> None:
+    """Overwrite a plane, one block or slot at a time."""
+    for entry, given in enumerate(np.ascontiguousarray(values)):
+        cuda.runtime.copy(plane[entry].pointer, given.ctypes.data, given.nbytes, 0)
+    cuda.runtime.synchronize(0)
 
 
 def make(cuda: Kit, **options) -> PagedKVCache:
@@ -100,12 +108,12 @@ def test_swaps_on_a_device_move_states_and_encoder_outputs(cuda: Kit):
     batch = cache.prepare([sequence], 9)
     cache.write(0, keys, values, batch)
     states = np.arange(36, dtype=np.float32).reshape(9, 4)
-    cuda.put(states, cache.plane("temporal", 2))
+    fill(cuda, cache.plane("temporal", 2), states)
     slot = cuda.get(batch.state_write)[0]
     cache.commit(batch)
     cache.swap_out([sequence], space)
     for plane in (cache.plane("temporal", 2), cache.key(0)):
-        cuda.put(np.full(plane.shape, np.nan, np.float32), plane)
+        fill(cuda, plane, np.full(plane.shape, np.nan, np.float32))
     cache.swap_in([sequence])
     cache.append_tokens(sequence, [1])
     batch = cache.prepare([sequence], 1)
