@@ -89,9 +89,9 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         specs = _specs(model, layers, format)
         device = "cpu" if model.device.type == "cpu" else str(model.device)
         self.kv = PagedKVCache(specs, block_size=block_size, device=device, **options)
-        layers = {layer: layer for layer in range(len(specs))}
+        places = {layer: layer for layer in range(len(specs))}
         states = RunningStates({}, model.device)
-        self._generation = Generation(self.kv, model, layers=layers, states=states, has_encoder=True)
+        self._generation = Generation(self.kv, model, layers=places, states=states, has_encoder=True)
         count = len(specs) // 2
         biased = getattr(model.config, "relative_attention_num_buckets", None) is not None
         super().__init__(
