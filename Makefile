@@ -51,7 +51,7 @@ test-quick: $(VENV)/.test build
 emulate: $(VENV)/.test build
 	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
 
-# Compile every CUDA kernel for every architecture, and record its registers and spills (about 4 min on two cores).
+# Compile every CUDA kernel for every architecture, and record its registers and spills (about 20 min on two cores).
 kernels: $(VENV)/.test $(VENV)/.cuda13 build
 	$(BIN)/python -m tests.ops.cuda.usage_record
 

@@ -1,6 +1,6 @@
 """The record of kernel resources: programs that were compiled without spills, by a digest of all that they depend on.
 
-Compiling every kernel for every architecture takes eight minutes of one core. The compiler is deterministic, so a
+Compiling every kernel for every architecture takes half an hour of one core. The compiler is deterministic, so a
 program needs no second check while its source, headers, flags and compiler are those of the record. `make kernels`
 compiles all programs and writes the record anew; a difference in the file shows how a change affects registers.
 """
