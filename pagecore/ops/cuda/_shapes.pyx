@@ -1,6 +1,7 @@
 """Selection of the attention kernel for a call, and its launch shape, for launches and the report."""
 
 from pagecore.ops.cuda.abi_attention cimport (
+    PC_FLOAT16,
     PC_PLAIN,
     PcFloat,
     PcFormat,
@@ -72,6 +73,8 @@ cdef str _select_stored(const KernelQuery& query, bint decode, PcLaunchShape* sh
         kernel = pc_prefill_stored_kernel(key, value, query_type, query.head_dim, query.value_dim)
     # Of selected keys, prompts have no instance, nor have dims above 128: its registers would spill.
     unserved = query.selected and (not decode or query.full or kernel.dim > 128)
+    # Nor have halves of 256 dims with further options, for the same reason.
+    unserved |= query.full and kernel.type == PC_FLOAT16 and kernel.dim > 128
     if unserved or not query.aligned or kernel.dim == 0 or (decode and not query.aligned_scales):
         return _select_general("general_stored", query, shape)
     options = "Selected" if query.selected else "Full" if query.full else "Plain"

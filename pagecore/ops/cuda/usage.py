@@ -122,6 +122,11 @@ def resident_blocks(usage: Usage, threads: int, dynamic_shared_bytes: int) -> in
 
 
 def must_not_spill(instance: Instance) -> bool:
-    """Return True for decode, prefill and latent attention, whose inner loops must not spill."""
+    """Return True for decode, prefill and latent attention, whose inner loops must not spill.
+
+    The variants of prefill that hold a whole tile of scores serve comparisons only, and may spill.
+    """
+    if any(argument.endswith("WholeTile") for argument in instance.arguments):
+        return False
     stem = Path(instance.source).stem
     return stem.startswith(("decode", "prefill")) or stem == "latent"

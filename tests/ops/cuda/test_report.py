@@ -83,6 +83,7 @@ def test_attention_kernels_have_a_launch_shape(entry):
 )
 def test_decode_and_prefill_must_not_spill(source, strict):
     assert must_not_spill(Instance("a<1>", "a", source, ("1",))) == strict
+    assert not must_not_spill(Instance("a<WholeTile>", "a", source, ("WholeTile",)))
 
 
 # Dims of a call, and of the smallest instance that serves them.
