@@ -203,7 +203,7 @@ FAULTS = {
         "key_matrices", "const int key = pc_lane() % 16, chunk = pc_lane() / 16;", "is off by"
     ),
     "older sums of one row are not rescaled": Fault(
-        "rescale_by_the_other_row", "for (int i = 0; i < 4; ++i) o_[n][i] *= rescale[0];", "is off by"
+        "rescale_by_the_other_row", "for (int i = 0; i < 4; ++i) o_[n][i] *= factors[0];", "is off by"
     ),
     "keys of the other splits": Fault("keys_of_other_splits", "const int end = keys.end;", "is off by"),
     "sinks in every split": Fault("sinks_in_every_split", "const float sink = load_sink(p, head);", "is off by"),
