@@ -84,11 +84,11 @@ def steps(out: Path, kind: tuple[str, ...]) -> list[Step]:
         tests += ("--timeout", "90")
     return [
         Step("build", build, 110),
-        Step("kernels", (*report, "--json", str(out / "kernels.json")), 75),
-        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 18) for name in BENCHES),
-        Step("tests", tests, 120),
+        Step("kernels", (*report, "--json", str(out / "kernels.json")), 70),
+        *(Step(f"smoke {name}", (python, "-m", "bench", name, "--smoke"), 15) for name in BENCHES),
+        Step("tests", tests, 115),
         *(
-            Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 33)
+            Step(f"bench {name}", (python, "-m", "bench", name, *kind, "--json", str(out / f"{name}.json")), 28)
             for name in BENCHES
         ),
     ]
