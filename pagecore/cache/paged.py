@@ -431,7 +431,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
             layers: a sequence without a number of encoder tokens, or whose encoder tokens another step in flight
             writes.
         UnsupportedOption, DeviceError
-            An invalid stream, or one that is being captured: a graph can use a step but not prepare it.
+            `parents` in a cache with layers that keep states. An invalid stream, or one that is being captured: a graph
+            can use a step but not prepare it.
         """
         plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents)
         return take_step(self._parts.state, plan, partial(refusal, self._parts))

@@ -80,10 +80,10 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     Notes
     -----
-    The model must run without gradients, as `generate` does. Padding may be anywhere in a row, but only before the
-    tokens of a row if the model is a hybrid. Prefixes are matched by
-    token ids: a pass with other inputs (embeddings, images), or with positions that do not count tokens, publishes
-    nothing to the prefix cache. Each forward pass reads ids, mask and positions on the host.
+    The model must run without gradients, as `generate` does. Padding may be anywhere in a row; in a hybrid model, only
+    before its tokens. Prefixes are matched by token ids: a pass with other inputs (embeddings, images), or with
+    positions that do not count tokens, publishes nothing to the prefix cache. Each forward pass reads ids, mask and
+    positions on the host.
 
     Examples
     --------

@@ -19,7 +19,6 @@ from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.layer import PagedLayer
-from pagecore.interop.transformers.states import RunningStates
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.models import specs_from_config
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
@@ -89,9 +88,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         specs = _specs(model, layers, format)
         device = "cpu" if model.device.type == "cpu" else str(model.device)
         self.kv = PagedKVCache(specs, block_size=block_size, device=device, **options)
-        places = {layer: layer for layer in range(len(specs))}
-        states = RunningStates({}, model.device)
-        self._generation = Generation(self.kv, model, layers=places, states=states, has_encoder=True)
+        self._generation = Generation(self.kv, model, has_encoder=True)
         count = len(specs) // 2
         biased = getattr(model.config, "relative_attention_num_buckets", None) is not None
         super().__init__(
@@ -221,9 +218,9 @@ class EncoderLayer(CacheLayerMixin):  # type: ignore[misc]
         forward = self._generation.running_pass
         if self._last is None or self._last[0] is not forward:
             states = self._generation.encoder_states
-            stub = states.new_zeros(1).expand(len(states), self._heads, states.shape[1], 1)
-            mark_stored(stub, stub, StoredKeys(forward, self._layer, is_cross=True))
-            self._last = forward, stub
+            placeholder = states.new_zeros(1).expand(len(states), self._heads, states.shape[1], 1)
+            mark_stored(placeholder, placeholder, StoredKeys(forward, self._layer, is_cross=True))
+            self._last = forward, placeholder
         return self._last[1]
 
     def lazy_initialization(self, *_: Any) -> None:
