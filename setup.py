@@ -36,6 +36,7 @@ BELOW = {
     "index": (),
     "ops": ("arrays",),
     "cache": ("arrays", "index", "ops"),
+    "tiers": (),
     "interop": ("arrays", "ops"),
 }
 
@@ -59,6 +60,7 @@ def library(room: str, name: str, files: list[str], flags: list[str]) -> tuple[s
 def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
     built = [library("index", "index", sources("pagecore/index/**/*.cpp"), CXX)]
+    built.append(library("tiers", "tiers", sources("pagecore/tiers/**/*.cpp"), CXX))
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
     built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
     for isa, march in ISA_FLAGS.items():

@@ -21,14 +21,18 @@ ROOMS = {
     "storage": {"ops", "arrays", "errors"},
     "models": {"storage", "arrays", "errors"},
     "cache": {"index", "storage", "ops", "arrays", "errors"},
-    "serving": {"cache", "models", "storage", "ops", "arrays", "errors"},
+    "tiers": {"cache", "index", "storage", "ops", "arrays", "errors", "native"},
+    "serving": {"tiers", "cache", "models", "storage", "ops", "arrays", "errors"},
     "cli": {"serving", "errors"},
     "__main__": {"cli"},  # python -m pagecore
     "interop": {"cache", "models", "storage", "ops", "index", "arrays", "errors"},
 }
 # Headers that call the interpreter; no other C++ includes Python.h.
 GLUE = {"translate.hpp", "numpy_array.hpp", "exchange.hpp"}
-OPTIONAL = {"cupy", "torch", "jax", "transformers", "rich", "matplotlib"}
+OPTIONAL = {
+    *("cupy", "torch", "jax", "transformers", "rich", "matplotlib"),
+    *("msgspec", "obstore", "zmq", "mooncake", "nixl"),
+}
 
 
 def room_of(path):

@@ -1,0 +1,100 @@
+"""The protocol of block stores: places outside the process that keep blocks by content key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Medium = Literal["CPU", "DISK", "EXTERNAL"]
+# Bytes of a content key: 16 of the hash, and one for the group.
+KEY_BYTES = 17
+Keys = NDArray[np.uint8]
+Pieces = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of one submitted batch.
+
+    Attributes
+    ----------
+    ticket : int
+        Number that the submission returned.
+    ok : ndarray of bool
+        ``[n]``, one for each key: for a lookup, the entry is there and is held; for a load, all bytes are in the
+        caller's memory and verified; for a store, the entry is published.
+    error : str or None
+        Reason if a key failed for another reason than absence.
+    """
+
+    ticket: int
+    ok: NDArray[np.bool_]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """Counters of a store since it was opened; batches that were dropped count as failures of all their keys."""
+
+    num_lookups: int = 0
+    num_found: int = 0
+    num_loaded: int = 0
+    num_load_failures: int = 0
+    num_stored: int = 0
+    num_store_failures: int = 0
+    bytes_loaded: int = 0
+    bytes_stored: int = 0
+    num_pending: int = 0
+    num_held: int = 0
+
+
+@runtime_checkable
+class BlockStore(Protocol):
+    """A place that keeps blocks by content key.
+
+    All methods return at once. A submission ends with exactly one `Done`, which `poll` returns; until then its pieces
+    belong to the store. Keys are uint8 ``[n, 17]``; pieces are uint64 ``[n, 2]``: address and bytes of one block each,
+    4,096-aligned addresses in memory of the caller.
+
+    Attributes
+    ----------
+    medium : {"CPU", "DISK", "EXTERNAL"}
+    name : str
+        Name for statistics and messages, such as "disk" or "s3://bucket/prefix".
+    """
+
+    medium: Medium
+    name: str
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable while `poll` has something to return."""
+
+    def submit_lookup(self, keys: Keys) -> int:
+        """Ask for the entries of `keys`; those found are held until they are loaded or unlocked."""
+
+    def submit_load(self, keys: Keys, pieces: Pieces) -> int:
+        """Read entries into `pieces`; the hold of each key ends with the batch."""
+
+    def submit_store(self, keys: Keys, pieces: Pieces) -> int:
+        """Write entries from `pieces`; an entry that exists already counts as stored."""
+
+    def unlock(self, keys: Keys) -> None:
+        """Give up the holds of a lookup; keys without a hold are ignored."""
+
+    def cancel(self, ticket: int) -> None:
+        """Ask for an early end of a batch; its `Done` comes all the same. A ticket that has ended is ignored."""
+
+    def poll(self) -> list[Done]:
+        """Return the batches that ended since the last call, in the order of their ends; never raises."""
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is pending; return False if `timeout` seconds pass first."""
+
+    def close(self) -> None:
+        """End all batches and release the store's threads, descriptors and memory; a second call does nothing."""
+
+    def stats(self) -> StoreStats:
+        """Return the counters."""
