@@ -100,9 +100,12 @@ class BlockTables:
         with self.all_or_nothing():
             row = self.new_row(Row(computed, [list(part) for part in blocks], shared_to))
             for pool, part, size in zip(self.pools, blocks, self.block_sizes, strict=True):
-                if computed < shared_to and 0 in part[computed // size :]:
-                    raise InvalidBlock("a hole")
-                pool.share([block for block in part if block])
+                first_shared = len(part) if computed == shared_to else computed // size
+                for i, block in enumerate(part):  # in order: the first invalid entry decides the error
+                    if block:
+                        pool.share([block])
+                    elif i >= first_shared:
+                        raise InvalidBlock("a hole")
         return row
 
     def fork(self, parent: int) -> int:
