@@ -53,7 +53,7 @@ def build_parts(
     scrub: bool,
     recompute_last_block: bool = False,
     num_states: SupportsIndex | None = None,
-    state_ratio: SupportsFloat = 0.9,
+    state_ratio: SupportsFloat | None = None,
 ) -> CacheParts:
     """Return the parts of a cache; see `PagedKVCache` for the arguments and errors."""
     refuse_unserved(prefix_cache, eviction_policy)

@@ -64,7 +64,7 @@ class PagedCacheConfig:
         A prefix hit gives up its last block, see `PagedKVCache`.
     num_states : int, optional
         Slots for states, for models with layers that keep them, see `PagedKVCache`.
-    state_ratio : float
+    state_ratio : float, optional
         Bytes of states over bytes of blocks, if `memory` is divided among them.
 
     Raises
@@ -87,7 +87,7 @@ class PagedCacheConfig:
     scrub: bool = False
     recompute_last_block: bool = False
     num_states: int | None = None
-    state_ratio: float = 0.9
+    state_ratio: float | None = None
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -100,7 +100,8 @@ class PagedCacheConfig:
         put("recompute_last_block", flag("recompute_last_block", self.recompute_last_block))
         if self.num_states is not None:
             put("num_states", require_int("num_states", self.num_states, min=2, max=None))
-        put("state_ratio", checked_ratio(self.state_ratio))
+        if self.state_ratio is not None:
+            put("state_ratio", checked_ratio(self.state_ratio))
         put("block_size", require_int("block_size", self.block_size))
         put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))

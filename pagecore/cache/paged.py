@@ -59,8 +59,9 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         Slots for states, including the null slot 0, for models with StateSpec layers. By default what `state_ratio`
         gives of `memory`, or with `num_blocks` ``1 + max_sequences * n``: n is the slots that a sequence needs, one for
         its state (two with ``in_place=False``), one for each draft token, and one for its checkpoint.
-    state_ratio : float
-        Bytes of states over bytes of blocks, for the division of `memory` in a model with StateSpec layers.
+    state_ratio : float, optional
+        Bytes of states over bytes of blocks, 0.9 by default, for the division of `memory` in a model with StateSpec
+        layers. Refused where nothing is divided: without such layers or `memory`, and with `num_states`.
     max_sequences : int
         Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
@@ -158,7 +159,7 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         scrub: bool = False,
         recompute_last_block: bool = False,
         num_states: SupportsIndex | None = None,
-        state_ratio: SupportsFloat = 0.9,
+        state_ratio: SupportsFloat | None = None,
     ) -> None:
         super().__init__(
             build_parts(

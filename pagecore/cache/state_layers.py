@@ -10,7 +10,7 @@ from pagecore.cache.layers import Group, Layer
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.index import BlockTables, StateTable
 from pagecore.storage import StatePool, StateSpec, parse_memory, state_budget
-from pagecore.storage.checks import INT32_MAX, require_int
+from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 
 RULES = ("chunk", "interval", "in_place", "draft_tokens")
@@ -86,7 +86,7 @@ def state_layers(placed: Listed[Layer], groups: Listed[Group]) -> StateLayers | 
 def size_states(
     layers: StateLayers | None,
     num_states: SupportsIndex | None,
-    state_ratio: SupportsFloat,
+    state_ratio: SupportsFloat | None,
     memory: Memory | None,
     max_sequences: int,
     device: str,
@@ -96,7 +96,7 @@ def size_states(
     Raises
     ------
     UnsupportedOption
-        `num_states` for a cache without states.
+        `num_states` or `state_ratio` for a cache without states; `state_ratio` without `memory`, or with `num_states`.
     ShapeError
         Too few slots for one sequence.
     NotEnoughMemory
@@ -105,7 +105,14 @@ def size_states(
     if layers is None:
         if num_states is not None:
             raise UnsupportedOption("num_states is given, but no layer keeps a state; leave it out")
+        if state_ratio is not None:
+            raise UnsupportedOption(f"state_ratio is {shown(state_ratio)}, but no layer keeps a state; leave it out")
         return 0, memory
+    if state_ratio is not None and (num_states is not None or memory is None):
+        raise UnsupportedOption(
+            f"state_ratio is {shown(state_ratio)}, and num_states is {shown(num_states)} and memory {shown(memory)}; a "
+            "ratio divides memory: give memory without num_states, or leave state_ratio out"
+        )
     least = 1 + layers.slots_to_run
     if num_states is not None:
         slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
@@ -119,7 +126,8 @@ def size_states(
         return slots, None
     budget = parse_memory(memory, "cpu" if device == "none" else device)
     if num_states is None:
-        slots = StatePool.slots_for(state_budget(budget, state_ratio), layers.specs)
+        share = state_budget(budget) if state_ratio is None else state_budget(budget, state_ratio)
+        slots = StatePool.slots_for(share, layers.specs)
     left = budget - slots * layers.bytes_per_slot
     if slots < least or left <= 0:
         raise NotEnoughMemory(

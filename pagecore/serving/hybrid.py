@@ -47,7 +47,8 @@ def divide_hybrid(
     """
     if groups:
         keeping = StateLayers(states) if states else None
-        slots, left = size_states(keeping, num_states, state_ratio, memory, 1, "none")
+        ratio = None if keeping is None or num_states is not None else state_ratio
+        slots, left = size_states(keeping, num_states, ratio, memory, 1, "none")
         return count_blocks(groups, block_size, None, left), slots
     return [], StatePool.slots_for(memory, states)
 

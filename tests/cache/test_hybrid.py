@@ -107,6 +107,11 @@ def test_refused_models():
         StaticKVCache([CHUNKED, FULL], None, 2, 8)
     with pytest.raises(UnsupportedOption, match="num_states is given, but no layer keeps a state"):
         PagedKVCache(FULL, num_blocks=5, num_states=4)
+    with pytest.raises(UnsupportedOption, match=r"state_ratio is 0\.5, but no layer keeps a state"):
+        PagedKVCache(FULL, memory="1MiB", state_ratio=0.5)
+    for sizes in ({"num_blocks": 5}, {"memory": "1MiB", "num_states": 5}):
+        with pytest.raises(UnsupportedOption, match="a ratio divides memory"):
+            PagedKVCache([FULL, CHUNKED], **sizes, state_ratio=0.5)
     with pytest.raises(ShapeError, match="num_states is 3; one sequence needs 5"):
         make(StateSpec((PLANE,), in_place=False, draft_tokens=2), num_states=3)
 
