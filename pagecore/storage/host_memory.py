@@ -123,8 +123,8 @@ class HostMemory:
         NotEnoughMemory
             The system cannot map it.
         """
-        size = require_int("nbytes", nbytes, max=NBYTES_MAX)
         try:
+            size = require_int("nbytes", nbytes, max=NBYTES_MAX)
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError:
@@ -169,7 +169,9 @@ class HostMemory:
 
         On a CUDA device the tensor is for operations of the device, which may access what is registered.
         """
-        return as_tensor(self._bytes) if device_index(device) is None else mapped(self._bytes, device)
+        if device_index(device) is None:
+            return as_tensor(self._bytes)
+        return mapped(self.address, self.nbytes, device, self._owner)
 
     def register(self, device: str, chunks: Sequence[Chunk] | None = None) -> None:
         """Page-lock the memory for CUDA devices, in the background.
