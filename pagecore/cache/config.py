@@ -18,6 +18,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_memory
+from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
@@ -194,6 +195,7 @@ def make_cache(
     model_max_length: int | None = None,
     buffers: object = None,
     clock: Callable[[], float] | None = None,
+    allocator: Allocator | None = None,
 ) -> PagedKVCache: ...
 @overload
 def make_cache(
@@ -213,6 +215,7 @@ def make_cache(
     model_max_length: int | None = None,
     buffers: object = None,
     clock: Callable[[], float] | None = None,
+    allocator: Allocator | None = None,
 ) -> PagedKVCache | StaticKVCache:
     """Make the cache that a config describes, for one model.
 
@@ -232,6 +235,8 @@ def make_cache(
         each group has the number of blocks that its buffers hold.
     clock : callable, optional
         Clock of a paged cache, see `PagedKVCache`.
+    allocator : callable, optional
+        Source of the memory of a paged cache, see `PagedKVCache`.
 
     Returns
     -------
@@ -253,7 +258,7 @@ def make_cache(
     ((1, 8, 256, 64), DType('float32'))
     """
     if isinstance(config, StaticCacheConfig):
-        for name, given in (("buffers", buffers), ("clock", clock)):
+        for name, given in (("buffers", buffers), ("clock", clock), ("allocator", allocator)):
             if given is not None:
                 raise UnsupportedOption(f"{name} is given for a static cache; leave it out, or use a PagedCacheConfig")
         length = effective_length(config.max_length, model_max_length)
@@ -286,6 +291,7 @@ def make_cache(
         state_ratio=config.state_ratio,
         buffers=buffers,
         clock=time.monotonic if clock is None else clock,
+        allocator=allocator,
     )
 
 

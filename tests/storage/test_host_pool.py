@@ -16,8 +16,9 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 from pagecore.storage import HostMemory, HostPool, KVPool
-from pagecore.storage.host_pool import _chunks, checked_geometry
-from pagecore.storage.slotwise import slot_offsets
+from pagecore.storage.host_pool import _chunks
+from pagecore.storage.pool_geometry import checked_geometry
+from pagecore.storage.state_memory import slot_offsets
 from pagecore.storage.state_shapes import delta_planes, short_conv_planes
 from tests.arrays.fake_runtime import FakeRuntime
 
