@@ -23,6 +23,7 @@ from pagecore.cache.limits import (
     slot_dtype,
 )
 from pagecore.cache.parts import CacheParts, CrossParts
+from pagecore.cache.saver import checked_saver
 from pagecore.cache.state_layers import size_states, state_layers
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
@@ -56,6 +57,7 @@ def build_parts(
     num_states: SupportsIndex | None = None,
     state_ratio: SupportsFloat = 0.9,
     allocator: Allocator | None = None,
+    memory_saver: bool = False,
 ) -> CacheParts:
     """Return the parts of a cache; see `PagedKVCache` for the arguments and errors."""
     refuse_unserved(prefix_cache, eviction_policy)
@@ -74,6 +76,8 @@ def build_parts(
     keeping = state_layers(placed, groups)
     num_slots, memory = size_states(keeping, num_states, state_ratio, memory, max_sequences, device)
     check_source(allocator, buffers, device)
+    saver = checked_saver(memory_saver, allocator, buffers, device)
+    source = allocator if saver is None else saver.allocate
     given = buffers_of(buffers, groups, block_size, layout, memory, device)
     if given is not None and num_blocks is None:
         blocks = count_adopted(given, groups, block_size, layout)
@@ -90,7 +94,7 @@ def build_parts(
     )
     staging = Staging(tables, device) if device.startswith("cuda") else None
     specs = () if keeping is None else keeping.specs
-    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots, allocator)
+    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots, source)
     ops = _ops_of(placed, device)
     cross = make_cross(groups, blocks, block_size, max_sequences, device)
     attended = [group.attended for group in groups[:num_token_groups]]
@@ -117,6 +121,7 @@ def build_parts(
         scrub=scrub,
         parallel=ranks,
         cross=cross,
+        saver=saver,
     )
     if scrub:
         store.zero_adopted()  # last: if the cache cannot be made, the caller's memory is unchanged

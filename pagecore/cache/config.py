@@ -67,6 +67,8 @@ class PagedCacheConfig:
         Slots for states, for models with layers that keep them, see `PagedKVCache`.
     state_ratio : float
         Bytes of states over bytes of blocks, if `memory` is divided among them.
+    memory_saver : bool
+        Let the cache give its memory back to the system for a time, see `PagedKVCache.release_memory`.
 
     Raises
     ------
@@ -89,6 +91,7 @@ class PagedCacheConfig:
     recompute_last_block: bool = False
     num_states: int | None = None
     state_ratio: float = 0.9
+    memory_saver: bool = False
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -102,6 +105,7 @@ class PagedCacheConfig:
         if self.num_states is not None:
             put("num_states", require_int("num_states", self.num_states, min=2, max=None))
         put("state_ratio", checked_ratio(self.state_ratio))
+        put("memory_saver", flag("memory_saver", self.memory_saver))
         put("block_size", require_int("block_size", self.block_size))
         put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -289,6 +293,7 @@ def make_cache(
         recompute_last_block=config.recompute_last_block,
         num_states=config.num_states,
         state_ratio=config.state_ratio,
+        memory_saver=config.memory_saver,
         buffers=buffers,
         clock=time.monotonic if clock is None else clock,
         allocator=allocator,

@@ -214,6 +214,21 @@ class HostMemory:
         registration = self._held.registration
         return registration is not None and registration.wait(timeout)
 
+    def discard(self) -> None:
+        """Give all pages back to the system: the content is zero from now on, and pages come back when touched.
+
+        Raises
+        ------
+        DeviceError
+            The memory is page-locked for a device, or otherwise locked.
+        """
+        if self._held.registration is not None and not self._held.is_closed:
+            raise DeviceError("the memory is registered with a device, which may access it; close it first")
+        advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
+        failed = _advise(self.address, self.nbytes, advice)
+        if failed:
+            raise DeviceError(f"the system does not take the pages of the memory back: {os.strerror(failed)}")
+
     def close(self) -> None:
         """Unregister the memory and close its descriptor; it is unmapped with the last tensor over it.
 
