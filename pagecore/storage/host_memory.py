@@ -196,7 +196,7 @@ class HostMemory:
         if self._held.registration is not None or self._held.is_closed:
             raise DeviceError("the memory is registered already, or closed; make another HostMemory")
         ranges = whole_chunks(self.nbytes, PAGE) if chunks is None else chunks
-        self._held.registration = Registration(cuda.runtime(), index, self.address, ranges)
+        self._held.registration = Registration(cuda.runtime(), index, self.address, ranges, self._owner)
 
     def is_registered(self, begin: int, end: int) -> bool:
         """Return True if bytes [begin, end) of the memory are page-locked, so that a device may access them."""

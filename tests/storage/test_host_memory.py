@@ -287,6 +287,23 @@ def test_memory_that_is_collected_is_unregistered_after_its_last_tensor():
     assert not [thread for thread in threading.enumerate() if thread.name == "pagecore-register"]
 
 
+def test_memory_that_is_dropped_while_it_is_registered_is_given_back_at_the_end():
+    runtime = Gate()
+    with use_runtime(runtime):
+        memory = HostMemory(2 * PAGE)
+        memory.register("cuda:0", [(0, PAGE), (PAGE, 2 * PAGE)])
+        assert runtime.reached.wait(10)
+        thread = memory._held.registration._thread
+        del memory
+        gc.collect()
+        assert runtime.unregistered == []
+        runtime.open.release(5)
+        thread.join(10)
+        assert not thread.is_alive()
+        assert sorted(runtime.unregistered) == sorted(address for address, *_ in runtime.registered)
+        assert len(runtime.unregistered) == 2
+
+
 def test_only_devices_that_exist_register_memory():
     with use_runtime(FakeRuntime(num_devices=1)):
         memory = HostMemory(PAGE)
