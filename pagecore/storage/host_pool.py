@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, SupportsIndex
 
@@ -12,7 +13,7 @@ from pagecore.arrays import Tensor, strided
 from pagecore.arrays.devices import check_device, device_index, device_name
 from pagecore.errors import DeviceError, InvalidBlock, ShapeError
 from pagecore.storage.checks import member
-from pagecore.storage.host_memory import HostMemory
+from pagecore.storage.host_memory import PAGE, HostMemory
 from pagecore.storage.pool import KVPool
 from pagecore.storage.pool_geometry import PoolGeometry, checked_geometry
 from pagecore.storage.regions import Region
@@ -244,9 +245,9 @@ def _checked_device(device: str) -> str:
 
 
 def _chunks(geometry: PoolGeometry) -> list[tuple[int, int]]:
-    """Return the ranges to register, none of which ends within an entry."""
+    """Return the ranges to register, which are whole pages; none ends within an entry."""
     return joined(
         (begin + first, begin + last)
         for begin, end, step in zip(geometry.offsets[:-1], geometry.offsets[1:], geometry.slot_bytes, strict=True)
-        for first, last in whole_chunks(end - begin, step)
+        for first, last in whole_chunks(end - begin, math.lcm(step, PAGE))
     )

@@ -17,6 +17,8 @@ from pagecore.storage.state_spec import StateSpec
 
 # Alignment of an entry: direct I/O needs it, and registration of chunks.
 SLOT_ALIGNMENT = 4096
+# Alignment of a lane: the largest page of the platforms, so that a lane can be registered page by page.
+LANE_ALIGNMENT = 65536
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class PoolGeometry:
     def offsets(self) -> tuple[int, ...]:
         """Start of each lane in the memory, and at last the end."""
         sizes = [step * count for step, count in zip(self.slot_bytes, self.counts, strict=True)]
-        return tuple(accumulate(sizes, initial=0))
+        return tuple(accumulate((ceil_div(size, LANE_ALIGNMENT) * LANE_ALIGNMENT for size in sizes), initial=0))
 
 
 def checked_geometry(

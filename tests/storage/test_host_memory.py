@@ -239,8 +239,8 @@ def test_memory_is_registered_chunk_by_chunk_in_the_background():
 def test_the_first_chunk_is_usable_before_the_last():
     runtime = Gate()
     with use_runtime(runtime):
-        memory = HostMemory(2 * PAGE)
-        memory.register("cuda:0", [(0, PAGE), (PAGE, 2 * PAGE)])
+        memory = HostMemory(3 * PAGE)
+        memory.register("cuda:0", [(0, PAGE), (PAGE, 2 * PAGE), (2 * PAGE, 3 * PAGE)])
         runtime.open.release()
         while not memory.is_registered(0, PAGE):
             assert runtime.reached.wait(10)
@@ -248,9 +248,12 @@ def test_the_first_chunk_is_usable_before_the_last():
         assert not memory.is_registered(PAGE, 2 * PAGE)
         closing = threading.Thread(target=memory.close)
         closing.start()  # waits for the chunk in progress
+        while not memory._held.registration._is_closed:
+            assert closing.is_alive()
         runtime.open.release(5)
         closing.join(10)
         assert not closing.is_alive()
+        assert len(runtime.registered) == 2
         assert set(runtime.unregistered) == {address for address, *_ in runtime.registered}
 
 

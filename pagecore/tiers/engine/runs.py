@@ -63,7 +63,7 @@ def _plane_runs(layout: KVLayout, index: int) -> list[tuple[int, int]]:
     for stride, extent in sorted([(strides["D"], dim), (strides["H"], heads), (strides["N"], tokens)]):
         if extent == 1:
             continue
-        if stride == size and not inner:
+        if stride == size:
             size *= extent
         else:
             inner.append((stride, extent))

@@ -290,6 +290,17 @@ def test_device_memory_is_layerwise_and_host_memory_block_wise_and_padded():
         pinned.close()
 
 
+def test_disks_and_stores_are_compared_with_the_host_alone(tmp_path):
+    with use_runtime(FakeRuntime()):
+        engine = StorageEngine()
+        engine.allocate(SPEC, LAYERS, BLOCKS, SIZE, CUDA, 0)
+        engine.register(DiskFiles(bound(), tmp_path), DISK, 0)
+        engine.register(Store(), REMOTE, 0, layout=bound(PADDED))
+        engine.register(KVPool(SPEC, LAYERS, BLOCKS, SIZE, "CBNHD", "cuda:1"), CUDA, 1)
+        with pytest.raises(UnsupportedOption, match=r"HOST 0 has blocks of .* and REMOTE 0 of"):
+            engine.register(KVPool(SPEC, LAYERS, BLOCKS, SIZE, "blockwise"), HOST, 0)
+
+
 def test_files_are_made_with_their_bytes_and_kept_if_they_fit(tmp_path):
     engine = StorageEngine()
     handle = engine.allocate(SPEC, 1, 7, SIZE, DISK, 0, folder=tmp_path / "new", max_blocks_per_file=3)

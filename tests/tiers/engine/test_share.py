@@ -201,7 +201,7 @@ def send(connection, message, fds=(), header=None):
 
 
 VALID = {
-    "nbytes": 12288, "groups": [{"planes": [["key", [1, 8], "float32", "token"]], "num_layers": 1}], "block_size": 4,
+    "nbytes": 65536, "groups": [{"planes": [["key", [1, 8], "float32", "token"]], "num_layers": 1}], "block_size": 4,
     "num_blocks": [3], "states": [], "num_states": 0, "heads": "HND",
 }  # fmt: skip
 
@@ -223,7 +223,7 @@ VALID = {
     ],
 )
 def test_a_message_that_is_not_a_pool_is_refused_and_its_descriptors_are_closed(pair, message, says):
-    memory = HostMemory(12288, shared=True)
+    memory = HostMemory(65536, shared=True)
     send(pair[0], message, [memory.fd, memory.fd])
     with pytest.raises(PeerError, match=says):
         open_pool(pair[1])
@@ -237,15 +237,15 @@ def test_bytes_of_another_protocol_are_refused(pair, header):
 
 
 def test_descriptors_are_checked(pair, tmp_path):
-    memory = HostMemory(12288, shared=True)
+    memory = HostMemory(65536, shared=True)
     path = tmp_path / "file"
-    path.write_bytes(bytes(12288))
+    path.write_bytes(bytes(65536))
     cases = [
         ([], VALID, PeerError, "sent 0 descriptors"),
         ([memory.fd] * 2, VALID, PeerError, "sent 2 descriptors"),
-        ([memory.fd], VALID | {"nbytes": 8192}, ShapeError, "has 12,288 bytes; expected 8,192"),
+        ([memory.fd], VALID | {"nbytes": 8192}, ShapeError, "has 65,536 bytes; expected 8,192"),
         ([memory.fd], VALID | {"nbytes": None}, ShapeError, "nbytes"),
-        ([memory.fd], VALID | {"num_blocks": [4]}, ShapeError, r"the geometry needs 16,384"),
+        ([memory.fd], VALID | {"num_blocks": [17]}, ShapeError, r"the geometry needs 131,072"),
     ]
     with path.open("r+b") as file:
         cases.append(([file.fileno()], VALID, UnsupportedOption, "not sealed shared memory"))
