@@ -14,7 +14,7 @@ from pagecore.cache.layers import Group, Layer
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.index import StateBuffers
 from pagecore.ops import copy_blocks, transfer_blocks
-from pagecore.storage import KVLayout, KVPool, StatePool, StateSpec
+from pagecore.storage import KVLayout, KVPool, Region, StatePool, StateSpec
 from pagecore.storage.allocation import Allocator
 from pagecore.storage.layout import as_layout
 
@@ -88,6 +88,16 @@ class Store:
     def nbytes(self) -> int:
         """Bytes of all pools."""
         return sum(pool.nbytes for pool in self.pools) + (0 if self.states is None else self.states.nbytes)
+
+    def regions(self) -> list[Region]:
+        """Return the memory of all pools as regions; with several groups their names end in the group."""
+        several = len(self.pools) > 1
+        found = [
+            region._replace(name=f"{region.name} of group {group}") if several else region
+            for group, pool in enumerate(self.pools)
+            for region in pool.regions()
+        ]
+        return found if self.states is None else found + self.states.regions()
 
     def pool(self, layer: Layer) -> KVPool:
         """Return the pool of a layer that attends; raise DeviceError for a cache without bytes."""

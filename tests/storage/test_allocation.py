@@ -80,6 +80,23 @@ def test_a_cache_takes_all_of_its_bytes_from_the_allocator():
     assert again.owns(made.key(0))
 
 
+def test_regions_of_a_cache_are_all_of_its_memory():
+    source = Pool()
+    options = {"block_size": 4, "max_sequences": 4}
+    cache = PagedKVCache([SPEC, STATE, AttentionSpec(2, 16)], num_blocks=[9, 7], allocator=source, **options)
+    regions = cache.regions()
+    assert [(region.address, region.nbytes) for region in regions] == [
+        (one.pointer, one.nbytes) for one in source.given
+    ]
+    assert sum(region.nbytes for region in regions) == cache.nbytes
+    names = [region.name for region in regions]
+    assert len(set(names)) == len(names)
+    assert names[:2] == ["buffer of 'key', 'value' of group 0", "buffer of 'key', 'value' of group 1"]
+    assert names[2].startswith("state ")
+    assert PagedKVCache(SPEC, num_blocks=9, **options).regions()[0].name == "buffer of 'key', 'value'"
+    assert PagedKVCache(SPEC, num_blocks=9, device="none", **options).regions() == []
+
+
 def test_memory_of_another_owner_lives_as_long_as_the_pool():
     memories = []
 
