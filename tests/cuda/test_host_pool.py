@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, KVPool, StatePool, StateSpec, transfer_blocks
+from pagecore import AttentionSpec, KVPool, PagedKVCache, StatePool, StateSpec, empty, transfer_blocks
 from pagecore.storage import HostPool
 from pagecore.storage.state_shapes import delta_planes
+from tests.cuda.caches import block_bytes, random_step, write_step
 
 SPEC, LAYERS, SIZE = AttentionSpec(2, 8, 12, "float16"), 3, 4
 STATES = [StateSpec(delta_planes(2, 4, 8, 8))] * 2
@@ -62,3 +63,25 @@ def test_the_memory_is_page_locked_until_the_pool_is_closed(cuda, host):
     assert not host.memory.is_registered(0, 1)
     if cuda.is_emulated:
         assert cuda.runtime.counts["registrations"] == 0
+
+
+def test_a_cache_takes_its_device_memory_from_an_allocator(cuda):
+    given = []
+
+    def allocator(nbytes, device):
+        given.append(empty((nbytes,), "uint8", device))
+        runtime.fill(given[-1].pointer, 0xAB, nbytes, 0)
+        return given[-1]
+
+    runtime, outputs = cuda.runtime, []
+    layers = [AttentionSpec(2, 8, dtype="float32", num_query_heads=4)] * 2
+    for source in (None, allocator):
+        cache = PagedKVCache(layers, block_size=4, num_blocks=9, max_sequences=4, device=cuda.device, allocator=source)
+        sequence = cache.add_sequence(range(13))
+        write_step(cache, [sequence], [13], random_step(cuda, cache, 13))
+        runtime.synchronize(0)
+        outputs.append(block_bytes(cuda, cache, sequence))
+        assert not cuda.get(cache.key(1))[0].any()
+    assert outputs[0] == outputs[1]
+    assert [region.address for region in cache.regions()] == [tensor.pointer for tensor in given]
+    assert {region.device for region in cache.regions()} == {cuda.device}
