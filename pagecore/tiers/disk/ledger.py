@@ -42,12 +42,17 @@ class Ledger:
         ready, self._ready = self._ready, []
         return ready
 
-    def begin(self, batch: Batch, shared: Iterable[tuple[bytes, int]] = ()) -> int:
-        """Add a pending batch; `shared` are keys that other batches write, and their places. Return the ticket."""
+    def begin(self, batch: Batch, shared: Iterable[tuple[bytes, int]] = ()) -> None:
+        """Add a pending batch; `shared` are keys that other batches write, and their places."""
         self._pending[batch.ticket] = batch
         for key, place in shared:
             self._waiting.setdefault(key, []).append((batch, place))
-        return batch.ticket
+
+    def forget(self, batch: Batch) -> None:
+        """Remove a batch that the queue refused."""
+        del self._pending[batch.ticket]
+        for key, waiting in list(self._waiting.items()):
+            self._waiting[key] = [(other, place) for other, place in waiting if other is not batch]
 
     def end(self, batch: Batch) -> int:
         """End a batch; return its ticket."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import SupportsFloat
 
 from pagecore.errors import NotEnoughMemory
 from pagecore.storage import state_budget
@@ -34,7 +35,7 @@ def lane_headers(fingerprint: Fingerprint, lane: int, num_blocks: int, max_block
 
 
 def plan_slabs(
-    fingerprint: Fingerprint, max_bytes: int, max_blocks_per_file: int, state_ratio: float
+    fingerprint: Fingerprint, max_bytes: int, max_blocks_per_file: int, state_ratio: SupportsFloat
 ) -> list[list[SlabHeader]]:
     """Return the headers of the files of each lane, which take at most `max_bytes` together.
 

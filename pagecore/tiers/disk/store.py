@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from pagecore.errors import UnsupportedOption
-from pagecore.storage.checks import shown
+from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.disk._io import IoQueue, SlabTable
 from pagecore.tiers.disk.batch import Batch, split_keys, split_pieces
 from pagecore.tiers.disk.ledger import Ledger
@@ -97,14 +97,14 @@ class DiskStore:
     ) -> None:
         if not isinstance(fingerprint, Fingerprint):
             raise UnsupportedOption(f"fingerprint is {shown(fingerprint)}; give Fingerprint.of(cache, model=...)")
-        plan = plan_slabs(fingerprint, max_bytes, max_blocks_per_file, float(state_ratio))
+        plan = plan_slabs(fingerprint, max_bytes, max_blocks_per_file, state_ratio)
         self.fingerprint = fingerprint
         self.path = Path(folder) / fingerprint.name
         self.name = f"disk {self.path}"
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._tickets = count(1)
-        self._queue = IoQueue(threads, file_ops)
+        self._queue = IoQueue(require_int("threads", threads, max=256), file_ops)
         self._slabs = SlabSet(self.path, plan, self._queue)
         self._lanes = self._slabs.lanes
         self._sequence = self._slabs.newest + 1
@@ -116,7 +116,7 @@ class DiskStore:
 
     def fileno(self) -> int:
         """Return an eventfd that is readable while `poll` has something to return; -1 after `close`."""
-        return self._queue.fileno()
+        return -1 if self._is_foreign() else self._queue.fileno()
 
     def submit_lookup(self, keys: Keys) -> int:
         """Hold the entries of `keys` that are there; return a ticket. The batch ends at once.
@@ -169,13 +169,15 @@ class DiskStore:
             batch.num_awaited = len(operations)
             if not operations:
                 return self._ledger.end(batch)
+            self._ledger.begin(batch)
             try:
                 self._queue.submit_load(batch.ticket, operations)
-            except BaseException:
+            except Exception:
+                self._ledger.forget(batch)
                 for i in batch.places:
                     self._lanes[wanted[i][-1]].unpin(wanted[i])
                 raise
-            return self._ledger.begin(batch)
+            return batch.ticket
 
     def submit_store(self, keys: Keys, pieces: Pieces) -> int:
         """Write entries; return a ticket.
@@ -216,15 +218,17 @@ class DiskStore:
             batch.num_awaited = len(operations) + len(shared)
             if not batch.num_awaited:
                 return self._ledger.end(batch)
+            self._ledger.begin(batch, shared)
             try:
                 if operations:
                     self._queue.submit_store(batch.ticket, operations, self._sequence)
-            except BaseException:
+            except Exception:
+                self._ledger.forget(batch)
                 for i in batch.places:
                     self._lanes[wanted[i][-1]].abandon(wanted[i])
                 raise
             self._sequence += len(operations)
-            return self._ledger.begin(batch, shared)
+            return batch.ticket
 
     def unlock(self, keys: Keys) -> None:
         """Give up the holds of a lookup; keys without a hold are ignored."""
