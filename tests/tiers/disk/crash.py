@@ -1,8 +1,8 @@
 """A power failure of a disk that loses and reorders writes, at the level of sectors.
 
-A `Recorder` runs a workload on a real store and keeps every write. `crashed` returns a file as it may be after a power
-failure: nothing was synchronised, so that of the sectors written before the failure any subset has reached the disk. A
-sector itself is whole, old or new.
+A `Recorder` keeps every write of a workload on a real store. A `History` returns the file as it may be after a power
+failure: nothing was synchronised, so that of the sectors written before it any subset has reached the disk. A sector
+itself is whole, old or new.
 
 `Reader` is a plain-Python twin that opens such a file; without sums it believes every entry and payload.
 """
@@ -28,19 +28,46 @@ class Recorder(FileOps):
         self.writes.append((offset, b"".join(parts)))
 
 
-def crashed(before, writes, rng):
-    """Return the bytes of a file after a failure at a random point of `writes`."""
-    image = np.frombuffer(before, np.uint8).copy().reshape(-1, SECTOR)
-    point = int(rng.integers(0, len(writes) + 1))
-    # Most of the old writes have reached the disk; of the last ones, a share of which the failure draws.
-    share = rng.choice([0.1, 0.5, 0.9, 1.0])
-    recent = int(rng.integers(0, 24))
-    for number, (offset, data) in enumerate(writes[:point]):
-        sectors = np.frombuffer(data, np.uint8).reshape(-1, SECTOR)
-        kept = rng.random(len(sectors)) < (share if number >= point - recent else 0.999)
-        first = offset // SECTOR
-        image[first : first + len(sectors)][kept] = sectors[kept]
-    return image.tobytes()
+class History:
+    """A file before a workload, and every sector that the workload wrote.
+
+    Parameters
+    ----------
+    before : bytes
+    writes : list of (int, bytes)
+        Offset and bytes of each write, in their order.
+    """
+
+    def __init__(self, before, writes):
+        self.before = np.frombuffer(before, np.uint8).reshape(-1, SECTOR)
+        self.num_writes = len(writes)
+        sizes = [len(data) // SECTOR for _, data in writes]
+        self.write = np.repeat(np.arange(len(writes)), sizes)
+        places = [offset // SECTOR + np.arange(size) for (offset, _), size in zip(writes, sizes, strict=True)]
+        self.place = np.concatenate(places)
+        self.data = np.frombuffer(b"".join(data for _, data in writes), np.uint8).reshape(-1, SECTOR)
+
+    def crashed(self, rng):
+        """Return the bytes of the file after a failure at a random point.
+
+        Most of the old sectors have reached the disk, and of the sectors written last a share which the failure draws.
+        """
+        point = int(rng.integers(0, self.num_writes + 1))
+        recent = int(rng.integers(0, 24))
+        chance = np.where(self.write >= point - recent, rng.choice([0.1, 0.5, 0.9, 1.0]), 0.999)
+        kept = np.flatnonzero((rng.random(len(self.write)) < chance) & (self.write < point))
+        last = np.full(len(self.before), -1)
+        last[self.place[kept]] = kept  # ascending: the last one stays
+        image = self.before.copy()
+        image[last >= 0] = self.data[last[last >= 0]]
+        return image.tobytes()
+
+    def complete(self):
+        """Return the bytes of the file without a failure."""
+        image = self.before.copy()
+        for place, data in zip(self.place, self.data, strict=True):
+            image[place] = data
+        return image.tobytes()
 
 
 class Reader:
@@ -51,8 +78,6 @@ class Reader:
     data : bytes
     has_sums : bool
         False: believe entries and payloads without their sums.
-    check_entry : callable
-        Returns True if an entry is one that its slot may have, by its sum.
     """
 
     def __init__(self, data, has_sums):

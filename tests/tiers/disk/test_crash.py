@@ -1,11 +1,13 @@
 """Power failures at the level of sectors: no wrong block is served, and without the sums wrong blocks would be."""
 
 import os
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.tiers.disk.crash import Reader, Recorder, crashed
+from tests.tiers.disk.crash import History, Reader, Recorder
 from tests.tiers.disk.kit import Memory, content, finish, keys_of, open_store, put
 
 # 1,600 failures at least; PAGECORE_FAULTS=full takes ten times as many.
@@ -16,7 +18,7 @@ PAYLOAD = 6000
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory):
-    """A file before a workload, the writes of the workload, and the payload of each key."""
+    """The history of a workload, and the payload of each key."""
     folder = tmp_path_factory.mktemp("history")
     ops = Recorder()
     with open_store(folder, SLOTS, (PAYLOAD,)) as store:
@@ -37,26 +39,34 @@ def history(tmp_path_factory):
         store.check_invariants()
         all_keys = keys_of(store, range(NUMBERS))
     assert len(ops.writes) > 200
-    return before, ops.writes, {key.tobytes(): content(key, PAYLOAD).tobytes() for key in all_keys}
+    return History(before, ops.writes), {key.tobytes(): content(key, PAYLOAD).tobytes() for key in all_keys}
+
+
+@pytest.fixture
+def folder():
+    """A folder in memory if there is one, so that the disk of the machine does not take part."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as made:
+        yield Path(made)
 
 
 def wrong(served, expected):
     return sum(row != expected[key] for key, row in served.items())
 
 
-def test_no_crash_makes_a_store_serve_a_wrong_block(history, tmp_path):
+def test_no_crash_makes_a_store_serve_a_wrong_block(history, folder):
     """The store opens what a failure left, and serves whole blocks only; the twin with sums serves the same keys."""
-    before, writes, expected = history
-    with open_store(tmp_path, SLOTS, (PAYLOAD,)) as store:
+    past, expected = history
+    with open_store(folder, SLOTS, (PAYLOAD,)) as store:
         path = store.path / "lane0-000.slab"
         keys = keys_of(store, range(NUMBERS))
     memory = Memory(NUMBERS, PAYLOAD)
     rng = np.random.default_rng(5)
     num_served = num_lost = num_wrong_without_sums = 0
     for crash in range(NUM_CRASHES):
-        image = crashed(before, writes, rng)
+        image = past.crashed(rng)
         path.write_bytes(image)
-        with open_store(tmp_path, SLOTS, (PAYLOAD,), threads=1) as store:
+        with open_store(folder, SLOTS, (PAYLOAD,), threads=1) as store:
             num_entries = len(store)
             memory.rows[:] = 0
             done = finish(store, store.submit_load(keys, memory.pieces))
@@ -72,12 +82,10 @@ def test_no_crash_makes_a_store_serve_a_wrong_block(history, tmp_path):
     assert num_wrong_without_sums > NUM_CRASHES / 4, "the failures would not be noticed"
 
 
-def test_without_a_failure_everything_is_there(history, tmp_path):
-    before, writes, expected = history
-    image = bytearray(before)
-    for offset, data in writes:
-        image[offset : offset + len(data)] = data
-    served = Reader(bytes(image), has_sums=True).served
-    assert served == Reader(bytes(image), has_sums=False).served
+def test_without_a_failure_everything_is_there(history):
+    past, expected = history
+    image = past.complete()
+    served = Reader(image, has_sums=True).served
+    assert served == Reader(image, has_sums=False).served
     assert len(served) == SLOTS
     assert wrong(served, expected) == 0
