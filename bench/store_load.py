@@ -51,24 +51,25 @@ def wait(store: BlockStore, ticket: int) -> Done:
 def puts_and_gets(
     bench: Bench,
     store: BlockStore,
-    entry_bytes: int,
-    count: int,
+    written: Entries,
+    read: Entries,
     *,
     put_controls: Mapping[str, Work | Job],
     get_controls: Mapping[str, Work | Job],
     at_least: Mapping[str, float] | None = None,
 ) -> None:
-    """Time batches of `count` entries, stored under new keys and loaded in random order.
+    """Time batches of entries, stored from `written` under new keys and loaded to `read` in random order.
 
     Parameters
     ----------
     put_controls, get_controls
-        Controls besides a copy in memory; each moves ``count * entry_bytes`` bytes.
+        Controls besides a copy in memory; each moves the same bytes. They use the same memory, because the speed of
+        transfers depends on its pages.
     at_least : mapping, optional
         Targets of the gets.
     """
+    count, entry_bytes = written.rows.shape
     fingerprint = fingerprint_of(entry_bytes)
-    written, read = Entries(count, entry_bytes), Entries(count, entry_bytes, seed=1)
     batches = counted()
     keys = _keys(fingerprint, next(batches), count)
     order = np.random.default_rng(2).permutation(count)

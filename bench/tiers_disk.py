@@ -35,16 +35,15 @@ def run(bench: Bench, entry_bytes: int, count: int) -> None:
         if not store.is_direct:
             bench.note(f"{folder} has no O_DIRECT: the page cache serves; set TMPDIR to a folder on a disk")
         (path,) = store.path.glob("*.slab")
-        raw = stack.enter_context(RawSlots(path, count, entry_bytes, store.is_direct))
-        spare = stack.enter_context(
-            RawSlots(Path(shutil.copyfile(path, folder / "spare")), count, entry_bytes, store.is_direct)
-        )
+        written, read = Entries(count, entry_bytes), Entries(count, entry_bytes, seed=1)
+        raw = stack.enter_context(RawSlots(path, read, store.is_direct))
+        spare = stack.enter_context(RawSlots(Path(shutil.copyfile(path, folder / "spare")), written, store.is_direct))
         copied = Job(partial(shutil.copyfile, _file_of(folder / "whole", count * entry_bytes), folder / "copy"))
         puts_and_gets(
             bench,
             store,
-            entry_bytes,
-            count,
+            written,
+            read,
             put_controls={PWRITEV: Job(spare.write), COPY: copied},
             get_controls={PREADV: Job(raw.read, before=raw.find), COPY: copied},
             at_least={PREADV: DISK_READ_RATIO_MIN} if entry_bytes == MIB else None,
@@ -59,13 +58,12 @@ def _file_of(path: Path, nbytes: int) -> Path:
 class RawSlots:
     """Slots of a slab, read and written by threads, with one call for each slot."""
 
-    def __init__(self, path: Path, count: int, entry_bytes: int, is_direct: bool) -> None:
+    def __init__(self, path: Path, entries: Entries, is_direct: bool) -> None:
         header = read_header(path.open("rb").read(UNIT))
         assert header is not None
         self._header = header
-        self._entries = Entries(count, entry_bytes, seed=3)
-        self._views = [memoryview(row) for row in self._entries.rows]
-        self._slots: Sequence[int] = range(count)
+        self._views = [memoryview(row) for row in entries.rows]
+        self._slots: Sequence[int] = range(len(entries.rows))
         self._fd = os.open(path, os.O_RDWR | (os.O_DIRECT if is_direct else 0))
         self._pool = ThreadPoolExecutor(THREADS)
 
