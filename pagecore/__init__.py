@@ -39,6 +39,7 @@ from pagecore.errors import (
     PagecoreError,
     PeerError,
     ShapeError,
+    StoreError,
     UnsupportedDtype,
     UnsupportedOption,
 )
@@ -136,6 +137,7 @@ __all__ = [
     "RequestTable",
     "Sequence",
     "ShapeError",
+    "StoreError",
     "SlotAllocator",
     "StateBuffers",
     "StatePool",
