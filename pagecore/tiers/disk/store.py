@@ -71,7 +71,7 @@ class DiskStore:
         An invalid number.
     NotEnoughMemory
         No room for `max_bytes`, or `max_bytes` does not hold one entry of every lane. No file is left.
-    DeviceError
+    StoreError
         The folder or its files cannot be used, or another store has the folder open.
     UnsupportedOption
         The folder has slabs of other sizes, of another model or layout, or with damaged superblocks.
