@@ -30,8 +30,9 @@ class Slab:
     def __init__(self, path: Path, header: SlabHeader, queue: IoQueue) -> None:
         """Open the file at `path`, which `check_file` has accepted; raise StoreError if its table cannot be read."""
         self.header = header
-        self._fd, self.is_direct = _open_direct(path)
+        self._fd = -1
         try:
+            self._fd, self.is_direct = _open_direct(path)
             self.table = SlabTable(
                 self._fd,
                 header.identity,
