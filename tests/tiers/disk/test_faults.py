@@ -64,6 +64,16 @@ def test_a_failed_write_publishes_nothing(tmp_path, error, place):
         assert get(store, range(6)).ok.all()
 
 
+def test_the_other_entries_of_a_batch_are_published(tmp_path):
+    ops = FileOps(on_write=lambda fd, parts, offset: -errno.EIO if offset == DATA + SLOT else None)
+    with open_store(tmp_path, slots=6, file_ops=ops.address) as store:
+        assert put(store, range(4)).ok.tolist() == [True, False, True, True]
+        assert look(store, range(4)).ok.tolist() == [True, False, True, True]
+    with open_store(tmp_path, slots=6) as store:
+        assert len(store) == 3
+        assert get(store, range(4)).ok.tolist() == [True, False, True, True]
+
+
 def test_a_write_that_fails_over_an_old_entry_is_not_served_after_reopening(tmp_path):
     ops = FileOps()
     with open_store(tmp_path, slots=2, file_ops=ops.address) as store:
