@@ -294,7 +294,9 @@ class DiskStore:
             held = sum(lane.held.total() for lane in self._lanes)
             return self._ledger.stats(held)
 
-    def __len__(self) -> int:
+    @property
+    def num_entries(self) -> int:
+        """Number of published entries of all lanes."""
         return sum(len(lane.entries) for lane in self._lanes)
 
     def check_invariants(self) -> None:
