@@ -259,9 +259,11 @@ class DiskStore:
         """Wait until nothing is pending; return False if `timeout` seconds pass first. `poll` returns the batches."""
         if not self._queue.drain(timeout):
             return False
-        if self._is_usable():
-            with self._entered():
-                pass
+        if not self._is_foreign():
+            with self._lock:
+                self._ledger.collect(self._queue.poll())
+                if self._ledger.has_ready:
+                    self._queue.signal()
         return True
 
     def close(self) -> None:
