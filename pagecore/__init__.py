@@ -39,6 +39,7 @@ from pagecore.errors import (
     PagecoreError,
     PeerError,
     ShapeError,
+    StoreError,
     UnsupportedDtype,
     UnsupportedOption,
 )
@@ -144,6 +145,7 @@ __all__ = [
     "StaticCacheConfig",
     "StaticKVCache",
     "StepBuffers",
+    "StoreError",
     "SwapSpace",
     "Tensor",
     "TensorParallel",

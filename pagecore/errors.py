@@ -19,6 +19,7 @@ __all__ = [
     "PagecoreError",
     "PeerError",
     "ShapeError",
+    "StoreError",
     "UnsupportedDtype",
     "UnsupportedOption",
 ]
@@ -93,6 +94,10 @@ class UnsupportedOption(PagecoreError, ValueError):
 
 class DeviceError(PagecoreError, RuntimeError):
     """A tensor is on the wrong device, or the device cannot be used."""
+
+
+class StoreError(PagecoreError, OSError):
+    """A store of blocks cannot be opened or used: its URL, folder, server or contents are not as expected."""
 
 
 class CompileError(PagecoreError, RuntimeError):
