@@ -1,6 +1,6 @@
 """Move pieces of memory through sockets, and sum their bytes, without the GIL."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libcpp.span cimport span
 
 from pagecore.errors import ShapeError
@@ -20,6 +20,7 @@ cdef extern from "pagecore/tiers/handover/vectors.hpp" namespace "pagecore::tier
     int native_receive "pagecore::tiers::receive_pieces"(
         int descriptor, Pieces pieces, int64_t deadline, uint64_t& moved
     )
+    void native_scatter "pagecore::tiers::scatter_pieces"(const void* source, Pieces pieces)
     void native_sums "pagecore::tiers::sum_units"(Pieces pieces, Ends ends, Seeds seeds, span[uint64_t] out)
 
 
@@ -85,6 +86,20 @@ def sum_units(
         with nogil:
             native_sums(listed, last, seeded, span[uint64_t](&view[0], <size_t>n))
     return sums
+
+
+def scatter_pieces(const uint8_t[::1] source not None, const uint64_t[:, ::1] pieces not None):
+    """Copy the bytes of `source`, one after the other, to the memory of the pieces; `source` has all their bytes."""
+    cdef Pieces listed = as_pieces(pieces)
+    cdef uint64_t total = 0
+    cdef Py_ssize_t i
+    for i in range(pieces.shape[0]):
+        total += pieces[i, 1]
+    if total > <uint64_t>source.shape[0]:
+        raise ShapeError(f"the pieces have {total} bytes and source has {source.shape[0]}; pass memory for all of them")
+    if total > 0:
+        with nogil:
+            native_scatter(&source[0], listed)
 
 
 cdef Pieces as_pieces(const uint64_t[:, ::1] pieces) except *:

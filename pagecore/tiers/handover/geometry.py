@@ -65,8 +65,7 @@ class Share:
     Attributes
     ----------
     theirs, mine : range
-        The heads, numbered on the exporter's and on the importer's rank. Both are ``range(0, 1)`` in a group without
-        heads.
+        The heads, numbered on the exporter's and on the importer's rank; empty in a group without heads.
     whole : bool
         The exporter also delivers the planes that have no heads.
     """
@@ -76,7 +75,9 @@ class Share:
     whole: bool
 
 
-def match_geometry(mine: Geometry, manifests: Listed[Manifest]) -> list[list[Share]]:
+def match_geometry(
+    mine: Geometry, manifests: Listed[Manifest], num_kv_heads: int | None = None
+) -> list[list[Share]]:
     """Return what each exporter delivers of each group: ``shares[exporter][group]``.
 
     Raises
@@ -88,8 +89,9 @@ def match_geometry(mine: Geometry, manifests: Listed[Manifest]) -> list[list[Sha
     for manifest in manifests:
         _check_alike(mine, manifest.geometry)
     shares: list[list[Share]] = [[] for _ in manifests]
+    geometries = [manifest.geometry for manifest in manifests]
     for group in range(len(mine.groups)):
-        for listed, share in zip(shares, _shares(mine, [m.geometry for m in manifests], group), strict=True):
+        for listed, share in zip(shares, _shares(mine, geometries, group, num_kv_heads), strict=True):
             listed.append(share)
     return shares
 
@@ -149,13 +151,14 @@ def _check_block_sizes(mine: Geometry, theirs: Geometry) -> None:
             raise UnsupportedOption(f"group {group} has planes per block and {sizes}; use the same block_size")
 
 
-def _shares(mine: Geometry, theirs: list[Geometry], group: int) -> list[Share]:
+def _shares(mine: Geometry, theirs: list[Geometry], group: int, num_kv_heads: int | None) -> list[Share]:
     """Return the heads of a group that each exporter delivers; every head of the rank comes from one of them."""
     own = _num_heads(mine.groups[group])
     if own == 0:
-        return [Share(range(1), range(1), i == 0) for i in range(len(theirs))]
+        return [Share(range(0), range(0), i == 0) for i in range(len(theirs))]
     others = [_num_heads(each.groups[group]) for each in theirs]
-    total = _model_heads(group, (mine.size, own), [(g.size, h) for g, h in zip(theirs, others, strict=True)])
+    sizes = [(each.size, heads) for each, heads in zip(theirs, others, strict=True)]
+    total = _model_heads(group, (mine.size, own), sizes, num_kv_heads)
     wanted = TensorParallel(mine.rank, mine.size).heads(total)
     shares, missing = [], set(wanted)
     for i, geometry in enumerate(theirs):
@@ -185,7 +188,9 @@ def _num_heads(group: GroupShape) -> int:
     return next((plane.shape[0] for plane in group.planes if len(plane.shape) == 2), 0)
 
 
-def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]]) -> int:
+def _model_heads(
+    group: int, mine: tuple[int, int], theirs: list[tuple[int, int]], given: int | None
+) -> int:
     """Return the key-value heads of the whole model, from (ranks, heads of a rank) of each side."""
     possible: set[int] | None = None
     for size, heads in [mine, *theirs]:
@@ -193,15 +198,17 @@ def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]
         if heads == 1:  # one head each: split, or replicated over the ranks
             totals = {total for total in range(1, size + 1) if size % total == 0}
         possible = totals if possible is None else possible & totals
+    if len(possible or ()) > 1 and given is not None:
+        possible = {given} & (possible or set())
     if not possible:
         raise UnsupportedOption(
             f"group {group} has {mine[1]} heads on each of {mine[0]} ranks here, and (ranks, heads) {theirs} at the "
-            "exporters; use caches of the same model"
+            "exporters; use caches of the same model, and its num_kv_heads"
         )
     if len(possible) > 1 and any(each != mine for each in theirs):
         raise UnsupportedOption(
             f"group {group} has one head on each of {mine[0]} ranks here and (ranks, heads) {theirs} at the exporters; "
-            "whether heads are replicated is unknown: use equal numbers of ranks"
+            "whether heads are replicated is unknown: pass num_kv_heads, the heads of the whole model"
         )
     return max(possible)
 

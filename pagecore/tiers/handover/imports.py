@@ -41,6 +41,7 @@ def import_sequence(
     time_to_live: float | None = None,
     rank: float | None = None,
     model: str = "",
+    num_kv_heads: int | None = None,
 ) -> Sequence:
     """Pull an exported sequence into a cache, and return it when all its bytes have arrived and were verified.
 
@@ -63,6 +64,9 @@ def import_sequence(
         As for `PagedKVCache.add_sequence`. Pass the namespace and the spans of the exported sequence.
     model : str
         Name and revision of the model; compared with that of the manifest if both are given.
+    num_kv_heads : int, optional
+        Key-value heads of the whole model; only needed where every rank of both sides has one head and the numbers of
+        ranks differ.
 
     Returns
     -------
@@ -94,6 +98,7 @@ def import_sequence(
         time_to_live=time_to_live,
         rank=rank,
         model=model,
+        num_kv_heads=num_kv_heads,
     ).result()
 
 
@@ -111,6 +116,7 @@ def start_import(
     time_to_live: float | None = None,
     rank: float | None = None,
     model: str = "",
+    num_kv_heads: int | None = None,
 ) -> SequenceImport:
     """Begin to pull an exported sequence and return at once; arguments and errors are those of `import_sequence`.
 
@@ -125,7 +131,7 @@ def start_import(
     if not 0 < seconds <= DEADLINE_SECONDS_MAX:
         raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
     _check_manifests(manifests, transport, model, namespace)
-    shares = match_geometry(describe(parts), manifests)
+    shares = match_geometry(describe(parts), manifests, num_kv_heads)
     first = manifests[0]
     until = time.monotonic_ns() + int(seconds * 1e9)
     sequence = cache.add_sequence(
@@ -177,7 +183,7 @@ class SequenceImport:
             for pull in self._pulls:
                 pull.cancel()
                 with contextlib.suppress(HandoverError):
-                    pull.run(self._fail)
+                    pull.run()
             raise
         self._thread = threading.Thread(target=_pull_all, args=(self,), name="pagecore-import", daemon=True)
         self._thread.start()
@@ -264,12 +270,12 @@ class SequenceImport:
     def _pull(self) -> None:
         for i, pull in enumerate(self._pulls):
             try:
-                pull.run(self._fail)
+                pull.run()
             except BaseException:
                 for other in self._pulls[i + 1 :]:
                     other.cancel()
                     with contextlib.suppress(HandoverError):
-                        other.run(self._fail)
+                        other.run()
                 raise
 
     def _work(self) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -43,6 +45,8 @@ class Offer:
         End of the lease, in nanoseconds of `time.monotonic_ns`.
     readers : int
         Complete reads after which the rows are given back.
+    on_release : callable, optional
+        Called before the rows are given back.
     """
 
     export: bytes
@@ -54,6 +58,7 @@ class Offer:
     checkpoint_length: int
     expires: int
     readers: int
+    on_release: Callable[[], None] | None = None
     num_active: int = 0
     num_complete: int = 0
     is_closed: bool = False
@@ -97,10 +102,10 @@ class Offer:
             if self._is_released or self.num_active or self.is_open:
                 return self._is_released
             self._is_released = True
-        try:
+        if self.on_release is not None:
+            self.on_release()
+        with contextlib.suppress(InvalidSequence):  # its owner may have removed every sequence of the cache
             self.cache.remove(self.held)
-        except InvalidSequence:  # the owner of the cache has removed every sequence
-            pass
         return True
 
     def units(self, claim: Claim) -> tuple[Units, NDArray[np.uint64]]:

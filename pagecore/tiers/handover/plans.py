@@ -95,11 +95,11 @@ def plan_import(
     for i, manifest in enumerate(manifests):
         asked, units, lanes, numbers = [], [], [], []
         for group, (lack, share) in enumerate(zip(lacking, shares[i], strict=False)):
-            if len(lack.numbers) == 0:
+            with_heads = len(share.theirs) > 0
+            if len(lack.numbers) == 0 or not (with_heads or share.whole):
                 continue
             pool = parts.store.pools[group]
             head_outer = is_head_outer(pool)
-            with_heads = len(share.theirs) > 0
             asked.append(_part(group, lack, share, with_heads, head_outer))
             units.append(
                 token_units(

@@ -41,51 +41,37 @@ class PullRequest:
 class Pull:
     """One read of an export.
 
-    A pull is *quiet* once nothing writes to the importer's memory any more. It may fail before that: a one-sided read
-    whose deadline has passed is quiet when the transport has ended it, at the latest when the transport is closed.
+    When `run` has ended, nothing writes to the importer's memory any more.
 
     Parameters
     ----------
     read : callable
-        ``read(pull)`` moves the bytes and returns when the pull is quiet. It raises HandoverError.
+        ``read(pull)`` moves the bytes. It raises HandoverError if it fails.
+    forget : callable
+        ``forget(pull)`` is called when the pull has ended.
     """
 
-    def __init__(self, read: Callable[[Pull], None]) -> None:
-        self._read = read
+    def __init__(self, read: Callable[[Pull], None], forget: Callable[[Pull], None]) -> None:
+        self._read, self._forget = read, forget
         self._lock = threading.Lock()
         self._interrupt: Callable[[], None] | None = None
-        self._report: Callable[[BaseException], None] | None = None
         self.is_cancelled = False
 
-    def run(self, report: Callable[[BaseException], None]) -> None:
-        """Read until the pull is quiet; call it once, in a thread that may wait.
-
-        Parameters
-        ----------
-        report : callable
-            Called with an error that is known before the pull is quiet.
-
-        Raises
-        ------
-        HandoverError
-            The read failed; the pull is quiet.
-        """
-        self._report = report
-        if self.is_cancelled:
-            raise ImportCancelled("the import was cancelled before its first byte")
+    def run(self) -> None:
+        """Read to the end; call it once, in a thread that may wait."""
         try:
+            self.check()
             self._read(self)
         except HandoverError as error:
-            raise self.cause(error) from None
+            self.check()  # an own cancellation comes first
+            raise error
+        finally:
+            self._forget(self)
 
-    def fail(self, error: HandoverError) -> None:
-        """Make an error known while the pull is not quiet yet."""
-        if self._report is not None:
-            self._report(self.cause(error))
-
-    def cause(self, error: HandoverError) -> HandoverError:
-        """Return the error that the importer sees: its own cancellation comes first."""
-        return ImportCancelled("the import was cancelled") if self.is_cancelled else error
+    def check(self) -> None:
+        """Raise ImportCancelled if the pull was cancelled."""
+        if self.is_cancelled:
+            raise ImportCancelled("the import was cancelled")
 
     def interrupt_with(self, interrupt: Callable[[], None] | None) -> None:
         """Set what ends a blocked read early, from another thread."""

@@ -101,19 +101,16 @@ class SocketTransport:
     def pull(self, request: PullRequest) -> Pull:
         """Begin to pull pieces into the caller's memory; return at once. The caller runs the pull."""
 
-        def read(pull: Pull) -> None:
-            try:
-                self._read(pull, request)
-            finally:
-                with self._lock:
-                    self._pulls.remove(pull)
-
-        pull = Pull(read)
+        pull = Pull(lambda pull: self._read(pull, request), self._forget)
         with self._lock:
             if self._is_closed:
                 raise UnsupportedOption("the transport is closed; make a new one")
             self._pulls.append(pull)
         return pull
+
+    def _forget(self, pull: Pull) -> None:
+        with self._lock:
+            self._pulls.remove(pull)
 
     def _read(self, pull: Pull, request: PullRequest) -> None:
         peer = f"the exporter at {request.manifest.address}"
@@ -121,7 +118,7 @@ class SocketTransport:
             pull.interrupt_with(lambda: _shut(connection))
             stream = Stream(connection, request.deadline, peer)
             try:
-                stream.send(request.claim)
+                stream.send(self.claim_of(request))
                 grant = granted(stream, request)
                 stream.deadline = min(request.deadline, time.monotonic_ns() + int(grant.lease * 1e9))
                 self.fetch(stream, grant, request, pull)
@@ -132,6 +129,10 @@ class SocketTransport:
                 raise
             finally:
                 pull.interrupt_with(None)
+
+    def claim_of(self, request: PullRequest) -> Claim:
+        """Return the claim of a request as this transport makes it."""
+        return request.claim
 
     def fetch(self, stream: Stream, grant: Grant, request: PullRequest, pull: Pull) -> None:
         """Move and verify the bytes of a granted claim."""
@@ -153,11 +154,11 @@ class SocketTransport:
             pulls = list(self._pulls)
         for pull in pulls:
             pull.cancel()
+        while self._pulls:  # their threads end at once
+            time.sleep(POLL_SECONDS)
         self.release_memory()
         if self._server is not None:
             self._server.close()
-        while self._pulls:  # their threads end at once
-            time.sleep(POLL_SECONDS)
 
     def release_memory(self) -> None:
         """End what reads or writes memory without a connection; nothing for sockets."""

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <ctime>
 
 #define XXH_INLINE_ALL
@@ -133,6 +134,14 @@ void sum_units(std::span<const Piece> pieces, std::span<const int64_t> ends, std
     const auto end = static_cast<size_t>(ends[i]);
     out[i] = sum_of(pieces.subspan(first, end - first), seeds[i]);
     first = end;
+  }
+}
+
+void scatter_pieces(const void* source, std::span<const Piece> pieces) {
+  const auto* from = static_cast<const std::byte*>(source);
+  for (const Piece& piece : pieces) {
+    std::memcpy(reinterpret_cast<void*>(piece.address), from, piece.nbytes);
+    from += piece.nbytes;
   }
 }
 

@@ -30,4 +30,7 @@ int receive_pieces(int descriptor, std::span<const Piece> pieces, int64_t deadli
 void sum_units(std::span<const Piece> pieces, std::span<const int64_t> ends, std::span<const uint64_t> seeds,
                std::span<uint64_t> out);
 
+// Copies the bytes at `source`, one after the other, to the pieces.
+void scatter_pieces(const void* source, std::span<const Piece> pieces);
+
 }  // namespace pagecore::tiers

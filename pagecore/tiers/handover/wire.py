@@ -93,8 +93,9 @@ class Grant:
         What will be delivered.
     lease : float
         Seconds that are left of the lease.
-    pieces, sums : bytes
-        For one-sided reads: uint64 address and bytes of each piece, and the sum of each unit.
+    pieces, ends, sums : bytes
+        For one-sided reads: uint64 address and bytes of each piece, the number of pieces up to the end of each unit
+        (int64), and the sum of each unit (uint64).
     peer : bytes
         For one-sided reads: what the transport needs to reach the exporter's memory.
     """
@@ -103,6 +104,7 @@ class Grant:
     num_units: int
     lease: float
     pieces: bytes = b""
+    ends: bytes = b""
     sums: bytes = b""
     peer: bytes = b""
 
@@ -197,13 +199,13 @@ class Stream:
         raise PeerLost(f"the connection to {self.peer} failed: {os.strerror(status)}; {moved} bytes had moved")
 
 
-def batches(ends: Ends, pieces: Pieces) -> list[tuple[int, int]]:
-    """Return the units (first, last + 1) of each batch; the sizes of units alone decide."""
+def batches(ends: Ends, pieces: Pieces, most: int = BATCH_BYTES) -> list[tuple[int, int]]:
+    """Return the units (first, last + 1) of each batch of up to `most` bytes; the sizes of units alone decide."""
     totals = np.concatenate([[0], np.cumsum(pieces[:, 1].astype(np.int64))])[ends]
     cut: list[tuple[int, int]] = []
     first, before = 0, 0
     while first < len(totals):
-        last = max(first + 1, int(np.searchsorted(totals, before + BATCH_BYTES, side="right")))
+        last = max(first + 1, int(np.searchsorted(totals, before + most, side="right")))
         cut.append((first, last))
         first, before = last, int(totals[last - 1])
     return cut
