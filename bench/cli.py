@@ -32,6 +32,7 @@ NAMES = (
     "sparse",
     "trees",
     "states",
+    "tiers_handover",
     "dispatch",
     "replay",
 )

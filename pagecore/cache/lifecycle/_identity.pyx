@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 
 def namespace_digest(namespace):
-    """Return 16 bytes that stand for a namespace in every process; None if only this process can compare it.
+    """Return 16 bytes that identify a namespace in every process; None if only this process can compare it.
 
     Strings, bytes, numbers, None, booleans and tuples of them have a digest.
     """
@@ -45,7 +45,7 @@ def content_identity(CacheState state not None, sequence):
 
 
 def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):
-    """Give an idle sequence the state after its first `length` tokens as its checkpoint; return False if no slot is free.
+    """Give an idle sequence the state after its first `length` tokens as its checkpoint; False without a free slot.
 
     Parameters
     ----------

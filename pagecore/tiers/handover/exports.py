@@ -105,9 +105,7 @@ def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, rea
     return Offer(export, cache, held, rows, slot, *_copied_checkpoint(parts, cache, held), expires, readers)
 
 
-def _copied_checkpoint(
-    parts: CacheParts, cache: PagedKVCache, held: Sequence
-) -> tuple[NDArray[np.uint8] | None, int]:
+def _copied_checkpoint(parts: CacheParts, cache: PagedKVCache, held: Sequence) -> tuple[NDArray[np.uint8] | None, int]:
     """Return the bytes of a sequence's checkpoint, and the number of its tokens; None and 0 without one."""
     if parts.state.states is None:
         return None, 0

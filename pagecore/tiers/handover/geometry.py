@@ -75,9 +75,7 @@ class Share:
     whole: bool
 
 
-def match_geometry(
-    mine: Geometry, manifests: Listed[Manifest], num_kv_heads: int | None = None
-) -> list[list[Share]]:
+def match_geometry(mine: Geometry, manifests: Listed[Manifest], num_kv_heads: int | None = None) -> list[list[Share]]:
     """Return what each exporter delivers of each group: ``shares[exporter][group]``.
 
     Raises
@@ -124,7 +122,9 @@ def _check_alike(mine: Geometry, theirs: Geometry) -> None:
 def _check_planes(
     who: str, own: list[PlaneShape], other: list[PlaneShape], options: dict[str, Any], theirs: dict[str, Any]
 ) -> None:
-    inner = [[(p.name, p.shape[1:] if len(p.shape) == 2 else p.shape, p.dtype, p.per) for p in each] for each in (own, other)]
+    inner = [
+        [(p.name, p.shape[1:] if len(p.shape) == 2 else p.shape, p.dtype, p.per) for p in each] for each in (own, other)
+    ]
     formats = [each.get("format") for each in (options, theirs)]
     if inner[0] != inner[1] or formats[0] != formats[1]:
         raise UnsupportedOption(
@@ -188,9 +188,7 @@ def _num_heads(group: GroupShape) -> int:
     return next((plane.shape[0] for plane in group.planes if len(plane.shape) == 2), 0)
 
 
-def _model_heads(
-    group: int, mine: tuple[int, int], theirs: list[tuple[int, int]], given: int | None
-) -> int:
+def _model_heads(group: int, mine: tuple[int, int], theirs: list[tuple[int, int]], given: int | None) -> int:
     """Return the key-value heads of the whole model, from (ranks, heads of a rank) of each side."""
     possible: set[int] | None = None
     for size, heads in [mine, *theirs]:

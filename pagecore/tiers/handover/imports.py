@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
+from typing import Any
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity, namespace_digest
@@ -71,7 +72,7 @@ def import_sequence(
     Returns
     -------
     Sequence
-        Idle, with the known tokens of the exporter and as many computed ones.
+        Idle, with the known tokens of the exporter, of which the same number is computed.
 
     Raises
     ------
@@ -311,7 +312,7 @@ def _pull_all(running: SequenceImport) -> None:
 
 
 def _decoded(given: object) -> list[Manifest]:
-    listed = given if isinstance(given, list | tuple) else [given]
+    listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
     if not listed:
         raise ShapeError("the list of manifests is empty; pass one, or those of all ranks of the exporter")
     return [each if isinstance(each, Manifest) else Manifest.decode(each) for each in listed]
@@ -349,5 +350,3 @@ def _check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None
     known = manifest.spans is not None and own is not None and block_size == manifest.geometry.block_size
     if known and manifest.spans != own:
         raise InvalidSequence("spans are not those of the exported sequence; pass the same spans and digests")
-
-

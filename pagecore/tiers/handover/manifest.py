@@ -70,7 +70,7 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of an exported sequence; whoever has it can pull the sequence until its lease ends.
+    """Description of an exported sequence; a process that has it can pull the sequence until the lease ends.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ class Manifest:
             A manifest that is cut short, or whose fields contradict each other.
         """
         if not isinstance(encoded, bytes | bytearray | memoryview):
-            raise UnsupportedOption(f"the manifest is {shown(encoded)}; expected bytes, as Manifest.encode returns them")
+            raise UnsupportedOption(f"the manifest is {shown(encoded)}; expected bytes, as of Manifest.encode")
         data = bytes(encoded)
         if len(data) < _HEADER.size or data[:4] != MAGIC:
             raise UnsupportedOption(

@@ -70,7 +70,9 @@ class MooncakeTransport(OneSidedTransport):
         self._engine: Any = TransferEngine()
         status = self._engine.initialize(*self._options)
         if status != 0:
-            raise DeviceError(f"Mooncake's engine cannot start as {self._options}: {status}; check hostname and devices")
+            raise DeviceError(
+                f"Mooncake's engine cannot start as {self._options}: {status}; check hostname and devices"
+            )
 
     def close_engine(self) -> None:
         """Destroy the engine, which ends its reads."""

@@ -48,7 +48,9 @@ class NixlTransport(OneSidedTransport):
         try:
             self._agent: Any = nixl_agent(f"pagecore-{uuid.uuid4().hex}", nixl_agent_config(backends=["UCX"]))
         except Exception as error:
-            raise DeviceError(f"NIXL cannot make an agent with UCX: {error}; check UCX_TLS and UCX_NET_DEVICES") from None
+            raise DeviceError(
+                f"NIXL cannot make an agent with UCX: {error}; check UCX_TLS and UCX_NET_DEVICES"
+            ) from None
 
     def close_engine(self) -> None:
         """Destroy the agent, which ends its reads."""

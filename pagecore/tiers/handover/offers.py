@@ -143,7 +143,7 @@ class Offer:
         numbers = part.numbers
         if not 0 <= part.group < len(self.rows) or part.cut < 1 or self.cache.block_size % part.cut:
             raise CorruptTransfer(f"the claim names group {part.group} cut at {part.cut} tokens, which do not exist")
-        if len(numbers) and not (0 <= numbers.min() and numbers.max() < ceil_div(computed, part.cut)):
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < ceil_div(computed, part.cut)):
             raise CorruptTransfer(f"the claim asks for tokens past the {computed} computed ones")
         if not self.rows[part.group][numbers * part.cut // self.cache.block_size].all():
             raise CorruptTransfer(f"the claim asks for blocks of group {part.group} that its window has released")

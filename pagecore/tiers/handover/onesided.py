@@ -153,9 +153,7 @@ class OneSidedTransport(SocketTransport):
             if self._registered.pop(address, None) is not None:
                 self.unregister(address)
 
-    def respond(
-        self, stream: Stream, claim: Claim, offer: Offer, units: Units, seeds: NDArray[np.uint64]
-    ) -> None:
+    def respond(self, stream: Stream, offer: Offer, units: Units, seeds: NDArray[np.uint64]) -> None:
         """Send the addresses and sums of the units."""
         sums = sum_units(units.pieces, units.ends, seeds)
         grant = Grant(

@@ -108,9 +108,7 @@ def _equal_runs(counts: NDArray[np.integer]) -> Iterator[slice]:
         yield slice(int(start), int(stop))
 
 
-def _offsets(
-    plane: Plane, view: Tensor, count: int, heads: range, head_outer: bool
-) -> tuple[NDArray[np.int64], int]:
+def _offsets(plane: Plane, view: Tensor, count: int, heads: range, head_outer: bool) -> tuple[NDArray[np.int64], int]:
     """Return the offsets of a unit's pieces from its first token in one plane, and the bytes of each piece."""
     item = plane.shape[-1] * plane.dtype.itemsize
     axes = [] if plane.per == "block" else [(count, view.strides[1])]

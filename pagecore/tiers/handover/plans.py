@@ -87,10 +87,10 @@ def plan_import(
     first = manifests[0]
     lacking = [] if batch is None else _lacking(parts, sequence, batch, first)
     checkpoint = None
-    if batch is not None and first.checkpoint > 0 and parts.store.states is not None:
-        if first.geometry.block_size == parts.block_size:
-            memory = np.empty(parts.store.states.bytes_per_slot, np.uint8)
-            checkpoint = ArrivingCheckpoint(first.checkpoint, memory, parts.store.states)
+    states = parts.store.states
+    is_aligned = first.geometry.block_size == parts.block_size
+    if batch is not None and states is not None and first.checkpoint > 0 and is_aligned:
+        checkpoint = ArrivingCheckpoint(first.checkpoint, np.empty(states.bytes_per_slot, np.uint8), states)
     requests = []
     for i, manifest in enumerate(manifests):
         asked, units, lanes, numbers = [], [], [], []
@@ -118,8 +118,8 @@ def plan_import(
         wants = [i == 0 and batch is not None and manifest.has_state, i == 0 and checkpoint is not None]
         if wants[0]:
             assert batch is not None
-            assert parts.store.states is not None
-            units.append(state_units(parts.store.states, int(batch.host.states.state_write.numpy()[0])))
+            assert states is not None
+            units.append(state_units(states, int(batch.state_write.numpy()[0])))
         if wants[1]:
             assert checkpoint is not None
             units.append(buffer_units(checkpoint.memory))

@@ -17,7 +17,7 @@ from pagecore.tiers.handover.wire import Claim
 
 @dataclass(frozen=True)
 class PullRequest:
-    """What to pull, and where to.
+    """Memory to pull into, and the claim that names its bytes.
 
     Attributes
     ----------

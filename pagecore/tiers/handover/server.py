@@ -27,7 +27,7 @@ MAX_READERS = 64
 FOREVER = 2**62
 
 # Answers a claim on an offer: sends the grant, and streams the units if they are streamed.
-Respond = Callable[[Stream, Claim, Offer, Units, NDArray[np.uint64]], None]
+Respond = Callable[[Stream, Offer, Units, NDArray[np.uint64]], None]
 
 
 @dataclass
@@ -206,7 +206,7 @@ class OfferServer:
         except PagecoreError as error:
             stream.send(Answer(refusal=Refusal(CorruptTransfer.__name__, str(error))))
             return False
-        self._respond(stream, claim, offer, units, seeds)
+        self._respond(stream, offer, units, seeds)
         return stream.receive(End).is_complete
 
 

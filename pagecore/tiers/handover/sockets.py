@@ -91,9 +91,7 @@ class SocketTransport:
         if self._server is not None:
             self._server.withdraw(export)
 
-    def respond(
-        self, stream: Stream, claim: Claim, offer: Offer, units: Units, seeds: NDArray[np.uint64]
-    ) -> None:
+    def respond(self, stream: Stream, offer: Offer, units: Units, seeds: NDArray[np.uint64]) -> None:
         """Send the grant of a claim, and the units."""
         stream.send(Answer(grant=Grant(units.nbytes, len(units.ends), offer.seconds_left)))
         send_units(stream, units, seeds)
@@ -134,7 +132,7 @@ class SocketTransport:
         """Return the claim of a request as this transport makes it."""
         return request.claim
 
-    def fetch(self, stream: Stream, grant: Grant, request: PullRequest, pull: Pull) -> None:
+    def fetch(self, stream: Stream, grant: Grant, request: PullRequest, pull: Pull) -> None:  # noqa: ARG002
         """Move and verify the bytes of a granted claim."""
         receive_units(stream, request.units, request.seeds)
 

@@ -22,7 +22,8 @@ enum class StreamEnd : int {
 };
 
 // Moves all bytes of `pieces` through a socket, many pieces a system call, and polls while the socket is not ready.
-// `deadline` is in nanoseconds of CLOCK_MONOTONIC. Returns a StreamEnd, or the positive errno; `moved` counts the bytes.
+// `deadline` is in nanoseconds of CLOCK_MONOTONIC. Returns a StreamEnd, or the positive errno; `moved` counts the
+// bytes.
 int send_pieces(int descriptor, std::span<const Piece> pieces, int64_t deadline, uint64_t& moved);
 int receive_pieces(int descriptor, std::span<const Piece> pieces, int64_t deadline, uint64_t& moved);
 

@@ -243,7 +243,8 @@ def verify(pieces: Pieces, ends: Ends, seeds: NDArray[np.uint64], sums: NDArray[
 def seeds_of(export: bytes, lanes: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
     """Return the seed of each unit's sum, from the export, the group (or lane of states) and the unit's number."""
     nonce = np.frombuffer(export[:8], "<u8").astype(np.uint64)[0]
-    return nonce ^ (lanes.astype(np.uint64) << np.uint64(40)) ^ numbers.astype(np.uint64)
+    seeds: NDArray[np.uint64] = nonce ^ (lanes.astype(np.uint64) << np.uint64(40)) ^ numbers.astype(np.uint64)
+    return seeds
 
 
 def _whole(memory: NDArray[np.uint8]) -> Pieces:

@@ -27,7 +27,7 @@ def main(role, kind, folder):
     with pair_of(kind, folder) as (exporter, importer):
         cache, sequence = prepared()
         if role == "export":
-            manifest = export_sequence(cache, sequence, transport=exporter, lease=60)
+            manifest = export_sequence(cache, sequence, transport=exporter, lease=60, readers=2)
             print("MANIFEST", manifest.encode().hex(), flush=True)
             sys.stdin.readline()
             return

@@ -27,7 +27,7 @@ def pair_of(kind, folder):
 
 @pytest.fixture
 def sockets(tmp_path):
-    """A pair over a Unix socket; no thread is left behind."""
+    """A pair over a Unix socket; every thread ends."""
     before = set(threading.enumerate())
     with pair_of("unix", tmp_path) as pair:
         yield pair

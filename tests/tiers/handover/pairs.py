@@ -78,13 +78,12 @@ def content(cache, sequence):
 
 
 def assert_same(one, other, heads=None):
-    """Compare the bytes of two sequences; `heads` selects those of `one` that `other` holds, where a plane has heads."""
+    """Compare the bytes of two sequences; `heads` selects those of `one` that `other` holds."""
     assert one.keys() == other.keys()
     for key, expected in one.items():
         if key == "state":
             for mine, theirs in zip(expected, other[key], strict=True):
                 np.testing.assert_array_equal(mine, theirs)
             continue
-        if heads is not None and expected.ndim == 3:
-            expected = expected[:, heads]
-        np.testing.assert_array_equal(expected, other[key], err_msg=str(key))
+        part = expected[:, heads] if heads is not None and expected.ndim == 3 else expected
+        np.testing.assert_array_equal(part, other[key], err_msg=str(key))

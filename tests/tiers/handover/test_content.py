@@ -1,11 +1,13 @@
 """Sequences arrive with every byte of every plane, whatever the layouts, block sizes and splits of heads are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, LatentSpec, Plane, StateSpec, TensorParallel, UnsupportedOption
 from pagecore.tiers.handover.exports import export_sequence
-from pagecore.tiers.handover.imports import import_sequence
+from pagecore.tiers.handover.imports import import_sequence, start_import
 from pagecore.tiers.handover.manifest import Manifest
 from tests.tiers.handover.pairs import SPECS, advance, assert_same, computed, content, fill, make
 
@@ -172,8 +174,6 @@ def test_the_importer_pulls_only_what_its_prefix_cache_lacks(sockets):
     receiver.remove(whole)
     advance(sender, sequence, 30)
     sender.append_tokens([sequence], [list(range(200, 230))])
-    from pagecore.tiers.handover.imports import start_import
-
     running = start_import(receiver, export_sequence(sender, sequence, transport=exporter), transport=importer)
     arrived = running.result()
     assert arrived.num_cached_tokens == 96
@@ -205,8 +205,6 @@ def test_later_sequences_reuse_what_arrived(sockets):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_the_checkpoint_of_a_state_arrives_and_serves_later_sequences(sockets, in_place):
-    from dataclasses import replace
-
     specs = [SPECS[0], replace(STATE, in_place=in_place)]
     sender, receiver, sequence = both(70, specs=specs)
     slot, length = sender.checkpoint(sequence)
@@ -219,7 +217,7 @@ def test_the_checkpoint_of_a_state_arrives_and_serves_later_sequences(sockets, i
     for plane, one in zip(receiver._parts.store.states.planes(), expected, strict=True):
         np.testing.assert_array_equal(plane.numpy()[found].view(np.uint8), one.view(np.uint8))
     assert_same(content(sender, sequence), content(receiver, arrived))
-    later = receiver.add_sequence(sequence.tokens.tolist() + [1])
+    later = receiver.add_sequence([*sequence.tokens.tolist(), 1])
     assert later.num_cached_tokens == 64
     advance(receiver, arrived, 3)
     receiver.check_invariants()

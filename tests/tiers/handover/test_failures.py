@@ -1,4 +1,4 @@
-"""A hand-over that fails ends in a typed error; the importing cache is as before, and the exporter gives its rows back."""
+"""A hand-over that fails ends in a typed error, with the importing cache as before and no rows held for ever."""
 
 import gc
 import os
@@ -40,7 +40,7 @@ def tcp(tmp_path):
 
 
 def state_of(cache):
-    """What a cache has: sequences, reference counts, cached prefixes, and every byte."""
+    """State of a cache: sequences, reference counts, cached prefixes, and every byte."""
     parts = cache._parts
     return (
         cache.num_sequences,
@@ -163,7 +163,7 @@ def test_given_scales_must_be_equal(sockets):
     specs = [[AttentionSpec(2, 8, format="float8_e4m3fn", key_scale=scale)] for scale in (0.5, 0.25)]
     sender, receiver = make(specs[0]), make(specs[1])
     manifest = export_sequence(sender, computed(sender, TOKENS[:9]), transport=exporter)
-    with pytest.raises(UnsupportedOption, match="key_scale of group 0 is 0.5 at the exporter and 0.25 here"):
+    with pytest.raises(UnsupportedOption, match=r"key_scale of group 0 is 0\.5 at the exporter and 0\.25 here"):
         import_sequence(receiver, manifest, transport=importer)
 
 
@@ -196,8 +196,8 @@ def test_models_namespaces_spans_and_transports_must_match(sockets):
 def test_exports_that_are_not_served_hold_nothing(sockets):
     exporter, importer = sockets
     cache = make()
+    none = PagedKVCache(SPECS[0], num_blocks=9, device="none")
     with pytest.raises(DeviceError, match="device='none'"):
-        none = PagedKVCache(SPECS[0], num_blocks=9, device="none")
         export_sequence(none, none.add_sequence([1]), transport=exporter)
     cross = PagedKVCache([SPECS[0], CrossSpec(4, 8, dtype="float32")], num_blocks=9)
     with pytest.raises(UnsupportedOption, match="cross-attention layers"):
@@ -469,7 +469,15 @@ def test_closing_a_transport_ends_its_imports_and_exports(tmp_path):
 
 
 def test_addresses_that_cannot_be_bound_are_refused(tmp_path, sockets):
-    for address in ("", "tcp://", "tcp://host", "tcp://127.0.0.1:99999", "http://a:1", 5, f"unix://{tmp_path}/no/folder"):
+    for address in (
+        "",
+        "tcp://",
+        "tcp://host",
+        "tcp://127.0.0.1:99999",
+        "http://a:1",
+        5,
+        f"unix://{tmp_path}/no/folder",
+    ):
         with pytest.raises(UnsupportedOption, match=r"give 'tcp://host:port'|cannot listen"):
             SocketTransport(address)
     with pytest.raises(UnsupportedOption, match="cannot listen"):

@@ -56,8 +56,6 @@ def test_a_sequence_arrives_from_another_process_which_may_die(pair, request, tm
         assert_same(content(cache, sequence), content(receiver, arrived))
         receiver.remove(arrived)
         receiver.clear_prefix_cache()
-    with child("export", kind, tmp_path) as process:
-        manifest = Manifest.decode(bytes.fromhex(told(process, "MANIFEST")))
         process.send_signal(signal.SIGSTOP)
         running = start_import(receiver, manifest, transport=importer)
         time.sleep(0.05)
@@ -110,10 +108,9 @@ def test_an_importer_that_dies_in_the_middle_leaves_the_rows_to_the_next(tmp_pat
     cache.check_invariants()
 
 
-def test_another_process_imports(pair, request, tmp_path):
+def test_another_process_imports(tmp_path):
     cache, sequence = prepared()
-    exporter, _ = pair
-    with child("import", request.node.callspec.params["pair"], tmp_path) as process:
+    with pair_of("unix", tmp_path) as (exporter, _), child("import", "tcp", tmp_path) as process:
         told(process, "READY")
         manifest = export_sequence(cache, sequence, transport=exporter)
         process.stdin.write(manifest.encode().hex() + "\n")
