@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pagecore.tiers.handover.errors import PeerLost
 from pagecore.tiers.handover.onesided import OneSidedTransport
 from pagecore.tiers.handover.pieces import Pieces
 
+INFINIBAND = Path("/sys/class/infiniband")
 # Descriptions of exporters that are remembered; one that was forgotten is loaded again.
 MAX_PEERS = 256
 
@@ -31,13 +33,16 @@ class NixlTransport(OneSidedTransport):
     Notes
     -----
     The library is NVIDIA's NIXL; it needs no GPU. The import of nixl takes seconds: make the transport at the start.
+    UCX reads its environment variables; on a host without InfiniBand the transport sets UCX_MODULES to "^ib" by default.
     """
 
     name = "nixl"
 
     def open_engine(self) -> None:
         """Make the agent."""
-        os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+        if not INFINIBAND.is_dir():
+            # UCX's module for InfiniBand does nothing here, and the libnl-route that it loads crashes at exit.
+            os.environ.setdefault("UCX_MODULES", "^ib")
         try:
             from nixl._api import nixl_agent, nixl_agent_config
         except ImportError:
