@@ -32,7 +32,6 @@ NAMES = (
     "sparse",
     "trees",
     "states",
-    "tiers_handover",
     "dispatch",
     "replay",
 )

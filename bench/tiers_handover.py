@@ -1,12 +1,11 @@
 """Hand-over: MB/s of each transport between two caches of this process, against memcpy of the same bytes.
 
-The exporter and the importer have a transport each. A figure is one whole import of eight units of 256 KiB, 1 MiB or 4
-MiB: claim, bytes, sums of both sides, and commit. NIXL and Mooncake are left out where they are not installed.
+A medium of the bench "tiers". The exporter and the importer have a transport each. A figure is one whole import: claim,
+bytes, sums of both sides, and commit. NIXL and Mooncake are left out where they are not installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,16 +24,13 @@ from pagecore.tiers.handover.mooncake import MooncakeTransport
 from pagecore.tiers.handover.nixl import NixlTransport
 from pagecore.tiers.handover.sockets import SocketTransport
 
-KIB = 1024
-BLOCK, DIM = 16, 128
-# Units of one import; with 4 MiB the pools of both caches have 136 MiB in all.
-UNITS = 8
-SIZES = (256 * KIB, 1024 * KIB, 4096 * KIB)
+KIB = 1 << 10
+BLOCK, DIM, LAYERS = 16, 128, 8
 Pair = tuple[SocketTransport, SocketTransport]
 
 
-def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Run imports of three sizes through each transport."""
+def run(bench: Bench, entry_bytes: int, count: int) -> None:
+    """Run imports of `count` blocks of `entry_bytes` through each transport."""
     for name in ("TCP", "Unix socket", "NIXL", "Mooncake"):
         with ExitStack() as stack, bench.case(name):
             try:
@@ -42,9 +38,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
             except PagecoreError as missing:
                 bench.note(f"{name} is left out: {missing}")
                 continue
-            for size in bench.pick(SIZES, SIZES[:1]):
-                with _Imports(pair, size) as imports:
-                    imports.measure(bench, name)
+            _Imports(pair, entry_bytes, count).measure(bench, name)
 
 
 @contextmanager
@@ -57,17 +51,16 @@ def _pair(name: str) -> Iterator[Pair]:
 
 
 class _Imports:
-    """An exported sequence of a few blocks of `size` bytes each, and the cache that imports it."""
+    """An exported sequence of `count` blocks of `size` bytes each, and the cache that imports it."""
 
-    def __init__(self, pair: Pair, size: int) -> None:
+    def __init__(self, pair: Pair, size: int, count: int) -> None:
         self.exporter, self.importer = pair
-        self.size = size
-        layers = 8
-        heads = size // (layers * 2 * BLOCK * DIM * 2)
+        self.size, self.count = size, count
+        heads = size // (LAYERS * 2 * BLOCK * DIM * 2)
         spec = AttentionSpec(heads, DIM, dtype="bfloat16")
         self.caches = [
             PagedKVCache(
-                spec, num_layers=layers, block_size=BLOCK, num_blocks=UNITS + 9, prefix_cache=False, layout="blockwise"
+                spec, num_layers=LAYERS, block_size=BLOCK, num_blocks=count + 9, prefix_cache=False, layout="blockwise"
             )
             for _ in range(2)
         ]
@@ -75,16 +68,10 @@ class _Imports:
             for buffer in parts_of(cache).store.pools[0].buffers:
                 buffer.numpy()[:] = 1
         sender = self.caches[0]
-        self.sequence = sender.add_sequence(range(UNITS * BLOCK))
-        sender.commit(sender.prepare([self.sequence], UNITS * BLOCK))
-        self.copied = [np.ones(UNITS * size, np.uint8) for _ in range(2)]
+        self.sequence = sender.add_sequence(range(count * BLOCK))
+        sender.commit(sender.prepare([self.sequence], count * BLOCK))
+        self.copied = [np.ones(count * size, np.uint8) for _ in range(2)]
         self.manifest: Manifest | None = None
-
-    def __enter__(self) -> _Imports:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.exporter.drain(5)
 
     def export(self) -> None:
         self.manifest = export_sequence(self.caches[0], self.sequence, transport=self.exporter)
@@ -96,8 +83,9 @@ class _Imports:
 
     def check(self) -> None:
         planes = [cache.key(0).numpy() for cache in self.caches]
+        rows = np.arange(self.count, dtype=np.float32).reshape(-1, 1, 1, 1)
         row = parts_of(self.caches[0]).tables.blocks(self.sequence.row, 0)
-        planes[0][row] = np.arange(UNITS, dtype=np.float32).reshape(-1, 1, 1, 1)
+        planes[0][row] = rows
         self.export()
         assert self.manifest is not None
         with import_sequence(self.caches[1], self.manifest, transport=self.importer) as arrived:
@@ -107,10 +95,10 @@ class _Imports:
     def measure(self, bench: Bench, name: str) -> None:
         source, target = self.copied
         bench.compare(
-            f"{name}, {UNITS} units of {self.size // KIB} KiB",
+            f"{name}, {self.count} blocks of {self.size // KIB} KiB",
             Job(self.once, before=self.export),
             {"memcpy": Job(partial(np.copyto, target, source))},
             check=self.check,
-            nbytes=UNITS * self.size,
-            sizes={"transport": name, "unit_bytes": self.size, "units": UNITS},
+            nbytes=self.count * self.size,
+            sizes={"transport": name, "unit_bytes": self.size, "units": self.count},
         )

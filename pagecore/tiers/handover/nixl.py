@@ -33,7 +33,8 @@ class NixlTransport(OneSidedTransport):
     Notes
     -----
     The library is NVIDIA's NIXL; it needs no GPU. The import of nixl takes seconds: make the transport at the start.
-    UCX reads its environment variables; on a host without InfiniBand the transport sets UCX_MODULES to "^ib" by default.
+    UCX reads its environment variables; without InfiniBand on the host the transport sets UCX_MODULES to "^ib" by
+    default.
     """
 
     name = "nixl"

@@ -11,7 +11,9 @@
 #include <ctime>
 
 #define XXH_INLINE_ALL
-#include "xxhash.h"
+#include <xxhash.h>
+
+#include "pagecore/tiers/xxh3.hpp"
 
 namespace pagecore::tiers {
 namespace {
@@ -104,7 +106,7 @@ int move_all(int descriptor, std::span<const Piece> pieces, short events, int64_
 
 uint64_t sum_of(std::span<const Piece> pieces, uint64_t seed) {
   if (pieces.size() == 1) {
-    return XXH3_64bits_withSeed(reinterpret_cast<const void*>(pieces[0].address), pieces[0].nbytes, seed);
+    return xxh3_64(reinterpret_cast<const void*>(pieces[0].address), pieces[0].nbytes, seed);
   }
   XXH3_state_t state;
   XXH3_64bits_reset_withSeed(&state, seed);

@@ -23,11 +23,11 @@ PROBE_SECONDS = 5.0
 
 
 class MooncakeStore(WorkerStore):
-    """Blocks in Mooncake Store, behind a master process, in memory that the clients of the cluster lend.
+    """Blocks in Mooncake Store: a master process, and memory that the clients of the cluster lend.
 
     The client reads and writes the caller's memory without a copy. It cannot end a transfer early: after a read that
-    timed out its peer may still write (`writes_late`), and it keeps no sums (`verifies` is False). Use the store behind
-    a `Guard`, which loads into its staging memory and compares sums.
+    timed out its peer may still write (`writes_late`), and it keeps no sums (`verifies` is False). Use the store in a
+    `Guard`, which loads into its staging memory and compares sums.
 
     Parameters
     ----------
@@ -60,8 +60,8 @@ class MooncakeStore(WorkerStore):
 
     Notes
     -----
-    Mooncake: Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. A call takes up to 30 s if the
-    master hangs, and `close` waits for it.
+    Mooncake: Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. A call takes up to 30 s if
+    the master hangs, and `close` waits for it.
     """
 
     verifies = False
@@ -175,7 +175,8 @@ class _Session:
 def _reason(codes: NDArray[np.int64]) -> str | None:
     if len(codes) == 0:
         return None
-    return f"Mooncake failed for {len(codes)} keys with code {int(codes[0])}; check its master and the memory that clients lend"
+    advice = "check its master and the memory that clients lend"
+    return f"Mooncake failed for {len(codes)} keys with code {int(codes[0])}; {advice}"
 
 
 def _client() -> Any:
@@ -198,6 +199,7 @@ def _probe(master: object) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
     except OSError as error:
+        reason = error.strerror or error
         raise StoreError(
-            f"no Mooncake master answers at {master}: {error.strerror or error}; start mooncake_master --rpc_port={port}"
+            f"no Mooncake master answers at {master}: {reason}; start mooncake_master --rpc_port={port}"
         ) from None
