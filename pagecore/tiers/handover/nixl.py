@@ -52,7 +52,9 @@ class NixlTransport(OneSidedTransport):
         self._peers: dict[bytes, str] = {}
         self._sections: dict[int, Any] = {}
         try:
-            self._agent: Any = nixl_agent(f"pagecore-{uuid.uuid4().hex}", nixl_agent_config(backends=["UCX"]))
+            # An importer polls its reads. A thread of the agent would poll as well, and take a core from the copies.
+            config = nixl_agent_config(enable_prog_thread=self.is_serving, backends=["UCX"])
+            self._agent: Any = nixl_agent(f"pagecore-{uuid.uuid4().hex}", config)
         except Exception as error:
             raise DeviceError(
                 f"NIXL cannot make an agent with UCX: {error}; check UCX_TLS and UCX_NET_DEVICES"

@@ -31,7 +31,7 @@ from pagecore.tiers.handover.pulls import Pull, PullRequest
 from pagecore.tiers.handover.sockets import SocketTransport
 from pagecore.tiers.handover.wire import Answer, Claim, Grant, Stream, batches, verify
 
-STAGING_BYTES = 64 << 20
+STAGING_BYTES = 16 << 20
 MAX_STAGING = 4
 # Seconds between two looks at a read: short reads end within the first ones.
 FIRST_LOOK, LONGEST_LOOK = 20e-6, 1e-3
@@ -68,7 +68,8 @@ class OneSidedTransport(SocketTransport):
     address, advertised
         As for `SocketTransport`; importers send their claims there.
     staging_bytes : int
-        Bytes of each staging memory of an importer; up to four imports read at the same time, and the others wait.
+        Bytes of each staging memory of an importer, more where a unit is larger; up to four imports read at the same
+        time, and the others wait.
 
     Notes
     -----
@@ -82,6 +83,7 @@ class OneSidedTransport(SocketTransport):
         self, address: str | None = None, *, advertised: str | None = None, staging_bytes: int = STAGING_BYTES
     ) -> None:
         self.staging_bytes = require_int("staging_bytes", staging_bytes, min=1 << 16, max=None)
+        self.is_serving = address is not None
         self._staging: list[Staging] = []
         self._in_use: list[Staging] = []
         self._registered: dict[int, object] = {}
