@@ -73,7 +73,7 @@ def test_random_hand_overs(tmp_path, seed, scrub):
             side.cache.clear_prefix_cache()
             side.cache.check_invariants()
             assert all(pool.num_used == 0 for pool in side.cache._parts.block_pools)
-        assert sum(side.num_arrived for side in sides) > ROUNDS / 20
+        assert sum(side.num_arrived for side in sides) > 10
 
 
 class _Side:
@@ -87,7 +87,7 @@ class _Side:
         self.sequences, self.running, self.num_arrived = [], [], 0
 
     def act(self, rng, other):
-        act = rng.choice(["new", "grow", "remove", "hand over", "poll", "cancel"], p=[0.2, 0.15, 0.1, 0.3, 0.2, 0.05])
+        act = rng.choice(["new", "grow", "remove", "hand over", "poll", "cancel"], p=[0.15, 0.15, 0.25, 0.25, 0.15, 0.05])
         pick = self.sequences[rng.integers(len(self.sequences))] if self.sequences else None
         try:
             if act == "new":
