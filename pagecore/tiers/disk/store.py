@@ -71,7 +71,7 @@ class DiskStore:
         An invalid number.
     NotEnoughMemory
         No room for `max_bytes`, or `max_bytes` does not hold one entry of every lane. No file is left.
-    DeviceError
+    StoreError
         The folder or its files cannot be used, or another store has the folder open.
     UnsupportedOption
         The folder has slabs of other sizes, of another model or layout, or with damaged superblocks.
@@ -105,7 +105,11 @@ class DiskStore:
         self._lock = threading.RLock()
         self._tickets = count(1)
         self._queue = IoQueue(require_int("threads", threads, max=256), file_ops)
-        self._slabs = SlabSet(self.path, plan, self._queue)
+        try:
+            self._slabs = SlabSet(self.path, plan, self._queue)
+        except BaseException:
+            self._queue.close()
+            raise
         self._lanes = self._slabs.lanes
         self._sequence = self._slabs.newest + 1
         self._ledger = Ledger(self._slabs, fingerprint.payload_bytes)
@@ -255,9 +259,11 @@ class DiskStore:
         """Wait until nothing is pending; return False if `timeout` seconds pass first. `poll` returns the batches."""
         if not self._queue.drain(timeout):
             return False
-        if self._is_usable():
-            with self._entered():
-                pass
+        if not self._is_foreign():
+            with self._lock:
+                self._ledger.collect(self._queue.poll())
+                if self._ledger.has_ready:
+                    self._queue.signal()
         return True
 
     def close(self) -> None:
@@ -290,7 +296,9 @@ class DiskStore:
             held = sum(lane.held.total() for lane in self._lanes)
             return self._ledger.stats(held)
 
-    def __len__(self) -> int:
+    @property
+    def num_entries(self) -> int:
+        """Number of published entries of all lanes."""
         return sum(len(lane.entries) for lane in self._lanes)
 
     def check_invariants(self) -> None:
