@@ -13,6 +13,7 @@ from tests.tiers.handover.conftest import pair_of
 from tests.tiers.handover.pairs import as_bytes, fill, make
 
 ROUNDS = 10_000 if os.environ.get("PAGECORE_FAULTS") == "full" else 400
+ACTS = ["new", "grow", "remove", "hand over", "poll", "cancel"]
 
 
 def expected(tokens, layer, plane, shape):
@@ -87,7 +88,7 @@ class _Side:
         self.sequences, self.running, self.num_arrived = [], [], 0
 
     def act(self, rng, other):
-        act = rng.choice(["new", "grow", "remove", "hand over", "poll", "cancel"], p=[0.15, 0.15, 0.25, 0.25, 0.15, 0.05])
+        act = rng.choice(ACTS, p=[0.15, 0.15, 0.25, 0.25, 0.15, 0.05])
         pick = self.sequences[rng.integers(len(self.sequences))] if self.sequences else None
         try:
             if act == "new":
