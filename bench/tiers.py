@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from bench import tiers_disk
+from bench import tiers_disk, tiers_handover
 from bench.runner import Bench
 
 KIB, MIB = 1 << 10, 1 << 20
 # Media by name; each has ``run(bench, entry_bytes, count)``, see bench/store_load.py.
-MEDIA = {"disk": tiers_disk.run}
+MEDIA = {"disk": tiers_disk.run, "handover": tiers_handover.run}
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:

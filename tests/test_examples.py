@@ -25,6 +25,7 @@ PROMISED = {
     "hybrid_loop": "all tokens of 12 requests equal those computed from scratch: True",
     "eviction_rank": "rank 24% of the tokens reused",
     "quest_pages": "the error with a quarter of the pages is below 0.05: True",
+    "prefill_decode": "all 24 tokens of 6 requests equal those of one process: True",
     "snapkv": "the error is below 0.05: True",
 }
 SLOW = {"transformers_generate", "transformers_hybrid", "transformers_whisper"}

@@ -1,0 +1,142 @@
+"""Export: offer a computed sequence to other processes."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._lock import Held
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.lifecycle._identity import content_identity
+from pagecore.cache.paged import PagedKVCache
+from pagecore.cache.parts import CacheParts, parts_of
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage.checks import as_float, ceil_div, require_int
+from pagecore.tiers.handover.geometry import check_served, describe
+from pagecore.tiers.handover.manifest import ID_BYTES, Manifest
+from pagecore.tiers.handover.offers import Offer
+from pagecore.tiers.handover.transport import Transport
+
+LEASE_SECONDS_MAX = 7 * 24 * 3600.0
+
+
+def export_sequence(
+    cache: PagedKVCache,
+    sequence: Sequence,
+    *,
+    transport: Transport,
+    lease: float = 30.0,
+    readers: int = 1,
+    model: str = "",
+) -> Manifest:
+    """Offer the computed tokens of a sequence to other processes, and return the manifest that finds them.
+
+    The rows are held by a fork of the sequence, which the cache counts; `sequence` itself may grow, or be removed at
+    once. They are given back when `readers` imports are complete, or when the lease has ended and no read can follow:
+    sockets cut their readers then, one-sided transports wait for the end of theirs.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+        A cache on the host, without cross-attention layers.
+    sequence : Sequence
+        Idle, not swapped out and not compacted.
+    transport : Transport
+        With an address.
+    lease : float
+        Seconds for which the rows are kept for readers.
+    readers : int
+        Number of imports: one for each rank of the importing side.
+    model : str
+        Name and revision of the model; an importer that names another one refuses the manifest.
+
+    Returns
+    -------
+    Manifest
+        Send ``manifest.encode()`` to the importer.
+
+    Raises
+    ------
+    UnsupportedOption, DeviceError
+        A cache or sequence that cannot be handed over, or a transport without an address.
+    InvalidSequence
+        A sequence that is not of this cache, in flight or swapped out.
+    OutOfRows
+        The fork needs a row; raise `max_sequences`.
+    ShapeError
+        A lease or number of readers out of range. After every error nothing is held.
+    """
+    parts = parts_of(cache)
+    check_served(parts)
+    seconds = as_float("lease", lease)
+    if not 0 < seconds <= LEASE_SECONDS_MAX:
+        raise ShapeError(f"lease is {seconds} seconds; use more than 0 and at most {LEASE_SECONDS_MAX:.0f}")
+    number = require_int("readers", readers, max=1024)
+    if not transport.address:
+        raise UnsupportedOption(
+            f"transport {transport!r} has no address, so that importers cannot reach it; make it with one"
+        )
+    if isinstance(sequence, Sequence) and sequence.num_dropped_tokens:
+        raise UnsupportedOption(
+            f"sequence {sequence.id!r} was compacted, so that its positions run ahead of its tokens; hand it over "
+            "before compact"
+        )
+    export = os.urandom(ID_BYTES)
+    held = cache.fork(sequence, ("export", export.hex()))
+    try:
+        offer = _offer(cache, held, export, seconds, number)
+        manifest = _manifest(cache, offer, transport, model, seconds)
+        transport.offer(offer)
+    except BaseException:
+        cache.remove(held)
+        raise
+    return manifest
+
+
+def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, readers: int) -> Offer:
+    parts = parts_of(cache)
+    count = ceil_div(held.num_computed_tokens, parts.block_size)
+    rows = [parts.tables.blocks(held.row, group)[:count].copy() for group in range(len(parts.token_groups))]
+    slot = cache.state_slot(held) if parts.state.states is not None else 0
+    expires = time.monotonic_ns() + int(lease * 1e9)
+    return Offer(export, cache, held, rows, slot, *_copied_checkpoint(parts, cache, held), expires, readers)
+
+
+def _copied_checkpoint(parts: CacheParts, cache: PagedKVCache, held: Sequence) -> tuple[NDArray[np.uint8] | None, int]:
+    """Return the bytes of a sequence's checkpoint, and the number of its tokens; None and 0 without one."""
+    if parts.state.states is None:
+        return None, 0
+    with Held(parts.state.lock):  # eviction may take the slot of an idle row's checkpoint
+        found = cache.checkpoint(held)
+        if found is None:
+            return None, 0
+        states = parts.store.states
+        assert states is not None
+        planes = [plane.numpy()[found[0]] for plane in states.planes()]
+        return np.concatenate([plane.reshape(-1).view(np.uint8) for plane in planes]), found[1]
+
+
+def _manifest(cache: PagedKVCache, offer: Offer, transport: Transport, model: str, lease: float) -> Manifest:
+    parts = parts_of(cache)
+    if not isinstance(model, str):
+        raise UnsupportedOption(f"model is {model!r}; give a str")
+    held = offer.held
+    namespace, spans = content_identity(parts.state, held)
+    return Manifest(
+        offer.export,
+        transport.name,
+        transport.address,
+        model,
+        describe(parts),
+        held.tokens.astype("<i4").tobytes(),
+        held.num_computed_tokens,
+        [np.packbits(row != 0).tobytes() for row in offer.rows],
+        offer.state_slot > 0,
+        offer.checkpoint_length,
+        namespace,
+        spans,
+        lease,
+    )

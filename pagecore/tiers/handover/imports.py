@@ -1,0 +1,352 @@
+"""Import: pull an exported sequence into a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Hashable
+from collections.abc import Sequence as Listed
+from typing import Any
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity, namespace_digest
+from pagecore.cache.paged import PagedKVCache
+from pagecore.cache.parts import parts_of
+from pagecore.cache.prefix.retention import Spans
+from pagecore.cache.step.batch import Batch, own_step
+from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.storage.checks import as_float, shown
+from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
+from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
+from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.plans import ImportPlan, plan_import
+from pagecore.tiers.handover.pulls import Pull
+from pagecore.tiers.handover.transport import Transport
+
+DEADLINE_SECONDS_MAX = 7 * 24 * 3600.0
+
+
+def import_sequence(
+    cache: PagedKVCache,
+    manifest: Manifest | bytes | Listed[Manifest | bytes],
+    *,
+    transport: Transport,
+    deadline: float = 30.0,
+    id: object = None,
+    namespace: Hashable = None,
+    spans: Spans | None = None,
+    max_tokens: int | None = None,
+    priority: float | None = None,
+    time_to_live: float | None = None,
+    rank: float | None = None,
+    model: str = "",
+    num_kv_heads: int | None = None,
+) -> Sequence:
+    """Pull an exported sequence into a cache, and return it when all its bytes have arrived and were verified.
+
+    The cache reuses what its prefix cache has; only the other blocks are pulled. Blocks arrive with the holes of their
+    windows, and states with the running state and the exporter's checkpoint, if a slot is free for it. Heads may be
+    split over other numbers of ranks: pieces are cut at heads. Blocks of another size are cut at tokens, except in
+    groups with a window or with planes per block. The layouts of the pools may differ.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+        A cache on the host, of the same layers as the exporter's.
+    manifest : Manifest or bytes, or a list of them
+        Several manifests are those of the ranks that hold the heads of this one together.
+    transport : Transport
+        Of the kind that the manifest names.
+    deadline : float
+        Seconds from now until the import fails.
+    id, namespace, spans, max_tokens, priority, time_to_live, rank
+        As for `PagedKVCache.add_sequence`. Pass the namespace and the spans of the exported sequence.
+    model : str
+        Name and revision of the model; compared with that of the manifest if both are given.
+    num_kv_heads : int, optional
+        Key-value heads of the whole model; only needed where every rank of both sides has one head and the numbers of
+        ranks differ.
+
+    Returns
+    -------
+    Sequence
+        Idle, with the known tokens of the exporter, of which the same number is computed.
+
+    Raises
+    ------
+    UnsupportedOption, ShapeError
+        A manifest that cannot be read, or of another version, model or geometry; a cache that is not served.
+    InvalidSequence
+        A namespace or spans other than the exporter's; an id in use.
+    OutOfBlocks, OutOfRows
+        The cache has no room.
+    HandoverError
+        LeaseExpired, PeerLost, DeadlineExceeded or CorruptTransfer. After every error the cache is as before, except
+        that cached blocks may have been evicted to make room.
+    """
+    return start_import(
+        cache,
+        manifest,
+        transport=transport,
+        deadline=deadline,
+        id=id,
+        namespace=namespace,
+        spans=spans,
+        max_tokens=max_tokens,
+        priority=priority,
+        time_to_live=time_to_live,
+        rank=rank,
+        model=model,
+        num_kv_heads=num_kv_heads,
+    ).result()
+
+
+def start_import(
+    cache: PagedKVCache,
+    manifest: Manifest | bytes | Listed[Manifest | bytes],
+    *,
+    transport: Transport,
+    deadline: float = 30.0,
+    id: object = None,
+    namespace: Hashable = None,
+    spans: Spans | None = None,
+    max_tokens: int | None = None,
+    priority: float | None = None,
+    time_to_live: float | None = None,
+    rank: float | None = None,
+    model: str = "",
+    num_kv_heads: int | None = None,
+) -> SequenceImport:
+    """Begin to pull an exported sequence and return at once; arguments and errors are those of `import_sequence`.
+
+    Rows and blocks are taken before the function returns, so that a lack of room is known at once. The sequence is in
+    flight until `SequenceImport.poll` returns True: every operation but `remove` refuses it, and `remove` waits for
+    the end of the pull.
+    """
+    parts = parts_of(cache)
+    check_served(parts)
+    manifests = _decoded(manifest)
+    seconds = as_float("deadline", deadline)
+    if not 0 < seconds <= DEADLINE_SECONDS_MAX:
+        raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
+    _check_manifests(manifests, transport, model, namespace)
+    shares = match_geometry(describe(parts), manifests, num_kv_heads)
+    first = manifests[0]
+    until = time.monotonic_ns() + int(seconds * 1e9)
+    sequence = cache.add_sequence(
+        first.tokens,
+        id=id,
+        namespace=namespace,
+        spans=spans,
+        max_tokens=max_tokens,
+        priority=priority,
+        time_to_live=time_to_live,
+        rank=rank,
+    )
+    batch = None
+    try:
+        _check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
+        lacking = first.num_computed - sequence.num_computed_tokens
+        if lacking > 0:
+            batch = cache.prepare_arrival(sequence, lacking)
+        plan = plan_import(parts, sequence, batch, manifests, shares, until)
+        return SequenceImport(cache, sequence, batch, plan, transport)
+    except BaseException:
+        if batch is not None:
+            cache.abandon(batch)
+        cache.remove(sequence)
+        raise
+
+
+class SequenceImport:
+    """An import under way; `start_import` makes it.
+
+    A thread of its own pulls the bytes into blocks that no other sequence uses. The sequence becomes usable within
+    `poll` or `result`, in the thread of the caller. An import that is dropped is cancelled.
+    """
+
+    def __init__(
+        self, cache: PagedKVCache, sequence: Sequence, batch: Batch | None, plan: ImportPlan, transport: Transport
+    ) -> None:
+        self._cache, self._sequence, self._batch, self._plan = cache, sequence, batch, plan
+        self._lock = threading.Lock()
+        self._known = threading.Event()
+        self._descriptor: int | None = None
+        self._error: BaseException | None = None
+        self._has_arrived = self._is_ended = False
+        self._pulls: list[Pull] = []
+        try:
+            for request in plan.requests:
+                self._pulls.append(transport.pull(request))
+        except BaseException:
+            for pull in self._pulls:
+                pull.cancel()
+                with contextlib.suppress(HandoverError):
+                    pull.run()
+            raise
+        self._thread = threading.Thread(target=_pull_all, args=(self,), name="pagecore-import", daemon=True)
+        self._thread.start()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes to pull; what the prefix cache had is not counted."""
+        return self._plan.nbytes
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable once `poll` has an end to return; it is closed then."""
+        with self._lock:
+            if self._is_ended:
+                raise InvalidSequence("the import has ended; call result()")
+            if self._descriptor is None:
+                self._descriptor = os.eventfd(int(self._known.is_set()), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            return self._descriptor
+
+    def poll(self) -> bool:
+        """Return True if the import has ended; then `result` returns or raises at once. Never waits, never raises."""
+        if not self._known.is_set():
+            return False
+        with self._lock:
+            if not self._is_ended:
+                self._is_ended = True
+                if self._descriptor is not None:
+                    os.close(self._descriptor)
+                    self._descriptor = None
+                if self._error is None:
+                    self._land()
+        return True
+
+    def result(self) -> Sequence:
+        """Wait for the end; return the sequence or raise the error of the import."""
+        self._known.wait()
+        self.poll()
+        if self._error is not None:
+            raise self._error
+        return self._sequence
+
+    def cancel(self) -> None:
+        """Give the import up; `result` then raises ImportCancelled. An import that has ended is left as it is."""
+        with self._lock:
+            if self._is_ended:
+                return
+            if self._has_arrived:
+                self._error = ImportCancelled("the import was cancelled")
+                self._give_back()
+                return
+        for pull in self._pulls:
+            pull.cancel()
+
+    def _fail(self, error: BaseException) -> None:
+        """Make an error known."""
+        with self._lock:
+            self._error = self._error or error
+            self._tell()
+
+    def _tell(self) -> None:
+        self._known.set()
+        if self._descriptor is not None:
+            os.eventfd_write(self._descriptor, 1)
+
+    def _land(self) -> None:
+        """Commit what has arrived."""
+        try:
+            if self._batch is not None:
+                self._cache.commit(self._batch)
+            plan, state = self._plan, parts_of(self._cache).state
+            if plan.checkpoint is not None:
+                adopt_checkpoint(state, self._sequence, plan.checkpoint.length, plan.checkpoint.fill)
+        except PagecoreError as error:
+            self._error = error
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Return rows and blocks to the cache; nothing writes to them any more."""
+        with contextlib.suppress(InvalidSequence):  # removed by the caller meanwhile
+            if self._batch is not None and self._batch.in_flight:
+                self._cache.abandon(self._batch)
+        with contextlib.suppress(InvalidSequence):
+            self._cache.remove(self._sequence)
+
+    def _pull(self) -> None:
+        for i, pull in enumerate(self._pulls):
+            try:
+                pull.run()
+            except BaseException:
+                for other in self._pulls[i + 1 :]:
+                    other.cancel()
+                    with contextlib.suppress(HandoverError):
+                        other.run()
+                raise
+
+    def _work(self) -> None:
+        """Pull everything; runs in the thread of the import."""
+        error: BaseException | None = None
+        try:
+            if self._batch is None:
+                self._pull()
+            else:  # until it returns, the step cannot end or lose its blocks
+                own_step(parts_of(self._cache).state, self._batch).run(self._pull)
+        except BaseException as raised:
+            error = raised
+        with self._lock:
+            if error is None and self._error is None:
+                self._has_arrived = True
+                self._tell()
+                return
+        self._give_back()
+        self._fail(error or ImportCancelled("the import was cancelled"))
+
+    def __del__(self) -> None:
+        if not getattr(self, "_is_ended", True):
+            self.cancel()
+            self.poll()
+
+    def __repr__(self) -> str:
+        state = "running" if not self._known.is_set() else "failed" if self._error else "arrived"
+        return f"SequenceImport({self._sequence.id!r}, {self.nbytes} bytes, {state})"
+
+
+def _pull_all(running: SequenceImport) -> None:
+    running._work()
+
+
+def _decoded(given: object) -> list[Manifest]:
+    listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if not listed:
+        raise ShapeError("the list of manifests is empty; pass one, or those of all ranks of the exporter")
+    return [each if isinstance(each, Manifest) else Manifest.decode(each) for each in listed]
+
+
+def _check_manifests(manifests: list[Manifest], transport: Transport, model: str, namespace: Hashable) -> None:
+    first = manifests[0]
+    for manifest in manifests:
+        manifest.check()
+        if manifest.transport != transport.name:
+            raise UnsupportedOption(
+                f"the manifest is of transport {manifest.transport!r} and {transport!r} is {transport.name!r}; use the "
+                "same kind on both sides"
+            )
+        if model and manifest.model and manifest.model != model:
+            raise UnsupportedOption(
+                f"the manifest is of model {shown(manifest.model)}, and this cache serves {shown(model)}; import it "
+                "into a cache of its own model"
+            )
+        alike = (manifest.ids, manifest.num_computed, manifest.namespace) == (
+            first.ids,
+            first.num_computed,
+            first.namespace,
+        )
+        if not alike:
+            raise UnsupportedOption("the manifests are of different sequences; pass those of one sequence's ranks")
+    own = namespace_digest(namespace)
+    if None not in (first.namespace, own) and first.namespace != own:
+        raise InvalidSequence(
+            f"namespace is {shown(namespace)}, which is not that of the exported sequence; pass the same namespace"
+        )
+
+
+def _check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None:
+    known = manifest.spans is not None and own is not None and block_size == manifest.geometry.block_size
+    if known and manifest.spans != own:
+        raise InvalidSequence("spans are not those of the exported sequence; pass the same spans and digests")

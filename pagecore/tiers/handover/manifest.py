@@ -1,0 +1,172 @@
+"""The manifest of an export: a sequence's tokens, the planes that hold it, and the place to pull them from."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage.checks import ceil_div, shown
+from pagecore.tiers.handover.codec import pack, unpack
+
+MAGIC = b"pcHO"
+VERSION = 1
+_HEADER = struct.Struct("<4sH")
+# Bytes of the identifier of an export, which is also the secret that a reader must know.
+ID_BYTES = 16
+
+
+@dataclass(frozen=True)
+class PlaneShape:
+    """One plane of a layer: its name, the shape of an entry on this rank, its dtype and its unit."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    per: str
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """A group of layers: its planes, the number of its layers, and the options that its bytes depend on.
+
+    Attributes
+    ----------
+    limits : list
+        Window, chunk, lookahead and sink tokens; None without them.
+    options : dict
+        Format, given factors and label channels; a list has one entry for each head of the rank.
+    """
+
+    planes: list[PlaneShape]
+    layers: int
+    limits: list[int | None]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The planes of a cache, as one rank of several stores them.
+
+    Attributes
+    ----------
+    layers : list
+        Group and index in the group of each model layer; group -1 holds the layers that keep states.
+    states : list
+        Planes of each layer that keeps a state.
+    """
+
+    block_size: int
+    layers: list[list[int]]
+    groups: list[GroupShape]
+    states: list[list[PlaneShape]]
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Description of an exported sequence; a process that has it can pull the sequence until the lease ends.
+
+    Attributes
+    ----------
+    export : bytes
+        Identifier of the export, 16 random bytes.
+    transport, address : str
+        Name of the transport, and the address at which the exporter answers.
+    model : str
+        Name of the model and revision; empty if the exporter gave none.
+    geometry : Geometry
+    ids : bytes
+        Known token ids, int32 in little-endian order.
+    num_computed : int
+        Tokens whose keys and values the exporter has.
+    held : list of bytes
+        For each group one bit for each block of the computed tokens, packed as by `numpy.packbits`: 1 if the exporter
+        has the block, 0 for a hole that a window left.
+    has_state : bool
+    checkpoint : int
+        Tokens before the checkpoint of the states; 0 without one.
+    namespace, spans : bytes or None
+        Digests of the namespace and the spans; empty for none, None if they are unknown.
+    lease : float
+        Seconds from the export to the end of the lease.
+    """
+
+    export: bytes
+    transport: str
+    address: str
+    model: str
+    geometry: Geometry
+    ids: bytes
+    num_computed: int
+    held: list[bytes]
+    has_state: bool
+    checkpoint: int
+    namespace: bytes | None
+    spans: bytes | None
+    lease: float
+
+    @property
+    def tokens(self) -> NDArray[np.int32]:
+        """The known token ids: int32 ``[num_tokens]``."""
+        return np.frombuffer(self.ids, "<i4").astype(np.int32)
+
+    def held_blocks(self, group: int) -> NDArray[np.bool_]:
+        """Return whether the exporter has each block of the computed tokens of a group."""
+        count = ceil_div(self.num_computed, self.geometry.block_size)
+        return np.unpackbits(np.frombuffer(self.held[group], np.uint8), count=count).astype(bool)
+
+    def encode(self) -> bytes:
+        """Return the manifest as bytes: a magic number, the version, and MessagePack."""
+        return _HEADER.pack(MAGIC, VERSION) + pack(self)
+
+    @classmethod
+    def decode(cls, encoded: bytes) -> Self:
+        """Return the manifest that `encode` turned into bytes.
+
+        Raises
+        ------
+        UnsupportedOption
+            Bytes that are not a manifest, or one of another version.
+        ShapeError
+            A manifest that is cut short, or whose fields contradict each other.
+        """
+        if not isinstance(encoded, bytes | bytearray | memoryview):
+            raise UnsupportedOption(f"the manifest is {shown(encoded)}; expected bytes, as of Manifest.encode")
+        data = bytes(encoded)
+        if len(data) < _HEADER.size or data[:4] != MAGIC:
+            raise UnsupportedOption(
+                f"{len(data)} bytes that begin with {data[:4]!r} are not a manifest; pass the bytes of Manifest.encode"
+            )
+        version = _HEADER.unpack_from(data)[1]
+        if version != VERSION:
+            raise UnsupportedOption(
+                f"the manifest has version {version}; this library reads {VERSION}: use the same version of pagecore "
+                "on both sides"
+            )
+        manifest = unpack(cls, data[_HEADER.size :], "manifest")
+        manifest.check()
+        return manifest
+
+    def check(self) -> None:
+        """Raise ShapeError if fields contradict each other."""
+        blocks = ceil_div(self.num_computed, max(1, self.geometry.block_size))
+        sizes = {len(bits) for bits in self.held}
+        if (
+            len(self.export) != ID_BYTES
+            or len(self.ids) % 4
+            or self.num_computed < 0
+            or self.geometry.block_size < 1
+            or not 0 <= self.checkpoint <= self.num_computed
+            or len(self.held) != len(self.geometry.groups)
+            or not sizes <= {ceil_div(blocks, 8)}
+        ):
+            raise ShapeError(
+                f"the manifest contradicts itself: {self.num_computed} tokens in {len(self.geometry.groups)} groups, "
+                f"with marks of {sorted(sizes)} bytes; export the sequence again"
+            )

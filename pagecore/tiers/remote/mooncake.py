@@ -1,0 +1,205 @@
+"""Store of blocks in Mooncake Store, the distributed memory of a Mooncake cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.storage.checks import require_int, shown
+from pagecore.tiers.arguments import checked_pieces
+from pagecore.tiers.payload import FRAME_BYTES
+from pagecore.tiers.remote.store import Identity
+from pagecore.tiers.remote.workers import Connection, WorkerStore
+from pagecore.tiers.store import Keys, Pieces
+
+# Results of Mooncake's client: absence, and an object that exists.
+NOT_FOUND, EXISTS = -704, -705
+PROBE_SECONDS = 5.0
+
+
+class MooncakeStore(WorkerStore):
+    """Blocks in Mooncake Store: a master process, and memory that the clients of the cluster lend.
+
+    The client reads and writes the caller's memory without a copy. It cannot end a transfer early: after a read that
+    timed out its peer may still write (`writes_late`), and it keeps no sums (`verifies` is False). Use the store in a
+    `Guard`, which loads into its staging memory and compares sums.
+
+    Parameters
+    ----------
+    master : str
+        ``host:port`` of ``mooncake_master``.
+    fingerprint : Fingerprint
+        Names of entries begin with the name of the fingerprint.
+    hostname : str
+        Name or IP address under which the other clients reach this process.
+    segment_bytes : int
+        Memory that this process lends to the store; 0 for a client that lends none. At least one client must lend some.
+    buffer_bytes : int
+        Memory of the client for its own messages.
+    metadata : str
+        Metadata server of the cluster; "P2PHANDSHAKE" for none.
+    protocol : {"tcp", "rdma"}
+    devices : str
+        RDMA devices, separated by commas; empty for all.
+    threads : int
+        Batches that are carried out at the same time.
+
+    Raises
+    ------
+    UnsupportedOption
+        Mooncake is not installed, or an address that does not parse.
+    StoreError
+        The master does not answer, or refuses the client.
+    ShapeError
+        A number out of range.
+
+    Notes
+    -----
+    Mooncake: Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. A call takes up to 30 s if
+    the master hangs, and `close` waits for it.
+    """
+
+    verifies = False
+    writes_late = True
+
+    def __init__(
+        self,
+        master: str,
+        *,
+        fingerprint: Identity,
+        hostname: str = "127.0.0.1",
+        segment_bytes: int = 0,
+        buffer_bytes: int = 16 << 20,
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        devices: str = "",
+        threads: int = 2,
+    ) -> None:
+        segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
+        local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
+        count = require_int("threads", threads, max=64)
+        _probe(master)
+        self._prefix = f"{fingerprint.name}:"
+        self._registered: list[int] = []
+        self._client: Any = _client()
+        status = self._client.setup(hostname, metadata, segment, local, protocol, devices, master)
+        if status != 0:
+            raise StoreError(
+                f"Mooncake's client cannot join the cluster of {master} as {hostname} over {protocol}: {status}; check "
+                "hostname, metadata and devices"
+            )
+        super().__init__(f"mooncake://{master}", fingerprint, self._connect(), count)
+
+    def register_memory(self, address: int, nbytes: int) -> None:
+        """Make memory known to the client, as transfers by RDMA require; it must stay until `close`.
+
+        Raises
+        ------
+        StoreError
+            The client cannot register the memory.
+        """
+        status = self._client.register_buffer(address, nbytes)
+        if status != 0:
+            raise StoreError(f"Mooncake cannot register {nbytes} bytes: {status}; check the limit of locked memory")
+        self._registered.append(address)
+
+    def _connect(self) -> Connection:
+        return _Session(self._client, self._prefix)
+
+    def _release(self) -> None:
+        super()._release()
+        for address in self._registered:
+            self._client.unregister_buffer(address)
+        self._client.close()
+        self._client = None
+
+    def _checked_pieces(self, keys: Keys, pieces: Pieces) -> Pieces:
+        """Accept payloads with and without the frame that a `Guard` adds."""
+        checked = checked_pieces(pieces, len(keys))
+        sizes = self._sizes(keys)
+        wrong = (checked[:, 1] != sizes) & (checked[:, 1] != sizes + np.uint64(FRAME_BYTES))
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise ShapeError(
+                f"pieces[{index}] has {int(checked[index, 1])} bytes; an entry of lane {int(keys[index, -1])} has "
+                f"{int(sizes[index])} bytes by the fingerprint; use the pieces of that cache's HostPool"
+            )
+        return checked
+
+
+class _Session:
+    """Calls of the client, which all threads share."""
+
+    def __init__(self, client: Any, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+
+    def _names(self, keys: Keys) -> list[str]:
+        return [self._prefix + key.tobytes().hex() for key in keys]
+
+    def open(self) -> None:
+        """Do nothing: the client was set up before."""
+
+    def lookup(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
+        """Find entries."""
+        found = np.array(self._client.batch_is_exist(self._names(keys)), np.int64)
+        ok[:] = found == 1
+        return _reason(found[found < 0])
+
+    def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
+        """Read entries; one of another size is a miss."""
+        addresses, sizes = pieces.T.tolist()
+        found = np.array(self._client.batch_get_into(self._names(keys), addresses, sizes), np.int64)
+        ok[:] = found == pieces[:, 1].astype(np.int64)
+        return _reason(found[(found < 0) & (found != NOT_FOUND)])
+
+    def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
+        """Write entries; one that exists stays."""
+        addresses, sizes = pieces.T.tolist()
+        written = np.array(self._client.batch_put_from(self._names(keys), addresses, sizes), np.int64)
+        ok[:] = (written == 0) | (written == EXISTS)
+        return _reason(written[~ok])
+
+    def abort(self) -> None:
+        """Do nothing: the client has no way to end a call early."""
+
+    def close(self) -> None:
+        """Do nothing: the store closes the client."""
+
+
+def _reason(codes: NDArray[np.int64]) -> str | None:
+    if len(codes) == 0:
+        return None
+    advice = "check its master and the memory that clients lend"
+    return f"Mooncake failed for {len(codes)} keys with code {int(codes[0])}; {advice}"
+
+
+def _client() -> Any:
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")
+    try:
+        from mooncake.store import MooncakeDistributedStore
+    except ImportError as error:
+        raise UnsupportedOption(
+            f"MooncakeStore cannot import mooncake ({error}); install it with: pip install 'pagecore[mooncake]', and "
+            "libibverbs1, libnuma1 and libcurl4 of the system"
+        ) from None
+    return MooncakeDistributedStore()
+
+
+def _probe(master: object) -> None:
+    """Raise an error unless something listens at the address of the master."""
+    host, _, port = master.rpartition(":") if isinstance(master, str) else ("", "", "")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UnsupportedOption(f"master is {shown(master)}; give 'host:port' of mooncake_master")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+    except OSError as error:
+        reason = error.strerror or error
+        raise StoreError(
+            f"no Mooncake master answers at {master}: {reason}; start mooncake_master --rpc_port={port}"
+        ) from None

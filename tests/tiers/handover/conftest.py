@@ -1,0 +1,41 @@
+"""Pairs of transports: that of the exporter, which listens, and that of the importer."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from pagecore.tiers.handover.sockets import SocketTransport
+from tests.capabilities import require
+
+
+@contextmanager
+def pair_of(kind, folder):
+    if kind in ("nixl", "mooncake"):
+        require("nixl._api" if kind == "nixl" else "mooncake.engine")
+        from pagecore.tiers.handover.mooncake import MooncakeTransport
+        from pagecore.tiers.handover.nixl import NixlTransport
+
+        made = NixlTransport if kind == "nixl" else MooncakeTransport
+        address, options = "tcp://127.0.0.1:0", {"staging_bytes": 1 << 16}
+    else:
+        made, options = SocketTransport, {}
+        address = "tcp://127.0.0.1:0" if kind == "tcp" else f"unix://{folder}/handover.sock"
+    with made(address, **options) as exporter, made(**options) as importer:
+        yield exporter, importer
+
+
+@pytest.fixture
+def sockets(tmp_path):
+    """A pair over a Unix socket; every thread ends."""
+    before = set(threading.enumerate())
+    with pair_of("unix", tmp_path) as pair:
+        yield pair
+    assert {each for each in threading.enumerate() if each.name.startswith("pagecore")} <= before
+
+
+@pytest.fixture(scope="module", params=["tcp", "unix", "nixl", "mooncake"])
+def pair(request, tmp_path_factory):
+    """A pair of each kind."""
+    with pair_of(request.param, tmp_path_factory.mktemp("pair")) as made:
+        yield made

@@ -1,0 +1,89 @@
+"""Caches that hand sequences over, and the bytes that a sequence has in its cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagecore import AttentionSpec, PagedKVCache
+from pagecore.cache.parts import parts_of
+
+SPECS = [AttentionSpec(4, 8, dtype="float32"), AttentionSpec(4, 8, dtype="float32", window=24)]
+
+
+def make(specs=SPECS, **options):
+    return PagedKVCache(list(specs), **{"block_size": 8, "num_blocks": 40, "max_sequences": 8} | options)
+
+
+def fill(cache, seed):
+    """Write random bytes to every pool of a cache."""
+    rng = np.random.default_rng(seed)
+    store = parts_of(cache).store
+    memory = [buffer.numpy() for pool in store.pools for buffer in pool.buffers]
+    memory += [] if store.states is None else [plane.numpy() for plane in store.states.planes()]
+    for array in memory:
+        flat = array.reshape(-1).view(np.uint8)
+        flat[:] = rng.integers(0, 256, flat.size, np.uint8)
+
+
+def computed(cache, tokens, length=None, seed=0, **options):
+    """Add a sequence whose bytes are those that the pools hold already."""
+    sequence = cache.add_sequence(tokens, **options)
+    advance(cache, sequence, (len(tokens) if length is None else length) - sequence.num_computed_tokens)
+    return sequence
+
+
+def advance(cache, sequence, count):
+    """Compute `count` more tokens of a sequence with random bytes."""
+    batch = cache.prepare([sequence], count)
+    rng = np.random.default_rng([count, sequence.num_computed_tokens])
+    store = parts_of(cache).store
+    for group, pool in enumerate(store.pools):
+        slots = batch.host.slot_mappings[group].numpy()[: batch.num_tokens]
+        for plane in (plane for plane in pool.planes() if plane.shape[1:2] == (cache.block_size,)):
+            array = as_bytes(plane)
+            array[slots // cache.block_size, slots % cache.block_size] = rng.integers(
+                0, 256, (len(slots), *array.shape[2:]), np.uint8
+            )
+    cache.commit(batch)
+
+
+def as_bytes(plane):
+    """Return a plane as uint8; its last axis counts bytes."""
+    return plane.numpy().view(np.uint8)
+
+
+def content(cache, sequence):
+    """Return the bytes of the tokens that each group holds, by (group, layer, plane): ``[tokens, ...]`` each."""
+    parts = parts_of(cache)
+    found = {}
+    length = sequence.num_computed_tokens
+    for group, pool in enumerate(parts.store.pools):
+        row = parts.tables.blocks(sequence.row, group)
+        tokens = np.arange(length)
+        tokens = tokens[row[tokens // cache.block_size] != 0]
+        found[group, "held"] = tokens
+        for layer in range(pool.num_layers):
+            for plane in pool.spec.planes:
+                array = as_bytes(pool.plane(plane.name, layer))
+                if plane.per == "block":
+                    blocks = np.unique(tokens // cache.block_size)
+                    found[group, layer, plane.name] = array[row[blocks]]
+                else:
+                    block = row[tokens // cache.block_size]
+                    found[group, layer, plane.name] = array[block, tokens % cache.block_size]
+    if parts.state.states is not None:
+        slot = cache.state_slot(sequence)
+        found["state"] = [as_bytes(plane)[slot] for plane in parts.store.states.planes()]
+    return found
+
+
+def assert_same(one, other, heads=None):
+    """Compare the bytes of two sequences; `heads` selects those of `one` that `other` holds."""
+    assert one.keys() == other.keys()
+    for key, expected in one.items():
+        if key == "state":
+            for mine, theirs in zip(expected, other[key], strict=True):
+                np.testing.assert_array_equal(mine, theirs)
+            continue
+        part = expected[:, heads] if heads is not None and expected.ndim == 3 else expected
+        np.testing.assert_array_equal(part, other[key], err_msg=str(key))

@@ -1,0 +1,504 @@
+"""A hand-over that fails ends in a typed error, with the importing cache as before and no rows held for ever."""
+
+import gc
+import os
+import socket
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pagecore import (
+    AttentionSpec,
+    CrossSpec,
+    DeviceError,
+    InvalidSequence,
+    OutOfBlocks,
+    OutOfRows,
+    PagedKVCache,
+    ShapeError,
+    SwapSpace,
+    UnsupportedOption,
+)
+from pagecore.tiers.handover import errors
+from pagecore.tiers.handover.exports import export_sequence
+from pagecore.tiers.handover.imports import import_sequence, start_import
+from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.sockets import SocketTransport
+from tests.tiers.handover.conftest import pair_of
+from tests.tiers.handover.pairs import SPECS, assert_same, computed, content, fill, make
+from tests.tiers.handover.relay import Relay
+
+TOKENS = list(range(100, 200))
+
+
+@pytest.fixture
+def tcp(tmp_path):
+    with pair_of("tcp", tmp_path) as pair:
+        yield pair
+
+
+def state_of(cache):
+    """State of a cache: sequences, reference counts, cached prefixes, and every byte."""
+    parts = cache._parts
+    return (
+        cache.num_sequences,
+        [pool.ref_counts().tolist() for pool in parts.block_pools],
+        cache.match_length(range(700, 800)),
+        [bytes(buffer.numpy()) for pool in parts.store.pools for buffer in pool.buffers],
+    )
+
+
+class Case:
+    """An exporter and an importer with something in their caches."""
+
+    def __init__(self, pair, tokens=TOKENS, **options):
+        self.exporter, self.importer = pair
+        self.sender, self.receiver = make(num_blocks=80), make(num_blocks=80, **options)
+        fill(self.sender, 1)
+        fill(self.receiver, 2)
+        self.sequence = computed(self.sender, tokens)
+        self.other = computed(self.receiver, list(range(700, 724)))
+        self.before = state_of(self.receiver)
+
+    def export(self, **options):
+        return export_sequence(self.sender, self.sequence, transport=self.exporter, **options)
+
+    def start(self, manifest, **options):
+        return start_import(self.receiver, manifest, transport=self.importer, **options)
+
+    def check_unchanged(self, *, bytes_too=True):
+        after = state_of(self.receiver)
+        assert after[:3] == self.before[:3]
+        if bytes_too:
+            assert after[3] == self.before[3]
+        self.receiver.check_invariants()
+        self.sender.check_invariants()
+
+    def check_released(self, seconds=10):
+        assert self.exporter.drain(seconds)
+        assert self.importer.drain(seconds)
+        assert self.sender.num_sequences == 1
+        self.sender.check_invariants()
+
+    def check_works(self):
+        """A new hand-over succeeds."""
+        arrived = self.start(self.export()).result()
+        assert_same(content(self.sender, self.sequence), content(self.receiver, arrived))
+        self.receiver.check_invariants()
+
+
+# Manifests.
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "text"),
+    [
+        (lambda m: b"", UnsupportedOption, "0 bytes that begin with b'' are not a manifest"),
+        (lambda m: b"hello world", UnsupportedOption, "are not a manifest"),
+        (lambda m: m[:4] + b"\x07\x00" + m[6:], UnsupportedOption, "version 7; this library reads 1"),
+        (lambda m: m[: len(m) // 2], ShapeError, "cannot be read"),
+        (lambda m: m[:-1], ShapeError, "cannot be read"),
+        (lambda m: m[:6], ShapeError, "cannot be read"),
+        (lambda m: m[:6] + b"\xc1" * 20, ShapeError, "cannot be read"),
+        (lambda m: "text", UnsupportedOption, "expected bytes"),
+        (lambda m: None, UnsupportedOption, "expected bytes"),
+        (lambda m: [], ShapeError, "the list of manifests is empty"),
+    ],
+)
+def test_manifests_that_cannot_be_read_are_refused(sockets, damage, error, text):
+    case = Case(sockets)
+    manifest = case.export().encode()
+    with pytest.raises(error, match=text):
+        case.start(damage(manifest))
+    case.check_unchanged()
+    case.check_works()
+
+
+def test_any_changed_byte_of_a_manifest_is_refused_or_harmless(sockets):
+    case = Case(sockets)
+    manifest = case.export(readers=1000).encode()
+    expected = content(case.sender, case.sequence)
+    rng = np.random.default_rng(3)
+    for place in rng.integers(0, len(manifest), 60):
+        changed = bytearray(manifest)
+        changed[place] ^= 1 << int(rng.integers(0, 8))
+        try:
+            arrived = case.start(bytes(changed), deadline=2).result()
+        except (errors.HandoverError, UnsupportedOption, ShapeError, InvalidSequence, OutOfBlocks):
+            case.check_unchanged(bytes_too=False)
+            continue
+        if arrived.num_computed_tokens == len(TOKENS) and arrived.tokens.tolist() == TOKENS:
+            assert_same(expected, content(case.receiver, arrived))
+        case.receiver.remove(arrived)
+        case.receiver.clear_prefix_cache()
+        case.before = state_of(case.receiver)
+    case.receiver.check_invariants()
+
+
+@pytest.mark.parametrize(
+    ("specs", "options", "text"),
+    [
+        (SPECS[:1], {}, "arranged otherwise"),
+        ([SPECS[0], AttentionSpec(4, 8, dtype="float32", window=32)], {}, "window, chunk, lookahead"),
+        ([AttentionSpec(4, 8, dtype="float16"), SPECS[1]], {}, "group 0 has planes key"),
+        ([AttentionSpec(4, 16, dtype="float32"), SPECS[1]], {}, "group 0 has planes key"),
+        ([AttentionSpec(2, 8, dtype="float32"), SPECS[1]], {}, "use caches of the same model"),
+        ([AttentionSpec(4, 8, format="int8_token"), SPECS[1]], {}, "of format None at the exporter"),
+        (SPECS, {"block_size": 16}, "has a window and blocks of 8"),
+    ],
+)
+def test_caches_of_another_geometry_refuse(sockets, specs, options, text):
+    case = Case(sockets)
+    receiver = make(specs, **options)
+    with pytest.raises(UnsupportedOption, match=text):
+        import_sequence(receiver, case.export(), transport=case.importer)
+    assert receiver.num_sequences == 0
+    receiver.check_invariants()
+
+
+def test_given_scales_must_be_equal(sockets):
+    exporter, importer = sockets
+    specs = [[AttentionSpec(2, 8, format="float8_e4m3fn", key_scale=scale)] for scale in (0.5, 0.25)]
+    sender, receiver = make(specs[0]), make(specs[1])
+    manifest = export_sequence(sender, computed(sender, TOKENS[:9]), transport=exporter)
+    with pytest.raises(UnsupportedOption, match=r"key_scale of group 0 is 0\.5 at the exporter and 0\.25 here"):
+        import_sequence(receiver, manifest, transport=importer)
+
+
+def test_models_namespaces_spans_and_transports_must_match(sockets):
+    exporter, importer = sockets
+    sender, receiver = make(), make()
+    sequence = computed(sender, TOKENS, namespace=("tenant", 7), spans=[(3, 9, b"picture")])
+    manifest = export_sequence(sender, sequence, transport=exporter, model="llama@1", readers=2)
+    good = {"namespace": ("tenant", 7), "spans": [(3, 9, b"picture")], "transport": importer}
+    cases = [
+        ({"model": "qwen"}, UnsupportedOption, "of model 'llama@1'"),
+        ({"namespace": None}, InvalidSequence, "namespace is None, which is not that of the exported sequence"),
+        ({"namespace": ("tenant", 7.0)}, InvalidSequence, "pass the same namespace"),
+        ({"spans": None}, InvalidSequence, "pass the same spans"),
+        ({"spans": [(3, 9, b"other")]}, InvalidSequence, "pass the same spans"),
+    ]
+    for options, error, text in cases:
+        with pytest.raises(error, match=text):
+            import_sequence(receiver, manifest, **good | options)
+        assert receiver.num_sequences == 0
+    with pytest.raises(UnsupportedOption, match="is of transport 'nixl'"):
+        import_sequence(receiver, replace(manifest, transport="nixl"), **good)
+    import_sequence(receiver, manifest, **good, model="llama@1")
+    receiver.check_invariants()
+
+
+# Caches and sequences that cannot be handed over.
+
+
+def test_exports_that_are_not_served_hold_nothing(sockets):
+    exporter, importer = sockets
+    cache = make()
+    none = PagedKVCache(SPECS[0], num_blocks=9, device="none")
+    with pytest.raises(DeviceError, match="device='none'"):
+        export_sequence(none, none.add_sequence([1]), transport=exporter)
+    cross = PagedKVCache([SPECS[0], CrossSpec(4, 8, dtype="float32")], num_blocks=9)
+    with pytest.raises(UnsupportedOption, match="cross-attention layers"):
+        export_sequence(cross, cross.add_sequence([1]), transport=exporter)
+    sequence = computed(cache, TOKENS[:20])
+    with pytest.raises(UnsupportedOption, match="has no address"):
+        export_sequence(cache, sequence, transport=importer)
+    for lease in (0, -1, float("nan"), 1e9):
+        with pytest.raises(ShapeError, match="lease is"):
+            export_sequence(cache, sequence, transport=exporter, lease=lease)
+    with pytest.raises(ShapeError, match="readers is 0"):
+        export_sequence(cache, sequence, transport=exporter, readers=0)
+    with pytest.raises(InvalidSequence, match="expected a Sequence"):
+        export_sequence(cache, "x", transport=exporter)
+    with cache.prepare([sequence], 1) as batch, pytest.raises(InvalidSequence, match="step in flight"):
+        export_sequence(cache, sequence, transport=exporter)
+    cache.commit(batch)
+    cache.swap_out(sequence, SwapSpace(cache, num_blocks=9))
+    with pytest.raises(InvalidSequence, match="swapped out"):
+        export_sequence(cache, sequence, transport=exporter)
+    assert cache.num_sequences == 1
+    assert exporter.num_offers == 0
+    full = make(SPECS, max_sequences=1)
+    with pytest.raises(OutOfRows):
+        export_sequence(full, computed(full, [1, 2]), transport=exporter)
+    compacted = make(SPECS[:1])
+    held = computed(compacted, TOKENS[:20])
+    compacted.compact(held, range(10))
+    with pytest.raises(UnsupportedOption, match="was compacted"):
+        export_sequence(compacted, held, transport=exporter)
+    exporter.close()
+    with pytest.raises(UnsupportedOption, match="is closed"):
+        export_sequence(compacted, computed(compacted, [5]), transport=exporter)
+    assert compacted.num_sequences == 2
+
+
+def test_windows_that_released_more_than_the_importer_needs_are_refused(sockets):
+    exporter, importer = sockets
+    sender, receiver = make([SPECS[1]]), make([SPECS[1]])
+    manifest = export_sequence(sender, computed(sender, TOKENS), transport=exporter)
+    released = replace(manifest, held=[np.zeros(len(manifest.held[0]), np.uint8).tobytes()])
+    with pytest.raises(UnsupportedOption, match="the exporter has released the block of token"):
+        import_sequence(receiver, released, transport=importer)
+    assert receiver.num_sequences == 0
+    receiver.check_invariants()
+
+
+def test_an_importer_without_room_says_so_and_holds_nothing(sockets):
+    exporter, importer = sockets
+    sender = make()
+    manifest = export_sequence(sender, computed(sender, TOKENS), transport=exporter)
+    small = make(num_blocks=6, max_tokens_per_sequence=200)
+    with pytest.raises(OutOfBlocks):
+        import_sequence(small, manifest, transport=importer)
+    assert small.num_sequences == 0
+    with pytest.raises(ShapeError, match="a sequence has room for 50"):
+        import_sequence(make(max_tokens_per_sequence=50), manifest, transport=importer)
+    one = make(max_sequences=1)
+    one.add_sequence([1])
+    with pytest.raises(OutOfRows):
+        import_sequence(one, manifest, transport=importer)
+    named = make()
+    named.add_sequence([1], id="a")
+    with pytest.raises(InvalidSequence, match="already in the cache"):
+        import_sequence(named, manifest, transport=importer, id="a")
+    assert named.num_sequences == 1
+
+
+# Leases.
+
+
+def test_an_expired_lease_gives_the_rows_back_and_refuses_readers(sockets):
+    case = Case(sockets)
+    manifest = case.export(lease=0.05)
+    assert case.sender.num_sequences == 2
+    case.check_released()
+    with pytest.raises(errors.LeaseExpired, match="its lease ran out"):
+        case.start(manifest).result()
+    case.check_unchanged()
+    case.check_works()
+
+
+def test_a_lease_that_ends_during_a_read_cuts_the_reader(tcp):
+    case = Case(tcp)
+    with Relay(case.exporter.address, "hang", 5000) as relay:
+        manifest = replace(case.export(lease=0.3), address=relay.address)
+        running = case.start(manifest, deadline=20)
+        assert relay.reached.wait(5)
+        with pytest.raises((errors.LeaseExpired, errors.PeerLost)):
+            running.result()
+    case.check_unchanged(bytes_too=False)
+    case.check_released()
+    case.check_works()
+
+
+def test_rows_wait_for_all_readers(sockets):
+    case = Case(sockets)
+    manifest = case.export(readers=2)
+    first = case.start(manifest).result()
+    assert case.sender.num_sequences == 2
+    second = case.start(manifest).result()
+    case.check_released()
+    with pytest.raises(errors.LeaseExpired):
+        case.start(manifest).result()
+    assert_same(content(case.receiver, first), content(case.receiver, second))
+
+
+def test_an_export_can_be_withdrawn(sockets):
+    case = Case(sockets)
+    manifest = case.export()
+    case.exporter.withdraw(manifest.export)
+    case.check_released()
+    with pytest.raises(errors.LeaseExpired, match="it was withdrawn"):
+        case.start(manifest).result()
+    case.check_unchanged()
+
+
+# Peers that fail.
+
+
+@pytest.mark.parametrize("after", [0, 3, 40, 5_000, 30_000])
+def test_a_connection_that_is_cut_is_a_lost_peer(tcp, after):
+    case = Case(tcp)
+    with Relay(case.exporter.address, "cut", after) as relay:
+        manifest = case.export()
+        with pytest.raises(errors.PeerLost, match="closed the connection"):
+            case.start(replace(manifest, address=relay.address)).result()
+    case.check_unchanged(bytes_too=False)
+    arrived = case.start(manifest).result()  # within the lease another import may try again
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+    case.check_released()
+
+
+@pytest.mark.parametrize("after", [0, 40, 5_000])
+def test_a_peer_that_hangs_ends_at_the_deadline(tcp, after):
+    case = Case(tcp)
+    with Relay(case.exporter.address, "hang", after) as relay:
+        manifest = replace(case.export(), address=relay.address)
+        with pytest.raises(errors.DeadlineExceeded, match="before the deadline"):
+            case.start(manifest, deadline=0.2).result()
+    case.check_unchanged(bytes_too=False)
+    case.exporter.withdraw(manifest.export)
+    case.check_released()
+    case.check_works()
+
+
+@pytest.mark.parametrize("after", [2, 30, 200, 5_000, 30_000])
+def test_a_flipped_bit_is_never_served(tcp, after):
+    case = Case(tcp)
+    with Relay(case.exporter.address, "flip", after) as relay:
+        manifest = replace(case.export(), address=relay.address)
+        with pytest.raises(errors.HandoverError):
+            case.start(manifest, deadline=1).result()
+    case.check_unchanged(bytes_too=False)
+    case.check_works()
+
+
+def test_nobody_answers(tcp, tmp_path):
+    case = Case(tcp)
+    manifest = case.export()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    for address in (f"tcp://127.0.0.1:{port}", f"unix://{tmp_path}/none"):
+        with pytest.raises(errors.PeerLost, match="nothing answers"):
+            case.start(replace(manifest, address=address)).result()
+    with pytest.raises(UnsupportedOption, match="give 'tcp://host:port'"):
+        case.start(replace(manifest, address="http://x")).result()
+    case.check_unchanged()
+
+
+def test_an_exporter_survives_clients_that_speak_otherwise(tcp):
+    case = Case(tcp)
+    manifest = case.export()
+    host, port = case.exporter.address.removeprefix("tcp://").split(":")
+    for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\4abcd", b"\xff" * 100, os.urandom(500)):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(noise)
+    arrived = case.start(manifest).result()
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+    case.check_released()
+
+
+# The end of imports and transports.
+
+
+def test_an_import_can_be_cancelled(tcp):
+    case = Case(tcp)
+    with Relay(case.exporter.address, "hang", 5000) as relay:
+        manifest = case.export()
+        running = case.start(replace(manifest, address=relay.address))
+        assert relay.reached.wait(5)
+        assert not running.poll()
+        running.cancel()
+        with pytest.raises(errors.ImportCancelled):
+            running.result()
+        assert running.poll()
+    case.check_unchanged(bytes_too=False)
+    arrived = case.start(manifest).result()
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+
+
+def test_polling_ends_with_a_sequence_and_an_event(sockets):
+    case = Case(sockets)
+    running = case.start(case.export(), id="named")
+    descriptor = running.fileno()
+    end = time.monotonic() + 10
+    while not running.poll():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    arrived = running.result()
+    assert arrived.id == "named"
+    assert case.receiver.sequences["named"] is arrived
+    with pytest.raises(InvalidSequence, match="has ended"):
+        running.fileno()
+    with pytest.raises(OSError, match="Bad file"):
+        os.eventfd_read(descriptor)
+    running.cancel()  # changes nothing any more
+    assert running.result() is arrived
+
+
+def test_an_import_that_is_dropped_leaves_nothing(sockets):
+    case = Case(sockets)
+    running = case.start(case.export())
+    assert case.importer.drain(10)
+    while not running._known.is_set():
+        time.sleep(0.001)
+    del running
+    gc.collect()
+    case.check_unchanged(bytes_too=False)
+    case.check_released()
+
+
+def test_other_sequences_go_on_while_one_arrives(tcp):
+    case = Case(tcp)
+    with Relay(case.exporter.address, "hang", 5000) as relay:
+        running = case.start(replace(case.export(), address=relay.address), id="coming")
+        assert relay.reached.wait(5)
+        coming = case.receiver.sequences["coming"]
+        for call in (case.receiver.fork, case.receiver.swap_in):
+            with pytest.raises(InvalidSequence):
+                call(coming)
+        other = computed(case.receiver, list(range(900, 960)))
+        case.receiver.check_invariants()
+        case.receiver.remove(other)
+        running.cancel()
+        with pytest.raises(errors.ImportCancelled):
+            running.result()
+    case.receiver.check_invariants()
+
+
+def test_closing_a_transport_ends_its_imports_and_exports(tmp_path):
+    with pair_of("tcp", tmp_path) as pair:
+        case = Case(pair)
+        with Relay(case.exporter.address, "hang", 5000) as relay:
+            running = case.start(replace(case.export(), address=relay.address))
+            assert relay.reached.wait(5)
+            case.importer.close()
+            with pytest.raises(errors.ImportCancelled):
+                running.result()
+            case.check_unchanged(bytes_too=False)
+            with pytest.raises(UnsupportedOption, match="the transport is closed"):
+                case.start(case.export())
+            case.check_unchanged(bytes_too=False)
+            assert case.sender.num_sequences == 3
+            case.exporter.close()
+    assert case.sender.num_sequences == 1
+    case.sender.check_invariants()
+    case.exporter.close()
+
+
+def test_addresses_that_cannot_be_bound_are_refused(tmp_path, sockets):
+    for address in (
+        "",
+        "tcp://",
+        "tcp://host",
+        "tcp://127.0.0.1:99999",
+        "http://a:1",
+        5,
+        f"unix://{tmp_path}/no/folder",
+    ):
+        with pytest.raises(UnsupportedOption, match=r"give 'tcp://host:port'|cannot listen"):
+            SocketTransport(address)
+    with pytest.raises(UnsupportedOption, match="cannot listen"):
+        SocketTransport(sockets[0].address)
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(UnsupportedOption, match="cannot listen"):
+        SocketTransport(f"unix://{tmp_path}/file")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_manifest_survives_its_encoding(sockets):
+    case = Case(sockets)
+    manifest = case.export(model="m")
+    assert Manifest.decode(manifest.encode()) == manifest
+    assert manifest.tokens.tolist() == TOKENS
+
+
+def test_deadlines_are_checked(sockets):
+    case = Case(sockets)
+    manifest = case.export()
+    for deadline in (0, -1, float("inf"), "x"):
+        with pytest.raises(ShapeError, match="deadline"):
+            case.start(manifest, deadline=deadline)
+    case.check_unchanged()

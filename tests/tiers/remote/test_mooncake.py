@@ -1,0 +1,172 @@
+"""MooncakeStore against a real master on loopback."""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.tiers.guard import Deadline, Guard
+from pagecore.tiers.remote.mooncake import MooncakeStore
+from pagecore.tiers.store import BlockStore
+from tests.capabilities import require
+from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
+from tests.tiers.remote.contract import NBYTES, fingerprint
+
+SEGMENT = 64 << 20
+
+
+@pytest.fixture(scope="module")
+def master(mooncake_master):
+    require("mooncake.store")
+    return f"127.0.0.1:{mooncake_master.port}"
+
+
+@pytest.fixture(scope="module")
+def store(master):
+    with MooncakeStore(master, fingerprint=fingerprint(os.urandom(8)), segment_bytes=SEGMENT) as made:
+        yield made
+
+
+def some(store, count, seed, lane=0, nbytes=NBYTES):
+    """Store a few entries; return keys, blocks and the expected payloads."""
+    keys, blocks = random_keys(count, seed, lane), Blocks(count, nbytes)
+    expected = blocks.fill(seed)
+    done = wait(store, store.submit_store(keys, blocks.pieces()))
+    assert (done.ok.all(), done.error) == (True, None)
+    blocks.poison()
+    return keys, blocks, expected
+
+
+def test_entries_come_back_with_their_bytes(store):
+    assert isinstance(store, BlockStore)
+    assert (store.verifies, store.writes_late, store.medium) == (False, True, "EXTERNAL")
+    keys, blocks, expected = some(store, 9, 1)
+    asked = np.concatenate([keys[:4], random_keys(3, 77), keys[4:]])
+    assert wait(store, store.submit_lookup(asked)).ok.tolist() == [True] * 4 + [False] * 3 + [True] * 5
+    order = np.random.default_rng(0).permutation(9)
+    done = wait(store, store.submit_load(keys[order], blocks.pieces(order)))
+    assert (done.ok.all(), done.error) == (True, None)
+    np.testing.assert_array_equal(blocks.payloads, expected)
+    assert (blocks.bytes[:, blocks.nbytes :] == 0xA5).all()
+
+
+def test_absent_entries_are_misses_that_write_nothing(store):
+    blocks = Blocks(5, NBYTES)
+    done = wait(store, store.submit_load(random_keys(5, 99), blocks.pieces()))
+    assert (done.ok.any(), done.error) == (False, None)
+    assert blocks.is_poisoned.all()
+
+
+def test_an_entry_that_exists_stays_and_counts_as_stored(store):
+    keys, blocks, expected = some(store, 1, 2)
+    blocks.fill(3)
+    assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+    assert wait(store, store.submit_load(keys, blocks.pieces())).ok.all()
+    np.testing.assert_array_equal(blocks.payloads, expected)
+
+
+def test_an_entry_of_another_size_is_a_miss(store):
+    keys, _, _ = some(store, 2, 4)
+    framed = Blocks(2, NBYTES + 24)
+    done = wait(store, store.submit_load(keys, framed.pieces()))
+    assert not done.ok.any()
+
+
+def test_other_clients_and_fingerprints(store, master):
+    keys, blocks, expected = some(store, 3, 5)
+    with MooncakeStore(master, fingerprint=fingerprint(b"other")) as other:
+        assert not wait(other, other.submit_lookup(keys)).ok.any()
+        other._prefix = store._prefix
+        with MooncakeStore(master, fingerprint=fingerprint(b"third"), threads=1) as third:
+            third._workers[0].connection._prefix = store._prefix
+            assert wait(third, third.submit_load(keys, blocks.pieces())).ok.all()
+    np.testing.assert_array_equal(blocks.payloads, expected)
+
+
+def test_many_batches_at_once_end_once_each(store):
+    keys, blocks, expected = some(store, 40, 6)
+    tickets = []
+    for begin in range(0, 40, 4):
+        tickets.append(store.submit_load(keys[begin : begin + 4], blocks.pieces(range(begin, begin + 4))))
+        tickets.append(store.submit_lookup(keys[begin : begin + 4]))
+    store.cancel(10**9)
+    assert all(done.ok.all() for done in wait_all(store, tickets).values())
+    np.testing.assert_array_equal(blocks.payloads, expected)
+    assert store.poll() == []
+
+
+def test_a_guard_verifies_in_registered_staging_memory(master):
+    store = MooncakeStore(master, fingerprint=fingerprint(os.urandom(8)), segment_bytes=SEGMENT)
+    guard = Guard(store, deadline=Deadline(20.0), budget_bytes=1 << 20)
+    try:
+        keys, blocks, expected = some(guard, 4, 7)
+        assert len(store._registered) == 1
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
+        # An entry whose bytes are wrong is a miss.
+        name = store._prefix + keys[1].tobytes().hex()
+        content = bytearray(store._client.get(name))
+        content[5] ^= 1
+        assert store._client.remove(name, True) == 0
+        assert store._client.put(name, bytes(content)) == 0
+        blocks.poison()
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert done.ok.tolist() == [True, False, True, True]
+        assert (blocks.payloads[0] == expected[0]).all()
+    finally:
+        guard.close()
+
+
+def test_bad_arguments_are_refused(master, store):
+    identity = fingerprint()
+    for address in ("", "host", "host:x", "host:0", "host:70000", 5, None):
+        with pytest.raises(UnsupportedOption, match="give 'host:port' of mooncake_master"):
+            MooncakeStore(address, fingerprint=identity)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with pytest.raises(StoreError, match=f"start mooncake_master --rpc_port={port}"):
+        MooncakeStore(f"127.0.0.1:{port}", fingerprint=identity)
+    for options in ({"segment_bytes": -1}, {"buffer_bytes": 5}, {"threads": 0}):
+        with pytest.raises(ShapeError):
+            MooncakeStore(master, fingerprint=identity, **options)
+    blocks = Blocks(2, NBYTES)
+    with pytest.raises(ShapeError, match="20001 bytes; an entry of lane 0 has 20000 bytes"):
+        store.submit_load(random_keys(2), blocks.pieces() + np.array([0, 1], np.uint64))
+
+
+def test_a_dead_master_is_a_failed_batch_and_close_leaves_no_thread(tmp_path):
+    require("mooncake.store")
+    from tests.tiers.servers import find, mooncake_command
+
+    before = threading.active_count()
+    command, server = mooncake_command(tmp_path)
+    with subprocess.Popen(
+        [find(command[0]), *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            end = time.monotonic() + 20
+            while True:
+                try:
+                    store = MooncakeStore(f"127.0.0.1:{server.port}", fingerprint=fingerprint(), segment_bytes=SEGMENT)
+                    break
+                except StoreError:
+                    assert time.monotonic() < end
+                    time.sleep(0.02)
+            keys, blocks, _ = some(store, 2, 8)
+        finally:
+            process.kill()
+    done = wait(store, store.submit_load(keys, blocks.pieces()))
+    assert not done.ok.any()
+    assert "check its master" in done.error
+    assert blocks.is_poisoned.all()
+    done = wait(store, store.submit_lookup(keys))
+    assert not done.ok.any()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.submit_lookup(keys)
+    assert threading.active_count() == before
