@@ -1,18 +1,27 @@
 """Pairs of transports: that of the exporter, which listens, and that of the importer."""
 
+import importlib
 import threading
 from contextlib import contextmanager
 
 import pytest
 
 from pagecore.tiers.handover.sockets import SocketTransport
-from tests.capabilities import require
+from tests.capabilities import missing
+
+
+def require_transport(kind):
+    """Skip the test unless the library of a transport is installed with the system libraries that it needs."""
+    try:
+        importlib.import_module({"nixl": "nixl._api", "mooncake": "mooncake.engine"}[kind])
+    except ImportError as error:
+        missing(kind, str(error))
 
 
 @contextmanager
 def pair_of(kind, folder):
     if kind in ("nixl", "mooncake"):
-        require("nixl._api" if kind == "nixl" else "mooncake.engine")
+        require_transport(kind)
         from pagecore.tiers.handover.mooncake import MooncakeTransport
         from pagecore.tiers.handover.nixl import NixlTransport
 
