@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.index._integers import Int32Array
 
 
 class PrefixObserver(Protocol):
@@ -15,7 +17,7 @@ class PrefixObserver(Protocol):
     An exception leaves the cache either before or after the operation, as an interrupt does.
     """
 
-    def adding(self, ids: Int32Array, options: RetentionOptions, most: int) -> None:
+    def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Note that a sequence is about to reuse up to `most` tokens of its cached prefix."""
 
     def committed(self, sequences: list[Sequence]) -> None:
@@ -24,5 +26,5 @@ class PrefixObserver(Protocol):
     def removing(self, sequence: Sequence) -> None:
         """Note that a sequence with a row is about to be removed."""
 
-    def match_length(self, ids: Int32Array, options: RetentionOptions, most: int) -> int:
+    def match_length(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""

@@ -16,7 +16,7 @@ from pagecore.index._radix_query cimport Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch, Receipt
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport Lease, PrefixKey, take_lease
+from pagecore.tiers.host._lease cimport EntryLease, PrefixKey, take_lease
 from pagecore.tiers.host._path cimport Path, publish
 
 
@@ -29,6 +29,8 @@ cdef class Backup:
         Namespace and spans of the prefix.
     num_tokens : int
         Tokens of the prefix that the host has after the copy.
+    num_old_tokens : int
+        Tokens of `num_tokens` whose blocks the host had before, in groups without a window.
     num_blocks : int
         Blocks that are copied, summed over the groups.
     state_tokens : int
@@ -42,7 +44,7 @@ cdef class Backup:
     cdef PrefixKey key
     cdef readonly object options
     cdef RetentionHint hint
-    cdef Lease lease
+    cdef EntryLease lease
     cdef Path path                              # of the host, pinned
     cdef vector[vector[int32_t]] lanes          # of each lane: the new host block at each index, 0 for none
     cdef int64_t end                            # blocks of the prefix
@@ -51,6 +53,7 @@ cdef class Backup:
     cdef Receipt receipt                        # of the device, while the copy runs
     cdef StoredBlocks sources                   # the same
     cdef vector[vector[int32_t]] source_ids     # of each group, states last
+    cdef int64_t first                          # blocks that the host had before
     cdef readonly int64_t num_blocks
     cdef readonly list pairs
 
@@ -65,6 +68,11 @@ cdef class Backup:
         return self.end * self.host.block_size
 
     @property
+    def num_old_tokens(self):
+        """Tokens of the prefix whose blocks the host had before, in groups without a window."""
+        return self.first * self.host.block_size
+
+    @property
     def state_tokens(self):
         """Tokens before the state that is copied; 0 for none."""
         return self.state_blocks * self.host.block_size
@@ -73,6 +81,11 @@ cdef class Backup:
     def blocks(self):
         """Blocks of the device that the backup holds, of each group and then the state slots."""
         return self.sources.arrays
+
+    @property
+    def host_blocks(self):
+        """New blocks of the host that the backup holds, of each group and then the state slots."""
+        return self.lease.blocks
 
     cdef bint plan(self, Sequence sequence) except -1:
         """List what the host lacks of a sequence, and take host blocks for it; return False if there is nothing."""
@@ -89,6 +102,7 @@ cdef class Backup:
         self.key = own_key(self.state, sequence, published)
         self.path = Path()
         self.path.pin(self.host.tree, self.key.key, self.key.query(published), published)
+        self.first = self.path.num_blocks
         self.state_blocks = checkpoint // self.host.block_size
         if self.state_blocks > 0 and self.has_state():
             self.state_blocks = 0

@@ -106,6 +106,11 @@ cdef class HostIndex:
 
     # -- for Python ----------------------------------------------------------------------------------------------
 
+    @property
+    def num_groups(self):
+        """Number of groups of tokens."""
+        return self.num_lanes
+
     def free(self, counts):
         """Evict until `counts` blocks of each group are free, states last; return False if they cannot be."""
         cdef vector[int64_t] needed = counts

@@ -7,7 +7,7 @@ from pagecore.index._radix_tree cimport Receipt
 from pagecore.tiers.host._index cimport HostIndex
 
 
-cdef class Lease:
+cdef class EntryLease:
     cdef object __weakref__
     cdef readonly HostIndex index
     cdef StoredBlocks stored    # of each group, states last
@@ -15,7 +15,7 @@ cdef class Lease:
     cdef void give_up(self) noexcept
 
 
-cdef class Hold(Lease):
+cdef class EntryHold(EntryLease):
     cdef Receipt receipt
     cdef readonly int64_t num_tokens
     cdef readonly int64_t state_tokens  # tokens before the state that it holds; 0 for none
@@ -33,4 +33,4 @@ cdef class PrefixKey:
 
 cdef PrefixKey prefix_key(int64_t block_size, const int32_t[::1] ids, object options)
 # A lease of `counts` blocks of each group, states last; None if they are short. The caller has made room.
-cdef Lease take_lease(HostIndex index, const vector[int64_t]& counts)
+cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts)

@@ -18,13 +18,13 @@ import numpy as np
 from pagecore.errors import DoubleFree, ShapeError
 
 
-cdef class Lease:
+cdef class EntryLease:
     """Host blocks of each lane that one transfer holds; given back by `release`, or when the lease is collected.
 
     Attributes
     ----------
     blocks : tuple of numpy.ndarray
-        int32 ids of each group, then the slots of states. In a `Hold` a group has the block at each index of the
+        int32 ids of each group, then the slots of states. In an `EntryHold` a group has the block at each index of the
         prefix, 0 where a window has none.
     """
 
@@ -57,7 +57,7 @@ cdef class Lease:
         self.release()
 
 
-cdef class Hold(Lease):
+cdef class EntryHold(EntryLease):
     """A prefix of the host's tree, held while its bytes are read.
 
     Attributes
@@ -109,8 +109,8 @@ cdef PrefixKey prefix_key(int64_t block_size, const int32_t[::1] ids, object opt
     return prefix
 
 
-cdef Lease take_lease(HostIndex index, const vector[int64_t]& counts):
-    cdef Lease lease = Lease.__new__(Lease)
+cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts):
+    cdef EntryLease lease = EntryLease.__new__(EntryLease)
     cdef vector[vector[int32_t]] like
     cdef size_t group
     like.resize(counts.size())
@@ -136,7 +136,7 @@ def reserve(CacheState state not None, HostIndex index not None, counts):
     return lease
 
 
-def adopt(CacheState state not None, HostIndex index not None, Lease lease not None, ids, options, places):
+def adopt(CacheState state not None, HostIndex index not None, EntryLease lease not None, ids, options, places):
     """Publish the blocks of a lease; return the leading tokens that the host's tree then has.
 
     Parameters
@@ -198,9 +198,9 @@ def check_places(HostIndex index not None, int64_t num_blocks, held, places):
 
 
 def hold(CacheState state not None, HostIndex index not None, ids, options, int64_t most):
-    """Return a Hold of the longest prefix, up to `most` tokens, that the full component of the host's tree has."""
+    """Return an EntryHold of the longest prefix, up to `most` tokens, that the full component of the host's tree has."""
     cdef PrefixKey prefix = prefix_key(index.block_size, ids, options)
-    cdef Hold held = Hold.__new__(Hold)
+    cdef EntryHold held = EntryHold.__new__(EntryHold)
     cdef Path path = Path()
     cdef NativeMatch found
     cdef vector[vector[int32_t]] like
@@ -234,7 +234,7 @@ def hold(CacheState state not None, HostIndex index not None, ids, options, int6
     return held
 
 
-def release(CacheState state not None, Lease lease not None):
+def release(CacheState state not None, EntryLease lease not None):
     """Give a lease back under the lock of the cache."""
     _guard = Held(state.lock)
     lease.give_up()

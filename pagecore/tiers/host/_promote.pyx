@@ -14,7 +14,7 @@ from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint, Sta
 from pagecore.index._radix_tree cimport NativeMatch, Receipt
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport Hold, PrefixKey, prefix_key
+from pagecore.tiers.host._lease cimport EntryHold, PrefixKey, prefix_key
 from pagecore.tiers.host._path cimport Path
 
 from pagecore.errors import NotEnoughMemory
@@ -32,7 +32,7 @@ cdef class Promotion:
         Blocks of the prefix that the device has after the promotion.
     pairs : list of numpy.ndarray
         int32 ``[n, (host block, device block)]`` of each group, then of the state slots.
-    hold : Hold
+    hold : EntryHold
         The host's blocks, to be released once they were read.
     """
 
@@ -45,7 +45,7 @@ cdef class Promotion:
     cdef vector[vector[int32_t]] places     # of each lane: the indices of the blocks that the device lacks
     cdef int32_t state_slot                 # of the host
     cdef int64_t tenant
-    cdef readonly Hold hold
+    cdef readonly EntryHold hold
     cdef readonly int64_t num_blocks
     cdef readonly list pairs
 
@@ -90,7 +90,7 @@ cdef class Promotion:
 
     cdef int hold_host(self, Receipt receipt, const NativeMatch& found) except -1:
         """Take a reference to each host block of a locked match."""
-        cdef Hold held = Hold.__new__(Hold)
+        cdef EntryHold held = EntryHold.__new__(EntryHold)
         cdef vector[vector[int32_t]] like
         cdef int32_t lane
         held.index = self.host
@@ -338,3 +338,21 @@ def promote(
             one.end()
             one.release_hold()
         limit = min(fits, wanted - 1)
+
+
+def match_both(CacheState state not None, HostIndex host not None, const int32_t[::1] ids, options, int64_t most):
+    """Return the tokens of a prefix that the device can reuse, and those that the host can; nothing changes."""
+    cdef NativeMatch found, there
+    cdef PrefixKey key
+    cdef Query query
+    cdef int64_t limit = min(most, ids.shape[0]) // host.block_size
+    if limit <= 0:
+        return 0, 0
+    key = prefix_key(host.block_size, ids[:limit * host.block_size], options)
+    query = key.query(limit)
+    _guard = Held(state.lock)
+    query.space = space_of(state.prefix.tree, key.key)
+    state.prefix.tree.match_raw(query, limit, &there)
+    query.space = space_of(host.tree, key.key)
+    host.tree.match_raw(query, limit, &found)
+    return there.blocks * host.block_size, found.blocks * host.block_size
