@@ -1,0 +1,1 @@
+"""Tiers: a cache with everything that lies behind it."""
