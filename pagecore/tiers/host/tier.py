@@ -17,12 +17,13 @@ from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
+from pagecore.index._integers import int32_array
 from pagecore.storage import HostPool, KVPool, StatePool
-from pagecore.storage.checks import flag, require_int, shown
+from pagecore.storage.checks import flag, member, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.tiers.host import _backup, _lease, _promote
 from pagecore.tiers.host._index import HostIndex
-from pagecore.tiers.host.copies import BlockCopies
+from pagecore.tiers.host.copies import BlockCopies, check_io
 from pagecore.tiers.host.leases import Hold, Lease
 from pagecore.tiers.host.records import Backup, HostStats
 from pagecore.tiers.host.sizes import size_tier
@@ -63,6 +64,13 @@ class HostTier:
         Eviction order of the host; see `pagecore.RadixTree`.
     shared : bool
         Memory that other processes can map.
+    io : {"auto", "dma", "kernel"}
+        Copies on CUDA: "dma" by the copy engines, one for each block and plane; "kernel" by one launch; "auto" by the
+        copy engines where a block of a plane has 64 KiB or more.
+    pipelined : bool
+        On CUDA: promotions load layer by layer on a stream of their own, so that a layer can compute while the next one
+        loads. `plane`, `key`, `value`, `write` and `attend` of the cache wait for the event of their layer. Before a
+        graph is captured or replayed that uses the cache, call `wait_for_loads`. No effect on the host.
 
     Attributes
     ----------
@@ -70,6 +78,7 @@ class HostTier:
     pool : HostPool
     block_pools : tuple of BlockPool
         Pool of each lane: the groups of tokens, then the states.
+    policy : str
 
     Raises
     ------
@@ -110,6 +119,8 @@ class HostTier:
         huge_pages: bool = True,
         policy: str = "lru",
         shared: bool = False,
+        io: str = "auto",
+        pipelined: bool = False,
     ) -> None:
         parts = parts_of(cache)
         if parts.prefix is None:
@@ -117,6 +128,8 @@ class HostTier:
         if not (isinstance(policy, str) and policy in POLICIES):
             raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
         flag("shared", shared)
+        check_io(io)
+        pipelines = flag("pipelined", pipelined)
         counts, slots = size_tier(parts, memory, num_blocks, num_states, ratio)
         self.cache = cache
         self._parts: CacheParts = parts
@@ -134,9 +147,10 @@ class HostTier:
             huge_pages=huge_pages,
             shared=shared,
         )
-        self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool))
+        self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool, io), pipelines)
         self._ended: deque[Backup] = deque(maxlen=MAX_RECORDS)
         self._counts = dict.fromkeys(["promotions", "promoted", "failed", "backups", "backed_up"], 0)
+        self.policy = str(policy)
         self._is_closed = False
 
     # -- sizes ---------------------------------------------------------------------------------------------------
@@ -155,6 +169,17 @@ class HostTier:
     def num_lanes(self) -> int:
         """Lanes of entries: the groups of tokens, and one for states."""
         return len(self.block_pools)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True if the host first evicts what the device has as well, and promotions spill what the device evicts."""
+        return self._index.is_exclusive
+
+    @is_exclusive.setter
+    def is_exclusive(self, value: bool) -> None:
+        if value and self.policy != "lru":
+            raise UnsupportedOption(f"the policy is {self.policy!r}; a tier that is exclusive needs 'lru'")
+        self._index.is_exclusive = value
 
     @property
     def tree_lanes(self) -> tuple[int, ...]:
@@ -256,9 +281,10 @@ class HostTier:
     def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
         """Do the work of `promote`, with converted arguments."""
         self._require_open()
+        spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
         try:
             now, before, copied = _promote.promote(
-                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote
+                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
             )
         except Exception:
             self._counts["failed"] += 1
@@ -267,6 +293,11 @@ class HostTier:
             self._counts["promotions"] += 1
             self._counts["promoted"] += now - before
         return now
+
+    def wait_for_loads(self) -> None:
+        """Make later work of the cache's stream wait for all layers that are still being loaded; the host does not wait."""
+        with Held(self._parts.state.lock):
+            self._parts.store.await_arrivals()
 
     # -- backup --------------------------------------------------------------------------------------------------
 
@@ -315,6 +346,26 @@ class HostTier:
             self._ended.append(Backup.of(one))
         return one.num_blocks
 
+    def spill(self, missing: Listed[int]) -> int:
+        """Evict blocks of the device in the order of its policy, each after its prefix was copied to the host.
+
+        `Tiers` calls it before a step that would evict them.
+
+        Parameters
+        ----------
+        missing : list of int
+            Blocks of each group of tokens to evict, and then state slots in a cache with states.
+
+        Returns
+        -------
+        int
+            Evicted blocks and states.
+        """
+        self._require_open()
+        if not self._transfers.is_ready():
+            return 0
+        return _backup.save_victims(self._parts.state, self._index, list(missing), self._transfers.spill)
+
     def poll(self) -> list[Backup]:
         """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
         with Held(self._parts.state.lock):
@@ -328,6 +379,63 @@ class HostTier:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
         return self._transfers.drain(timeout)
+
+    # -- copies for engines with schedulers of their own ----------------------------------------------------------
+
+    def load_to_device_per_layer(
+        self, layer: int, host_blocks: ArrayLike, device_blocks: ArrayLike, *, stream: int | None = None
+    ) -> None:
+        """Copy host blocks to blocks of the cache in one layer, such as the next that a model computes.
+
+        The trees are not involved: the caller holds the blocks of both sides (`reserve`, `hold`) and orders the copies.
+
+        Parameters
+        ----------
+        layer : int
+            Layer of the model. For a layer that keeps a state, the blocks are slots.
+        host_blocks, device_blocks : array_like of int
+            ``[n]`` each, not the null block.
+        stream : int, optional
+            Stream of the copies on CUDA; by default that of the cache's last step.
+
+        Raises
+        ------
+        ShapeError, InvalidBlock
+            A layer or block that does not exist, or lists of different lengths.
+        UnsupportedOption
+            A layer of cross attention, which the tier leaves out.
+        """
+        self._require_open()
+        place = self._parts.layer(layer)
+        if not place.keeps_state and place.group >= len(self._parts.token_groups):
+            raise UnsupportedOption(f"layer {layer} is cross attention, which a host tier leaves out")
+        pairs = _paired(host_blocks, device_blocks)
+        self._transfers.copies.run_layer(layer, pairs, to_device=True, stream=self._transfers.stream_of(stream))
+
+    def backup_from_device_all_layers(
+        self, device_blocks: ArrayLike, host_blocks: ArrayLike, *, lane: int = 0, stream: int | None = None
+    ) -> None:
+        """Copy blocks of the cache to host blocks in all layers of a lane; see `load_to_device_per_layer`.
+
+        Parameters
+        ----------
+        device_blocks, host_blocks : array_like of int
+            ``[n]`` each, not the null block.
+        lane : int
+            Group of tokens; or the number of groups, for slots of states.
+        stream : int, optional
+            Stream of the copies on CUDA; by default that of the cache's last step.
+
+        Raises
+        ------
+        ShapeError, InvalidBlock
+            A lane or block that does not exist, or lists of different lengths.
+        """
+        self._require_open()
+        number = member("lane", lane, self.num_lanes, "the tier")
+        pairs = [np.zeros((0, 2), np.int32)] * self.num_lanes
+        pairs[number] = _paired(device_blocks, host_blocks)
+        self._transfers.copies.run(pairs, to_device=False, stream=self._transfers.stream_of(stream))
 
     # -- entries for stores --------------------------------------------------------------------------------------
 
@@ -501,6 +609,14 @@ class HostTier:
     def __repr__(self) -> str:
         used = sum(pool.num_used for pool in self.block_pools)
         return f"HostTier({used} of {sum(self.num_blocks) - self.num_lanes} entries used, {self.nbytes / 2**20:.1f} MiB)"
+
+
+def _paired(sources: ArrayLike, targets: ArrayLike) -> NDArray[np.int32]:
+    """Return (source, target) of each block: int32 ``[n, 2]``."""
+    both = [int32_array(each, "block", ShapeError).reshape(-1) for each in (sources, targets)]
+    if len(both[0]) != len(both[1]):
+        raise ShapeError(f"{len(both[0])} source blocks are given for {len(both[1])} targets; give one for each")
+    return np.stack(both, axis=1)
 
 
 def _heads_of(parts: CacheParts) -> str:

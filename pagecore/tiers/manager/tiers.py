@@ -13,6 +13,7 @@ from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
+from pagecore.cache.step._plan import lacked, shortage
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.host import _promote
@@ -20,7 +21,7 @@ from pagecore.tiers.host.records import Backup, HostStats
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.second_hit import SecondHits
 
-Write = Literal["through", "second_hit", "on_release", "explicit"]
+Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
 
 class Tiers:
@@ -36,9 +37,11 @@ class Tiers:
         A cache has at most one Tiers at a time.
     host : HostTier
         A tier of this cache.
-    write : {"through", "second_hit", "on_release", "explicit"}
+    write : {"through", "second_hit", "on_release", "on_evict", "explicit"}
         The blocks that are backed up: all when a step publishes them; those that a second sequence has asked for; all
-        when their sequence is removed; or only those of sequences passed to `save`.
+        when their sequence is removed; those that a step or promotion evicts; or only those of sequences passed to
+        `save`. With "on_evict" the host holds what the device does not, so that both reuse as much as one cache of both
+        sizes; otherwise the host is a copy that reuses as much as one cache of its own size.
     min_tokens : int
         Promotions that would bring fewer tokens are not worth their transfer: the tokens are computed.
 
@@ -88,6 +91,7 @@ class Tiers:
         with Held(parts.state.lock):
             if parts.state.observer is not None:
                 raise UnsupportedOption("the cache has tiers already; close them first")
+            host.is_exclusive = write == "on_evict"
             parts.state.observer = self
 
     # -- use -----------------------------------------------------------------------------------------------------
@@ -162,6 +166,17 @@ class Tiers:
         except PagecoreError:
             pass  # counted by the host tier
 
+    def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
+        """Save what a step will evict, if the step has room."""
+        if self.write != "on_evict" or any(shortage(self._parts.state, sequences, counts)):
+            return
+        missing = lacked(self._parts.state, sequences, counts)
+        if any(missing):
+            try:
+                self.host.spill(missing)
+            except PagecoreError:
+                pass  # the step evicts what is left
+
     def committed(self, sequences: list[Sequence]) -> None:
         """Back up what a step has published."""
         if self.write in ("through", "second_hit"):
@@ -170,7 +185,7 @@ class Tiers:
 
     def removing(self, sequence: Sequence) -> None:
         """Back up what a sequence leaves behind."""
-        if self.write != "explicit":
+        if self.write not in ("explicit", "on_evict"):
             self._back_up(sequence)
         self._hits.forget(sequence)
 

@@ -16,7 +16,7 @@ from pagecore.tiers.manager.tiers import Tiers
 from tests.cache.test_prefix_machine import BLOCK, NAMES, Twin
 
 PATTERN = [int(bit) for bit in "010011010001101110100101"]
-WRITES = [None, "through", "through", "second_hit", "on_release", "explicit"]
+WRITES = [None, "through", "through", "second_hit", "on_release", "on_evict", "on_evict", "explicit"]
 
 
 def prefix(length, strays):
@@ -115,7 +115,7 @@ class TierRules:
         self.fail(lambda: self.tier.backup(sequence))
 
     def fail(self, call):
-        copies = self.tier._transfers._copies
+        copies = self.tier._transfers.copies
         run = copies.run
 
         def broken(pairs, **options):
