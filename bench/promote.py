@@ -96,7 +96,7 @@ def _moves(bench: Bench, num_blocks: int) -> None:
         sizes=sizes,
     )
     prompt.keep_in_host()
-    figure = bench.compare(
+    bench.compare(
         f"promote {num_blocks} blocks, {nbytes / MIB:.0f} MiB",
         Job(prompt.promote, before=prompt.cache.clear_prefix_cache),
         copy,
@@ -105,7 +105,6 @@ def _moves(bench: Bench, num_blocks: int) -> None:
         at_least=goal,
         sizes=sizes,
     )
-    del figure
     prompt.tier.close()
 
 
@@ -113,11 +112,15 @@ def _matches(bench: Bench, num_blocks: int) -> None:
     prompt = _Prompt(num_blocks, 1, device="none")
     prompt.compute()
     prompt.back_up()
-    assert prompt.tier.match_both(prompt.ids) == (num_blocks * BLOCK, num_blocks * BLOCK)
+
+    def check() -> None:
+        assert prompt.tier.match_both(prompt.ids) == (num_blocks * BLOCK, num_blocks * BLOCK)
+
     bench.compare(
         f"match {num_blocks} blocks in both trees",
         partial(prompt.tier.match_both, prompt.ids),
         {"cache.match_length": partial(prompt.cache.match_length, prompt.ids)},
+        check=check,
         at_least={"cache.match_length": MATCH_TARGET},
         sizes={"blocks": num_blocks},
     )

@@ -66,7 +66,7 @@ class Store:
         order = as_layout("layerwise" if layout is None else layout)
         given = [None] * len(groups) if buffers is None else buffers
         made = [] if device == "none" else list(zip(groups, num_blocks, given, strict=True))
-        # Set by a tier that loads layer by layer; the pools' tensors are valid after `pool`, `plane` or `await_arrivals`.
+        # Set by a tier that loads layer by layer: tensors are valid after `pool`, `plane` or `await_arrivals`.
         self.arrivals: Arrivals | None = None
         self.pools = [
             KVPool(group.spec, group.num_layers, n, block_size, order, device, own, scrub=scrub and own is None)

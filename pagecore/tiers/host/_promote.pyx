@@ -276,6 +276,14 @@ cdef class Promotion:
                 self.prefix.tree.inserted.taken[lane].data(), self.prefix.tree.inserted.taken[lane].size()
             )
 
+    cdef int64_t num_reusable(self, int64_t limit) except -1:
+        """Return the blocks of the prefix that the device can reuse now."""
+        cdef NativeMatch found
+        cdef Query query = self.key.query(limit)
+        query.space = space_of(self.prefix.tree, self.key.key)
+        self.prefix.tree.match_raw(query, limit, &found)
+        return found.blocks
+
     cdef void end(self) noexcept:
         """Release what the promotion holds of the device; the tree keeps what it took."""
         self.device.release()
@@ -342,7 +350,8 @@ def promote(
                 one.commit(wanted)
                 for pairs in one.pairs:
                     num_copied += len(pairs)
-                return wanted * block_size, before * block_size, num_copied
+                # Windows of both sides together may reach further than those of the host.
+                return one.num_reusable(limit) * block_size, before * block_size, num_copied
         finally:
             one.end()
             one.release_hold()

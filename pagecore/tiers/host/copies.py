@@ -61,9 +61,7 @@ class BlockCopies:
                 sources, targets = (host, own) if to_device else (own, host)
                 self._copy(sources, targets, moved, stream)
 
-    def _copy(
-        self, sources: list[Tensor], targets: list[Tensor], pairs: NDArray[np.int32], stream: int | None
-    ) -> None:
+    def _copy(self, sources: list[Tensor], targets: list[Tensor], pairs: NDArray[np.int32], stream: int | None) -> None:
         if stream is None or self._io == "kernel":
             transfer_blocks(sources, targets, pairs, stream=stream)
             return
@@ -80,9 +78,7 @@ class BlockCopies:
         if left:
             transfer_blocks([one for one, _ in left], [other for _, other in left], pairs, stream=stream)
 
-    def run_layer(
-        self, layer: int, pairs: NDArray[np.int32], *, to_device: bool, stream: int | None = None
-    ) -> None:
+    def run_layer(self, layer: int, pairs: NDArray[np.int32], *, to_device: bool, stream: int | None = None) -> None:
         """Copy ``[n, (source, target)]`` in the planes of one model layer: blocks of its group, or slots of states."""
         place, pools = self._parts.layer(layer), self._pool.kv_pools
         if not self._parts.store.pools and self._parts.store.states is None:
@@ -90,7 +86,8 @@ class BlockCopies:
         for plane in place.spec.planes:
             # Not by Store.plane, which waits for the layer.
             if place.keeps_state:
-                assert self._parts.store.states is not None and self._pool.state_pool is not None
+                assert self._parts.store.states is not None
+                assert self._pool.state_pool is not None
                 own = self._parts.store.states.plane(plane.name, place.index)
                 host = self._pool.state_pool.plane(plane.name, place.index)
             else:

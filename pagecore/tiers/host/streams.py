@@ -27,8 +27,14 @@ class Transfers(Protocol):
     """Copies of a tier, which run at once or in the order of streams."""
 
     copies: BlockCopies
-    num_pending: int
-    num_backups: int
+
+    @property
+    def num_pending(self) -> int:
+        """Copies that run."""
+
+    @property
+    def num_backups(self) -> int:
+        """Backups that run."""
 
     def stream_of(self, stream: int | None) -> int | None:
         """Return the stream of a caller's copies; None on the host."""
@@ -71,7 +77,7 @@ class HostTransfers:
         """Return True."""
         return True
 
-    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
+    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:  # noqa: ARG002
         """Copy to the cache; return False."""
         self.copies.run(pairs, to_device=True)
         return False
@@ -89,7 +95,7 @@ class HostTransfers:
         """Return an empty list."""
         return []
 
-    def drain(self, timeout: float | None) -> bool:
+    def drain(self, timeout: float | None) -> bool:  # noqa: ARG002
         """Return True."""
         return True
 
@@ -110,7 +116,8 @@ class StreamTransfers:
     """
 
     def __init__(self, parts: CacheParts, pool: HostPool, copies: BlockCopies, pipelined: bool) -> None:
-        assert parts.staging is not None and pool.memory is not None
+        assert parts.staging is not None
+        assert pool.memory is not None
         self._parts, self._staging, self.copies, self._memory = parts, parts.staging, copies, pool.memory
         self._runtime, self._device = parts.staging.runtime, parts.staging.device
         self._save = self._runtime.make_stream(self._device)
@@ -236,5 +243,3 @@ def make_transfers(parts: CacheParts, pool: HostPool, copies: BlockCopies, pipel
     if parts.staging is None:
         return HostTransfers(copies)
     return StreamTransfers(parts, pool, copies, pipelined)
-
-

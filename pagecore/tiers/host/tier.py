@@ -11,30 +11,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence, as_list, token_ids
-from pagecore.cache.cross.build import cross_namespace
+from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.cache.prefix.retention import RetentionOptions, Spans
+from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
-from pagecore.index._integers import int32_array
-from pagecore.storage import HostPool, KVPool, StatePool
-from pagecore.storage.checks import flag, member, require_int, shown
+from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
+from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.tiers.host import _backup, _lease, _promote
 from pagecore.tiers.host._index import HostIndex
 from pagecore.tiers.host.copies import BlockCopies, check_io
-from pagecore.tiers.host.leases import Hold, Lease
+from pagecore.tiers.host.entries import EntryMethods
+from pagecore.tiers.host.layer_copies import CopyMethods
 from pagecore.tiers.host.records import Backup, HostStats
 from pagecore.tiers.host.sizes import size_tier
 from pagecore.tiers.host.streams import make_transfers
 
 # Records of ended backups that `poll` returns at once; callers without stores never ask for them.
 MAX_RECORDS = 1024
-Options = tuple[NDArray[np.int32], RetentionOptions, int]
 
 
-class HostTier:
+class HostTier(EntryMethods, CopyMethods):
     """A second prefix cache in host memory, for blocks that the device evicts.
 
     The tier has a prefix tree and block pools of its own, with the components of the cache's: groups without a window,
@@ -132,13 +130,13 @@ class HostTier:
         pipelines = flag("pipelined", pipelined)
         counts, slots = size_tier(parts, memory, num_blocks, num_states, ratio)
         self.cache = cache
-        self._parts: CacheParts = parts
+        self._parts = parts
         self.block_pools = tuple(BlockPool(count, order="address") for count in [*counts, *([slots] if slots else [])])
         self._index = HostIndex(parts.prefix, self.block_pools, policy)
         self.pool = HostPool(
             [(group.spec, group.num_layers) for group in parts.token_groups],
             parts.block_size,
-            parts.state_specs,
+            [spec for spec in parts.state_specs if isinstance(spec, StateSpec)],
             num_blocks=counts,
             num_states=slots,
             device=parts.device,
@@ -164,11 +162,6 @@ class HostTier:
     def block_size(self) -> int:
         """Tokens of a block."""
         return self._parts.block_size
-
-    @property
-    def num_lanes(self) -> int:
-        """Lanes of entries: the groups of tokens, and one for states."""
-        return len(self.block_pools)
 
     @property
     def is_exclusive(self) -> bool:
@@ -231,7 +224,8 @@ class HostTier:
 
         Arguments and errors are those of `PagedKVCache.match_length`.
         """
-        return self.match_both(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest)[1]
+        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
+        return _promote.match_both(self._parts.state, self._index, ids, options, most)[1]
 
     def match_both(
         self,
@@ -295,7 +289,7 @@ class HostTier:
         return now
 
     def wait_for_loads(self) -> None:
-        """Make later work of the cache's stream wait for all layers that are still being loaded; the host does not wait."""
+        """Make later work of the cache's stream wait for layers that are still being loaded; the host does not wait."""
         with Held(self._parts.state.lock):
             self._parts.store.await_arrivals()
 
@@ -371,7 +365,8 @@ class HostTier:
         with Held(self._parts.state.lock):
             for one, error in self._transfers.poll():
                 self._counts["failed"] += error is not None
-                self._ended.append(Backup.of(one, error))
+                if one.options is not None:  # spilled blocks have a namespace only as a key
+                    self._ended.append(Backup.of(one, error))
             ended = list(self._ended)
             self._ended.clear()
         return ended
@@ -379,146 +374,6 @@ class HostTier:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
         return self._transfers.drain(timeout)
-
-    # -- copies for engines with schedulers of their own ----------------------------------------------------------
-
-    def load_to_device_per_layer(
-        self, layer: int, host_blocks: ArrayLike, device_blocks: ArrayLike, *, stream: int | None = None
-    ) -> None:
-        """Copy host blocks to blocks of the cache in one layer, such as the next that a model computes.
-
-        The trees are not involved: the caller holds the blocks of both sides (`reserve`, `hold`) and orders the copies.
-
-        Parameters
-        ----------
-        layer : int
-            Layer of the model. For a layer that keeps a state, the blocks are slots.
-        host_blocks, device_blocks : array_like of int
-            ``[n]`` each, not the null block.
-        stream : int, optional
-            Stream of the copies on CUDA; by default that of the cache's last step.
-
-        Raises
-        ------
-        ShapeError, InvalidBlock
-            A layer or block that does not exist, or lists of different lengths.
-        UnsupportedOption
-            A layer of cross attention, which the tier leaves out.
-        """
-        self._require_open()
-        place = self._parts.layer(layer)
-        if not place.keeps_state and place.group >= len(self._parts.token_groups):
-            raise UnsupportedOption(f"layer {layer} is cross attention, which a host tier leaves out")
-        pairs = _paired(host_blocks, device_blocks)
-        self._transfers.copies.run_layer(layer, pairs, to_device=True, stream=self._transfers.stream_of(stream))
-
-    def backup_from_device_all_layers(
-        self, device_blocks: ArrayLike, host_blocks: ArrayLike, *, lane: int = 0, stream: int | None = None
-    ) -> None:
-        """Copy blocks of the cache to host blocks in all layers of a lane; see `load_to_device_per_layer`.
-
-        Parameters
-        ----------
-        device_blocks, host_blocks : array_like of int
-            ``[n]`` each, not the null block.
-        lane : int
-            Group of tokens; or the number of groups, for slots of states.
-        stream : int, optional
-            Stream of the copies on CUDA; by default that of the cache's last step.
-
-        Raises
-        ------
-        ShapeError, InvalidBlock
-            A lane or block that does not exist, or lists of different lengths.
-        """
-        self._require_open()
-        number = member("lane", lane, self.num_lanes, "the tier")
-        pairs = [np.zeros((0, 2), np.int32)] * self.num_lanes
-        pairs[number] = _paired(device_blocks, host_blocks)
-        self._transfers.copies.run(pairs, to_device=False, stream=self._transfers.stream_of(stream))
-
-    # -- entries for stores --------------------------------------------------------------------------------------
-
-    def reserve(self, positions: Listed[ArrayLike]) -> Lease | None:
-        """Take host blocks for entries that a store loads; return None if too much of the host is pinned.
-
-        Parameters
-        ----------
-        positions : sequence of integers
-            For each lane the indices of the blocks in the prefix; for the states, the block at whose end the state is.
-            What is not pinned is evicted for them: `hold` the blocks of the prefix that the host has.
-
-        Raises
-        ------
-        ShapeError
-            Not one list for each lane.
-        """
-        self._require_open()
-        for space in self._parts.swap_spaces:
-            if space.shares(self):
-                space.wait()  # a store writes at once, and a device may still read what a sequence gave back
-        places = [np.array(each, np.int64).reshape(-1) for each in positions]
-        if len(places) != self.num_lanes:
-            raise ShapeError(f"positions have {len(places)} lists; give one for each of {self.num_lanes} lanes")
-        inner = _lease.reserve(self._parts.state, self._index, [len(each) for each in places])
-        return None if inner is None else Lease(inner, places, self.pool, self._release)
-
-    def adopt(
-        self,
-        lease: Lease,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        cross_digest: bytes | int | None = None,
-        ok: Listed[NDArray[np.bool_]] | None = None,
-    ) -> int:
-        """Publish loaded entries in the host's tree; return the tokens that the host can promote of `tokens` now.
-
-        Entries that the tree has already, or that lie past a gap, are given back. The lease ends.
-
-        Parameters
-        ----------
-        lease : Lease
-        tokens, namespace, spans, cross_digest
-            As for `match`; the tokens cover the positions of the lease.
-        ok : sequence of bool arrays, optional
-            For each lane, False for entries that did not arrive; by default all did.
-
-        Raises
-        ------
-        ShapeError
-            A position outside of the tokens, or one listed twice.
-        DoubleFree
-            The lease was adopted or released before.
-        """
-        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
-        places = [each.astype(np.int32) for each in lease.positions]
-        if ok is not None:
-            if [len(each) for each in ok] != [len(each) for each in places]:
-                raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {[len(one) for one in places]}")
-            places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, places, strict=True)]
-        with Held(self._parts.state.lock):
-            _lease.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
-            return _promote.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
-
-    def hold(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-        cross_digest: bytes | int | None = None,
-    ) -> Hold:
-        """Pin what the host has of a prefix while its bytes are read; see `Hold`. Arguments are those of `match`."""
-        self._require_open()
-        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
-        most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
-        return Hold(_lease.hold(self._parts.state, self._index, ids, options, most), self.pool, self._release)
-
-    def _release(self, inner: _lease.EntryLease) -> None:
-        _lease.release(self._parts.state, inner)
 
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
@@ -587,36 +442,10 @@ class HostTier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise UnsupportedOption("the host tier is closed; make another one")
-
-    def _prefix_of(
-        self,
-        tokens: ArrayLike,
-        namespace: Hashable,
-        spans: Spans | None,
-        max_tokens: int | None,
-        digest: bytes | int | None,
-    ) -> Options:
-        ids = token_ids(tokens)
-        options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
-        most = reusable(len(ids), max_tokens)
-        if self._parts.cross is not None and digest is None:
-            most = 0  # the encoder output that its keys depend on has no name
-        return ids, options, most
-
     def __repr__(self) -> str:
         used = sum(pool.num_used for pool in self.block_pools)
-        return f"HostTier({used} of {sum(self.num_blocks) - self.num_lanes} entries used, {self.nbytes / 2**20:.1f} MiB)"
-
-
-def _paired(sources: ArrayLike, targets: ArrayLike) -> NDArray[np.int32]:
-    """Return (source, target) of each block: int32 ``[n, 2]``."""
-    both = [int32_array(each, "block", ShapeError).reshape(-1) for each in (sources, targets)]
-    if len(both[0]) != len(both[1]):
-        raise ShapeError(f"{len(both[0])} source blocks are given for {len(both[1])} targets; give one for each")
-    return np.stack(both, axis=1)
+        entries = sum(self.num_blocks) - self.num_lanes
+        return f"HostTier({used} of {entries} entries used, {self.nbytes / 2**20:.1f} MiB)"
 
 
 def _heads_of(parts: CacheParts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from contextlib import suppress
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -161,10 +162,8 @@ class Tiers:
         array = np.asarray(ids)
         if self.write == "second_hit":
             self._hits.note(array, options)
-        try:
+        with suppress(PagecoreError):  # counted by the host tier
             self.host.promote_ids(array, options, most, self.min_tokens)
-        except PagecoreError:
-            pass  # counted by the host tier
 
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
         """Save what a step will evict, if the step has room."""
@@ -172,10 +171,8 @@ class Tiers:
             return
         missing = lacked(self._parts.state, sequences, counts)
         if any(missing):
-            try:
+            with suppress(PagecoreError):  # the step evicts what is left
                 self.host.spill(missing)
-            except PagecoreError:
-                pass  # the step evicts what is left
 
     def committed(self, sequences: list[Sequence]) -> None:
         """Back up what a step has published."""
@@ -196,7 +193,5 @@ class Tiers:
 
     def _back_up(self, sequence: Sequence) -> None:
         most = self._hits.limit(sequence) if self.write == "second_hit" else None
-        try:
+        with suppress(PagecoreError):  # counted by the host tier
             self.host.backup(sequence, max_tokens=most)
-        except PagecoreError:
-            pass  # counted by the host tier

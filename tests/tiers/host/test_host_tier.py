@@ -190,7 +190,7 @@ def test_leases_are_used_once():
 
 
 def test_swapped_sequences_evict_what_the_tier_caches():
-    cache = PagedKVCache(SPEC, num_blocks=9, block_size=4)
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
     tier = HostTier(cache, num_blocks=7, huge_pages=False)
     space = SwapSpace(cache, host=tier)
     with cache.add_sequence(range(20)) as sequence:
@@ -211,17 +211,10 @@ def test_swapped_sequences_evict_what_the_tier_caches():
         SwapSpace(cache, host=tier, num_blocks=4)
     with pytest.raises(UnsupportedOption, match="HostTier of this cache"):
         SwapSpace(cached(), host=tier)
-    assert not cache.try_swap_out([serve_long(cache)], space)
+    long = cache.add_sequence(range(200, 228))
+    fill(cache, [long], 28)
+    assert not cache.try_swap_out([long], space), "7 blocks of 6"
     tier.close()
-
-
-def serve_long(cache):
-    sequence = cache.add_sequence(range(200, 216))
-    fill(cache, [sequence], 16)
-    held = cache.fork(sequence)
-    cache.append_tokens([held], [list(range(12))])
-    cache.commit(cache.prepare([held], 12))
-    return held
 
 
 def test_a_failed_copy_is_counted_and_costs_only_hits(monkeypatch):
@@ -258,13 +251,15 @@ def chats(seed, count, chats, most):
             del histories[chat]
 
 
-@pytest.mark.parametrize(("device", "host"), [(300, 900), (1000, 1000)])
+@pytest.mark.parametrize(("device", "host"), [(1000, 3000), (2000, 1000)])
 def test_a_spilling_tier_hits_like_one_lru_of_both_sizes(device, host):
     hits = []
     for sizes in [(device, host), (device + host, 0)]:
         cache = cached(sizes[0] + 1, block_size=1, max_sequences=2)
-        tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), write="on_evict", min_tokens=1) if sizes[1] else None
-        hits.append(sum(serve(cache, ids) for ids in chats(0, 1500, 200, 150)))
+        tiers = None
+        if sizes[1]:
+            tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), write="on_evict", min_tokens=1)
+        hits.append(sum(serve(cache, ids) for ids in chats(0, 3000, 400, 200)))
         if tiers is not None:
             tiers.check_invariants()
             tiers.close()
