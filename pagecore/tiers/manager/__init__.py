@@ -1,1 +1,1 @@
-"""Tiers: a cache with everything that lies behind it."""
+"""Tiers: a cache together with the memories in which its prefixes continue."""
