@@ -11,7 +11,7 @@ from pagecore.index._radix_native cimport (
     NativeReceipt,
     Offers,
 )
-from pagecore.index._radix_query cimport Insertion, Int32Pointer, Offer, Prefix, Query, RetentionHint, States
+from pagecore.index._radix_query cimport Insertion, Int32Pointer, Mark, Offer, Prefix, Query, RetentionHint, States
 from pagecore.index._radix_values cimport Evicted, Inserted, Match
 
 
@@ -96,6 +96,8 @@ cdef class RadixCore:
     cdef void copy_shared_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
     # Pins the shared prefix of a match, and counts its state as hit.
     cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept
+    # Pins the full prefix of a match, and what windows have before its end, holes included; not a hit.
+    cdef void lock_full_raw(self, NativeMatch& found, Receipt receipt) noexcept
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept
     cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept
     cdef void release_raw(self, Receipt receipt, const RetentionHint& hint) noexcept
@@ -107,6 +109,13 @@ cdef class RadixCore:
     cdef int32_t num_pins_raw(self, Receipt receipt, int64_t index, int32_t component) noexcept
     cdef void copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) noexcept
     cdef int32_t replace_raw(self, Receipt receipt, int64_t index, int32_t block, int32_t lane) noexcept
+    # The node whose ids of a component evict_raw takes first, -1 for none; and the number of these ids.
+    cdef int32_t next_victim_raw(self, int32_t component, int32_t* count) noexcept
+    # Copies tokens, marks and ids of the path that ends with a node, ids by lane; returns its namespace's number.
+    cdef int32_t copy_path_raw(
+        self, int32_t node, vector[int32_t]& tokens, vector[Mark]& marks, vector[vector[int32_t]]& ids
+    ) except -2
+    cdef int32_t state_of_raw(self, int32_t node) noexcept  # -1 for none
     # Evicts min(amount, 4096, evictable) of a component into `gone_raw`; returns the number.
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept
     # Insertions; False, with nothing changed, if memory is short. The result is in `inserted`.

@@ -32,7 +32,7 @@ def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks
     """Move the computed blocks of sequences into a space; return None, or the error if the space lacks blocks."""
     if not isinstance(space, SwapSpace) or not space.serves(parts):
         raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {space!r}")
-    return swap_out(parts.state, sequences, space, partial(_short, parts, SPACE_ADVICE), partial(_moves, parts))
+    return swap_out(parts.state, sequences, space, partial(_short_of_space, parts, space), partial(_moves, parts))
 
 
 def move_in(parts: CacheParts, sequences: Any) -> OutOfBlocks | OutOfRows | None:
@@ -59,6 +59,15 @@ def _refusal(parts: CacheParts, needed: Listed[int], free: Listed[int], advice: 
     return None
 
 
+def _short_of_space(
+    parts: CacheParts, space: SwapSpace, needed: Listed[int], pools: Listed[BlockPool]
+) -> OutOfBlocks | None:
+    """Return the error if the space has too few blocks, also after a shared host tier has evicted what it can."""
+    if any(count > pool.num_free for count, pool in zip(needed, pools, strict=True)):
+        space.make_room(needed)
+    return _short(parts, SPACE_ADVICE, needed, pools)
+
+
 def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:
     """Return the error if a pool of the cache has fewer free and evictable blocks than needed."""
     refusal = _short(parts, CACHE_ADVICE, needed, pools)
@@ -83,6 +92,7 @@ def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[Moves
     if parts.staging is not None:
         stream = parts.staging.stream
         parts.staging.refuse_captured(stream)
+        parts.store.await_arrivals()
     sides = (space.kv_pools, parts.store.pools) if is_arrival else (parts.store.pools, space.kv_pools)
     num_groups = len(parts.token_groups)
     moved: list[Planes] = []

@@ -264,3 +264,14 @@ def test_scores_within_rounding_are_counted_as_ties(model, monkeypatch):
     verdict = verify([run], model, 0, 1.0)
     assert verdict.passed
     assert verdict.ties == 1
+
+
+@pytest.mark.parametrize("config", [DemoConfig(host="64MiB"), DemoConfig.hybrid(host="64MiB", num_blocks=(60,))])
+def test_evicted_chats_come_back_from_the_host(config):
+    report = demo(config)
+    assert report.verdict.passed
+    assert report.host.num_promotions > 0
+    assert report.host.num_promoted_tokens > 0
+    assert ("host tier", dict(demo_rows(report))["host tier"]) in demo_rows(report)
+    with pytest.raises(UnsupportedOption, match="evict is 'none'"):
+        dataclasses.replace(config, evict="none")

@@ -1,0 +1,1 @@
+"""Tiers: a cache together with the memories in which its prefixes continue."""
