@@ -72,6 +72,7 @@ class EvictionQueues {
   void reserve(size_t capacity);
   // Reduces the room to `capacity`, above every id in the queues; keeps it if memory is short.
   void shrink(size_t capacity) noexcept;
+  [[nodiscard]] size_t capacity() const { return capacity_; }
   [[nodiscard]] size_t nbytes() const;
   void check_invariants() const;
 

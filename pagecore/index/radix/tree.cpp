@@ -135,7 +135,7 @@ RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
 }
 
 RadixTree::Receipt RadixTree::lock_shared(Match& match) {
-  if (match.shared_node != kNoNode) reserve(1 + components_.num_windows());
+  if (match.shared_node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
   if (match.state != radix::kNoState) {  // at the end of its node, which keeps its id if another lock() has split it
     queues_.touch(match.node, components_.state(), true);
@@ -250,6 +250,7 @@ void RadixTree::check_invariants() const {
   nodes_.check_invariants();
   pins_.check_invariants();
   queues_.check_invariants();
+  PC_ASSERT(queues_.capacity() >= nodes_.capacity());  // reserve() looks at the nodes alone
   claims_.check_invariants();
   namespaces_.check_invariants(nodes_.count_tops(namespaces_.count()));
 }
