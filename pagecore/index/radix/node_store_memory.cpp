@@ -60,6 +60,16 @@ void NodeStore::release(NodeId node) noexcept {
   paid_looks_ += kLooksOfNode;
 }
 
+std::vector<NodeId> NodeStore::by_depth() const {
+  std::vector<NodeId> order;
+  order.reserve(static_cast<size_t>(size()));
+  for (NodeId node = 0; node < num_ids(); ++node) {
+    if (at(node).size > 0) order.push_back(node);
+  }
+  std::sort(order.begin(), order.end(), [this](NodeId a, NodeId b) { return at(a).depth < at(b).depth; });
+  return order;
+}
+
 // Grows the storage by half, so that n blocks appended one by one cost O(n) and the unused room stays within I2 of
 // node_storage.hpp.
 void NodeStore::make_room(NodeId leaf, int64_t blocks) {
