@@ -159,7 +159,7 @@ class EventPublisher:
     # Construction and end.
 
     def _open(self, kind: str, endpoint: object, name: str, binds: bool, limit: int) -> Any:
-        socket = opened(kind, endpoint, name, binds=binds, send_limit=limit)
+        socket = opened(kind, endpoint, name, binds=binds, limit=limit)
         self._sockets.append(socket)
         return socket
 

@@ -13,7 +13,7 @@ def library() -> Any:
     return optional("zmq")
 
 
-def opened(kind: str, endpoint: object, name: str, *, binds: bool, send_limit: int = 0) -> Any:
+def opened(kind: str, endpoint: object, name: str, *, binds: bool, limit: int = 0) -> Any:
     """Return a socket of a kind ("PUB", "ROUTER" ...) that is bound or connected to an endpoint.
 
     Parameters
@@ -22,16 +22,16 @@ def opened(kind: str, endpoint: object, name: str, *, binds: bool, send_limit: i
         Such as ``"tcp://127.0.0.1:5557"``, or ``"ipc:///run/events"``.
     name : str
         Name of the argument, for messages.
-    send_limit : int
-        Messages that wait for each peer; 0 for no limit.
+    limit : int
+        Messages that wait for or from each peer; 0 for no limit.
     """
     zmq = library()
     if not isinstance(endpoint, str) or "://" not in endpoint:
         raise UnsupportedOption(f"{name} is {endpoint!r}; use an address such as 'tcp://*:5557' or 'ipc:///tmp/events'")
     socket = zmq.Context.instance().socket(getattr(zmq, kind))
     socket.set(zmq.LINGER, 0)
-    socket.set(zmq.SNDHWM, send_limit)
-    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.SNDHWM, limit)
+    socket.set(zmq.RCVHWM, limit)
     try:
         (socket.bind if binds else socket.connect)(endpoint)
     except zmq.ZMQError as error:

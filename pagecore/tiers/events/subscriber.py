@@ -29,6 +29,8 @@ class Subscriber:
         Prefix of the topics to receive.
     timeout : float
         Seconds to wait for an answer of the publisher.
+    max_waiting : int
+        Messages that wait to be polled; further ones are lost, and asked for later.
 
     Attributes
     ----------
@@ -46,13 +48,14 @@ class Subscriber:
         snapshot: str | None = None,
         topic: str = "",
         timeout: float = 5.0,
+        max_waiting: int = 100_000,
     ) -> None:
         zmq = library()
         self.mirror = Mirror()
         self.num_lost = 0
         self._timeout = timeout
         self._replay, self._snapshot = replay, snapshot
-        self._socket = opened("SUB", endpoint, "endpoint", binds=False)
+        self._socket = opened("SUB", endpoint, "endpoint", binds=False, limit=max_waiting)
         self._socket.subscribe(topic.encode())
         self._zmq = zmq
 
