@@ -37,6 +37,7 @@ BELOW = {
     "ops": ("arrays",),
     "cache": ("arrays", "index", "ops"),
     "tiers": (),
+    "serving": (),
     "interop": ("arrays", "ops"),
 }
 

@@ -87,12 +87,14 @@ class Journal {
   Journal(int64_t block_size, size_t max_bytes, std::vector<ContentHash> roots)
       : block_size_(block_size), max_bytes_(max_bytes), roots_(std::move(roots)) {}
 
-  // Root of each namespace, by number; set before the first insertion into it.
+  // Root of each namespace, by number; set before the first insertion into it. By default 0.
   void set_root(NamespaceId space, ContentHash root) {
     if (static_cast<size_t>(space) >= roots_.size()) roots_.resize(static_cast<size_t>(space) + 1);
     roots_[static_cast<size_t>(space)] = root;
   }
-  [[nodiscard]] ContentHash root(NamespaceId space) const { return roots_[static_cast<size_t>(space)]; }
+  [[nodiscard]] ContentHash root(NamespaceId space) const {
+    return static_cast<size_t>(space) < roots_.size() ? roots_[static_cast<size_t>(space)] : 0;
+  }
 
   template <typename HashOf>
   void add_stored(const StoredBlocks& stored, HashOf&& hash_of) noexcept {

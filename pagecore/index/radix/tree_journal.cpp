@@ -31,7 +31,8 @@ void RadixTree::list_contents(radix::Changes& out) const {
   out.clear();
   for (const NodeId node : nodes_.by_depth()) {
     for_each_run(node, 0, nodes_.at(node).size, [&](const radix::StoredBlocks& stored, int32_t first) {
-      radix::append_stored(out, stored, components_.block_size, [&](int32_t i) { return nodes_.hash(node, first + i); });
+      radix::append_stored(out, stored, components_.block_size,
+                           [&](int32_t i) { return nodes_.hash(node, first + i); });
     });
     if (nodes_.at(node).state == kNoState) continue;
     const int32_t last = nodes_.at(node).size - 1;

@@ -108,12 +108,12 @@ class Mirror:
         if kind == "mamba":
             return np.concatenate([[True], there])
         if window is None:
-            return missing == 0
+            return np.asarray(missing == 0)
         if kind == "chunked_local_attention":
             starts = ends * self.block_size // window * window // self.block_size
         else:
             starts = np.maximum(0, ends * self.block_size - (window - 1)) // self.block_size
-        return missing == missing[starts]
+        return np.asarray(missing == missing[starts])
 
     # Changes.
 

@@ -37,7 +37,9 @@ def opened(kind: str, endpoint: object, name: str, *, binds: bool, limit: int = 
     except zmq.ZMQError as error:
         socket.close()
         remedy = "another process uses it; use another port, or '*'" if error.errno == zmq.EADDRINUSE else str(error)
-        raise UnsupportedOption(f"{name} {endpoint!r} cannot be {'bound' if binds else 'connected'}: {remedy}") from None
+        raise UnsupportedOption(
+            f"{name} {endpoint!r} cannot be {'bound' if binds else 'connected'}: {remedy}"
+        ) from None
     return socket
 
 

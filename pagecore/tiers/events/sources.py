@@ -44,11 +44,11 @@ class Source:
 
     def events_of(self, changes: Iterable[Change]) -> list[Event]:
         """Return an event for each change and group, in order."""
-        events = []
-        for change in changes:
-            for group in self.groups[change.component]:
-                events.append(self._stored(change, group) if change.is_stored else self._removed(change, group))
-        return events
+        return [
+            self._stored(change, group) if change.is_stored else self._removed(change, group)
+            for change in changes
+            for group in self.groups[change.component]
+        ]
 
     def _removed(self, change: Change, group: GroupKind) -> Event:
         return {"type": REMOVED, "block_hashes": change.hashes, "medium": self.medium, "group_idx": group.group}
@@ -112,13 +112,13 @@ def sources_of(parts: CacheParts, tiers: object, medium: str) -> list[Source]:
     Parameters
     ----------
     tiers : object
-        None, an object with a `tree` (a host tier, "CPU"), one with a `host` that has a `tree`, or an iterable of (tree,
-        medium).
+        None, an object with a `tree` (a host tier, "CPU"), one with a `host` that has a `tree`, or pairs of a tree and
+        a medium.
     medium : str
         Medium of the cache's own tree.
     """
     if parts.prefix is None:
-        raise UnsupportedOption("the cache has prefix_cache=False, so that it has no events; make it with a prefix cache")
+        raise UnsupportedOption("the cache has prefix_cache=False and therefore no events; leave prefix_cache out")
     groups = groups_of(parts)
     pairs = [(parts.prefix.tree, medium), *_trees_of(tiers)]
     for tree, name in pairs:

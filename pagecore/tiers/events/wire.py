@@ -1,8 +1,8 @@
 """The format of events: msgpack, as vLLM's `KVEventBatch`.
 
 A message has three frames: topic, sequence number (8 bytes, big-endian), payload. The payload is
-``[timestamp, [event, ...], rank]``; an event is a map whose first key is "type". Older versions of vLLM, and SGLang, send
-events as arrays that begin with the type, and some versions send the payload as a map: `decode_batch` reads all of them.
+``[timestamp, [event, ...], rank]``; an event is a map whose first key is "type". Older versions of vLLM, and SGLang,
+send events as arrays that begin with the type, and some versions send the payload as a map: `decode_batch` reads all.
 """
 
 from __future__ import annotations

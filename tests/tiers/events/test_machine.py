@@ -36,7 +36,11 @@ class EventMachine(RuleBasedStateMachine):
         self.host = RadixTree(BLOCK, full=len(self.lanes_of_full()), **options)
         self.next_id = 1
         self.publisher = EventPublisher(
-            self.cache, [(self.host, "CPU")], endpoint=f"inproc://machine-{next(NUMBERS)}", interval=None, max_bytes=3000
+            self.cache,
+            [(self.host, "CPU")],
+            endpoint=f"inproc://machine-{next(NUMBERS)}",
+            interval=None,
+            max_bytes=3000,
         )
         self.mirror, self.late = Mirror(), None
         self.at, self.seen = {}, -1

@@ -95,14 +95,18 @@ def test_structs_of_vllm_read_what_is_published(cache):
     assert windowed.block_hashes == hashes[-len(windowed.block_hashes) :]
 
 
-
 def test_structs_of_vllm_read_removals(cache):
     tokens = ids(11)
     payload = received(cache, lambda: (compute(cache, tokens), cache.clear_prefix_cache()))[2]
     events = msgspec.msgpack.decode(payload, type=EventBatch).events
     for group in (0, 1):
         stored, removed = (
-            [block for event in events if type(event) is kind and event.group_idx == group for block in event.block_hashes]
+            [
+                block
+                for event in events
+                if type(event) is kind and event.group_idx == group
+                for block in event.block_hashes
+            ]
             for kind in (BlockStored, BlockRemoved)
         )
         assert sorted(removed) == sorted(stored)

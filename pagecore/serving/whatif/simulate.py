@@ -1,0 +1,76 @@
+"""Hits of any eviction policy at one capacity, by simulation with the prefix tree of the cache.
+
+The tree gets numbers of blocks as its tokens, with blocks of one: a prefix of blocks is a prefix of their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.index import RadixTree
+from pagecore.serving.whatif.requests import Requests
+
+Path = tuple[NDArray[np.int32], int, int, int]
+
+
+class Numbered:
+    """Requests whose blocks have numbers from 0, so that several simulations share them."""
+
+    def __init__(self, chunks: Sequence[Requests]) -> None:
+        hashes = np.concatenate([chunk.hashes for chunk in chunks])
+        numbers = np.unique(hashes, return_inverse=True)[1].astype(np.int32)
+        self._paths: list[Path] = []
+        at = 0
+        for chunk in chunks:
+            for i in range(len(chunk)):
+                path = numbers[at + chunk.starts[i] : at + chunk.starts[i + 1]]
+                self._paths.append((path, int(chunk.first[i]), int(chunk.reusable[i]), int(chunk.tokens[i])))
+            at += len(chunk.hashes)
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self._paths)
+
+
+def simulated_hits(
+    requests: Numbered, block_size: int, capacity: int, policy: str, max_tokens_per_step: int = 8192
+) -> int:
+    """Return the blocks that a cache of `capacity` usable blocks finds, when requests run one after another.
+
+    Parameters
+    ----------
+    requests : Numbered
+    block_size, capacity : int
+    policy : str
+        Policy of `RadixTree` that needs no value for each prefix.
+    max_tokens_per_step : int
+        A longer prompt is computed, and published, in several steps.
+    """
+    tree = RadixTree(1, policy=policy)
+    free = list(range(capacity, 0, -1))
+    found = 0
+    for path, first, reusable, tokens in requests:
+        if -(-tokens // block_size) > capacity:
+            continue
+        with tree.match_and_lock(path[:reusable]) as receipt:
+            hit = receipt.num_tokens
+            found += max(0, min(hit, reusable) - first)
+            own = np.full(-(-tokens // block_size), 1, np.int32)
+            taken = hit
+            computed = hit * block_size
+            kept: set[int] = set()
+            while computed < tokens:
+                computed = min(tokens, computed + max_tokens_per_step)
+                count = -(-computed // block_size)
+                if count - taken > len(free):
+                    free += tree.evict("full", count - taken - len(free)).blocks.tolist()
+                for i in range(taken, count):
+                    own[i] = free.pop()
+                taken = count
+                whole = computed // block_size
+                if whole > hit:
+                    kept.update(tree.extend(path[:whole], own[:whole], receipt).taken.tolist())
+            free += [block for block in own[hit:].tolist() if block not in kept]
+    return found
