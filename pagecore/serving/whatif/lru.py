@@ -78,7 +78,7 @@ def lru_hits(chunks: Sequence[Requests], block_size: int, capacities: Sequence[i
         limit = capacities[members[0]]
         stack = Stack()
         for chunk in chunks:
-            _add(stack, chunk if limit >= most else _fitting(chunk, block_size, limit))
+            _add(stack, chunk if limit >= most else fitting(chunk, block_size, limit))
         total = np.cumsum(stack.hits()) if len(stack.hits()) else np.zeros(1, np.int64)
         for i in members:
             found[i] = total[min(capacities[i], len(total) - 1)]
@@ -136,15 +136,15 @@ def _add(stack: Stack, chunk: Requests) -> tuple[NDArray[np.int64], NDArray[np.i
     full = np.diff(chunk.starts)
     # The block with the last token is either partial or full; prompts of stored events have one token more.
     has_partial = (chunk.reusable >= full).astype(np.uint8)
-    return stack.add(chunk.hashes, chunk.starts, chunk.first, chunk.reusable, has_partial)
+    return stack.add(chunk.blocks, chunk.starts, chunk.first, chunk.reusable, has_partial)
 
 
-def _fitting(chunk: Requests, block_size: int, capacity: int) -> Requests:
+def fitting(chunk: Requests, block_size: int, capacity: int) -> Requests:
     """Return the requests that a cache of `capacity` blocks can hold."""
     fits = -(-chunk.tokens // block_size) <= capacity
     counts = np.diff(chunk.starts)
     return Requests(
-        hashes=chunk.hashes[np.repeat(fits, counts)],
+        blocks=chunk.blocks[np.repeat(fits, counts)],
         starts=np.concatenate([[0], np.cumsum(counts[fits])]),
         first=chunk.first[fits],
         reusable=chunk.reusable[fits],

@@ -25,6 +25,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.index import chain_hashes
 from pagecore.models.files import open_file
 from pagecore.serving.replay.trace import TraceError, parse_request
+from pagecore.serving.whatif._stack import Numbers
 from pagecore.serving.whatif.stored import StoredChains
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 
@@ -39,10 +40,10 @@ class Requests:
 
     Attributes
     ----------
-    hashes : ndarray
-        uint64: the full blocks of all requests; a hash names all blocks before it, too.
+    blocks : ndarray
+        int32: numbers of the full blocks of all requests. Equal numbers are equal prefixes; -1 is not in the sample.
     starts : ndarray
-        int64 ``[n + 1]``: where each request begins in `hashes`.
+        int64 ``[n + 1]``: where each request begins in `blocks`.
     first, reusable : ndarray
         int64 ``[n]``: blocks [first, reusable) of each request are looked up. The block with the last token is not.
     tokens : ndarray
@@ -51,7 +52,7 @@ class Requests:
         float64 ``[n]``: time of arrival.
     """
 
-    hashes: NDArray[np.uint64]
+    blocks: NDArray[np.int32]
     starts: NDArray[np.int64]
     first: NDArray[np.int64]
     reusable: NDArray[np.int64]
@@ -75,7 +76,9 @@ class Prompt:
     first: int = 0
 
 
-def read_requests(path: str | Path, block_size: int = 16, limit: int | None = None) -> Iterator[Requests]:
+def read_requests(
+    path: str | Path, block_size: int = 16, limit: int | None = None, *, rate: float = 1.0
+) -> Iterator[Requests]:
     """Read a trace as chunks of requests, in constant memory.
 
     Parameters
@@ -86,6 +89,8 @@ def read_requests(path: str | Path, block_size: int = 16, limit: int | None = No
         Tokens of a block. Traces of KV events have the block size of the engine that wrote them.
     limit : int, optional
         Maximum number of requests.
+    rate : float
+        Share of the blocks that get a number.
 
     Yields
     ------
@@ -100,6 +105,7 @@ def read_requests(path: str | Path, block_size: int = 16, limit: int | None = No
     """
     size = require_int("block_size", block_size)
     most = None if limit is None else require_int("limit", limit, 0, max=None)
+    numbers = Numbers(rate)
     prompts: list[Prompt] = []
     blocks = count = 0
     for prompt in _prompts(str(path), size):
@@ -109,19 +115,19 @@ def read_requests(path: str | Path, block_size: int = 16, limit: int | None = No
         prompts.append(prompt)
         blocks += len(prompt.hashes)
         if blocks >= CHUNK_BLOCKS:
-            yield _chunk(prompts, size)
+            yield _chunk(prompts, numbers, size)
             prompts, blocks = [], 0
     if prompts:
-        yield _chunk(prompts, size)
+        yield _chunk(prompts, numbers, size)
     if count == 0 and most != 0:
         raise TraceError(f"trace {path} contains no request; expected one JSON value on each line")
 
 
-def _chunk(prompts: list[Prompt], block_size: int) -> Requests:
+def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests:
     counts = np.array([len(prompt.hashes) for prompt in prompts], np.int64)
     tokens = np.array([prompt.tokens for prompt in prompts], np.int64)
     return Requests(
-        hashes=np.concatenate([prompt.hashes for prompt in prompts]),
+        blocks=numbers.of(np.concatenate([prompt.hashes for prompt in prompts])),
         starts=np.concatenate([[0], np.cumsum(counts)]),
         first=np.array([prompt.first for prompt in prompts], np.int64),
         reusable=(tokens - 1) // block_size,

@@ -16,32 +16,22 @@ from pagecore.serving.whatif.requests import Requests
 Path = tuple[NDArray[np.int32], int, int, int]
 
 
-class Numbered:
-    """Requests whose blocks have numbers from 0, so that several simulations share them."""
-
-    def __init__(self, chunks: Sequence[Requests]) -> None:
-        hashes = np.concatenate([chunk.hashes for chunk in chunks])
-        numbers = np.unique(hashes, return_inverse=True)[1].astype(np.int32)
-        self._paths: list[Path] = []
-        at = 0
-        for chunk in chunks:
-            for i in range(len(chunk)):
-                path = numbers[at + chunk.starts[i] : at + chunk.starts[i + 1]]
-                self._paths.append((path, int(chunk.first[i]), int(chunk.reusable[i]), int(chunk.tokens[i])))
-            at += len(chunk.hashes)
-
-    def __iter__(self) -> Iterator[Path]:
-        return iter(self._paths)
+def paths_of(chunks: Sequence[Requests]) -> Iterator[Path]:
+    """Yield the blocks of each request, its first block and number of blocks that are looked up, and its tokens."""
+    for chunk in chunks:
+        for i in range(len(chunk)):
+            path = chunk.blocks[chunk.starts[i] : chunk.starts[i + 1]]
+            yield path, int(chunk.first[i]), int(chunk.reusable[i]), int(chunk.tokens[i])
 
 
 def simulated_hits(
-    requests: Numbered, block_size: int, capacity: int, policy: str, max_tokens_per_step: int = 8192
+    chunks: Sequence[Requests], block_size: int, capacity: int, policy: str, max_tokens_per_step: int = 8192
 ) -> int:
     """Return the blocks that a cache of `capacity` usable blocks finds, when requests run one after another.
 
     Parameters
     ----------
-    requests : Numbered
+    chunks : sequence of Requests
     block_size, capacity : int
     policy : str
         Policy of `RadixTree` that needs no value for each prefix.
@@ -51,7 +41,7 @@ def simulated_hits(
     tree = RadixTree(1, policy=policy)
     free = list(range(capacity, 0, -1))
     found = 0
-    for path, first, reusable, tokens in requests:
+    for path, first, reusable, tokens in paths_of(chunks):
         if -(-tokens // block_size) > capacity:
             continue
         with tree.match_and_lock(path[:reusable]) as receipt:
