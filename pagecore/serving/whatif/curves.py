@@ -100,10 +100,8 @@ def _summary(path: str, chunks: list[Requests], options: WhatIfOptions, block_si
     longest = max(int(chunk.tokens.max()) for chunk in chunks)
     needed = -(-longest // block_size)
     fitting_sizes = [size for size in options.sizes if options.capacity(size, block_size) >= needed]
-    which = (
-        np.unique(np.linspace(0, len(fitting_sizes) - 1, TIMELINE_SIZES).round().astype(int)) if fitting_sizes else []
-    )
-    memory = [fitting_sizes[i] for i in which]
+    which = np.unique(np.linspace(0, len(fitting_sizes) - 1, TIMELINE_SIZES).round().astype(int))
+    memory = [fitting_sizes[i] for i in which] if fitting_sizes else []
     timeline: Timeline | None = None
     if memory:
         timeline = lru_timeline(chunks, block_size, [options.capacity(size, block_size) for size in memory])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ class WhatIfOptions:
 
     def _check_tiers(self) -> None:
         sizes = [parse_memory(size) for size in self.tiers.values()]
-        if any(after <= before for before, after in zip(sizes, sizes[1:], strict=False)):
+        if any(after <= before for before, after in pairwise(sizes)):
             raise ShapeError(
                 f"tiers are {shown(dict(self.tiers))}; expected ascending sizes, as each tier also holds what the "
                 "faster ones hold"

@@ -7,9 +7,8 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
+from pagecore.serving.tables import human_bytes
 from pagecore.serving.whatif.report import WhatIf
-
-GIB = 1 << 30
 
 
 def save_page(result: WhatIf, path: Path) -> None:
@@ -32,15 +31,6 @@ def page_of(result: WhatIf) -> str:
         .replace("{{tiers}}", _tiers(result))
         .replace("{{data}}", data)
     )
-
-
-def shown_bytes(count: float) -> str:
-    """Return bytes with a binary unit and three digits."""
-    units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-    power = 0
-    while count >= 1024 and power < len(units) - 1:
-        count, power = count / 1024, power + 1
-    return f"{count:.3g} {units[power]}"
 
 
 def curve_name(result: WhatIf, index: int) -> str:
@@ -94,7 +84,7 @@ def _data(result: WhatIf) -> list[dict[str, object]]:
                 "x": "time",
                 "y": "share",
                 "lines": [
-                    {"name": shown_bytes(memory), "x": time, "y": rates}
+                    {"name": human_bytes(memory), "x": time, "y": rates}
                     for memory, rates in zip(result.timeline_memory, result.timeline.hit_rates, strict=True)
                 ],
             },
@@ -107,8 +97,8 @@ def _facts(result: WhatIf) -> str:
         ("requests", f"{result.num_requests:,}"),
         ("prompt tokens", f"{result.prompt_tokens:,}"),
         ("KV bytes of a token", f"{result.bytes_per_token:,}"),
-        ("longest prompt", shown_bytes(result.longest_request)),
-        ("all distinct blocks", shown_bytes(result.unbounded_memory)),
+        ("longest prompt", human_bytes(result.longest_request)),
+        ("all distinct blocks", human_bytes(result.unbounded_memory)),
         ("hit rate without eviction", f"{result.unbounded_hit_rate:.2%}"),
     ]
     return "".join(f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in facts)
@@ -118,7 +108,7 @@ def _tiers(result: WhatIf) -> str:
     if not result.tiers:
         return ""
     rows = "".join(
-        f"<tr><td>{html.escape(tier.medium)}</td><td>{shown_bytes(tier.memory)}</td>"
+        f"<tr><td>{html.escape(tier.medium)}</td><td>{human_bytes(tier.memory)}</td>"
         f"<td>{tier.hit_tokens:,}</td><td>{tier.hit_rate:.2%}</td></tr>"
         for tier in result.tiers
     )

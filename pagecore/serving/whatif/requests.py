@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import io
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,12 +148,12 @@ def _prompts(path: str, block_size: int) -> Iterator[Prompt]:
                     continue
                 place = _Place(path, line)
                 if len(text) > LINE_BYTES_MAX:
-                    place.refuse(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON value on each line")
+                    raise place.refusal(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON value on each line")
                 content = place.parse(text)
                 reader = reader or place.reader(content, block_size)
                 for prompt in reader.read(place, text, content, number):
                     if prompt.seconds < latest:
-                        place.refuse(
+                        raise place.refusal(
                             f"time {prompt.seconds:g} s is earlier than {latest:g} s on a line before; sort the trace"
                         )
                     latest = prompt.seconds
@@ -170,20 +171,28 @@ def _opened(path: str) -> Iterator[BinaryIO]:
     with open_file(path) as file:
         if path.endswith(".gz"):
             with gzip.open(file) as plain:
-                yield plain  # type: ignore[misc]
+                yield cast(BinaryIO, plain)
         elif path.endswith(".zst"):
-            try:
-                zstandard = importlib.import_module("zstandard")
-            except ImportError:
-                raise UnsupportedOption(
-                    f"trace {path} needs zstandard, which is not installed; run pip install zstandard, or decompress it"
-                ) from None
-            import io
-
-            with zstandard.ZstdDecompressor().stream_reader(file) as plain:
-                yield io.BufferedReader(plain, 1 << 20)  # type: ignore[misc]
+            with _zstandard(path, file) as plain:
+                yield plain
         else:
             yield file
+
+
+@contextmanager
+def _zstandard(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    try:
+        library = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise UnsupportedOption(
+            f"trace {path} needs zstandard, which is not installed ({error}); run pip install 'pagecore[cli]', or "
+            "decompress it"
+        ) from None
+    try:
+        with library.ZstdDecompressor().stream_reader(file) as plain:
+            yield cast(BinaryIO, io.BufferedReader(plain, 1 << 20))
+    except library.ZstdError as error:
+        raise OSError(str(error)) from error
 
 
 class _Place:
@@ -192,14 +201,14 @@ class _Place:
     def __init__(self, path: str, line: int) -> None:
         self.path, self.line = path, line
 
-    def refuse(self, reason: str) -> NoReturn:
-        raise TraceError(f"trace {self.path}, line {self.line}: {reason}")
+    def refusal(self, reason: str) -> TraceError:
+        return TraceError(f"trace {self.path}, line {self.line}: {reason}")
 
     def parse(self, text: bytes) -> Any:
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:
-            self.refuse(f"not JSON: {str(error)[:80]}")
+            raise self.refusal(f"not JSON: {str(error)[:80]}") from None
 
     def reader(self, content: Any, block_size: int) -> Any:
         """Return the reader of the format that the first line has."""
@@ -209,7 +218,7 @@ class _Place:
             return _TokenIds(block_size)
         if isinstance(content, list) or (isinstance(content, dict) and "events" in content):
             return _Events(block_size)
-        self.refuse(
+        raise self.refusal(
             f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, or a "
             "batch of KV events"
         )
@@ -232,23 +241,23 @@ class _TokenIds:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
 
-    def read(self, place: _Place, _text: bytes, content: Any, number: int) -> Iterable[Prompt]:
+    def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
         if not isinstance(content, dict):
-            place.refuse(f"expected a JSON object, got {shown(content)}")
+            raise place.refusal(f"expected a JSON object, got {shown(content)}")
         field = next((name for name in TOKEN_FIELDS if name in content), None)
         if field is None:
-            place.refuse(f"field {TOKEN_FIELDS[0]!r} is missing")
+            raise place.refusal(f"field {TOKEN_FIELDS[0]!r} is missing")
         ids = content[field]
         if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
-            place.refuse(f"{field} is {shown(ids)}; expected a list of integers that is not empty")
+            raise place.refusal(f"{field} is {shown(ids)}; expected a list of integers that is not empty")
         if min(ids) < 0 or max(ids) > INT32_MAX:
-            place.refuse(f"{field} has an id outside 0 to {INT32_MAX}")
+            raise place.refusal(f"{field} has an id outside 0 to {INT32_MAX}")
         seconds = content.get("timestamp", 0)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 2**63:
-            place.refuse(f"timestamp is {shown(seconds)}; expected a number of milliseconds, 0 or more")
+            raise place.refusal(f"timestamp is {shown(seconds)}; expected a number of milliseconds, 0 or more")
         namespace = content.get("namespace")
         if namespace is not None and not isinstance(namespace, str):
-            place.refuse(f"namespace is {shown(namespace)}; expected a string")
+            raise place.refusal(f"namespace is {shown(namespace)}; expected a string")
         hashes = chain_hashes(np.array(ids, np.int32), self.block_size, namespace=namespace)
         return [Prompt(seconds / 1000, hashes, len(ids))]
 
@@ -257,9 +266,9 @@ class _Events:
     def __init__(self, block_size: int) -> None:
         self.chains = StoredChains(block_size)
 
-    def read(self, place: _Place, _text: bytes, content: Any, number: int) -> Iterable[Prompt]:
+    def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
         try:
             found = self.chains.read(content)
         except ValueError as error:
-            place.refuse(str(error))
+            raise place.refusal(str(error))
         return [Prompt(seconds, hashes, tokens, first) for seconds, hashes, tokens, first in found]

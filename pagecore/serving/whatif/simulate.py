@@ -24,6 +24,13 @@ def paths_of(chunks: Sequence[Requests]) -> Iterator[Path]:
             yield path, int(chunk.first[i]), int(chunk.reusable[i]), int(chunk.tokens[i])
 
 
+def one_lane(blocks: NDArray[np.int32] | tuple[NDArray[np.int32], ...]) -> list[int]:
+    """Return the blocks of a tree with one lane as a list."""
+    assert isinstance(blocks, np.ndarray)
+    found: list[int] = blocks.tolist()
+    return found
+
+
 def simulated_hits(
     chunks: Sequence[Requests], block_size: int, capacity: int, policy: str, max_tokens_per_step: int = 8192
 ) -> int:
@@ -55,12 +62,12 @@ def simulated_hits(
                 computed = min(tokens, computed + max_tokens_per_step)
                 count = -(-computed // block_size)
                 if count - taken > len(free):
-                    free += tree.evict("full", count - taken - len(free)).blocks.tolist()
+                    free += one_lane(tree.evict("full", count - taken - len(free)).blocks)
                 for i in range(taken, count):
                     own[i] = free.pop()
                 taken = count
                 whole = computed // block_size
                 if whole > hit:
-                    kept.update(tree.extend(path[:whole], own[:whole], receipt).taken.tolist())
+                    kept.update(one_lane(tree.extend(path[:whole], own[:whole], receipt).taken))
             free += [block for block in own[hit:].tolist() if block not in kept]
     return found

@@ -41,11 +41,12 @@ class StoredChains:
             The content is not a batch of events, or has another block size.
         """
         batch = batch_of(content)
-        found = []
-        for event in batch.events:
-            if event["type"] == STORED and event.get("medium") in (None, "GPU") and not event.get("group_idx"):
-                found.append(self._request(event, batch.timestamp))
-        return found
+        stored = [
+            event
+            for event in batch.events
+            if event["type"] == STORED and event.get("medium") in (None, "GPU") and not event.get("group_idx")
+        ]
+        return [self._request(event, batch.timestamp) for event in stored]
 
     def _request(self, event: Event, seconds: float) -> Implied:
         if event["block_size"] != self.block_size:
