@@ -1,4 +1,4 @@
-"""What-if: hits of a recorded trace for every size of the cache, block sizes, policies and tiers."""
+"""Hits of a recorded trace for every size of the cache, block sizes, policies and tiers."""
 
 from pagecore.serving.whatif.curves import what_if
 from pagecore.serving.whatif.options import WhatIfOptions

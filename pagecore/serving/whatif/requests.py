@@ -270,5 +270,5 @@ class _Events:
         try:
             found = self.chains.read(content)
         except ValueError as error:
-            raise place.refusal(str(error))
+            raise place.refusal(str(error)) from None
         return [Prompt(seconds, hashes, tokens, first) for seconds, hashes, tokens, first in found]

@@ -233,27 +233,33 @@ class EventPublisher:
     def _publish(self) -> int:
         """Publish a batch if there are changes. The caller holds the mutex."""
         with Held(self._lock):
-            logs = [source.tree.take_changes() for source in self._sources]
-            has_overflowed = any(log.has_overflowed for log in logs)
-            if has_overflowed:
-                logs = [source.tree.list_contents() for source in self._sources]
-        if has_overflowed:
-            self._count(num_overflows=1)
-            return self._send([{"type": CLEARED}, *self._events_of(logs)])
-        events = self._events_of(logs)
-        return self._send(events) if events else self._stats.sequence
+            logs = self._take()
+        return self._send_changes(logs)
 
     def _publish_state(self) -> None:
         """Publish everything as the first batch."""
         with self._mutex:
-            logs = self._take_state()
+            with Held(self._lock):
+                self._take()
+                logs = self._contents()
             self._send([{"type": CLEARED}, *self._events_of(logs)])
 
-    def _take_state(self) -> list[ChangeLog]:
-        with Held(self._lock):
-            for source in self._sources:
-                source.tree.take_changes()
-            return [source.tree.list_contents() for source in self._sources]
+    def _take(self) -> tuple[list[ChangeLog], bool]:
+        """Return the changes and False; if a journal was full, all contents and True. The caller holds the lock."""
+        logs = [source.tree.take_changes() for source in self._sources]
+        has_overflowed = any(log.has_overflowed for log in logs)
+        return (self._contents() if has_overflowed else logs), has_overflowed
+
+    def _contents(self) -> list[ChangeLog]:
+        return [source.tree.list_contents() for source in self._sources]
+
+    def _send_changes(self, taken: tuple[list[ChangeLog], bool]) -> int:
+        logs, has_overflowed = taken
+        events = self._events_of(logs)
+        if has_overflowed:
+            self._count(num_overflows=1)
+            return self._send([{"type": CLEARED}, *events])
+        return self._send(events) if events else self._stats.sequence
 
     def _events_of(self, logs: Sequence[ChangeLog]) -> list[Event]:
         return [
@@ -313,8 +319,8 @@ class EventPublisher:
     def _state(self, _request: bytes) -> Iterable[tuple[int, bytes]]:
         with self._mutex:
             with Held(self._lock):
-                self._publish()
-                logs = [source.tree.list_contents() for source in self._sources]
+                changes, logs = self._take(), self._contents()
+            self._send_changes(changes)
             number = self._stats.sequence
             self._count(num_snapshots=1)
         events = self._events_of(logs)
