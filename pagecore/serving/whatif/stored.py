@@ -44,7 +44,10 @@ class StoredChains:
         stored = [
             event
             for event in batch.events
-            if event["type"] == STORED and event.get("medium") in (None, "GPU") and not event.get("group_idx")
+            if event["type"] == STORED
+            and event["block_hashes"]
+            and event.get("medium") in (None, "GPU")
+            and not event.get("group_idx")
         ]
         return [self._request(event, batch.timestamp) for event in stored]
 

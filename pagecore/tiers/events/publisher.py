@@ -242,7 +242,7 @@ class EventPublisher:
             with Held(self._lock):
                 self._take()
                 logs = self._contents()
-            self._send([{"type": CLEARED}, *self._events_of(logs)])
+            self._send(self._whole(logs))
 
     def _take(self) -> tuple[list[ChangeLog], bool]:
         """Return the changes and False; if a journal was full, all contents and True. The caller holds the lock."""
@@ -255,11 +255,18 @@ class EventPublisher:
 
     def _send_changes(self, taken: tuple[list[ChangeLog], bool]) -> int:
         logs, has_overflowed = taken
-        events = self._events_of(logs)
         if has_overflowed:
             self._count(num_overflows=1)
-            return self._send([{"type": CLEARED}, *events])
+            return self._send(self._whole(logs))
+        events = self._events_of(logs)
         return self._send(events) if events else self._stats.sequence
+
+    def _whole(self, logs: Sequence[ChangeLog]) -> list[Event]:
+        """Return the events of a batch that gives the whole state, given the contents of the trees."""
+        return [{"type": CLEARED}, *self._announcements(), *self._events_of(logs)]
+
+    def _announcements(self) -> list[Event]:
+        return [event for source in self._sources for event in source.announcements()]
 
     def _events_of(self, logs: Sequence[ChangeLog]) -> list[Event]:
         return [
@@ -323,6 +330,6 @@ class EventPublisher:
             self._send_changes(changes)
             number = self._stats.sequence
             self._count(num_snapshots=1)
-        events = self._events_of(logs)
-        for first in range(0, max(1, len(events)), SNAPSHOT_EVENTS):
+        events = [*self._announcements(), *self._events_of(logs)]
+        for first in range(0, len(events), SNAPSHOT_EVENTS):
             yield number, self._encode([time.time(), events[first : first + SNAPSHOT_EVENTS], self._rank])

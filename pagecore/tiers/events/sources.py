@@ -50,6 +50,11 @@ class Source:
             for group in self.groups[change.component]
         ]
 
+    def announcements(self) -> list[Event]:
+        """Return a `BlockStored` without blocks for each group, so that readers know the groups that a hit needs."""
+        none = Change(True, 0, [])
+        return [self._stored(none, group) for groups in self.groups for group in groups]
+
     def _removed(self, change: Change, group: GroupKind) -> Event:
         return {"type": REMOVED, "block_hashes": change.hashes, "medium": self.medium, "group_idx": group.group}
 

@@ -150,6 +150,17 @@ def test_a_slow_subscriber_loses_batches_and_never_blocks_the_cache(tmp_path):
         assert subscriber.num_lost == 0
 
 
+def test_groups_are_announced_before_they_hold_blocks():
+    with publisher_of(make("state")) as publisher, follower_of(publisher) as subscriber:
+        assert [event["kv_cache_spec_kind"] for event in decode_batch(publisher._batches[0][1]).events[1:]] == [
+            "full_attention",
+            "mamba",
+        ]
+        subscriber.sync()
+        assert subscriber.mirror.kind(1) == ("mamba", None)
+        assert subscriber.mirror.places == []
+
+
 def test_a_full_journal_publishes_the_whole_state():
     cache = make(num_blocks=60)
     with publisher_of(cache, max_bytes=500) as publisher, follower_of(publisher) as subscriber:
