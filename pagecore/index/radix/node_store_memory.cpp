@@ -134,9 +134,10 @@ bool NodeStore::shrink() noexcept {
   return true;
 }
 
-// nodes_ shrinks first: if a later vector cannot, it only has more capacity than nodes_.
+// Never grows: other structures have room for the ids below the old capacity only. nodes_ shrinks first: if a later
+// vector cannot, it only has more capacity than nodes_.
 void NodeStore::refit(size_t used) {
-  const size_t capacity = used + used / 2 + 16;
+  const size_t capacity = std::min(used + used / 2 + 16, nodes_.capacity());
   refit_vector(nodes_, used, capacity);
   refit_vector(parts_, used * num_components_, capacity * num_components_);
   refit_vector(free_, 0, capacity);
