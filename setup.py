@@ -37,6 +37,7 @@ BELOW = {
     "ops": ("arrays",),
     "cache": ("arrays", "index", "ops"),
     "tiers": ("arrays", "cache", "index", "ops"),
+    "serving": (),
     "interop": ("arrays", "ops"),
 }
 

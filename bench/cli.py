@@ -33,6 +33,7 @@ NAMES = (
     "trees",
     "states",
     "promote",
+    "events",
     "dispatch",
     "replay",
     "tiers",

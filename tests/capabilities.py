@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 from typing import Any
 
 import pytest
@@ -31,6 +32,15 @@ def require(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         return missing(module, str(error))
+
+
+def require_chromium() -> str:
+    """Return the path of a Chromium that runs without a display; skip the test if there is none."""
+    names = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "chrome")
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    return missing("chromium", f"none of {', '.join(names)} is on the PATH")
 
 
 def require_nvrtc() -> Any:

@@ -22,6 +22,7 @@ PROMISED = {
     "speculative_decode": "every token equals greedy decoding",
     "tree_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
+    "kv_events": "42,768 of 50,240 prompt tokens were reused; the router expected 42,768",
     "hybrid_loop": "all tokens of 12 requests equal those computed from scratch: True",
     "eviction_rank": "rank 24% of the tokens reused",
     "quest_pages": "the error with a quarter of the pages is below 0.05: True",

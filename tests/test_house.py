@@ -22,7 +22,7 @@ ROOMS = {
     "models": {"storage", "arrays", "errors"},
     "cache": {"index", "storage", "ops", "arrays", "errors"},
     "tiers": {"cache", "index", "storage", "ops", "arrays", "errors", "native"},
-    "serving": {"tiers", "cache", "models", "storage", "ops", "arrays", "errors"},
+    "serving": {"tiers", "cache", "models", "storage", "ops", "arrays", "index", "errors", "native"},
     "cli": {"serving", "errors"},
     "__main__": {"cli"},  # python -m pagecore
     "interop": {"cache", "models", "storage", "ops", "index", "arrays", "errors"},
@@ -31,7 +31,7 @@ ROOMS = {
 GLUE = {"translate.hpp", "numpy_array.hpp", "exchange.hpp"}
 OPTIONAL = {
     *("cupy", "torch", "jax", "transformers", "rich", "matplotlib"),
-    *("msgspec", "obstore", "zmq", "mooncake", "nixl"),
+    *("msgspec", "obstore", "zmq", "mooncake", "nixl", "zstandard"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The `pagecore` command: info, demo, replay, plan."""
+"""The `pagecore` command: info, demo, replay, plan, whatif."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
-from pagecore.cli import commands
+from pagecore.cli import commands, whatif
 from pagecore.cli.outcomes import REFUSED
 from pagecore.serving.info import installed_version
 from pagecore.serving.replay.options import (
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser; the parsed arguments include the `command` function."""
     parser = _Parser(prog="pagecore", description="A paged key-value (KV) cache for transformers.")
     parser.add_argument("--version", action="version", version=f"pagecore {installed_version('pagecore') or 'unknown'}")
-    added = parser.add_subparsers(required=True, metavar="{info,demo,replay,plan}")
+    added = parser.add_subparsers(required=True, metavar="{info,demo,replay,plan,whatif}")
     info = added.add_parser("info", help="show versions, instruction set, threads and CUDA devices")
     info.set_defaults(command=commands.show_info)
     demo = added.add_parser("demo", help="serve two dozen chat requests and verify every token")
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     demo.set_defaults(command=commands.run_demo)
     _add_replay(added.add_parser("replay", help="run a recorded trace through the scheduler and the cache"))
     _add_plan(added.add_parser("plan", help="show the blocks, tokens and requests of a model that fit into a memory"))
+    _add_whatif(added.add_parser("whatif", help="show the hits of a trace for every size of the cache"))
     return parser
 
 
@@ -125,6 +126,51 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the plan to FILE")
     parser.set_defaults(command=commands.show_plan)
+
+
+def _add_whatif(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "trace", metavar="TRACE", help="a Mooncake trace, token ids, or KV events as JSON lines; may end in .gz or .zst"
+    )
+    parser.add_argument("--memory", default="8GiB..1TiB", help="KV memory, or a range such as 8GiB..1TiB (the default)")
+    parser.add_argument("--points", type=int, default=57, metavar="N", help="sizes of the range (57)")
+    parser.add_argument(
+        "--block-size", type=int, nargs="+", default=[16], metavar="N", help="tokens of a block; a curve for each (16)"
+    )
+    policies = POLICIES[:-1]
+    parser.add_argument(
+        "--evict",
+        nargs="+",
+        choices=policies,
+        default=[policies[0]],
+        metavar="POLICY",
+        help=f"eviction policies: {', '.join(policies)}; a curve for each ({policies[0]})",
+    )
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", metavar="CONFIG", help="config.json of the modelled model, or its folder")
+    model.add_argument(
+        "--bytes-per-token",
+        type=int,
+        metavar="N",
+        help=f"bytes of key and value of a token ({DEFAULT_BYTES_PER_TOKEN})",
+    )
+    parser.add_argument(
+        "--tier",
+        action="append",
+        default=[],
+        metavar="NAME=SIZE",
+        help="a tier, such as --tier GPU=64GiB --tier CPU=256GiB; each holds what the one before holds, and more",
+    )
+    parser.add_argument(
+        "--sample", type=float, default=1.0, metavar="SHARE", help="follow only a share of the blocks, for huge traces"
+    )
+    parser.add_argument("--requests", type=int, metavar="N", help="use only the first N requests")
+    parser.add_argument(
+        "--prefill-rate", type=float, default=10_000.0, metavar="N", help="tokens computed in a second (10000)"
+    )
+    for kind, text in (("html", "a page with charts"), ("png", "a picture"), ("json", "the figures")):
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {text} to FILE")
+    parser.set_defaults(command=whatif.show_whatif)
 
 
 def _add_state_ratio(parser: argparse.ArgumentParser) -> None:

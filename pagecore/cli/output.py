@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pagecore.serving.pictures import Timeline, Watcher
     from pagecore.serving.plans import ModelPlan
     from pagecore.serving.replay import ReplayReport
+    from pagecore.serving.whatif import WhatIf
 
 
 def require(feature: str, package: str) -> None:
@@ -127,7 +128,7 @@ def check_writable(option: str, path: Path) -> None:
         os.close(_open_fifo(option, path))
 
 
-def write_json(path: Path, report: ReplayReport | ModelPlan) -> None:
+def write_json(path: Path, report: ReplayReport | ModelPlan | WhatIf) -> None:
     """Write a report as JSON."""
     text = json.dumps(report.as_json(), indent=2) + "\n"
     try:

@@ -3,6 +3,7 @@ from libcpp.memory cimport unique_ptr
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
+from pagecore.index._radix_journal cimport ChangeLog
 from pagecore.index._radix_native cimport (
     NativeBatch,
     NativeInserted,
@@ -38,6 +39,7 @@ cdef class RadixCore:
     cdef vector[vector[int32_t]] gone_raw  # result of the last evict_raw, by lane
     cdef dict spaces                       # key of a namespace -> its number
     cdef list space_keys                   # number -> key; None for numbers that are free
+    cdef dict root_keys                    # with a journal: root of a namespace -> its key
     cdef readonly int64_t block_size
     cdef readonly tuple components
     cdef readonly tuple windows
@@ -59,6 +61,8 @@ cdef class RadixCore:
     cdef int32_t _space(self, object key) except -1
     cdef void _drop_space(self, int32_t space) noexcept
     cdef void _forget_dead(self) noexcept
+
+    cdef void _forget_roots(self) except *
 
     # Calls of RadixTree, with arguments converted.
     cdef Match _new_match(self)

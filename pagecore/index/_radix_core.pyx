@@ -14,11 +14,12 @@ from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
 from cython.operator cimport dereference as deref
 from libc.math cimport INFINITY
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64, new_int32
+from pagecore.index._radix_journal cimport ChangeLog, root_of
 from pagecore.index._radix_native cimport (
     NativeBatch,
     NativeInserted,
@@ -184,6 +185,7 @@ cdef class RadixCore:
         self.every_component = (1 << len(self.components)) - 1
         self.spaces = {}
         self.space_keys = [None]
+        self.root_keys = {}
 
     # Sizes.
 
@@ -267,6 +269,81 @@ cdef class RadixCore:
         if {space: key for key, space in self.spaces.items()} != used:
             raise PagecoreError("pagecore is inconsistent: namespaces and their numbers differ")
 
+    # Journal.
+
+    @property
+    def has_journal(self):
+        """The tree keeps a journal of its changes."""
+        return deref(self.native).has_journal()
+
+    def start_journal(self, *, max_bytes=64 << 20):
+        """Record every change from now on, for readers outside of the process.
+
+        Each block gets a content hash (see `chain_hashes`), 8 bytes of memory that stay with the tree. What the tree
+        holds already is not in the journal; see `list_contents`.
+
+        Parameters
+        ----------
+        max_bytes : int
+            Size of changes that are not taken. A journal that would grow beyond it drops them; `take_changes` then
+            reports an overflow.
+
+        Raises
+        ------
+        NotEnoughMemory
+            The hashes do not fit in memory.
+        ShapeError
+            `max_bytes` is not positive.
+        UnsupportedOption
+            The tree has a journal.
+        """
+        cdef int64_t limit = as_int64(max_bytes, "max_bytes")
+        cdef vector[uint64_t] roots
+        if limit < 1:
+            raise ShapeError(f"max_bytes is {max_bytes}; use 1 or more")
+        root_keys = {}
+        for key in self.space_keys:
+            roots.push_back(root_of(key))
+            root_keys[roots.back()] = key
+        deref(self.native).start_journal(<size_t> limit, roots)
+        self.root_keys = root_keys
+
+    def stop_journal(self):
+        """Stop recording, and drop what was not taken."""
+        deref(self.native).stop_journal()
+        self.root_keys = {}
+
+    def take_changes(self):
+        """Return the changes since the last call as a ChangeLog; the journal is empty then.
+
+        The call moves memory and converts nothing. A tree without a journal has no changes.
+        """
+        cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
+        log.block_size = self.block_size
+        log.keys = self.root_keys
+        deref(self.native).take_changes(log.native)
+        self._forget_roots()
+        return log
+
+    def list_contents(self):
+        """Return everything that the tree holds as a ChangeLog of stored blocks, parents before their children.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tree has no journal, and therefore no hashes.
+        """
+        cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
+        log.block_size = self.block_size
+        log.keys = self.root_keys
+        deref(self.native).list_contents(log.native)
+        return log
+
+    cdef void _forget_roots(self) except *:
+        """Forget roots of namespaces that are gone, now and then; logs keep the old dictionary."""
+        if len(self.root_keys) > 2 * len(self.spaces) + 64:
+            self.root_keys = {root_of(key): key for key in self.spaces}
+
     # Arguments.
 
     cdef Prefix _prefix(self, object tokens, object namespace, object spans, object max_tokens):
@@ -319,6 +396,10 @@ cdef class RadixCore:
             while len(self.space_keys) <= space:
                 self.space_keys.append(None)
             self.spaces[key] = space
+            if deref(self.native).has_journal():
+                root = root_of(key)
+                self.root_keys[root] = key
+                deref(self.native).set_root(space, root)
         except BaseException:
             self._drop_space(space)
             raise

@@ -1,9 +1,10 @@
 # Declarations of radix/tree.hpp.
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
+from pagecore.index._radix_journal cimport NativeChanges
 from pagecore.index._radix_query cimport Mark, Offer, Query, RetentionHint
 from pagecore.native.translate cimport raise_python_error
 
@@ -81,6 +82,12 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         void copy_tail(int32_t end, int32_t lane, span[int32_t] out) except +raise_python_error
         int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
         int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error
+        void start_journal(size_t max_bytes, vector[uint64_t] roots) except +raise_python_error
+        void stop_journal()
+        bint has_journal()
+        void set_root(int32_t space, uint64_t root) except +raise_python_error
+        void take_changes(NativeChanges& out)
+        void list_contents(NativeChanges& out) except +raise_python_error
         void advance(double time)
         # Changes that cannot fail after reserve(), reserve_ids() and reserve_evicted().
         void reserve(int64_t nodes) except +raise_python_error

@@ -111,3 +111,17 @@ def test_batches_with_and_without_common_ids_are_checked_alike():
         assert [len(one.taken) for one in done] == [8 + share] + [8] * 15
         assert all(one.duplicates.size == 0 for one in done)
         tree.check_invariants()
+
+
+def test_a_tree_that_shrank_twice_has_room_for_every_node():
+    # Room for the eviction queues shrinks with that for nodes; a later look must not make the room for nodes larger.
+    tree = RadixTree(1, policy="filo")
+    number = 0
+    for most, least, looks in ((30, 4, 5), (22, 11, 5), (40, 9, 60), (26, 8, 1), (22, 10, 20), (30, 0, 9)):
+        while tree.num_nodes < most:
+            number += 1
+            tree.insert([number], [number])
+            tree.check_invariants()
+        for _ in range(looks):  # memory is returned now and then
+            tree.evict("full", max(0, tree.num_nodes - least))
+        tree.check_invariants()

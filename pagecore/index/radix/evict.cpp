@@ -56,6 +56,7 @@ int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
 // Takes the ids of every component from the last `blocks` blocks of a leaf.
 void RadixTree::give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
   const int32_t size = nodes_.at(leaf).size;
+  if (journal_ != nullptr) note_tail(leaf, blocks);
   for (int32_t i = 0; i < num_lanes(); ++i) {
     Ids& ids = out[static_cast<size_t>(i)];
     const int32_t* const held = nodes_.lane(leaf, i);
@@ -87,6 +88,7 @@ int64_t RadixTree::evict_window(int32_t window, int64_t amount, Ids& out) {
     for (int32_t taken = 0; taken < blocks; ++part.first) {
       int32_t& id = ids[part.first];
       if (id == kNullBlock) continue;
+      if (journal_ != nullptr) note_removed(window, node, part.first);
       out.push_back(id);
       claims_.held(lane).erase(id);
       id = kNullBlock;
@@ -103,6 +105,7 @@ int64_t RadixTree::evict_states(int64_t amount, Ids& out) {
   for (int64_t i = 0; i < amount; ++i) {
     const NodeId node = queues_.worst(components_.state());
     int32_t& state = nodes_.at(node).state;
+    if (journal_ != nullptr) note_removed(components_.state(), node, nodes_.at(node).size - 1);
     out.push_back(state);
     claims_.states().erase(state);
     state = kNoState;

@@ -77,6 +77,7 @@ void RadixTree::grow(NodeId leaf, const Offer& offer, int32_t blocks) {
     const int32_t* const ids = offer.lanes[static_cast<size_t>(components_.lane_of(w))] + first;
     queues_.change_count(leaf, w, blocks - static_cast<int32_t>(std::count(ids, ids + blocks, kNullBlock)));
   }
+  if (journal_ != nullptr) note_new(leaf, nodes_.at(leaf).size - blocks, blocks);
 }
 
 // Moves the receipt down its path to `end`, as Pins::move_down(); splits and joins nodes where its windows begin.

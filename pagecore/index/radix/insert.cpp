@@ -76,6 +76,7 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, N
     const int32_t* const ids = nodes_.lane(leaf, components_.lane_of(w));
     queues_.change_count(leaf, w, size - static_cast<int32_t>(std::count(ids, ids + size, kNullBlock)));
   }
+  if (journal_ != nullptr) note_new(leaf, 0, size);
   return leaf;
 }
 
@@ -90,6 +91,7 @@ void RadixTree::fill_window(const Offer& offer, int32_t window) {
       if (held[i] != kNullBlock || offered[i] == kNullBlock) continue;
       held[i] = offered[i];
       nodes_.part(step.node, window).first = std::min(nodes_.part(step.node, window).first, i);
+      if (journal_ != nullptr) note_stored(window, step.node, i);
       ++filled;
     }
     if (filled > 0) queues_.change_count(step.node, window, filled);
@@ -103,6 +105,7 @@ void RadixTree::add_state(NodeId end, const State& state, const radix::Retention
   nodes_.at(node).state = state.id;
   queues_.start(node, components_.state(), hint);
   queues_.change_count(node, components_.state(), 1);
+  if (journal_ != nullptr) note_stored(components_.state(), node, nodes_.at(node).size - 1);
 }
 
 // Moves a receipt to any node; its state is released, the full component is held from now on. Each of the two paths

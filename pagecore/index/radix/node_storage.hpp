@@ -5,7 +5,7 @@
 //   blocks   [ slice 0 | free | slice 1 | slice 2 | room to grow )            `capacity` blocks, `live` in slices
 //
 // A lane has one id for each block: first the lanes of the full component, then one lane for each window, in which the
-// null block is a hole.
+// null block is a hole. In a tree with a journal two more lanes follow: the halves of each block's content hash.
 // I1: the slices of a storage do not overlap and are linked in ascending order; live is the sum of their sizes.
 //     They lie on one path, top first, so that a leaf is the last slice and may grow into the room after it.
 // I2: 2 * capacity <= 3 * live, unless memory ran out while compacting. A storage without slices is freed.
@@ -24,6 +24,8 @@
 namespace pagecore::radix {
 
 using StorageId = int32_t;
+
+inline constexpr int32_t kHashLanes = 2;
 
 struct NodeStorage {
   std::unique_ptr<int32_t[]> data;
@@ -129,6 +131,23 @@ class StoragePool {
       return false;
     }
     return true;
+  }
+
+  // Gives every storage `lanes` lanes, of which new ones are not initialised; all or nothing.
+  void widen(int32_t lanes) {
+    if (lanes <= lanes_) return;
+    std::vector<std::unique_ptr<int32_t[]>> wider(storages_.size());
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      if (storages_[i].data == nullptr) continue;
+      const auto blocks = static_cast<size_t>(storages_[i].capacity);
+      wider[i] = std::make_unique_for_overwrite<int32_t[]>(blocks * static_cast<size_t>(block_size_ + lanes));
+    }
+    for (size_t i = 0; i < storages_.size(); ++i) {
+      if (wider[i] == nullptr) continue;
+      std::copy_n(storages_[i].data.get(), words(storages_[i].capacity), wider[i].get());
+      storages_[i].data = std::move(wider[i]);
+    }
+    lanes_ = lanes;
   }
 
   // Renumbers the storages from 0 and calls `renumber(first slice, new id)` for each.

@@ -90,6 +90,23 @@ class NodeStore {
   [[nodiscard]] const int32_t* lane(NodeId node, int32_t lane) const {
     return const_cast<NodeStore*>(this)->lane(node, lane);
   }
+  [[nodiscard]] const int32_t* tokens(NodeId node, int32_t place) const {
+    return storages_.tokens(at(node).storage, int64_t{at(node).start} + place);
+  }
+  // Marks of the storage of a node.
+  [[nodiscard]] std::span<const Mark> marks(NodeId node) const { return storages_[at(node).storage].marks; }
+  // Content hash of a block, in a tree with a journal.
+  [[nodiscard]] uint64_t hash(NodeId node, int32_t place) const {
+    const uint64_t low = static_cast<uint32_t>(lane(node, components_.num_lanes())[place]);
+    const uint64_t high = static_cast<uint32_t>(lane(node, components_.num_lanes() + 1)[place]);
+    return high << 32 | low;
+  }
+  void set_hash(NodeId node, int32_t place, uint64_t hash) {
+    lane(node, components_.num_lanes())[place] = static_cast<int32_t>(static_cast<uint32_t>(hash));
+    lane(node, components_.num_lanes() + 1)[place] = static_cast<int32_t>(static_cast<uint32_t>(hash >> 32));
+  }
+  // Live nodes, parents before their children.
+  [[nodiscard]] std::vector<NodeId> by_depth() const;
   // Blocks of the prefix that ends with the node; 0 for a namespace.
   [[nodiscard]] int64_t end(NodeId node) const { return node < 0 ? 0 : int64_t{at(node).depth} + at(node).size; }
   // The full component is pinned by the path, every other component by its own receipts.
@@ -126,6 +143,8 @@ class NodeStore {
     return storages_.make(query, first, count, spare);
   }
   [[nodiscard]] int32_t* lane_of(NodeStorage& storage, int32_t lane) const { return storages_.lane(storage, lane); }
+  // Adds lanes for content hashes to every storage, now and later; changes nothing if they are there.
+  void add_hash_lanes() { storages_.widen(components_.num_lanes() + kHashLanes); }
   // Makes room for `blocks` more blocks after a leaf.
   void make_room(NodeId leaf, int64_t blocks);
   // Returns memory if at most half of the ids are live; ids of live nodes stay. Returns false if it was too early to

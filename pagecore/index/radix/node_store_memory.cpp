@@ -60,6 +60,16 @@ void NodeStore::release(NodeId node) noexcept {
   paid_looks_ += kLooksOfNode;
 }
 
+std::vector<NodeId> NodeStore::by_depth() const {
+  std::vector<NodeId> order;
+  order.reserve(static_cast<size_t>(size()));
+  for (NodeId node = 0; node < num_ids(); ++node) {
+    if (at(node).size > 0) order.push_back(node);
+  }
+  std::sort(order.begin(), order.end(), [this](NodeId a, NodeId b) { return at(a).depth < at(b).depth; });
+  return order;
+}
+
 // Grows the storage by half, so that n blocks appended one by one cost O(n) and the unused room stays within I2 of
 // node_storage.hpp.
 void NodeStore::make_room(NodeId leaf, int64_t blocks) {
@@ -124,9 +134,10 @@ bool NodeStore::shrink() noexcept {
   return true;
 }
 
-// nodes_ shrinks first: if a later vector cannot, it only has more capacity than nodes_.
+// Never grows: other structures have room for the ids below the old capacity only. nodes_ shrinks first: if a later
+// vector cannot, it only has more capacity than nodes_.
 void NodeStore::refit(size_t used) {
-  const size_t capacity = used + used / 2 + 16;
+  const size_t capacity = std::min(used + used / 2 + 16, nodes_.capacity());
   refit_vector(nodes_, used, capacity);
   refit_vector(parts_, used * num_components_, capacity * num_components_);
   refit_vector(free_, 0, capacity);

@@ -229,6 +229,8 @@ int32_t RadixTree::replace_id(NodeId end, int64_t block, int32_t lane, int32_t i
   if (old == kNullBlock) nodes_.part(node, window).first = std::min(nodes_.part(node, window).first, place);
   const int32_t by = (id != kNullBlock ? 1 : 0) - (old != kNullBlock ? 1 : 0);
   if (by != 0) queues_.change_count(node, window, by);
+  if (journal_ != nullptr && by > 0) note_stored(window, node, place);
+  if (journal_ != nullptr && by < 0) note_removed(window, node, place);
   return old;
 }
 
@@ -253,6 +255,7 @@ void RadixTree::check_invariants() const {
   PC_ASSERT(queues_.capacity() >= nodes_.capacity());  // reserve() looks at the nodes alone
   claims_.check_invariants();
   namespaces_.check_invariants(nodes_.count_tops(namespaces_.count()));
+  if (journal_ != nullptr) check_hashes();
 }
 
 }  // namespace pagecore

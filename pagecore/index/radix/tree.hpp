@@ -12,11 +12,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "pagecore/index/radix/claims.hpp"
 #include "pagecore/index/radix/eviction_queues.hpp"
+#include "pagecore/index/radix/journal.hpp"
 #include "pagecore/index/radix/namespaces.hpp"
 #include "pagecore/index/radix/node_store.hpp"
 #include "pagecore/index/radix/pins.hpp"
@@ -153,6 +155,18 @@ class RadixTree {
   void reserve_ids(int32_t lane, int32_t num_ids) { claims_.held(lane).reserve(num_ids); }
   void reserve_evicted(std::vector<Ids>& out) const;
 
+  // Journal, off by default. `roots` are the hashes of the namespaces by number; a namespace that is added later needs
+  // set_root() before its first insertion. Blocks that the tree has are not in it: list_contents() returns them.
+
+  void start_journal(size_t max_bytes, std::vector<radix::ContentHash> roots);
+  void stop_journal() noexcept { journal_.reset(); }
+  [[nodiscard]] bool has_journal() const { return journal_ != nullptr; }
+  void set_root(radix::NamespaceId space, radix::ContentHash root) { journal_->set_root(space, root); }
+  // Moves the changes since the last call to `out`; none without a journal.
+  void take_changes(radix::Changes& out) noexcept;
+  // Everything that the tree holds as stored records, parents before their children.
+  void list_contents(radix::Changes& out) const;
+
   // Sizes.
 
   // A prefix of `end` blocks needs blocks [first_needed, end) of a component to be reused.
@@ -199,6 +213,18 @@ class RadixTree {
   void give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out);
   void shrink() noexcept;
 
+  // tree_journal.cpp. note_...() need a journal.
+  [[nodiscard]] radix::ContentHash hash_before(NodeId node, int32_t place) const;
+  void hash_blocks(NodeId node, int32_t first, int32_t count);
+  [[nodiscard]] radix::StoredBlocks stored_blocks(int32_t component, NodeId node, int32_t first, int32_t count) const;
+  template <typename Visit>
+  void for_each_run(NodeId node, int32_t first, int32_t count, Visit&& visit) const;
+  void note_new(NodeId node, int32_t first, int32_t count);
+  void note_stored(int32_t component, NodeId node, int32_t place);
+  void note_removed(int32_t component, NodeId node, int32_t place) noexcept;
+  void note_tail(NodeId leaf, int32_t blocks) noexcept;
+  void check_hashes() const;
+
   // batch.cpp
   void check_batch(std::span<const Offer> offers, std::span<Inserted> answers);
 
@@ -210,6 +236,7 @@ class RadixTree {
   radix::Namespaces namespaces_;
   int64_t state_interval_;
   radix::Path path_;  // scratch of insertions
+  std::unique_ptr<radix::Journal> journal_;
 };
 
 }  // namespace pagecore

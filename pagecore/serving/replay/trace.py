@@ -29,7 +29,7 @@ from pagecore.storage.checks import INT32_MAX, require_int
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "read_trace", "scan_trace"]
+__all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "parse_request", "read_trace", "scan_trace"]
 
 HASH_BLOCK = 512
 HASH_ID_MAX = (INT32_MAX - (HASH_BLOCK - 1)) // HASH_BLOCK
@@ -267,6 +267,11 @@ class _Line:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HASH_ID_MAX:
                 self.refuse(f"hash_ids contains {_shown(value)}; expected integers between 0 and {HASH_ID_MAX}")
         return tuple(ids[:needed])
+
+
+def parse_request(text: bytes, trace: str, line: int, number: int) -> TraceRequest:
+    """Return the request of one line; raise TraceError, with the names of trace and line, if it is malformed."""
+    return _Line(trace, line).request(text, number)
 
 
 def _shown(value: Any) -> str:

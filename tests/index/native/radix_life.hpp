@@ -12,7 +12,9 @@ namespace pagecore::test {
 class TreeLife {
  public:
   TreeLife(Random& random, const RadixTree::Options& options, bool is_memory_short)
-      : random_(random), model_(options), tree_(options), offers_(random, model_), is_memory_short_(is_memory_short) {}
+      : random_(random), model_(options), tree_(options), offers_(random, model_), is_memory_short_(is_memory_short) {
+    if (random_.one_in(2)) tree_.start_journal(size_t{1} << (random_.one_in(2) ? 10 : 20), {0});
+  }
   [[nodiscard]] RadixTree& tree() { return tree_; }
   TreeLife(const TreeLife&) = delete;
   TreeLife& operator=(const TreeLife&) = delete;
@@ -40,6 +42,7 @@ class TreeLife {
 
   void same() {
     tree_.check_invariants();
+    if (tree_.has_journal()) same_journal();
     PC_CHECK(tree_.num_receipts() == std::ssize(model_.receipts), tree_.num_receipts(), " receipts");
     for (size_t c = 0; c < model_.num_components; ++c) {
       const auto component = static_cast<int32_t>(c);
@@ -212,6 +215,38 @@ class TreeLife {
 
   // Key of a receipt in the map, or -1.
   int some_receipt() { return receipts_.empty() || random_.one_in(2) ? -1 : random_.pick(receipts_).first; }
+
+  // Changes since the last call, applied to what was there before, give what the tree holds.
+  void same_journal() {
+    radix::Changes contents;
+    tree_.list_contents(contents);
+    std::multiset<std::pair<int32_t, radix::ContentHash>> held;
+    apply(contents, held);
+    tree_.take_changes(changes_);
+    PC_CHECK(!changes_.has_overflowed || changes_.records.empty(), "a journal has changes and an overflow");
+    if (changes_.has_overflowed) {
+      journal_held_ = held;
+    } else {
+      apply(changes_, journal_held_);
+    }
+    PC_CHECK(journal_held_ == held, "the journal gives ", journal_held_.size(), " blocks, the tree has ", held.size());
+  }
+  static void apply(const radix::Changes& changes, std::multiset<std::pair<int32_t, radix::ContentHash>>& held) {
+    size_t next = 0;
+    for (const radix::ChangeRecord& record : changes.records) {
+      for (int32_t i = 0; i < record.count; ++i, ++next) {
+        const std::pair block(record.component, changes.hashes[next]);
+        if (record.is_stored) {
+          held.insert(block);
+        } else {
+          const auto there = held.find(block);
+          PC_CHECK(there != held.end(), "a block is removed that was not stored");
+          held.erase(there);
+        }
+      }
+    }
+    PC_CHECK(next == changes.hashes.size(), next, " of ", changes.hashes.size(), " hashes have a record");
+  }
 
   void insert_into(const Offered& made, int receipt, RadixTree::Inserted& out) {
     const int32_t name = made.key.name;
@@ -395,6 +430,8 @@ class TreeLife {
   bool is_memory_short_;
   std::map<int, Held> receipts_;  // by name in the model
   std::map<int32_t, radix::NamespaceId> spaces_;
+  radix::Changes changes_;
+  std::multiset<std::pair<int32_t, radix::ContentHash>> journal_held_;
 };
 
 }  // namespace pagecore::test

@@ -1,0 +1,183 @@
+"""Hit curves of a trace: exact or sampled for LRU, simulated for other policies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pagecore.serving.checks import as_instance
+from pagecore.serving.whatif.lru import Hits, Timeline, fitting, lru_hits, lru_timeline, sampled_hits
+from pagecore.serving.whatif.options import LRU, WhatIfOptions
+from pagecore.serving.whatif.report import Curve, TierHits, WhatIf
+from pagecore.serving.whatif.requests import Requests, read_requests
+from pagecore.serving.whatif.simulate import simulated_hits
+from pagecore.storage import parse_memory
+
+# Sizes whose hits over time are reported.
+TIMELINE_SIZES = 4
+UNBOUNDED = 1 << 62
+
+
+def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
+    """Compute the hits of a trace for every size of the cache.
+
+    The model is a cache that serves one prompt after another and computes nothing else: a prompt reuses the longest
+    cached prefix of whole blocks before its last token. The curve of "lru" equals ``pagecore replay --prefill-only
+    --max-running 1`` at every size.
+
+    Parameters
+    ----------
+    path : str or Path
+        A trace; see `read_requests`.
+    options : WhatIfOptions
+
+    Returns
+    -------
+    WhatIf
+
+    Raises
+    ------
+    TraceError
+        The trace cannot be read, or a line is malformed.
+    UnsupportedOption
+        `options` are not WhatIfOptions.
+    """
+    as_instance("options", options, WhatIfOptions)
+    if options.sample < 1:
+        return _sampled(path, options)
+    curves: list[Curve] = []
+    first: WhatIf | None = None
+    for block_size in options.block_sizes:
+        chunks = list(read_requests(path, block_size, options.requests))
+        curves += [_curve(chunks, options, block_size, policy) for policy in options.policies]
+        first = first or _summary(str(path), chunks, options, block_size)
+    assert first is not None
+    first.curves.extend(curves)
+    return first
+
+
+def _curve(chunks: Sequence[Requests], options: WhatIfOptions, block_size: int, policy: str) -> Curve:
+    sizes = options.sizes if policy == LRU else options.simulated_sizes()
+    capacities = [options.capacity(size, block_size) for size in sizes]
+    hits = lru_hits(chunks, block_size, capacities)
+    if policy == LRU:
+        return _curve_of(options, block_size, policy, "exact", sizes, hits)
+    blocks = [simulated_hits(chunks, block_size, capacity, policy) for capacity in capacities]
+    found = Hits(np.array(blocks, float), hits.query_tokens, hits.num_requests, hits.num_refused)
+    return _curve_of(options, block_size, policy, "simulated", sizes, found)
+
+
+def _curve_of(
+    options: WhatIfOptions,
+    block_size: int,
+    policy: str,
+    method: Literal["exact", "sampled", "simulated"],
+    sizes: list[int],
+    hits: Hits,
+) -> Curve:
+    tokens = hits.blocks * block_size
+    return Curve(
+        policy=policy,
+        block_size=block_size,
+        method=method,
+        memory=sizes,
+        blocks=[options.capacity(size, block_size) for size in sizes],
+        hit_tokens=[round(each) for each in tokens],
+        query_tokens=hits.query_tokens.tolist(),
+        hit_rate=(tokens / np.maximum(hits.query_tokens, 1)).tolist(),
+        saved_seconds=(tokens / options.prefill_rate).tolist(),
+        refused=hits.num_refused.tolist(),
+    )
+
+
+def _summary(path: str, chunks: list[Requests], options: WhatIfOptions, block_size: int) -> WhatIf:
+    """Return all but the curves, for the first block size."""
+    tokens = sum(int(chunk.tokens.sum()) for chunk in chunks)
+    distinct = 1 + max(int(chunk.blocks.max(initial=-1)) for chunk in chunks)
+    longest = max(int(chunk.tokens.max()) for chunk in chunks)
+    needed = -(-longest // block_size)
+    fitting_sizes = [size for size in options.sizes if options.capacity(size, block_size) >= needed]
+    which = np.unique(np.linspace(0, len(fitting_sizes) - 1, TIMELINE_SIZES).round().astype(int))
+    memory = [fitting_sizes[i] for i in which] if fitting_sizes else []
+    timeline: Timeline | None = None
+    if memory:
+        timeline = lru_timeline(chunks, block_size, [options.capacity(size, block_size) for size in memory])
+    unbounded = lru_hits(chunks, block_size, [UNBOUNDED])
+    return WhatIf(
+        trace=Path(path).name,
+        num_requests=sum(len(chunk) for chunk in chunks),
+        prompt_tokens=tokens,
+        bytes_per_token=options.token_bytes,
+        prefill_rate=options.prefill_rate,
+        unbounded_hit_rate=float(unbounded.blocks[0] * block_size / tokens),
+        unbounded_memory=distinct * block_size * options.token_bytes,
+        longest_request=longest * options.token_bytes,
+        curves=[],
+        tiers=_tiers(chunks, options, block_size),
+        timeline=timeline,
+        timeline_memory=memory,
+    )
+
+
+def _tiers(chunks: Sequence[Requests], options: WhatIfOptions, block_size: int) -> list[TierHits]:
+    """Return the hits of each tier: what its size finds and the smaller ones do not."""
+    if not options.tiers:
+        return []
+    sizes = [parse_memory(size) for size in options.tiers.values()]
+    capacities = [options.capacity(size, block_size) for size in sizes]
+    served = [each for chunk in chunks if len(each := fitting(chunk, block_size, capacities[0]))]
+    if not served:
+        return [
+            TierHits(medium=name, memory=s, hit_tokens=0, hit_rate=0.0)
+            for name, s in zip(options.tiers, sizes, strict=True)
+        ]
+    hits = lru_hits(served, block_size, capacities)
+    tokens = np.diff(hits.blocks * block_size, prepend=0)
+    return [
+        TierHits(medium=name, memory=size, hit_tokens=int(got), hit_rate=float(got / hits.query_tokens[0]))
+        for name, size, got in zip(options.tiers, sizes, tokens, strict=True)
+    ]
+
+
+def _sampled(path: str | Path, options: WhatIfOptions) -> WhatIf:
+    """Return estimates; each block size reads the trace once, in constant memory."""
+    curves = []
+    facts = _Facts()
+    for block_size in options.block_sizes:
+        facts = _Facts()
+        capacities = [options.capacity(size, block_size) for size in options.sizes]
+        chunks = facts.watch(read_requests(path, block_size, options.requests, rate=options.sample))
+        hits = sampled_hits(chunks, [*capacities, UNBOUNDED], options.sample)
+        unbounded = float(hits.blocks[-1] * block_size / facts.tokens)
+        memory = round(facts.distinct / options.sample) * block_size * options.token_bytes
+        kept = Hits(*(getattr(hits, name)[:-1] for name in Hits.__slots__))
+        curves.append(_curve_of(options, block_size, LRU, "sampled", options.sizes, kept))
+    return WhatIf(
+        trace=Path(path).name,
+        num_requests=facts.requests,
+        prompt_tokens=facts.tokens,
+        bytes_per_token=options.token_bytes,
+        prefill_rate=options.prefill_rate,
+        unbounded_hit_rate=unbounded,
+        unbounded_memory=memory,
+        longest_request=facts.longest * options.token_bytes,
+        curves=curves,
+    )
+
+
+class _Facts:
+    """Totals of chunks that are read once."""
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = self.longest = self.distinct = 0
+
+    def watch(self, chunks: Iterator[Requests]) -> Iterator[Requests]:
+        for chunk in chunks:
+            self.requests += len(chunk)
+            self.tokens += int(chunk.tokens.sum())
+            self.longest = max(self.longest, int(chunk.tokens.max()))
+            self.distinct = max(self.distinct, 1 + int(chunk.blocks.max(initial=-1)))
+            yield chunk

@@ -1,0 +1,149 @@
+"""Options of a what-if, checked before anything is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, ReplayOptions
+from pagecore.serving.reuse import NO_REUSE, POLICIES
+from pagecore.storage import parse_memory
+from pagecore.storage.checks import as_float, require_int, shown
+from pagecore.storage.pool import blocks_within
+
+LRU = "lru"
+# Sizes of a policy that has to be simulated at each.
+SIMULATED_SIZES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIfOptions:
+    """Options of a what-if.
+
+    Parameters
+    ----------
+    memory : int or str
+        One size, or a range such as "8GiB..1TiB".
+    points : int
+        Sizes of a range, in equal ratios.
+    block_sizes : sequence of int
+        Tokens of a block; a curve for each.
+    policies : sequence of str
+        "lru" is exact at every size; "lfu", "fifo", "mru", "filo" and "slru" are simulated at up to 12 sizes.
+    bytes_per_token : int, optional
+        Bytes of key and value of one token in all layers. The default, 131072, is Llama 3 8B in bfloat16.
+    model : path or dict, optional
+        config.json of a model, instead of `bytes_per_token`; its layers must be one group without states.
+    tiers : mapping of str to memory
+        Media and their sizes, fastest first and each larger than the one before: a tier holds what the faster ones
+        hold, and more.
+    sample : float
+        Share of the blocks to follow. Below 1, the curve is an estimate (SHARDS) in memory in proportion to it.
+    requests : int, optional
+        Use only the first requests of the trace.
+    prefill_rate : float
+        Tokens a second that the modelled machine computes, for the seconds saved.
+
+    Attributes
+    ----------
+    sizes : list of int
+        Memory of each point in bytes, ascending.
+
+    Raises
+    ------
+    NotEnoughMemory
+        A size holds fewer than two blocks.
+    ShapeError
+        A number or range is invalid.
+    UnsupportedOption
+        An unknown policy; policies or tiers with sampling; a model with several groups or states.
+    """
+
+    memory: int | str = "8GiB..1TiB"
+    points: int = 57
+    block_sizes: tuple[int, ...] = (16,)
+    policies: tuple[str, ...] = (LRU,)
+    bytes_per_token: int | None = None
+    model: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    tiers: Mapping[str, int | str] = field(default_factory=dict)
+    sample: float = 1.0
+    requests: int | None = None
+    prefill_rate: float = 10_000.0
+    sizes: list[int] = field(default_factory=list, init=False)
+    token_bytes: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "points", require_int("points", self.points, 2, 10_000))
+        set_field(self, "block_sizes", tuple(require_int("block_size", each) for each in self.block_sizes))
+        set_field(self, "policies", tuple(self.policies))
+        for policy in self.policies:
+            if policy not in POLICIES or policy == NO_REUSE:
+                raise UnsupportedOption(f"policy is {shown(policy)}; expected one of {', '.join(POLICIES[:-1])}")
+        if not self.block_sizes or not self.policies:
+            raise ShapeError("block_sizes or policies are empty; give at least one of each")
+        set_field(self, "sample", as_float("sample", self.sample))
+        set_field(self, "prefill_rate", as_float("prefill_rate", self.prefill_rate))
+        if not 0 < self.sample <= 1:
+            raise ShapeError(f"sample is {self.sample}; use a share above 0 and up to 1")
+        if not 0 < self.prefill_rate < float("inf"):
+            raise ShapeError(f"prefill_rate is {self.prefill_rate}; use tokens a second, above 0")
+        if self.sample < 1 and (self.policies != (LRU,) or self.tiers):
+            raise UnsupportedOption(f"sample is {self.sample}, which only the curve of {LRU!r} supports; use 1")
+        if self.requests is not None:
+            set_field(self, "requests", require_int("requests", self.requests))
+        set_field(self, "token_bytes", self._token_bytes())
+        set_field(self, "sizes", _sizes(self.memory, self.points))
+        self._check_tiers()
+        for block_size in self.block_sizes:
+            for memory in (self.sizes[0], *map(parse_memory, self.tiers.values())):
+                self.capacity(memory, block_size)
+
+    def capacity(self, memory: int, block_size: int) -> int:
+        """Return the blocks of a size that can be used: all but the null block."""
+        return blocks_within(memory, self.token_bytes * block_size) - 1
+
+    def simulated_sizes(self) -> list[int]:
+        """Return the sizes at which policies are simulated."""
+        which = np.unique(
+            np.linspace(0, len(self.sizes) - 1, min(SIMULATED_SIZES, len(self.sizes))).round().astype(int)
+        )
+        return [self.sizes[i] for i in which]
+
+    def _token_bytes(self) -> int:
+        if self.model is None:
+            return require_int("bytes_per_token", self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN, max=None)
+        replayed = ReplayOptions(model=self.model, bytes_per_token=self.bytes_per_token, block_size=16)
+        groups = replayed._groups()
+        if len(groups) != 1 or replayed.states:
+            raise UnsupportedOption(
+                f"the model has {len(groups)} groups of layers{' and states' if replayed.states else ''}; a what-if "
+                "counts blocks of one group: use pagecore replay, or give bytes_per_token"
+            )
+        return groups[0].bytes_per_block(16) // 16
+
+    def _check_tiers(self) -> None:
+        sizes = [parse_memory(size) for size in self.tiers.values()]
+        if any(after <= before for before, after in pairwise(sizes)):
+            raise ShapeError(
+                f"tiers are {shown(dict(self.tiers))}; expected ascending sizes, as each tier also holds what the "
+                "faster ones hold"
+            )
+
+
+def _sizes(memory: int | str, points: int) -> list[int]:
+    if not isinstance(memory, str) or ".." not in memory:
+        return [parse_memory(memory)]
+    low, _, high = memory.partition("..")
+    first, last = parse_memory(low), parse_memory(high)
+    if not first < last:
+        raise ShapeError(f"memory is {memory!r}; expected a range from a smaller to a larger size, such as 8GiB..1TiB")
+    sizes = np.geomspace(first, last, points).round().astype(np.int64)
+    sizes[0], sizes[-1] = first, last
+    return sorted({int(size) for size in sizes})

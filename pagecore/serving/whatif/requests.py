@@ -1,0 +1,274 @@
+"""Requests of recorded traffic, as blocks: traces in three formats, plain or compressed.
+
+    Mooncake      {"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}
+    token ids     {"timestamp": 0, "token_ids": [5, 6, 7], "namespace": "tenant"}
+    KV events     [1700000000.5, [{"type": "BlockStored", ...}, ...], 0]        payloads of vLLM, SGLang or pagecore
+
+Each line is JSON; the first line decides the format. Files that end in .gz or .zst are decompressed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.errors import UnsupportedOption
+from pagecore.index import chain_hashes
+from pagecore.models.files import open_file
+from pagecore.serving.replay.trace import TraceError, parse_request
+from pagecore.serving.whatif._stack import Numbers
+from pagecore.serving.whatif.stored import StoredChains
+from pagecore.storage.checks import INT32_MAX, require_int, shown
+
+LINE_BYTES_MAX = 1 << 26
+# Blocks of requests that are handed on together.
+CHUNK_BLOCKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """Consecutive requests of a trace, in blocks.
+
+    Attributes
+    ----------
+    blocks : ndarray
+        int32: numbers of the full blocks of all requests. Equal numbers are equal prefixes; -1 is not in the sample.
+    starts : ndarray
+        int64 ``[n + 1]``: where each request begins in `blocks`.
+    first, reusable : ndarray
+        int64 ``[n]``: blocks [first, reusable) of each request are looked up. The block with the last token is not.
+    tokens : ndarray
+        int64 ``[n]``: tokens of each prompt.
+    seconds : ndarray
+        float64 ``[n]``: time of arrival.
+    """
+
+    blocks: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    first: NDArray[np.int64]
+    reusable: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One request: hashes of its full blocks, and its number of tokens.
+
+    `first` is the first block that is looked up; the blocks before it belong to the same request.
+    """
+
+    seconds: float
+    hashes: NDArray[np.uint64]
+    tokens: int
+    first: int = 0
+
+
+def read_requests(
+    path: str | Path, block_size: int = 16, limit: int | None = None, *, rate: float = 1.0
+) -> Iterator[Requests]:
+    """Read a trace as chunks of requests, in constant memory.
+
+    Parameters
+    ----------
+    path : str or Path
+        A regular file of JSON lines in one of the formats above.
+    block_size : int
+        Tokens of a block. Traces of KV events have the block size of the engine that wrote them.
+    limit : int, optional
+        Maximum number of requests.
+    rate : float
+        Share of the blocks that get a number.
+
+    Yields
+    ------
+    Requests
+
+    Raises
+    ------
+    TraceError
+        The file cannot be read or has no requests, or a line is malformed; the message names line and reason.
+    ShapeError
+        `block_size` or `limit` is out of range.
+    """
+    size = require_int("block_size", block_size)
+    most = None if limit is None else require_int("limit", limit, 0, max=None)
+    numbers = Numbers(rate)
+    prompts: list[Prompt] = []
+    blocks = count = 0
+    for prompt in _prompts(str(path), size):
+        if most is not None and count >= most:
+            break
+        count += 1
+        prompts.append(prompt)
+        blocks += len(prompt.hashes)
+        if blocks >= CHUNK_BLOCKS:
+            yield _chunk(prompts, numbers, size)
+            prompts, blocks = [], 0
+    if prompts:
+        yield _chunk(prompts, numbers, size)
+    if count == 0 and most != 0:
+        raise TraceError(f"trace {path} contains no request; expected one JSON value on each line")
+
+
+def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests:
+    counts = np.array([len(prompt.hashes) for prompt in prompts], np.int64)
+    tokens = np.array([prompt.tokens for prompt in prompts], np.int64)
+    return Requests(
+        blocks=numbers.of(np.concatenate([prompt.hashes for prompt in prompts])),
+        starts=np.concatenate([[0], np.cumsum(counts)]),
+        first=np.array([prompt.first for prompt in prompts], np.int64),
+        reusable=(tokens - 1) // block_size,
+        tokens=tokens,
+        seconds=np.array([prompt.seconds for prompt in prompts]),
+    )
+
+
+def _prompts(path: str, block_size: int) -> Iterator[Prompt]:
+    reader: Any = None
+    try:
+        with _opened(path) as file:
+            number, line, latest = 0, 0, 0.0
+            while text := file.readline(LINE_BYTES_MAX + 1):
+                line += 1
+                if text.isspace():
+                    continue
+                place = _Place(path, line)
+                if len(text) > LINE_BYTES_MAX:
+                    raise place.refusal(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON value on each line")
+                content = place.parse(text)
+                reader = reader or place.reader(content, block_size)
+                for prompt in reader.read(place, text, content, number):
+                    if prompt.seconds < latest:
+                        raise place.refusal(
+                            f"time {prompt.seconds:g} s is earlier than {latest:g} s on a line before; sort the trace"
+                        )
+                    latest = prompt.seconds
+                    number += 1
+                    yield prompt
+    except (OSError, EOFError, ValueError) as error:
+        if isinstance(error, TraceError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise TraceError(f"trace {path} cannot be read: {reason}; pass a readable file") from error
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[BinaryIO]:
+    with open_file(path) as file:
+        if path.endswith(".gz"):
+            with gzip.open(file) as plain:
+                yield cast(BinaryIO, plain)
+        elif path.endswith(".zst"):
+            with _zstandard(path, file) as plain:
+                yield plain
+        else:
+            yield file
+
+
+@contextmanager
+def _zstandard(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
+    try:
+        library = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise UnsupportedOption(
+            f"trace {path} needs zstandard, which is not installed ({error}); run pip install 'pagecore[cli]', or "
+            "decompress it"
+        ) from None
+    try:
+        with library.ZstdDecompressor().stream_reader(file) as plain:
+            yield cast(BinaryIO, io.BufferedReader(plain, 1 << 20))
+    except library.ZstdError as error:
+        raise OSError(str(error)) from error
+
+
+class _Place:
+    """A line of a trace, for messages."""
+
+    def __init__(self, path: str, line: int) -> None:
+        self.path, self.line = path, line
+
+    def refusal(self, reason: str) -> TraceError:
+        return TraceError(f"trace {self.path}, line {self.line}: {reason}")
+
+    def parse(self, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self.refusal(f"not JSON: {str(error)[:80]}") from None
+
+    def reader(self, content: Any, block_size: int) -> Any:
+        """Return the reader of the format that the first line has."""
+        if isinstance(content, dict) and "hash_ids" in content:
+            return _Mooncake(block_size)
+        if isinstance(content, dict) and any(name in content for name in TOKEN_FIELDS):
+            return _TokenIds(block_size)
+        if isinstance(content, list) or (isinstance(content, dict) and "events" in content):
+            return _Events(block_size)
+        raise self.refusal(
+            f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, or a "
+            "batch of KV events"
+        )
+
+
+TOKEN_FIELDS = ("token_ids", "prompt_token_ids", "tokens")
+
+
+class _Mooncake:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def read(self, place: _Place, text: bytes, _content: Any, number: int) -> Iterable[Prompt]:
+        request = parse_request(text, place.path, place.line, number)
+        hashes = chain_hashes(request.prompt(), self.block_size)
+        return [Prompt(request.timestamp_ms / 1000, hashes, request.input_length)]
+
+
+class _TokenIds:
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+
+    def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
+        if not isinstance(content, dict):
+            raise place.refusal(f"expected a JSON object, got {shown(content)}")
+        field = next((name for name in TOKEN_FIELDS if name in content), None)
+        if field is None:
+            raise place.refusal(f"field {TOKEN_FIELDS[0]!r} is missing")
+        ids = content[field]
+        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+            raise place.refusal(f"{field} is {shown(ids)}; expected a list of integers that is not empty")
+        if min(ids) < 0 or max(ids) > INT32_MAX:
+            raise place.refusal(f"{field} has an id outside 0 to {INT32_MAX}")
+        seconds = content.get("timestamp", 0)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 2**63:
+            raise place.refusal(f"timestamp is {shown(seconds)}; expected a number of milliseconds, 0 or more")
+        namespace = content.get("namespace")
+        if namespace is not None and not isinstance(namespace, str):
+            raise place.refusal(f"namespace is {shown(namespace)}; expected a string")
+        hashes = chain_hashes(np.array(ids, np.int32), self.block_size, namespace=namespace)
+        return [Prompt(seconds / 1000, hashes, len(ids))]
+
+
+class _Events:
+    def __init__(self, block_size: int) -> None:
+        self.chains = StoredChains(block_size)
+
+    def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
+        try:
+            found = self.chains.read(content)
+        except ValueError as error:
+            raise place.refusal(str(error)) from None
+        return [Prompt(seconds, hashes, tokens, first) for seconds, hashes, tokens, first in found]

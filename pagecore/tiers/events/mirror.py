@@ -1,0 +1,173 @@
+"""Mirror: the index of a cache, rebuilt from its events."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.errors import PagecoreError
+from pagecore.index import chain_hashes
+from pagecore.tiers.events.wire import CLEARED, STORED, Batch, Event
+
+BlockHash = int | bytes
+
+
+class MissingBatch(PagecoreError, LookupError):
+    """A batch does not follow the last one that was applied; the state is unchanged.
+
+    Attributes
+    ----------
+    is_restart : bool
+        The batch is newer than the last one and has a lower number: the publisher was started again.
+    """
+
+    def __init__(self, message: str, is_restart: bool = False) -> None:
+        super().__init__(message)
+        self.is_restart = is_restart
+
+
+class Mirror:
+    """Blocks that a cache holds, by medium and group, as of one sequence number.
+
+    The mirror after batch n equals the trees of the cache when batch n was taken. It has no sockets: `Subscriber` feeds
+    it, or the caller.
+
+    Attributes
+    ----------
+    sequence : int
+        Number of the last batch; -1 before the first.
+    block_size : int or None
+        Tokens in a block; None before the first block.
+    rank : int or None
+        Data-parallel rank of the publisher.
+    """
+
+    def __init__(self) -> None:
+        self.sequence = -1
+        self.block_size: int | None = None
+        self.rank: int | None = None
+        self._timestamp = -np.inf
+        self._held: dict[tuple[str, int], dict[BlockHash, BlockHash | None]] = {}
+        self._kinds: dict[int, tuple[str, int | None]] = {}
+
+    # State.
+
+    def blocks(self, medium: str = "GPU", group: int = 0) -> dict[BlockHash, BlockHash | None]:
+        """Return the hash of each block, with the hash of the block before it (None for the first of a prefix)."""
+        return dict(self._held.get((medium, group), {}))
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """Media and groups that hold blocks."""
+        return sorted(place for place, held in self._held.items() if held)
+
+    def kind(self, group: int) -> tuple[str, int | None]:
+        """Return the kind of a group's layers, and its window in tokens; ("full_attention", None) if unknown."""
+        return self._kinds.get(group, ("full_attention", None))
+
+    def match(
+        self,
+        tokens: ArrayLike,
+        *,
+        media: str | Sequence[str] = "GPU",
+        namespace: Hashable = None,
+        spans: Iterable[tuple[int, int, bytes | int]] | None = None,
+    ) -> int:
+        """Return the number of tokens of the longest prefix that the cache could reuse.
+
+        Every group has to hold it in one of the media: whole, for a sliding window its end, for a state the block at
+        its end. Sink tokens are not considered. The hashes must be pagecore's.
+
+        Parameters
+        ----------
+        tokens : array_like of int
+            [num_tokens].
+        media : str or sequence of str
+            Media whose blocks count.
+        namespace, spans
+            As in `RadixTree.match`.
+        """
+        if self.block_size is None:
+            return 0
+        hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
+        media = (media,) if isinstance(media, str) else tuple(media)
+        usable = np.ones(len(hashes) + 1, bool)  # by the number of blocks of the prefix
+        for group in self._kinds:
+            held = [self._held.get((medium, group), {}) for medium in media]
+            there = np.array([any(each in blocks for blocks in held) for each in hashes], bool)
+            usable &= self._usable(there, *self._kinds[group])
+        return int(np.flatnonzero(usable)[-1]) * self.block_size
+
+    def _usable(self, there: NDArray[np.bool_], kind: str, window: int | None) -> NDArray[np.bool_]:
+        """Return, for each number of blocks, whether a group could reuse a prefix of that length."""
+        assert self.block_size is not None
+        ends = np.arange(len(there) + 1)
+        missing = np.concatenate([[0], np.cumsum(~there)])
+        if kind == "mamba":
+            return np.concatenate([[True], there])
+        if window is None:
+            return np.asarray(missing == 0)
+        if kind == "chunked_local_attention":
+            starts = ends * self.block_size // window * window // self.block_size
+        else:
+            starts = np.maximum(0, ends * self.block_size - (window - 1)) // self.block_size
+        return np.asarray(missing == missing[starts])
+
+    # Changes.
+
+    def apply(self, sequence: int, batch: Batch) -> bool:
+        """Apply a batch; return False if it was applied before.
+
+        Raises
+        ------
+        MissingBatch
+            Batches before it are missing. A batch that begins with AllBlocksCleared follows any batch.
+        """
+        is_old = sequence <= self.sequence
+        if is_old and batch.timestamp <= self._timestamp:
+            return False
+        is_whole = bool(batch.events) and batch.events[0]["type"] == CLEARED
+        if not is_whole and sequence != self.sequence + 1:
+            raise MissingBatch(
+                f"batch {sequence} follows {sequence - 1}, but the last one applied is {self.sequence}", is_old
+            )
+        for event in batch.events:
+            self._apply(event)
+        self.sequence, self.rank, self._timestamp = sequence, batch.rank, batch.timestamp
+        return True
+
+    def reset(self) -> None:
+        """Forget everything, as before the first batch."""
+        self.load(-1, [])
+        self._timestamp = -np.inf
+
+    def load(self, sequence: int, batches: Iterable[Batch]) -> None:
+        """Replace the state by a snapshot, which is the state after batch `sequence`."""
+        self._held.clear()
+        for batch in batches:
+            self.rank, self._timestamp = batch.rank, batch.timestamp
+            for event in batch.events:
+                self._apply(event)
+        self.sequence = sequence
+
+    def _apply(self, event: Event) -> None:
+        if event["type"] == CLEARED:
+            self._held.clear()
+            return
+        group = event.get("group_idx") or 0
+        held = self._held.setdefault((event.get("medium") or "GPU", group), {})
+        if event["type"] == STORED:
+            self.block_size = event["block_size"]
+            self._kinds[group] = (
+                event.get("kv_cache_spec_kind") or "full_attention",
+                event.get("kv_cache_spec_sliding_window"),
+            )
+            parent = event.get("parent_block_hash")
+            for block in event["block_hashes"]:
+                held[block] = parent
+                parent = block
+        else:
+            for block in event["block_hashes"]:
+                held.pop(block, None)

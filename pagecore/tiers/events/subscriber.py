@@ -1,0 +1,172 @@
+"""Subscriber: keeps a mirror of a cache up to date over ZeroMQ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.tiers.events.mirror import Mirror, MissingBatch
+from pagecore.tiers.events.sockets import library, opened
+from pagecore.tiers.events.wire import END, decode_batch, sequence_bytes
+
+
+class Subscriber:
+    """Follower of one publisher of events, of pagecore or vLLM.
+
+    Used by one thread. Batches that it lost are asked for at the replay socket, and the whole state at the snapshot
+    socket if they are no longer there.
+
+    Parameters
+    ----------
+    endpoint : str
+        Address at which the publisher publishes.
+    replay, snapshot : str, optional
+        Addresses of the publisher's other sockets.
+    topic : str
+        Prefix of the topics to receive.
+    timeout : float
+        Seconds to wait for an answer of the publisher.
+    max_waiting : int
+        Messages that wait to be polled; further ones are lost, and asked for later.
+
+    Attributes
+    ----------
+    mirror : Mirror
+        The state of the cache.
+    num_lost : int
+        Batches that neither a replay nor a snapshot made up for; the mirror may then differ from the cache.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        replay: str | None = None,
+        snapshot: str | None = None,
+        topic: str = "",
+        timeout: float = 5.0,
+        max_waiting: int = 100_000,
+    ) -> None:
+        zmq = library()
+        self.mirror = Mirror()
+        self.num_lost = 0
+        self._timeout = timeout
+        self._replay, self._snapshot = replay, snapshot
+        self._socket = opened("SUB", endpoint, "endpoint", binds=False, limit=max_waiting)
+        self._socket.subscribe(topic.encode())
+        self._zmq = zmq
+
+    def close(self) -> None:
+        """Close the socket; again does nothing."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def sync(self) -> int:
+        """Replace the mirror by a snapshot; return its sequence number.
+
+        Raises
+        ------
+        DeviceError
+            The publisher does not answer.
+        UnsupportedOption
+            The subscriber has no snapshot socket.
+        """
+        if self._snapshot is None:
+            raise UnsupportedOption("snapshot is None, so that the state cannot be asked for; give the address")
+        answer = list(self._ask(self._snapshot, b"snapshot"))
+        if not answer:
+            raise DeviceError(f"the snapshot of {self._snapshot} is empty; use the address of a publisher's snapshot")
+        self.mirror.load(answer[0][0], [decode_batch(payload) for _, payload in answer])
+        return self.mirror.sequence
+
+    def catch_up(self) -> int:
+        """Ask for the batches after the last one and apply them; return the last sequence number.
+
+        Raises
+        ------
+        DeviceError, UnsupportedOption
+            As in `sync`, for the replay socket.
+        """
+        if self._replay is None:
+            raise UnsupportedOption("replay is None, so that batches cannot be asked for; give the address")
+        for number, payload in list(self._ask(self._replay, sequence_bytes(self.mirror.sequence + 1))):
+            self.mirror.apply(number, decode_batch(payload))
+        return self.mirror.sequence
+
+    def poll(self, timeout: float = 0.0) -> int:
+        """Apply the batches that have arrived; return the number of messages.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds to wait for the first.
+
+        Raises
+        ------
+        EventFormatError
+            A message is not a batch of events.
+        """
+        count = 0
+        while self._socket.poll(0 if count else int(timeout * 1000)):
+            frames = self._socket.recv_multipart()
+            count += 1
+            if len(frames) == 3 and len(frames[1]) == 8:
+                self._receive(int.from_bytes(frames[1], "big"), frames[2])
+        return count
+
+    def wait_for(self, sequence: int) -> bool:
+        """Apply batches until number `sequence` was; return False if it does not come within the timeout."""
+        deadline = time.monotonic() + self._timeout
+        while self.mirror.sequence < sequence:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.poll(min(left, 0.05))
+        return True
+
+    def _receive(self, number: int, payload: bytes) -> None:
+        batch = decode_batch(payload)
+        try:
+            self.mirror.apply(number, batch)
+            return
+        except MissingBatch as missing:
+            if missing.is_restart:
+                self.mirror.reset()
+        for repair in (self.catch_up if self._replay else None, self.sync if self._snapshot else None):
+            if repair is None:
+                continue
+            try:
+                if repair() >= number:
+                    return
+            except (MissingBatch, DeviceError):
+                continue
+        self.num_lost += number - self.mirror.sequence - 1
+        self.mirror.sequence = number - 1
+        self.mirror.apply(number, batch)
+
+    def _ask(self, endpoint: str, request: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the messages of an answer up to its end."""
+        zmq = self._zmq
+        socket = opened("DEALER", endpoint, "replay or snapshot", binds=False)
+        try:
+            socket.send_multipart([b"", request])
+            while True:
+                if not socket.poll(int(self._timeout * 1000), zmq.POLLIN):
+                    raise DeviceError(f"{endpoint} does not answer within {self._timeout} s; check the address")
+                frames: list[Any] = socket.recv_multipart()
+                number, payload = frames[-2:]
+                if number == END:
+                    return
+                yield int.from_bytes(number, "big"), payload
+        finally:
+            socket.close()

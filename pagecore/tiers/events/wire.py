@@ -1,0 +1,123 @@
+"""The format of events: msgpack, as vLLM's `KVEventBatch`.
+
+A message has three frames: topic, sequence number (8 bytes, big-endian), payload. The payload is
+``[timestamp, [event, ...], rank]``; an event is a map whose first key is "type". Older versions of vLLM, and SGLang,
+send events as arrays that begin with the type, and some versions send the payload as a map: `decode_batch` reads all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagecore.errors import PagecoreError, UnsupportedOption
+
+STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
+# Sequence number after the last batch of a replay or snapshot: -1.
+END = b"\xff" * 8
+Event = dict[str, Any]
+
+# Fields in the order in which events without field names have them.
+FIELDS = {
+    STORED: (
+        *("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name"),
+        *("extra_keys", "group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"),
+    ),
+    REMOVED: ("block_hashes", "medium", "group_idx"),
+    CLEARED: (),
+}
+REQUIRED = {STORED: ("block_hashes", "token_ids", "block_size"), REMOVED: ("block_hashes",), CLEARED: ()}
+
+
+class EventFormatError(PagecoreError, ValueError):
+    """Bytes that are not a batch of events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events that were published together.
+
+    Attributes
+    ----------
+    timestamp : float
+        Seconds since the epoch.
+    events : list of dict
+        Each with the key "type".
+    rank : int or None
+        Data-parallel rank of the publisher.
+    """
+
+    timestamp: float
+    events: list[Event]
+    rank: int | None = None
+
+
+def optional(module: str, extra: str = "tiers") -> Any:
+    """Import an optional library; raise UnsupportedOption that names the extra if it is missing."""
+    import importlib
+
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UnsupportedOption(f"{module} is not installed ({error}); run pip install 'pagecore[{extra}]'") from None
+
+
+def encoder() -> Callable[[object], bytes]:
+    """Return a function that encodes msgpack."""
+    encode: Callable[[object], bytes] = optional("msgspec.msgpack").Encoder().encode
+    return encode
+
+
+def sequence_bytes(number: int) -> bytes:
+    """Return a sequence number as its frame."""
+    return number.to_bytes(8, "big")
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """Decode a payload of any version of the format.
+
+    Returns
+    -------
+    Batch
+        Its events have field names, also where the payload has none.
+
+    Raises
+    ------
+    EventFormatError
+        The payload is not a batch of events.
+    """
+    msgspec = optional("msgspec")
+    try:
+        return batch_of(msgspec.msgpack.decode(payload))
+    except msgspec.DecodeError as error:
+        raise EventFormatError(f"the payload of {len(payload)} bytes is not msgpack ({error})") from None
+
+
+def batch_of(content: object) -> Batch:
+    """Return the batch of a decoded payload, as `decode_batch`; also of one read from JSON."""
+    if isinstance(content, Mapping):
+        content = [content.get("ts"), content.get("events"), content.get("data_parallel_rank")]
+    if not isinstance(content, list | tuple) or len(content) < 2:
+        raise EventFormatError("expected [timestamp, events, rank]")
+    timestamp, events, rank = content[0], content[1], content[2] if len(content) > 2 else None
+    if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not isinstance(events, list | tuple):
+        raise EventFormatError("expected [timestamp, events, rank]")
+    if rank is not None and not isinstance(rank, int):
+        raise EventFormatError(f"rank is {rank!r}; expected an integer or nothing")
+    return Batch(float(timestamp), [_event_of(event) for event in events], rank)
+
+
+def _event_of(event: object) -> Event:
+    if isinstance(event, list | tuple) and event and isinstance(event[0], str):
+        fields = FIELDS.get(event[0], ())
+        event = {"type": event[0], **dict(zip(fields, event[1:], strict=False))}
+    if not isinstance(event, Mapping) or event.get("type") not in FIELDS:
+        raise EventFormatError(f"expected an event with type {', '.join(FIELDS)}, got {str(event)[:60]}")
+    kind = event["type"]
+    for field in REQUIRED[kind]:
+        if field not in event:
+            raise EventFormatError(f"{kind} has no field {field}")
+    if kind != CLEARED and not isinstance(event["block_hashes"], list | tuple):
+        raise EventFormatError(f"{kind} has block_hashes {str(event['block_hashes'])[:40]}; expected a list")
+    return dict(event)

@@ -1,0 +1,160 @@
+"""The page of a what-if in headless Chromium: charts, values under the pointer, zoom; and the command."""
+
+import html
+import json
+import re
+import subprocess
+
+import pytest
+
+from pagecore.cli import main
+from pagecore.serving.whatif import WhatIfOptions, save_page, what_if
+from tests.capabilities import require, require_chromium
+from tests.serving.whatif.traffic import mooncake
+
+SVG = "http://www.w3.org/2000/svg"
+# Moves the pointer, drags, double-clicks, and reports what the page shows in an element of its own.
+PROBE = """
+<script>
+function send(kind, share) {
+  const svg = document.querySelector("#rate svg"), box = svg.getBoundingClientRect();
+  const x = box.left + box.width * (64 + share * (960 - 80)) / 960;
+  svg.dispatchEvent(new PointerEvent(kind, { clientX: x, clientY: box.top + 50, bubbles: true }));
+}
+const legend = () => document.querySelector("#rate .legend").textContent;
+const path = () => document.querySelector("#rate path.line").getAttribute("d");
+const seen = { charts: document.querySelectorAll("svg").length, whole: path(), quiet: legend() };
+send("pointermove", 1.0);
+seen.right = legend();
+send("pointermove", 0.0);
+seen.left = legend();
+send("pointerdown", 0.5);
+send("pointermove", 0.9);
+seen.drag = document.querySelectorAll("#rate .drag").length;
+send("pointerup", 0.9);
+seen.zoomed = path();
+seen.hash = location.hash;
+send("pointermove", 0.0);
+seen.zoomed_left = legend();
+document.querySelector("#rate svg").dispatchEvent(new MouseEvent("dblclick"));
+seen.again = path();
+seen.ticks = [...document.querySelectorAll("#rate text")].map((each) => each.textContent);
+const out = document.createElement("pre");
+out.id = "seen";
+out.textContent = JSON.stringify(seen);
+document.body.append(out);
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    path = mooncake(tmp_path_factory.mktemp("trace") / "a <b>&c.jsonl", 3)
+    options = WhatIfOptions(
+        memory="8MiB..64MiB", points=13, bytes_per_token=1000, block_sizes=(512,), policies=("lru", "lfu"),
+        tiers={"GPU": "8MiB", "CPU": "64MiB"},
+    )  # fmt: skip
+    return what_if(path, options)
+
+
+def in_chromium(page, tmp_path):
+    """Return the document after its scripts have run."""
+    ran = subprocess.run(
+        [
+            *(require_chromium(), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/user"),
+            *("--virtual-time-budget=1000", "--dump-dom", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return ran.stdout
+
+
+@pytest.mark.slow
+def test_the_page_shows_values_and_zooms(result, tmp_path):
+    page = tmp_path / "page.html"
+    save_page(result, page)
+    page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
+    document = in_chromium(page, tmp_path)
+    assert 'data-drawn="4"' in document
+    seen = json.loads(html.unescape(re.search(r'<pre id="seen">(.*?)</pre>', document, re.DOTALL)[1]))
+    assert seen["charts"] == 4
+    rates = result.curves[0].hit_rate
+    assert seen["quiet"] == "lrulfu (simulated)"
+    assert seen["right"].startswith(f"lru: {rates[-1]:.1%} at 64 MiB")
+    assert seen["left"].startswith(f"lru: {rates[0]:.1%} at 8 MiB")
+    assert seen["drag"] == 1
+    assert seen["zoomed"] != seen["whole"] == seen["again"]
+    low, high = (float(value) for value in seen["hash"].removeprefix("#rate=").split("-"))
+    assert low == pytest.approx(8 * 2**20 * 8**0.5, rel=0.01)
+    assert high == pytest.approx(8 * 2**20 * 8**0.9, rel=0.01)
+    middle = result.curves[0].memory[6]
+    assert f"at {middle / 2**20:.1f} MiB" in seen["zoomed_left"]
+    assert {"8 MiB", "64 MiB", "without eviction", "0.00%"} <= set(seen["ticks"])
+
+
+def test_the_page_needs_no_network_and_escapes_names(result, tmp_path):
+    page = tmp_path / "page.html"
+    save_page(result, page)
+    text = page.read_text()
+    assert set(re.findall(r"https?://[^\"'\s]+", text)) == {SVG}
+    assert not re.search(r"<(?:link|img|iframe)|src=|@import|url\((?!#)", text)
+    assert "a &lt;b&gt;&amp;c.jsonl" in text
+    assert "{{" not in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert [chart["id"] for chart in data] == ["rate", "saved", "blocks", "over_time"]
+    assert data[0]["lines"][0]["y"] == result.curves[0].hit_rate
+
+
+def test_the_command_prints_tables_and_writes_all_files(tmp_path, capsys):
+    require("rich")
+    require("matplotlib")
+    path = mooncake(tmp_path / "trace.jsonl", 3)
+    out = {kind: tmp_path / f"out.{kind}" for kind in ("html", "png", "json")}
+    options = ["--memory", "8MiB..64MiB", "--points", "9", "--bytes-per-token", "1000", "--block-size", "512", "128"]
+    options += ["--evict", "lru", "slru", "--tier", "GPU=8MiB", "--tier", "CPU=64MiB", "--requests", "60"]
+    assert main(["whatif", str(path), *options, *(f"--{kind}={file}" for kind, file in out.items())]) == 0
+    printed = capsys.readouterr().out
+    for expected in ("hit rate without eviction", "slru (simulated), blocks of 128", "tokens found here", "64.0 MiB"):
+        assert expected in printed
+    assert out["png"].read_bytes().startswith(b"\x89PNG")
+    assert "What if: trace.jsonl" in out["html"].read_text()
+    kept = json.loads(out["json"].read_text())
+    assert kept["num_requests"] == 60
+    assert len(kept["curves"]) == 4
+    assert [tier["medium"] for tier in kept["tiers"]] == ["GPU", "CPU"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--memory", "1GiB..1GiB"], "expected a range from a smaller to a larger"),
+        (["--memory", "1GiB.."], "memory"),
+        (["--memory", "1kB"], "1kB"),
+        (["--block-size", "0"], "block_size is 0"),
+        (["--points", "1"], "points is 1"),
+        (["--sample", "0"], "sample is 0.0"),
+        (["--sample", "0.5", "--evict", "lfu"], "only the curve of 'lru' supports"),
+        (["--tier", "GPU"], "expected NAME=SIZE"),
+        (["--tier", "A=2GiB", "--tier", "B=1GiB"], "ascending sizes"),
+        (["--prefill-rate", "0"], "prefill_rate is 0.0"),
+        (["--requests", "0"], "requests is 0"),
+        (["--html", "missing/out.html"], "folder missing does not exist"),
+    ],
+)
+def test_the_command_refuses_wrong_options(tmp_path, capsys, options, message):
+    require("rich")
+    path = mooncake(tmp_path / "trace.jsonl", 3)
+    assert main(["whatif", str(path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_samples_have_no_timeline(tmp_path, capsys):
+    require("rich")
+    path = mooncake(tmp_path / "trace.jsonl", 3)
+    out = tmp_path / "out.html"
+    assert main(["whatif", str(path), "--memory", "1GiB..4GiB", "--sample", "0.5", f"--html={out}"]) == 0
+    assert "lru (sampled)" in capsys.readouterr().out
+    assert '"over_time"' not in out.read_text()

@@ -1,0 +1,319 @@
+"""Publisher and subscriber over sockets: gaps, replays, snapshots, slow subscribers, restarts, refusals."""
+
+import sys
+import threading
+import time
+
+import pytest
+
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.index import RadixTree, chain_hashes
+from tests.capabilities import require
+from tests.tiers.events.following import compute, contents, ids, make, state_of, tree_of
+
+zmq = require("zmq")
+require("msgspec")
+
+from pagecore.tiers.events import EventPublisher, Mirror, Subscriber  # noqa: E402
+from pagecore.tiers.events.wire import decode_batch  # noqa: E402
+
+ANY = "tcp://127.0.0.1:*"
+
+
+def publisher_of(cache, tiers=None, **options):
+    return EventPublisher(cache, tiers, **{"endpoint": ANY, "replay": ANY, "snapshot": ANY, "interval": None} | options)
+
+
+def follower_of(publisher, **options):
+    given = {"replay": publisher.replay, "snapshot": publisher.snapshot, "timeout": 20.0} | options
+    return Subscriber(publisher.endpoint, **given)
+
+
+def change(cache, publisher, seed):
+    compute(cache, ids(9, seed))
+    return publisher.publish()
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def connected(cache, publisher, subscriber):
+    """Publish until the subscriber gets batches."""
+    seeds = iter(range(1000, 10_000))
+    until(lambda: change(cache, publisher, next(seeds)) >= 0 and subscriber.poll(0.01) > 0)
+    assert subscriber.wait_for(publisher.stats().sequence)
+
+
+def test_a_late_subscriber_starts_from_a_snapshot_and_follows():
+    cache = make()
+    compute(cache, ids(13))
+    with publisher_of(cache) as publisher:
+        change(cache, publisher, 1)
+        with follower_of(publisher) as subscriber:
+            assert subscriber.sync() == publisher.stats().sequence == 1
+            assert state_of(subscriber.mirror) == contents(publisher) != {}
+            connected(cache, publisher, subscriber)
+            cache.clear_prefix_cache()
+            assert subscriber.wait_for(publisher.publish())
+            assert subscriber.mirror.places == []
+            assert contents(publisher) == {}
+
+
+def test_a_snapshot_is_the_state_after_its_number_also_in_several_frames(monkeypatch):
+    monkeypatch.setattr("pagecore.tiers.events.publisher.SNAPSHOT_EVENTS", 2)
+    cache = make(num_blocks=40)
+    with publisher_of(cache) as publisher, follower_of(publisher) as subscriber:
+        for seed in range(6):
+            compute(cache, ids(9, seed))
+        assert subscriber.sync() == 1  # the changes became batch 1 first
+        assert state_of(subscriber.mirror) == contents(publisher)
+        assert len(subscriber.mirror.blocks()) == 12
+        cache.clear_prefix_cache()
+        assert subscriber.sync() == 2
+        assert subscriber.mirror.places == []
+
+
+def test_replays_have_vllm_s_form():
+    cache = make()
+    with publisher_of(cache, buffer=3) as publisher:
+        for seed in range(5):
+            change(cache, publisher, seed)
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger = 0
+        try:
+            socket.connect(publisher.replay)
+            for first, expected in ((0, [3, 4, 5]), (4, [4, 5]), (6, [])):
+                socket.send_multipart([b"", first.to_bytes(8, "big")])
+                numbers = []
+                while True:
+                    assert socket.poll(20_000)
+                    empty, number, payload = socket.recv_multipart()
+                    assert empty == b""
+                    if not payload:
+                        assert number == (-1).to_bytes(8, "big", signed=True)
+                        break
+                    assert decode_batch(payload).events
+                    numbers.append(int.from_bytes(number, "big"))
+                assert numbers == expected
+            socket.send_multipart([b"", b"not a number"])
+            assert socket.recv_multipart() == [b"", b"\xff" * 8, b""]
+        finally:
+            socket.close()
+        assert publisher.stats().num_replays == 3
+
+
+def test_lost_batches_are_replayed():
+    cache = make()
+    with publisher_of(cache) as publisher, follower_of(publisher, snapshot=None) as subscriber:
+        connected(cache, publisher, subscriber)
+        subscriber._socket.unsubscribe(b"")
+        until(lambda: change(cache, publisher, 7) and not subscriber.poll(0.02))
+        subscriber._socket.subscribe(b"")
+        connected(cache, publisher, subscriber)
+        assert state_of(subscriber.mirror) == contents(publisher)
+        assert subscriber.num_lost == 0
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_batches_that_are_no_longer_buffered_need_a_snapshot(has_snapshot):
+    cache = make(num_blocks=60)
+    with publisher_of(cache, buffer=1) as publisher:
+        options = {} if has_snapshot else {"snapshot": None}
+        with follower_of(publisher, **options) as subscriber:
+            subscriber.mirror.sequence = 0
+            for seed in range(4):
+                change(cache, publisher, seed)
+            subscriber._receive(4, publisher._batches[-1][1])
+            assert subscriber.mirror.sequence == 4
+            assert (state_of(subscriber.mirror) == contents(publisher)) == has_snapshot
+            assert subscriber.num_lost == (0 if has_snapshot else 3)
+
+
+def test_a_slow_subscriber_loses_batches_and_never_blocks_the_cache(tmp_path):
+    cache = make(num_blocks=400, max_tokens_per_sequence=1024)
+    publisher = publisher_of(cache, endpoint=f"ipc://{tmp_path}/events", max_waiting=1)
+    with publisher, follower_of(publisher, max_waiting=1) as subscriber:
+        connected(cache, publisher, subscriber)
+        before = publisher.stats()
+        for seed in range(300):  # more bytes than the buffers of a Unix socket hold
+            compute(cache, ids(1000, seed))
+            publisher.publish()
+        assert publisher.stats().sequence == before.sequence + 300
+        assert publisher.stats().num_bytes > before.num_bytes + 1_000_000
+        connected(cache, publisher, subscriber)
+        assert state_of(subscriber.mirror) == contents(publisher)
+        assert publisher.stats().num_replays > before.num_replays
+        assert subscriber.num_lost == 0
+
+
+def test_groups_are_announced_before_they_hold_blocks():
+    with publisher_of(make("state")) as publisher, follower_of(publisher) as subscriber:
+        assert [event["kv_cache_spec_kind"] for event in decode_batch(publisher._batches[0][1]).events[1:]] == [
+            "full_attention",
+            "mamba",
+        ]
+        subscriber.sync()
+        assert subscriber.mirror.kind(1) == ("mamba", None)
+        assert subscriber.mirror.places == []
+
+
+def test_a_full_journal_publishes_the_whole_state():
+    cache = make(num_blocks=60)
+    with publisher_of(cache, max_bytes=500) as publisher, follower_of(publisher) as subscriber:
+        for seed in range(20):
+            compute(cache, ids(9, seed))
+        number = publisher.publish()
+        assert publisher.stats().num_overflows == 1
+        events = decode_batch(publisher._batches[-1][1]).events
+        assert events[0]["type"] == "AllBlocksCleared"
+        subscriber.mirror.apply(number, decode_batch(publisher._batches[-1][1]))
+        assert state_of(subscriber.mirror) == contents(publisher)
+        assert len(subscriber.mirror.blocks()) == 40
+
+
+def test_a_restarted_publisher_starts_at_0_and_its_subscribers_follow():
+    cache = make()
+    mirror = Mirror()
+    with publisher_of(cache, snapshot=None) as publisher:
+        for seed in range(4):
+            change(cache, publisher, seed)
+        for number, payload in publisher._batches:
+            mirror.apply(number, decode_batch(payload))
+        assert mirror.sequence == 4
+        address = publisher.endpoint
+        with follower_of(publisher) as subscriber:
+            subscriber.mirror = mirror
+    cache.clear_prefix_cache()
+    with publisher_of(cache) as again, follower_of(again) as subscriber:
+        subscriber.mirror = mirror
+        change(cache, again, 9)
+        subscriber._receive(1, again._batches[-1][1])
+        assert subscriber.mirror.sequence == 1
+        assert state_of(mirror) == contents(again) != {}
+        assert again.endpoint != address
+
+
+def test_the_thread_publishes_by_itself_and_ends():
+    cache = make()
+    before = set(threading.enumerate())
+    publisher = publisher_of(cache, interval=0.002)
+    with follower_of(publisher) as subscriber:
+        compute(cache, ids(9))
+        until(lambda: publisher.stats().sequence == 1)
+        assert subscriber.sync() == 1
+        assert publisher.stats().num_snapshots == 1
+    compute(cache, ids(9, 5))
+    publisher.close()
+    assert publisher.stats().sequence == 2
+    publisher.close()
+    assert set(threading.enumerate()) == before
+    assert not tree_of(cache).has_journal
+    with pytest.raises(UnsupportedOption, match="closed"):
+        publisher.publish()
+
+
+def test_media_have_blocks_of_their_own():
+    cache, host = make(), RadixTree(4)
+    with publisher_of(cache, [(host, "CPU")]) as publisher, follower_of(publisher) as subscriber:
+        tokens = ids(12)
+        compute(cache, tokens[:9])
+        host.insert(tokens, [1, 2, 3])
+        subscriber.sync()
+        hashes = chain_hashes(tokens, 4).tolist()
+        assert list(subscriber.mirror.blocks("GPU")) == hashes[:2]
+        assert list(subscriber.mirror.blocks("CPU")) == hashes
+        assert subscriber.mirror.match(tokens) == 8
+        assert subscriber.mirror.match(tokens, media=("GPU", "CPU")) == 12
+        cache.clear_prefix_cache()
+        host.evict("full", 1)
+        subscriber.sync()
+        assert subscriber.mirror.match(tokens) == 0
+        assert subscriber.mirror.match(tokens, media="CPU") == 8
+
+
+# Refusals.
+
+
+def test_a_cache_without_a_prefix_cache_is_refused():
+    with pytest.raises(UnsupportedOption, match="prefix_cache=False"):
+        publisher_of(make(prefix_cache=False))
+
+
+def test_a_second_publisher_is_refused_and_leaves_the_first():
+    cache, host = make(), RadixTree(4)
+    with publisher_of(cache, [(host, "CPU")]) as publisher:
+        with pytest.raises(UnsupportedOption, match="has a journal already"):
+            publisher_of(cache)
+        host.insert(ids(8), [1, 2])
+        assert publisher.publish() == 1
+    other = RadixTree(4)
+    other.start_journal()
+    with pytest.raises(UnsupportedOption, match="has a journal already"):
+        publisher_of(cache, [(other, "DISK")])
+    assert not tree_of(cache).has_journal
+
+
+@pytest.mark.parametrize(
+    ("tiers", "message"),
+    [
+        (5, "expected a host tier"),
+        ([5], "expected a host tier"),
+        ([(5, "CPU")], "pairs of a RadixTree and a medium"),
+        ([(RadixTree(4), 5)], "pairs of a RadixTree and a medium"),
+        ([(RadixTree(8), "CPU")], "blocks of 8 tokens"),
+        ([(RadixTree(4, windows=(3,)), "CPU")], "has components"),
+    ],
+)
+def test_wrong_tiers_are_refused(tiers, message):
+    with pytest.raises(UnsupportedOption, match=message):
+        publisher_of(make(), tiers)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"endpoint": "5557"}, UnsupportedOption, "endpoint is '5557'"),
+        ({"endpoint": "tcp://*:port"}, UnsupportedOption, "cannot be bound"),
+        ({"replay": "udp://127.0.0.1:1"}, UnsupportedOption, "replay 'udp"),
+        ({"buffer": 0}, ShapeError, "buffer is 0"),
+        ({"rank": -1}, ShapeError, "rank is -1"),
+        ({"interval": 0}, UnsupportedOption, "interval is 0"),
+        ({"max_bytes": 0}, ShapeError, "max_bytes is 0"),
+    ],
+)
+def test_wrong_options_are_refused_and_leave_nothing(options, error, message):
+    cache, before = make(), set(threading.enumerate())
+    with pytest.raises(error, match=message):
+        publisher_of(cache, **options)
+    assert not tree_of(cache).has_journal
+    assert set(threading.enumerate()) == before
+
+
+def test_an_address_in_use_is_named():
+    with publisher_of(make()) as publisher, pytest.raises(UnsupportedOption, match="another process uses it"):
+        publisher_of(make(), replay=publisher.replay)
+
+
+def test_missing_libraries_are_named_with_their_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(UnsupportedOption, match=r"pip install 'pagecore\[tiers\]'"):
+        publisher_of(make())
+    monkeypatch.setitem(sys.modules, "msgspec.msgpack", None)
+    with pytest.raises(UnsupportedOption, match="msgspec"):
+        publisher_of(make())
+
+
+def test_subscribers_refuse_what_they_cannot_ask():
+    with publisher_of(make()) as publisher:
+        with Subscriber(publisher.endpoint) as subscriber:
+            with pytest.raises(UnsupportedOption, match="snapshot is None"):
+                subscriber.sync()
+            with pytest.raises(UnsupportedOption, match="replay is None"):
+                subscriber.catch_up()
+        alone = Subscriber(publisher.endpoint, snapshot="tcp://127.0.0.1:1", timeout=0.02)
+        with alone, pytest.raises(DeviceError, match=r"does not answer within 0\.02 s"):
+            alone.sync()
