@@ -1,0 +1,1 @@
+"""Tiers: a cache, its host tier and its stores as one."""
