@@ -1,0 +1,200 @@
+"""The fingerprint of a cache: everything that decides what the bytes of a stored block mean."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from pagecore.cache.layers import Group, Layer
+from pagecore.cache.paged import PagedKVCache
+from pagecore.cache.parts import CacheParts, parts_of
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage import Spec
+from pagecore.storage.checks import require_int, shown
+from pagecore.storage.spec import Plane
+from pagecore.tiers._keys import SECRET_BYTES
+
+Hash = Literal["xxh3_128", "sha256"]
+HASHES = ("xxh3_128", "sha256")
+# Version of the message that a content key hashes, and of the fingerprint. Another version finds nothing.
+SCHEMA_VERSION = 1
+# Options of a spec, apart from its planes, that decide which bytes a layer stores for given keys and values.
+STORED_BY = ("format", "key_scale", "value_scale", "key_bounds", "label_channels")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Identity of stored blocks: model, layout, and a secret of the deployment.
+
+    Two caches exchange blocks through a store iff their fingerprints are equal. `of` takes it from a cache.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model, such as "Qwen/Qwen3-8B". Required: caches of equal shapes hold different keys and values.
+    lanes : tuple of str
+        Description of each lane: the groups of tokens, then the states.
+    payload_bytes : tuple of int
+        Bytes of an entry of each lane.
+    block_size : int
+        Tokens of a block.
+    revision : str
+        Revision of the weights.
+    rank, num_ranks : int
+        The part of the model of which the cache has the heads.
+    has_states : bool
+        Whether the last lane is that of the states.
+    salt : bytes
+        Secret of the deployment or tenant. Without it, any client that knows the model can compute the keys of a prompt.
+    hash : {"xxh3_128", "sha256"}
+        Hash of the content keys. xxh3_128 is not collision-resistant against a client that chooses prompts; use sha256
+        where tenants that share a store do not trust each other.
+
+    Raises
+    ------
+    UnsupportedOption
+        No model, or an unknown hash.
+    ShapeError
+        No lanes, or another number of payload bytes.
+    """
+
+    model: str
+    lanes: tuple[str, ...]
+    payload_bytes: tuple[int, ...]
+    block_size: int
+    revision: str = ""
+    rank: int = 0
+    num_ranks: int = 1
+    has_states: bool = False
+    salt: bytes = field(default=b"", repr=False)
+    hash: Hash = "xxh3_128"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise UnsupportedOption(
+                f"model is {shown(self.model)}; name the model, because caches of equal shapes hold different keys"
+            )
+        if not isinstance(self.revision, str):
+            raise UnsupportedOption(f"revision is {shown(self.revision)}; give a str, such as a commit of the weights")
+        if not isinstance(self.salt, bytes):
+            raise UnsupportedOption(f"salt is a {type(self.salt).__name__}; give bytes")
+        if self.hash not in HASHES:
+            raise UnsupportedOption(f"hash is {shown(self.hash)}; use one of {', '.join(HASHES)}")
+        require_int("block_size", self.block_size)
+        if not self.lanes or len(self.lanes) != len(self.payload_bytes):
+            raise ShapeError(
+                f"there are {len(self.lanes)} lanes and {len(self.payload_bytes)} payload_bytes; give one for each, "
+                "and at least one"
+            )
+        if len(self.lanes) > 255:
+            raise ShapeError(f"there are {len(self.lanes)} lanes; a content key counts up to 255")
+        for size in self.payload_bytes:
+            require_int("payload_bytes of a lane", size, max=None)
+
+    @classmethod
+    def of(
+        cls, cache: PagedKVCache, *, model: str, revision: str = "", salt: bytes = b"", hash: Hash = "xxh3_128"
+    ) -> Fingerprint:
+        """Return the fingerprint of a cache.
+
+        Parameters
+        ----------
+        cache : PagedKVCache
+        model, revision, salt, hash
+            As for the constructor.
+
+        Raises
+        ------
+        UnsupportedOption
+            An object that is not a paged cache, no model, or an unknown hash.
+        """
+        parts = parts_of(cache)
+        lanes = [_group_lane(parts, number, group) for number, group in enumerate(parts.token_groups)]
+        payloads = [group.bytes_per_block(parts.block_size) for group in parts.token_groups]
+        states = _state_layers(parts)
+        if states:
+            lanes.append(_packed({"states": [_described(layer.spec) for layer in states]}))
+            payloads.append(sum(plane.nbytes for layer in states for plane in layer.spec.planes))
+        return cls(
+            model=model,
+            lanes=tuple(lanes),
+            payload_bytes=tuple(payloads),
+            block_size=parts.block_size,
+            revision=revision,
+            rank=parts.parallel.rank,
+            num_ranks=parts.parallel.size,
+            has_states=bool(states),
+            salt=salt,
+            hash=hash,
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of every field, the salt included: 32 bytes."""
+        fields = {
+            "schema": SCHEMA_VERSION,
+            "model": self.model,
+            "revision": self.revision,
+            "block_size": self.block_size,
+            "hash": self.hash,
+            "lanes": self.lanes,
+            "payload_bytes": self.payload_bytes,
+            "rank": [self.rank, self.num_ranks],
+            "states": self.has_states,
+            "salt": self.salt.hex(),
+        }
+        return hashlib.sha256(_packed(fields).encode()).digest()
+
+    @property
+    def name(self) -> str:
+        """The first 8 bytes of the digest as hexadecimal digits, for folders and prefixes."""
+        return self.digest[:8].hex()
+
+    @property
+    def num_lanes(self) -> int:
+        """Number of lanes."""
+        return len(self.lanes)
+
+    @cached_property
+    def secret(self) -> bytes:
+        """Secret of XXH3, derived from the digest."""
+        parts = range(-(-SECRET_BYTES // 32))
+        return b"".join(hashlib.sha256(self.digest + bytes([part])).digest() for part in parts)[:SECRET_BYTES]
+
+
+def _state_layers(parts: CacheParts) -> list[Layer]:
+    return sorted((layer for layer in parts.layers if layer.keeps_state), key=lambda layer: layer.index)
+
+
+def _group_lane(parts: CacheParts, number: int, group: Group) -> str:
+    """Return the description of a group's lane: planes, layers, limits of its keys, and the order of the axes."""
+    attended = group.attended
+    members = {layer.index: layer.spec for layer in parts.layers if not layer.keeps_state and layer.group == number}
+    axes = parts.store.pools[number].layout.axes if parts.store.pools else "HND"
+    return _packed(
+        {
+            "layers": [_described(spec) for _, spec in sorted(members.items())],
+            "heads": getattr(group.spec, "num_query_heads", None),
+            "window": [attended.window, attended.chunk, attended.lookahead, attended.sink_tokens],
+            # Every store keeps blocks layer by layer and plane by plane; the inner axes are the pool's.
+            "order": "BLC" + "".join(axis for axis in axes if axis in "NHD"),
+        }
+    )
+
+
+def _described(spec: Spec) -> dict[str, object]:
+    """Return the planes of a layer, and the options that decide their bytes."""
+    options = {name: getattr(spec, name) for name in STORED_BY if hasattr(spec, name)}
+    return {"planes": [_plane(plane) for plane in spec.planes], **options}
+
+
+def _plane(plane: Plane) -> list[object]:
+    return [plane.name, list(plane.shape), str(plane.dtype), plane.per]
+
+
+def _packed(value: object) -> str:
+    """Return JSON that is equal for equal values in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
