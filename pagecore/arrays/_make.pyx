@@ -81,14 +81,33 @@ def pinned(nbytes, device, *, bint zeroed=False):
     NotEnoughMemory
         The host cannot allocate the pinned memory.
     """
-    cdef ArrayView view
     memory = cuda.runtime().allocate_pinned(nbytes)
     if zeroed:
         memory.fill(0)
+    return mapped(memory, device)
+
+
+def mapped(memory, device):
+    """Return page-locked host memory as a tensor of bytes on a CUDA device, which accesses it over its bus.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8
+        ``[nbytes]``, C-contiguous; allocated by the runtime of the device, or registered with it before the device
+        accesses the tensor. The tensor keeps the array alive.
+    device : str
+        A CUDA device.
+
+    Returns
+    -------
+    Tensor
+        ``[nbytes]``, uint8.
+    """
+    cdef ArrayView view
     view.data = <char*><uintptr_t>memory.ctypes.data
     view.dtype = as_dtype("uint8").code
     view.ndim = 1
-    view.shape[0] = nbytes
+    view.shape[0] = memory.size
     set_contiguous_strides(view)
     view.device_type = CUDA
     view.device_id = device_index(device)

@@ -24,6 +24,8 @@ INSTALL = "install pagecore[cuda12] or pagecore[cuda13] to match the driver's CU
 _PLAIN_SHARED_BYTES = 48 * 1024
 # cudaErrorMemoryAllocation; CuPy does not export it.
 _ERROR_MEMORY_ALLOCATION = 2
+# cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy does not export them.
+_REGISTER_FLAGS = 3
 # Major versions with architecture-specific instructions (sm_90a); their cubins run on that one architecture.
 _ARCHITECTURE_SPECIFIC = {9, 10, 11}
 
@@ -90,6 +92,29 @@ class CupyRuntime:
                     f"the host cannot allocate {num_bytes:,} bytes of pinned memory: {error}"
                 ) from error
         return np.ndarray(num_bytes, np.uint8, memory)
+
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        """Page-lock host memory by cudaHostRegister."""
+        with self._on(device):
+            try:
+                self._runtime.hostRegister(address, num_bytes, _REGISTER_FLAGS)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _ERROR_MEMORY_ALLOCATION:
+                    raise
+                raise NotEnoughMemory(
+                    f"the host cannot page-lock {num_bytes:,} bytes: {error}; raise `ulimit -l`, or use less memory"
+                ) from error
+            if int(self._runtime.pointerGetAttributes(address).devicePointer) != address:
+                self._runtime.hostUnregister(address)
+                raise DeviceError(
+                    f"cuda:{device} sees registered host memory at another address than the host does; use memory that "
+                    "CUDA allocates, such as a SwapSpace"
+                )
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`."""
+        with self._on(None):
+            self._runtime.hostUnregister(address)
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses."""

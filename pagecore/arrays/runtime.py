@@ -70,6 +70,12 @@ class Runtime(Protocol):
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Allocate page-locked host memory, from which copies are asynchronous; the array owns it."""
 
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        """Page-lock host memory, so that every device accesses it at its own address; both are multiples of a page."""
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`; the work of devices on the memory has finished."""
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses, on a device or on the host."""
 

@@ -11,6 +11,7 @@ from pagecore.storage.adoption import Span, adopt
 from pagecore.storage.checks import LAYERS_MAX, flag, member, require_int, shown
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
+from pagecore.storage.regions import Region
 from pagecore.storage.spec import Plane, Spec, check_spec
 
 
@@ -112,6 +113,13 @@ class KVPool:
     def buffers(self) -> tuple[Tensor, ...]:
         """The memory as flat uint8 tensors, one for each buffer of the layout; no copies."""
         return self._buffers
+
+    def regions(self) -> list[Region]:
+        """Return the memory as regions, one for each buffer, to register it with NIXL or Mooncake in one call."""
+        return [
+            Region(self.layout.buffer_name(number), buffer.pointer, buffer.nbytes, self.device)
+            for number, buffer in enumerate(self._buffers)
+        ]
 
     def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
         """Return one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.

@@ -16,6 +16,8 @@ from pagecore.ops import copy_blocks, transfer_blocks
 from pagecore.storage.adoption import Span, refuse_overlap
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_float, as_tuple, member, require_int, shown
 from pagecore.storage.memory import Memory, parse_memory
+from pagecore.storage.regions import Region
+from pagecore.storage.slotwise import slotwise_views
 from pagecore.storage.spec import Plane
 from pagecore.storage.state_spec import StateSpec
 
@@ -43,6 +45,9 @@ class StatePool:
         Memory of the caller, used instead of allocated: layer by layer, and within a layer plane by plane, writable
         C-contiguous arrays ``[num_slots, *plane.shape]`` of the plane's dtype, of any type that `as_tensor` accepts.
         The views alias them and keep them alive. Nothing is written.
+    slot_bytes : int, optional
+        Store slot by slot instead: `buffers` is one contiguous array of at least ``num_slots * slot_bytes`` bytes. A
+        slot holds its planes layer by layer, as one run of bytes; the distance between slots is `slot_bytes`.
 
     Raises
     ------
@@ -74,14 +79,23 @@ class StatePool:
         *,
         num_layers: int | None = None,
         device: str = "cpu",
-        buffers: Iterable[object] | None = None,
+        buffers: Any = None,
+        slot_bytes: SupportsIndex | None = None,
     ) -> None:
         self.specs = listed_specs(specs, num_layers)
         self.num_slots = require_int("num_slots", num_slots, min=2)
         self.device = device_name(device)
         places = [(layer, plane) for layer, spec in enumerate(self.specs) for plane in spec.planes]
         shapes = [(self.num_slots, *plane.shape) for _, plane in places]
-        if buffers is None:
+        # The memory, one region each: a tensor for each view, or one for all of them.
+        self._memory: list[Tensor] | None = None
+        if slot_bytes is not None:
+            if buffers is None:
+                raise UnsupportedOption("slot_bytes is given without buffers; pass one array of bytes as buffers")
+            step = require_int("slot_bytes", slot_bytes, max=None)
+            flat, views = slotwise_views(buffers, [plane for _, plane in places], self.num_slots, step, self.device)
+            self._memory = [flat]
+        elif buffers is None:
             make = empty if self.device == "cpu" else zeros
             views = [make(shape, plane.dtype, self.device) for shape, (_, plane) in zip(shapes, places, strict=True)]
         else:
@@ -122,6 +136,15 @@ class StatePool:
         if name not in names:
             raise UnsupportedOption(f"plane {shown(name)} is not stored; layer {number} has {', '.join(names)}")
         return self._views[number, name]
+
+    def regions(self) -> list[Region]:
+        """Return the memory as regions, to register it with a transfer library."""
+        if self._memory is not None:
+            return [Region("states", flat.pointer, flat.nbytes, self.device) for flat in self._memory]
+        return [
+            Region(f"state {name!r} of layer {layer}", view.pointer, view.nbytes, self.device)
+            for (layer, name), view in self._views.items()
+        ]
 
     def planes(self) -> list[Tensor]:
         """Return every plane of every layer, layer by layer; they alias the pool."""

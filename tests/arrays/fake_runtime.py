@@ -48,6 +48,12 @@ class FakeRuntime:
     def allocate_pinned(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return np.empty(num_bytes, np.uint8)
 
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        self.calls.append(("register_host", address, num_bytes, device))
+
+    def unregister_host(self, address: int) -> None:
+        self.calls.append(("unregister_host", address))
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.calls.append(("copy", num_bytes, stream))
         ctypes.memmove(target, source, num_bytes)

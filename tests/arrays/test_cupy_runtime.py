@@ -132,6 +132,26 @@ def test_pinned_memory_is_an_array_that_owns_it(fake, runtime, size):
     assert fake.calls == [("alloc_pinned_memory", 0, max(size, 1))]
 
 
+def test_host_memory_is_registered_for_every_device_and_at_its_own_address(fake, runtime):
+    runtime.register_host(4096, 8192, 1)
+    assert ("hostRegister", 1, 4096, 8192, 3) in fake.calls
+    runtime.unregister_host(4096)
+    assert fake.calls[-1][0::2] == ("hostUnregister", 4096)
+    fake.homes[8192] = (0, 0)  # seen at another address
+    with pytest.raises(DeviceError, match="sees registered host memory at another address"):
+        runtime.register_host(8192, 4096, 0)
+    assert fake.calls[-1][0::2] == ("hostUnregister", 8192)
+
+
+def test_memory_that_cannot_be_page_locked_is_an_error(fake, runtime):
+    fake.failures["hostRegister"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory", 2)
+    with pytest.raises(NotEnoughMemory, match="cannot page-lock 4,096 bytes"):
+        runtime.register_host(4096, 4096, 0)
+    fake.failures["hostRegister"] = CUDARuntimeError(BROKEN, 700)
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:0"):
+        runtime.register_host(4096, 4096, 0)
+
+
 def test_copies_and_fills_use_the_stream(fake, runtime):
     fake.homes = {11: (1, 2)}
     runtime.copy(11, 12, 13, 77)

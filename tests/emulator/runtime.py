@@ -164,6 +164,16 @@ class EmulatedRuntime:
         weakref.finalize(array, self._engine.pc_release, address).atexit = False
         return array[:num_bytes]
 
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        self.counts["registrations"] += 1
+        if address % 4096 or num_bytes % 4096:
+            raise DeviceError(f"{num_bytes} bytes at {address:#x} are not whole pages")
+        self._engine.pc_add_host_memory(address, num_bytes)
+
+    def unregister_host(self, address: int) -> None:
+        self.counts["registrations"] -= 1
+        self._engine.pc_release(address)
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.counts["copies"] += 1
         if num_bytes == 0:
