@@ -1,19 +1,25 @@
 """Requests against a host in plain Python and stores whose batches end on command."""
 
 import os
+import select
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from pagecore import AttentionSpec, PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.tiers.keys import content_chain, lane_keys
+from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.stores import StoreSide
 from tests.tiers.manager.plain_host import NO_DEVICE, PlainHost, payload
 from tests.tiers.manager.scripted_store import ScriptedStore
 
-FINGERPRINT = object()
 BLOCK = 4
+FINGERPRINT = Fingerprint.of(
+    PagedKVCache(AttentionSpec(1, 8), block_size=BLOCK, num_blocks=9, device="none"), model="plain"
+)
 # A prompt of 6 whole blocks and the last token, which is always computed.
 PROMPT = np.arange(100, 125, dtype=np.int32)
 
@@ -382,8 +388,6 @@ def test_a_copy_pins_what_stores_read(world):
 
 
 def test_a_descriptor_shows_that_there_is_something_to_poll(world):
-    import select
-
     w = world(2)
     w.side.request(PROMPT)
     assert not select.select([w.side.fileno()], [], [], 0)[0]
@@ -420,9 +424,6 @@ def test_refusals():
 @pytest.mark.parametrize("stops", [(24, 12), (8, 24), (0, 24), (24, 24)])
 def test_ranks_agree_on_the_shortest_prefix(world, stops):
     # Each rank's call waits for the vectors of both: the polls run in two threads, as ranks do.
-    from concurrent.futures import ThreadPoolExecutor
-    from threading import Barrier
-
     vectors, barrier = [None, None], Barrier(2)
 
     def agree_for(rank):
