@@ -68,12 +68,12 @@ class StorePort:
     def unlock(self, keys: Keys) -> None:
         """Give up the holds of a look-up."""
         if len(keys):
-            self.store.unlock(keys)
+            self._try(lambda: self.store.unlock(keys))
 
     def cancel(self, ticket: int | None) -> None:
         """Ask for an early end of a batch."""
         if ticket is not None and ticket in self._open:
-            self.store.cancel(ticket)
+            self._try(lambda: self.store.cancel(ticket))
 
     def poll(self) -> int:
         """Call the code that waits for each batch that ended; return the number of batches."""
@@ -105,6 +105,13 @@ class StorePort:
         """Return the counters of the store; refused submissions are included in its failures."""
         stats = self.store.stats()
         return replace(stats, num_load_failures=stats.num_load_failures + self.num_refused)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # as in _submit
+            self.num_refused += 1
+            self.last_error = f"{type(error).__name__}: {error}"
 
     def _submit(self, submit: Callable[[], int], count: int, ended: Ended) -> int | None:
         try:
