@@ -36,7 +36,7 @@ BELOW = {
     "index": (),
     "ops": ("arrays",),
     "cache": ("arrays", "index", "ops"),
-    "tiers": (),
+    "tiers": ("arrays", "index", "ops"),
     "interop": ("arrays", "ops"),
 }
 

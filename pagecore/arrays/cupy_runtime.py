@@ -47,6 +47,7 @@ class CupyRuntime:
         self._driver = self._cupy.cuda.driver
         self._num_devices = _count_devices(self._runtime)
         self._properties: dict[int, DeviceProperties] = {}
+        self._streams: list[Any] = []
         self._thread = threading.local()
 
     def num_devices(self) -> int:
@@ -126,6 +127,13 @@ class CupyRuntime:
         """Set bytes of device memory."""
         with self._on(self._device_of(target)):
             self._runtime.memsetAsync(target, byte, num_bytes, stream)
+
+    def make_stream(self, device: int) -> int:
+        """Return a new non-blocking stream, which the runtime keeps."""
+        with self._on(device):
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._streams.append(stream)
+        return int(stream.ptr)
 
     def make_event(self, device: int) -> CupyEvent:
         """Return a new event without timing."""
@@ -252,6 +260,11 @@ class CupyEvent:
         """Wait until the recorded work is done; return at once if nothing was recorded."""
         with self._owner._on(self.device):
             self._owner._runtime.eventSynchronize(self.event.ptr)
+
+    def is_done(self) -> bool:
+        """Return True if the recorded work is done, or nothing was recorded; the host does not wait."""
+        with self._owner._on(self.device):
+            return bool(self.event.done)
 
 
 class _Current:

@@ -45,6 +45,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Wait until the recorded work is done; return at once if nothing was recorded."""
 
+    def is_done(self) -> bool:
+        """Return True if the recorded work is done, or nothing was recorded; the host does not wait."""
+
 
 class Runtime(Protocol):
     """Operations on CUDA devices. Addresses and stream handles are ints; stream 0 is the default stream.
@@ -81,6 +84,9 @@ class Runtime(Protocol):
 
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         """Set bytes of device memory to `byte`."""
+
+    def make_stream(self, device: int) -> int:
+        """Return a new stream that does not wait for the default stream; it lives as long as the runtime."""
 
     def make_event(self, device: int) -> Event:
         """Return a new event without timing."""

@@ -18,6 +18,8 @@ cdef class CacheState:
     cdef readonly Tenants tenants           # None in a cache that does not scrub
     cdef readonly CrossContents cross       # None in a cache without cross attention
     cdef readonly StateLock lock            # held by every operation
+    # A PrefixObserver, called under the lock: before a sequence is added, after a commit, before a removal; or None.
+    cdef public object observer
     cdef readonly object removal            # removes a sequence when its context ends
     cdef dict names                         # sequence by id; entries whose sequence is not live are leftovers
     cdef list by_row                        # the sequence in each row; None for a free row

@@ -5,10 +5,12 @@ from pagecore.cache._lock import StateLock
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.cross._contents import CrossContent, CrossContents
 from pagecore.cache.prefix._cache import PrefixCache
+from pagecore.cache.prefix.observer import PrefixObserver
 from pagecore.index import BlockTables, StateTable
 from pagecore.storage.attended import AttendedKeys
 
 class CacheState:
+    observer: PrefixObserver | None
     def __init__(
         self,
         tables: BlockTables,

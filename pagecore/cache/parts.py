@@ -6,6 +6,9 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache._state import CacheState
 from pagecore.cache.cross._contents import CrossContents
@@ -28,6 +31,15 @@ class SwappedBlocks(Protocol):
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it."""
+
+    def shares(self, host: object) -> bool:
+        """Return True if the blocks are those of a host tier."""
+
+    def blocks_in(self, host: object) -> list[tuple[NDArray[np.int32], ...]]:
+        """Return the blocks that each sequence holds of a host tier, by pool; empty for another tier."""
+
+    def wait(self) -> None:
+        """Wait until a device has made the copies that were submitted so far."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -96,6 +96,8 @@ cdef class RadixCore:
     cdef void copy_shared_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
     # Pins the shared prefix of a match, and counts its state as hit.
     cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept
+    # Pins the full prefix of a match, and what windows have before its end, holes included; not a hit.
+    cdef void lock_full_raw(self, NativeMatch& found, Receipt receipt) noexcept
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept
     cdef void shorten_raw(self, Receipt receipt, int64_t blocks) noexcept
     cdef void release_raw(self, Receipt receipt, const RetentionHint& hint) noexcept

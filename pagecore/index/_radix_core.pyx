@@ -530,6 +530,9 @@ cdef class RadixCore:
     cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept:
         receipt.native = deref(self.native).reserved_lock_shared(found)
 
+    cdef void lock_full_raw(self, NativeMatch& found, Receipt receipt) noexcept:
+        receipt.native = deref(self.native).reserved_lock_full(found)
+
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept:
         target.native = deref(self.native).lock_again(source.native)
 

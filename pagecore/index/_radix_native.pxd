@@ -29,6 +29,8 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
     cdef cppclass NativeMatch "pagecore::RadixTree::Match":
         int64_t blocks
         int64_t full_blocks
+        int32_t full_node
+        int32_t full_offset
         int64_t checkpoint
         int32_t node
         int32_t offset
@@ -87,6 +89,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         int64_t nodes_to_move()
         NativeReceipt reserved_lock "lock"(NativeMatch& match, uint32_t components)
         NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match)
+        NativeReceipt reserved_lock_full "lock_full"(NativeMatch& match)
         void shorten(NativeReceipt& receipt, int64_t blocks)
         bint try_extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)
         bint try_insert(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)

@@ -21,12 +21,16 @@ class FakeEvent:
     def synchronize(self) -> None:
         self.calls.append(("synchronize_event", self.number))
 
+    def is_done(self) -> bool:
+        self.calls.append(("is_done", self.number))
+        return True
+
 
 class FakeRuntime:
     def __init__(self, num_devices: int = 2, stream: int = 7, capturing: tuple[int, ...] = ()) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.devices, self.stream, self.capturing = num_devices, stream, capturing
-        self.events = 0
+        self.events = self.streams = 0
 
     def num_devices(self) -> int:
         return self.devices
@@ -61,6 +65,11 @@ class FakeRuntime:
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
         self.calls.append(("fill", byte, num_bytes, stream))
         ctypes.memset(target, byte, num_bytes)
+
+    def make_stream(self, device: int) -> int:
+        self.streams += 1
+        self.calls.append(("make_stream", device))
+        return 1000 + self.streams
 
     def make_event(self, device: int) -> FakeEvent:
         self.events += 1

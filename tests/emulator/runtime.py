@@ -71,6 +71,10 @@ class EmulatedEvent:
         if self.marker is not None:
             self._runtime.streams.drain(self.marker.stream, self.marker)
 
+    def is_done(self) -> bool:
+        self._runtime.counts["event_queries"] += 1
+        return self.marker is None or self.marker.passed
+
 
 class EmulatedRuntime:
     """Emulated device. Work runs at once or, if `streams.deferred` is set, when the host waits for it.
@@ -212,6 +216,9 @@ class EmulatedRuntime:
 
         self.expect_allocated(target, num_bytes)
         self.streams.submit(stream, work)
+
+    def make_stream(self, device: int) -> int:
+        return self.streams.make()
 
     def make_event(self, device: int) -> Event:
         return EmulatedEvent(self)

@@ -267,7 +267,11 @@ class CacheReader(PartsOwner):
         if self._parts.cross is not None and cross_digest is None:
             most = 0
         with Held(self._parts.state.lock):
-            return 0 if self._parts.prefix is None else self._parts.prefix.match_length(ids, options, most)
+            if self._parts.prefix is None:
+                return 0
+            found = self._parts.prefix.match_length(ids, options, most)
+            observer = self._parts.state.observer
+            return found if observer is None else max(found, observer.match_length(ids, options, most))
 
     def shortage(
         self, sequences: Listed[Sequence], counts: ArrayLike, *, step_tokens: SupportsIndex | None = None

@@ -20,7 +20,7 @@ def check_states(states: StateTable, sequences: list[Sequence], cached: NDArray[
     """
     states.check_invariants(exclusive=False)
     holders = states.held_counts()
-    holders[cached] += 1
+    np.add.at(holders, cached[cached != 0], 1)
     if not np.array_equal(holders, states.slots.ref_counts()):
         raise PagecoreError("state slots: reference counts do not match the holders (rows + prefix tree)")
     for sequence in sequences:

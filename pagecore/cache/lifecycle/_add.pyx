@@ -37,6 +37,9 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     cdef int64_t length = 0
     _guard = Held(state.lock)
     state.begin()
+    if state.observer is not None and state.prefix is not None:
+        require_row(state)
+        state.observer.adding(ids, options, most)
     sequence = new_sequence(state.new_name(name), ids)
     if state.prefix is not None:
         sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)

@@ -30,6 +30,9 @@ def remove(CacheState state not None, sequence, rank=None):
         state.wait_for(writer)
         removed = require(state, sequence, False)
         writer = writer_of_last(removed)
+    if state.observer is not None and state.prefix is not None and removed.row >= 0:
+        state.observer.removing(removed)
+        removed = require(state, sequence, False)
     step = <Step>removed.flight
     if step is not None:
         step.skip_sequence_on_device(removed)

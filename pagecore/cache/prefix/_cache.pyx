@@ -98,6 +98,7 @@ cdef class PrefixCache:
         self.states = states
         self.policy = policy
         self.tables = tables
+        self.transfers = set()
         self.by_row = by_row
         self.clock = clock if policy == "priority" else None
         self.now = -INFINITY
@@ -379,8 +380,11 @@ cdef class PrefixCache:
         return found.num_tokens
 
     def held_states(self):
-        """Return every slot that the tree holds: int32, ascending, a new array; empty without states."""
-        return self.tree.held_states()
+        """Return every slot that the tree holds, and those that transfers hold: int32, a new array; may repeat."""
+        held = [self.tree.held_states()]
+        for transfer in self.transfers:
+            held.extend(transfer.blocks[self.num_lanes:])
+        return np.concatenate(held)
 
     def check_invariants(self, sequences):
         """Recount every block from the rows and the tree; `sequences` lists those of the cache."""
@@ -391,9 +395,12 @@ cdef class PrefixCache:
             holders = np.bincount(self.tables.table(group).ravel(), minlength=pool.num_blocks)
             holders[0] = 0
             holders[self.tree.held_blocks(lane)] += 1
+            for transfer in self.transfers:
+                holders += np.bincount(transfer.blocks[group], minlength=pool.num_blocks)
+            holders[0] = 0
             if not np.array_equal(holders, pool.ref_counts()):
                 raise PagecoreError(
-                    f"group {group}: reference counts do not match the holders (block tables + prefix tree)"
+                    f"group {group}: reference counts do not match the holders (block tables + prefix tree + transfers)"
                 )
         num_truncated = num_duplicated = 0
         for sequence in sequences:
@@ -412,5 +419,8 @@ cdef class PrefixCache:
                 f"{num_truncated} sequences truncated inside a block and {num_duplicated} with duplicates were found; "
                 f"the prefix cache counts {self.num_truncated} and {self.num_duplicated}"
             )
-        if self.tree.num_receipts != len(sequences):
-            raise PagecoreError(f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences")
+        if self.tree.num_receipts != len(sequences) + len(self.transfers):
+            raise PagecoreError(
+                f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences and "
+                f"{len(self.transfers)} transfers"
+            )

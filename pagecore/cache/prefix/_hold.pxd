@@ -18,6 +18,9 @@ cdef class PrefixHold:
     cdef int32_t published
     # Tokens of the newest checkpoint that was offered to the tree; 0 for none, and in a cache without states.
     cdef int32_t offered_state
+    # Blocks, and tokens of the newest checkpoint, that were offered to a tier; only to skip offers that bring nothing.
+    cdef int32_t backed_up, backed_up_state
+    cdef object options         # the RetentionOptions; None in an empty hold of a cache without a prefix cache
     # The sequence was compacted: blocks past `published` are never published, because tokens before them are missing.
     cdef bint is_sealed
     # The sequence was truncated inside block `published`; the receipt still covers that block.

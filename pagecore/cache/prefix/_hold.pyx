@@ -24,6 +24,7 @@ cdef class PrefixHold:
         self.time_to_live = INFINITY
         if tree is None:
             return
+        self.options = options
         self.receipt = tree.blank_receipt(None if options.namespace is None else key_of(options.namespace))
         self.offers_whole = options.spans is not None or tree.policy in ("priority", "rank")
         if options.spans is not None:
@@ -39,6 +40,7 @@ cdef class PrefixHold:
         cdef PrefixHold other = PrefixHold.__new__(PrefixHold)
         other.receipt = self.receipt.tree.blank_receipt(self.receipt.key)
         other.marks.assign(self.marks.begin(), self.marks.end())
+        other.options = self.options
         other.offers_whole = self.offers_whole
         other.is_sealed = self.is_sealed
         other.offered_state = self.offered_state

@@ -18,6 +18,7 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
     cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
     cdef list paths = None if accepted_path is None else as_paths(accepted_path)
     cdef list listed = []
+    cdef list committed = None
     cdef Py_ssize_t live
     _guard = Held(step.state.lock)
     step.state.begin()
@@ -34,6 +35,8 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
         step.state.prefix.number_namespaces(step.live())
     if step.states is not None:
         check_states(step)
+    if step.state.observer is not None:
+        committed = step.live()
     # From here on nothing fails.
     if paths is not None:
         move_tokens(step, listed)
@@ -51,6 +54,8 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
         release_windows(step, live)
     for each in listed:
         (<SlotMoves>each).finish()
+    if committed is not None:
+        step.state.observer.committed(committed)
     return 0
 
 

@@ -32,7 +32,7 @@ def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks
     """Move the computed blocks of sequences into a space; return None, or the error if the space lacks blocks."""
     if not isinstance(space, SwapSpace) or not space.serves(parts):
         raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {space!r}")
-    return swap_out(parts.state, sequences, space, partial(_short, parts, SPACE_ADVICE), partial(_moves, parts))
+    return swap_out(parts.state, sequences, space, partial(_short_of_space, parts, space), partial(_moves, parts))
 
 
 def move_in(parts: CacheParts, sequences: Any) -> OutOfBlocks | OutOfRows | None:
@@ -55,6 +55,15 @@ def _refusal(parts: CacheParts, needed: Listed[int], free: Listed[int], advice: 
         text = f"{needed[-1]} state slots are needed and {free[-1]} are free{advice}"
         return OutOfBlocks(text, needed[-1], free[-1])
     return None
+
+
+def _short_of_space(
+    parts: CacheParts, space: SwapSpace, needed: Listed[int], pools: Listed[BlockPool]
+) -> OutOfBlocks | None:
+    """Return the error if the space has too few blocks, also after a shared host tier has evicted what it can."""
+    if any(count > pool.num_free for count, pool in zip(needed, pools, strict=True)):
+        space.make_room(needed)
+    return _short(parts, SPACE_ADVICE, needed, pools)
 
 
 def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockPool]) -> OutOfBlocks | None:

@@ -6,8 +6,10 @@ import sys
 import warnings
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagecore.arrays import DType, as_dtype, strided
 from pagecore.arrays._make import pinned
@@ -26,6 +28,32 @@ from pagecore.storage.memory import Memory
 from pagecore.storage.spec import CACHE_DTYPES
 
 NONE = np.zeros(0, np.int32)
+
+
+class SharedHost(Protocol):
+    """A host tier, as a swap space that shares its memory sees it; pools are of each group, then of the states."""
+
+    @property
+    def block_pools(self) -> Listed[BlockPool]:
+        """Pools of block ids."""
+
+    @property
+    def kv_pools(self) -> Listed[KVPool]:
+        """Bytes of the groups; empty without bytes."""
+
+    @property
+    def state_pool(self) -> StatePool | None:
+        """Bytes of the states."""
+
+    @property
+    def num_available(self) -> int:
+        """Free and evictable blocks of the scarcest group."""
+
+    def make_room(self, counts: Listed[int]) -> bool:
+        """Evict until `counts` blocks of each pool are free; return False if they cannot be."""
+
+    def check_invariants(self) -> None:
+        """Recount every block from its holders."""
 
 
 class SwapSpace:
@@ -53,6 +81,9 @@ class SwapSpace:
         whole blocks are moved, and only in such a cache do they hold nothing but zeros and values of the sequence's own
         namespace. In other caches the slots past the computed tokens may hold values of another namespace, which are
         then copied into the space too.
+    host : HostTier, optional
+        A host tier of the cache whose memory the space shares, instead of memory of its own: swapped blocks take blocks
+        of the tier, and evict what it caches if they are short. Exclusive with the other options.
 
     Attributes
     ----------
@@ -97,8 +128,14 @@ class SwapSpace:
         layout: str | KVLayout | None = None,
         dtype: DType | str | None = None,
         scrub: bool | None = None,
+        host: SharedHost | None = None,
     ) -> None:
         parts = parts_of(cache)
+        self._host = host
+        if host is not None:
+            own = {"num_blocks": num_blocks, "memory": memory, "num_states": num_states, "layout": layout}
+            self._share(cache, parts, host, own | {"dtype": dtype, "scrub": scrub})
+            return
         is_scrubbed = parts.scrub if scrub is None else flag("scrub", scrub)
         if is_scrubbed and not parts.scrub:
             raise UnsupportedOption(
@@ -125,6 +162,27 @@ class SwapSpace:
             _host_pool(parts, group, n, order or pool.layout, is_scrubbed)
             for group, n, pool in zip(groups, blocks, parts.store.pools, strict=False)
         ]
+        self._start(parts)
+
+    def _share(self, cache: PartsOwner, parts: CacheParts, host: SharedHost, own: dict[str, object]) -> None:
+        """Take the pools of a host tier."""
+        given = [name for name, value in own.items() if value is not None]
+        if given:
+            raise UnsupportedOption(f"host is given, and {given[0]} too; the space has the tier's memory: leave it out")
+        if getattr(host, "cache", None) is not cache:
+            raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
+        if parts.cross is not None:
+            raise UnsupportedOption(
+                "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"
+            )
+        self.cache, self._parts, self.is_exact = cache, parts, True
+        self.pools = tuple(host.block_pools)
+        self.block_pools = self.pools[: parts.num_groups]
+        self.state_slots = self.pools[-1] if parts.state.states is not None else None
+        self.kv_pools, self.state_pool = list(host.kv_pools), host.state_pool
+        self._start(parts)
+
+    def _start(self, parts: CacheParts) -> None:
         staging = parts.staging
         self._last_use = None if staging is None else staging.runtime.make_event(staging.device)
         parts.swap_spaces.add(self)
@@ -140,8 +198,8 @@ class SwapSpace:
 
     @property
     def num_available(self) -> int:
-        """Free blocks of the scarcest group."""
-        return min(pool.num_free for pool in self.block_pools)
+        """Free blocks of the scarcest group; with `host`, and those that it can evict."""
+        return min(pool.num_free for pool in self.block_pools) if self._host is None else self._host.num_available
 
     @property
     def num_states(self) -> int:
@@ -150,8 +208,10 @@ class SwapSpace:
 
     @property
     def num_used_blocks(self) -> int:
-        """Blocks in use, summed over the groups."""
-        return sum(pool.num_used for pool in self.block_pools)
+        """Blocks in use by sequences, summed over the groups."""
+        if self._host is None:
+            return sum(pool.num_used for pool in self.block_pools)
+        return sum(len(np.unique(blocks[blocks != 0])) for blocks in self._held_blocks())
 
     @property
     def num_sequences(self) -> int:
@@ -169,6 +229,9 @@ class SwapSpace:
             held = self._held()
             for sequence in held:
                 check_stored(self._parts.state, sequence, self)
+            if self._host is not None:
+                self._host.check_invariants()  # counts the blocks of sequences, too
+                return
             own = [stored_blocks(sequence) for sequence in held]
             contents = stored_content_blocks(self._parts.state, self)
             num_groups, last = len(self._parts.token_groups), len(self.block_pools)
@@ -181,6 +244,28 @@ class SwapSpace:
                 counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
                 if not np.array_equal(counts, pool.ref_counts()):
                     raise PagecoreError(f"group {group} of {self!r}: reference counts do not match the holders")
+
+    def shares(self, host: object) -> bool:
+        """Return True if the space has the memory of `host`."""
+        return self._host is not None and self._host is host
+
+    def make_room(self, needed: Listed[int]) -> None:
+        """Evict what a shared host tier caches until `needed` blocks of each pool are free, if it can."""
+        if self._host is not None:
+            self._host.make_room(needed)
+
+    def blocks_in(self, host: object) -> list[tuple[NDArray[np.int32], ...]]:
+        """Return the blocks that each sequence holds of a host tier, by pool; empty for another tier."""
+        return [stored_blocks(sequence) for sequence in self._held()] if self.shares(host) else []
+
+    def _held_blocks(self) -> list[NDArray[np.int32]]:
+        held = self.blocks_in(self._host)
+        return [np.concatenate([blocks[group] for blocks in held] or [NONE]) for group in range(len(self.block_pools))]
+
+    def wait(self) -> None:
+        """Wait until a device has made the copies that were submitted so far."""
+        if self._last_use is not None:
+            self._last_use.synchronize()
 
     def _held(self) -> list[Sequence]:
         return [sequence for sequence in self._parts.state.listed() if sequence.swap_space is self]

@@ -114,8 +114,8 @@ RadixTree::Match RadixTree::match(const radix::Query& query, int64_t limit) cons
     const int32_t blocks = nodes_.common_blocks(child, query, match.full_blocks, limit);
     reuse.append(child, blocks, match);
     match.full_blocks += blocks;
-    match.shared_node = child;
-    match.shared_offset = blocks;
+    match.full_node = child;
+    match.full_offset = blocks;
     if (blocks < nodes_.at(child).size) break;
     parent = child;
   }
@@ -126,6 +126,8 @@ RadixTree::Match RadixTree::match(const radix::Query& query, int64_t limit) cons
   }
   if (components_.has_states && components_.num_windows() == 0 && components_.full_lanes > 0) {
     match.shared_blocks = match.full_blocks;
+    match.shared_node = match.full_node;
+    match.shared_offset = match.full_offset;
   } else {
     match.shared_blocks = match.blocks;
     match.shared_node = match.node;

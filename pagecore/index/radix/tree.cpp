@@ -131,7 +131,7 @@ RadixTree::Receipt RadixTree::lock_end(NodeId end, uint32_t components, bool is_
 RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   if (match.node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
-  return lock_prefix(match.node, match.offset, match.blocks, components);
+  return lock_prefix(match.node, match.offset, match.blocks, components, true);
 }
 
 RadixTree::Receipt RadixTree::lock_shared(Match& match) {
@@ -142,19 +142,27 @@ RadixTree::Receipt RadixTree::lock_shared(Match& match) {
     queues_.refresh(match.node, components_.state());
   }
   return lock_prefix(match.shared_node, match.shared_offset, match.shared_blocks,
-                     components_.all() & ~components_.state_bit());
+                     components_.all() & ~components_.state_bit(), true);
+}
+
+RadixTree::Receipt RadixTree::lock_full(Match& match) {
+  if (match.full_node != kNoNode) reserve(1 + components_.num_cuts());
+  queues_.begin_turn();
+  return lock_prefix(match.full_node, match.full_offset, match.full_blocks,
+                     components_.all() & ~components_.state_bit(), false);
 }
 
 // Pins the first `blocks` blocks of the path through `node`, and updates the node and offset of their end.
-RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components) {
-  if (node == kNoNode) return pins_.lock(kNoNode, components, true);
+RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components,
+                                          bool is_hit) {
+  if (node == kNoNode) return pins_.lock(kNoNode, components, is_hit);
   // Another lock() may have split the node.
   while (nodes_.at(node).depth >= blocks) node = nodes_.at(node).parent;
   offset = static_cast<int32_t>(blocks - nodes_.at(node).depth);
   const NodeId found = node;
   if (offset < nodes_.at(found).size) node = split(found, offset);
   if (nodes_.at(node).state == radix::kNoState) components &= ~components_.state_bit();
-  const Receipt receipt = lock_end(node, components, true);
+  const Receipt receipt = lock_end(node, components, is_hit);
   offset = nodes_.at(node).size;  // lock_end() may have split the node where a window begins
   prune(found);                   // the lower half of a split
   return receipt;

@@ -45,6 +45,8 @@ class RadixTree {
   struct Match {
     int64_t blocks = 0;       // reusable by every component
     int64_t full_blocks = 0;  // held by the full component
+    NodeId full_node = radix::kNoNode;
+    int32_t full_offset = 0;  // blocks of the node within the full prefix
     int64_t checkpoint = 0;   // tokens after which a new state would serve this prefix, or 0
     NodeId node = radix::kNoNode;
     int32_t offset = 0;  // blocks of the node within the reusable prefix
@@ -96,6 +98,9 @@ class RadixTree {
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
   // is its own: evicting it from the tree takes nothing from the sequence.
   [[nodiscard]] Receipt lock_shared(Match& match);
+  // Pins the full prefix of a match, and what windows have before its end, holes included: for callers that are about to
+  // fill the holes. It is not a hit.
+  [[nodiscard]] Receipt lock_full(Match& match);
   [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
   void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
   // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.
@@ -164,7 +169,7 @@ class RadixTree {
   int64_t prune(NodeId node);
   void split_window(NodeId end, int32_t window);
   Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
-  Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components);
+  Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components, bool is_hit);
 
   // insert.cpp
   void survey(const Offer& offer, NodeId parent, Inserted& out);

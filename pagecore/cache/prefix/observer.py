@@ -1,0 +1,30 @@
+"""PrefixObserver: the calls that a cache makes to a tier."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.prefix.retention import RetentionOptions
+
+
+class PrefixObserver(Protocol):
+    """Follows what a cache publishes. The cache calls it under its lock, and has no cost without one.
+
+    An exception leaves the cache either before or after the operation, as an interrupt does.
+    """
+
+    def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
+        """Note that a sequence is about to reuse up to `most` tokens of its cached prefix."""
+
+    def committed(self, sequences: list[Sequence]) -> None:
+        """Note that a step of these sequences was committed, and their full blocks published."""
+
+    def removing(self, sequence: Sequence) -> None:
+        """Note that a sequence with a row is about to be removed."""
+
+    def match_length(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
+        """Return the tokens of a prefix that the device would have after `adding`."""

@@ -1,0 +1,1 @@
+"""The host tier: prefixes of a cache in host memory."""

@@ -1,0 +1,36 @@
+from libc.stdint cimport int32_t, int64_t
+from libcpp.vector cimport vector
+
+from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.index._radix_query cimport Mark, Query
+from pagecore.index._radix_tree cimport Receipt
+from pagecore.tiers.host._index cimport HostIndex
+
+
+cdef class EntryLease:
+    cdef object __weakref__
+    cdef readonly HostIndex index
+    cdef StoredBlocks stored    # of each group, states last
+
+    cdef void give_up(self) noexcept
+
+
+cdef class EntryHold(EntryLease):
+    cdef Receipt receipt
+    cdef readonly int64_t num_tokens
+    cdef readonly int64_t state_tokens  # tokens before the state that it holds; 0 for none
+
+
+# Tokens, spans and namespace of a prefix, which the object owns.
+cdef class PrefixKey:
+    cdef object ids
+    cdef object key             # of the namespace
+    cdef vector[Mark] marks
+    cdef int64_t num_blocks
+
+    cdef Query query(self, int64_t num_blocks) noexcept
+
+
+cdef PrefixKey prefix_key(int64_t block_size, const int32_t[::1] ids, object options)
+# A lease of `counts` blocks of each group, states last; None if they are short. The caller has made room.
+cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts)

@@ -1,0 +1,32 @@
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._state import CacheState
+from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.tiers.host._index import HostIndex
+from pagecore.tiers.host._lease import EntryHold
+
+Pairs = list[NDArray[np.int32]]
+
+class Promotion:
+    @property
+    def hold(self) -> EntryHold | None: ...
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def pairs(self) -> Pairs: ...
+
+def promote(
+    state: CacheState,
+    host: HostIndex,
+    ids: NDArray[np.int32],
+    options: RetentionOptions,
+    most: int,
+    min_tokens: int,
+    copy: Callable[[Pairs, EntryHold], bool],
+) -> tuple[int, int, int]: ...
+def match_both(
+    state: CacheState, host: HostIndex, ids: NDArray[np.int32], options: RetentionOptions, most: int
+) -> tuple[int, int]: ...

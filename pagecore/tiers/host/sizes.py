@@ -1,0 +1,83 @@
+"""Sizes of a host tier: blocks of each group and slots of states for a budget."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Listed
+from typing import SupportsFloat, SupportsIndex
+
+from pagecore.cache.demand import divide_memory
+from pagecore.cache.limits import count_blocks
+from pagecore.cache.parts import CacheParts
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.storage import parse_memory
+from pagecore.storage.checks import INT32_MAX, as_float, ceil_div, require_int, shown
+from pagecore.storage.host_pool import SLOT_ALIGNMENT
+from pagecore.storage.memory import Memory
+
+
+def size_tier(
+    parts: CacheParts,
+    memory: Memory | None,
+    num_blocks: int | Listed[int] | None,
+    num_states: SupportsIndex | None,
+    ratio: SupportsFloat | None,
+) -> tuple[list[int], int]:
+    """Return the blocks of each group of tokens, and the slots of states (0 without); null entries are counted.
+
+    Raises
+    ------
+    ShapeError, NotEnoughMemory, UnsupportedOption
+        Not exactly one of the sizes, or sizes that do not fit; see `HostTier`.
+    """
+    given = [name for name, value in [("memory", memory), ("num_blocks", num_blocks), ("ratio", ratio)] if value is not None]
+    if len(given) != 1:
+        raise ShapeError(f"given are {', '.join(given) or 'no size'}; give exactly one of memory, num_blocks and ratio")
+    states = parts.state.states
+    if num_states is not None and states is None:
+        raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
+    slots = 0 if states is None else states.num_slots
+    if num_states is not None:
+        slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
+    if ratio is not None:
+        return _scaled(parts, ratio, slots, num_states is None)
+    groups = parts.token_groups
+    if num_blocks is not None:
+        return count_blocks(groups, parts.block_size, num_blocks, None), slots
+    budget = parse_memory(memory, "cpu") if memory is not None else 0
+    bytes_of = [_aligned(group.bytes_per_block(parts.block_size)) for group in groups]
+    each = _aligned(sum(plane.nbytes for spec in parts.state_specs for plane in spec.planes))
+    if slots and num_states is None:
+        of_groups = sum(pool.num_blocks * size for pool, size in zip(parts.tables.pools, bytes_of, strict=True))
+        slots = max(2, min(budget * slots // (slots * each + of_groups), INT32_MAX))
+    left = budget - slots * each
+    least = sum(2 * size for size in bytes_of)
+    if left < least:
+        raise NotEnoughMemory(
+            f"memory is {shown(budget)} bytes; {slots} state slots and two blocks of each group take "
+            f"{shown(slots * each + least)}, rounded up to pages: give more memory, or num_blocks"
+        )
+    counted = divide_memory(groups, parts.block_size, left, parts.max_tokens_per_sequence)
+    # The division counts payloads; entries are aligned.
+    taken = sum(count * size for count, size in zip(counted, bytes_of, strict=True))
+    shrunk = [max(2, min(count * left // max(taken, left), INT32_MAX)) for count in counted]
+    return shrunk, slots
+
+
+def _scaled(parts: CacheParts, ratio: SupportsFloat, slots: int, scales_states: bool) -> tuple[list[int], int]:
+    factor = as_float("ratio", ratio)
+    if not (math.isfinite(factor) and factor > 0):
+        raise ShapeError(f"ratio is {shown(ratio)}; give the host's bytes over the device's, a number above 0")
+    counts = [_times(pool.num_blocks, factor) for pool in parts.tables.pools]
+    return counts, _times(slots, factor) if slots and scales_states else slots
+
+
+def _times(count: int, factor: float) -> int:
+    most = 1 + (count - 1) * factor
+    if most > INT32_MAX:
+        raise ShapeError(f"a pool would have {most:.3g} blocks; ids are int32, at most {INT32_MAX}: use a smaller ratio")
+    return max(2, int(most))
+
+
+def _aligned(num_bytes: int) -> int:
+    return ceil_div(num_bytes, SLOT_ALIGNMENT) * SLOT_ALIGNMENT

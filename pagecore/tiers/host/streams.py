@@ -1,0 +1,183 @@
+"""The copies of a host tier in the order of streams: at once on the host, and on streams of a CUDA device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays.runtime import Event
+from pagecore.cache.parts import CacheParts
+from pagecore.storage import HostPool
+from pagecore.tiers.host._backup import Backup
+from pagecore.tiers.host._lease import EntryHold, release
+from pagecore.tiers.host.copies import BlockCopies
+
+Pairs = list[NDArray[np.int32]]
+# Between two looks at an event while `drain` waits, in seconds.
+PAUSE = 0.0005
+
+
+class Transfers(Protocol):
+    """Copies of a tier, which run at once or in the order of streams."""
+
+    num_pending: int
+    num_backups: int
+
+    def is_ready(self) -> bool:
+        """Return True if the host's memory can be copied to and from."""
+
+    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
+        """Copy to the device; return True if the hold is released later."""
+
+    def backup(self, backup: Backup) -> bool:
+        """Copy to the host; return True if `poll` ends the backup."""
+
+    def poll(self) -> list[tuple[Backup, str | None]]:
+        """End what is done; return the backups among it, each with an error or None."""
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait until everything submitted is done; `poll` then ends it."""
+
+
+class HostTransfers:
+    """Copies on the host, which are done when the call returns; of a cache without bytes none is made."""
+
+    num_pending = 0
+    num_backups = 0
+
+    def __init__(self, copies: BlockCopies) -> None:
+        self._copies = copies
+
+    def is_ready(self) -> bool:
+        """Return True."""
+        return True
+
+    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
+        """Copy to the cache; return False."""
+        self._copies.run(pairs, to_device=True)
+        return False
+
+    def backup(self, backup: Backup) -> bool:
+        """Copy to the host; return False."""
+        self._copies.run(backup.pairs, to_device=False)
+        return False
+
+    def poll(self) -> list[tuple[Backup, str | None]]:
+        """Return an empty list."""
+        return []
+
+    def drain(self, timeout: float | None) -> bool:
+        """Return True."""
+        return True
+
+
+@dataclass(slots=True)
+class _Running:
+    event: Event
+    backup: Backup | None = None
+    hold: EntryHold | None = None
+
+
+class StreamTransfers:
+    """Copies of a cache on CUDA.
+
+    Promotions go to the stream of the cache's last step: the next step waits for them, and the host does not. Backups
+    go to a stream of their own, which waits for what the cache's stream was given before. Blocks of either side are
+    held until the event of their copies has passed.
+    """
+
+    def __init__(self, parts: CacheParts, pool: HostPool, copies: BlockCopies) -> None:
+        assert parts.staging is not None and pool.memory is not None
+        self._parts, self._staging, self._copies, self._memory = parts, parts.staging, copies, pool.memory
+        self._runtime, self._device = parts.staging.runtime, parts.staging.device
+        self._save = self._runtime.make_stream(self._device)
+        self._passed = self._runtime.make_event(self._device)
+        self._running: list[_Running] = []
+        self._is_ready = False
+
+    @property
+    def num_pending(self) -> int:
+        """Copies that run."""
+        return len(self._running)
+
+    @property
+    def num_backups(self) -> int:
+        """Backups that run."""
+        return sum(one.backup is not None for one in self._running)
+
+    def is_ready(self) -> bool:
+        """Return True once all of the host's memory is registered."""
+        self._is_ready = self._is_ready or self._memory.is_registered(0, self._memory.nbytes)
+        return self._is_ready
+
+    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
+        """Submit copies to the stream of the cache; the hold is released once they are done."""
+        if not self.is_ready():
+            self._memory.wait_registered(None)
+        stream = self._staging.stream
+        self._staging.refuse_captured(stream)
+        self._copies.run(pairs, to_device=True, stream=stream)
+        self._running.append(_Running(self._recorded(stream), hold=hold))
+        return True
+
+    def backup(self, backup: Backup) -> bool:
+        """Submit copies to the stream of backups."""
+        stream = self._staging.stream
+        self._staging.refuse_captured(stream)
+        self._passed.record(stream)
+        self._runtime.wait_event(self._save, self._passed)
+        self._copies.run(backup.pairs, to_device=False, stream=self._save)
+        self._running.append(_Running(self._recorded(self._save), backup=backup))
+        return True
+
+    def _recorded(self, stream: int) -> Event:
+        event = self._runtime.make_event(self._device)
+        event.record(stream)
+        return event
+
+    def poll(self) -> list[tuple[Backup, str | None]]:
+        """End the copies whose events have passed."""
+        done = [one for one in self._running if one.event.is_done()]
+        self._running = [one for one in self._running if one not in done]
+        ended = []
+        for one in done:
+            if one.hold is not None:
+                release(self._parts.state, one.hold)
+            if one.backup is not None:
+                ended.append((one.backup, _finish(one.backup)))
+        return ended
+
+    def drain(self, timeout: float | None) -> bool:
+        """Wait for the events of all copies."""
+        if timeout is None:
+            for one in list(self._running):
+                one.event.synchronize()
+            return True
+        deadline = time.monotonic() + timeout
+        while not all(one.event.is_done() for one in list(self._running)):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(PAUSE)
+        return True
+
+
+def _finish(backup: Backup) -> str | None:
+    """Publish a backup; return the error if the host's tree has no memory for it."""
+    try:
+        backup.finish()
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def make_transfers(parts: CacheParts, pool: HostPool, copies: BlockCopies) -> Transfers:
+    """Return the copies of a tier for the device of its cache."""
+    if parts.staging is None:
+        return HostTransfers(copies)
+    return StreamTransfers(parts, pool, copies)
+
+

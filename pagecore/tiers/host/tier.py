@@ -1,0 +1,494 @@
+"""HostTier: prefixes of a paged cache in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Listed
+from typing import Self, SupportsFloat, SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._lock import Held
+from pagecore.cache._sequence import Sequence, as_list, token_ids
+from pagecore.cache.cross.build import cross_namespace
+from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.index import POLICIES, BlockPool, RadixTree
+from pagecore.storage import HostPool, KVPool, StatePool
+from pagecore.storage.checks import flag, require_int, shown
+from pagecore.storage.memory import Memory
+from pagecore.tiers.host import _backup, _lease, _promote
+from pagecore.tiers.host._index import HostIndex
+from pagecore.tiers.host.copies import BlockCopies
+from pagecore.tiers.host.leases import Hold, Lease
+from pagecore.tiers.host.records import Backup, HostStats
+from pagecore.tiers.host.sizes import size_tier
+from pagecore.tiers.host.streams import make_transfers
+
+Options = tuple[NDArray[np.int32], RetentionOptions, int]
+
+
+class HostTier:
+    """A second prefix cache in host memory, for blocks that the device evicts.
+
+    The tier has a prefix tree and block pools of its own, with the components of the cache's: groups without a window,
+    windows with their sinks and chunks, and states. `backup` copies published blocks to the host, and `promote` copies
+    a prefix back into blocks of the cache, where `PagedKVCache.add_sequence` finds it. Blocks of cross-attention layers
+    are left out: encoder outputs stay with the cache, and prefixes of the decoder are kept by encoder digest. Every
+    call takes the lock of the cache.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+        A cache with a prefix cache; ``device="none"`` gives a tier of block ids without bytes, for simulation.
+    memory : int, str or float
+        Memory budget for all groups and states, as for `PagedKVCache`. Exclusive with `num_blocks` and `ratio`.
+    num_blocks : int or list of int
+        Blocks of each group of tokens, including the null block.
+    num_states : int, optional
+        Slots of states, including the null slot, in a cache with layers that keep states; by default the number of the
+        cache, or the share that states have of its bytes.
+    ratio : float
+        Blocks and states of the host over those of the device.
+    numa_node : int, optional
+        Node of the memory; see `HostMemory`.
+    huge_pages : bool
+        Ask for huge pages.
+    policy : {"lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank"}
+        Eviction order of the host; see `pagecore.RadixTree`.
+    shared : bool
+        Memory that other processes can map.
+
+    Attributes
+    ----------
+    cache : PagedKVCache
+    pool : HostPool
+    block_pools : tuple of BlockPool
+        Pool of each lane: the groups of tokens, then the states.
+
+    Raises
+    ------
+    ShapeError, NotEnoughMemory
+        Sizes that do not fit.
+    UnsupportedOption
+        An object that is not a paged cache, or a cache without a prefix cache; an unknown policy.
+
+    Notes
+    -----
+    On CUDA the memory is registered in the background; until that is done nothing is backed up. A prefix that is
+    shorter than the room of the device is promoted in part.
+
+    Examples
+    --------
+    >>> from pagecore import AttentionSpec, PagedKVCache
+    >>> from pagecore.tiers.host.tier import HostTier
+    >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9)
+    >>> tier = HostTier(cache, num_blocks=17)
+    >>> with cache.add_sequence(range(64)) as sequence:
+    ...     cache.commit(cache.prepare([sequence], 64))
+    ...     tier.backup(sequence)
+    4
+    >>> _ = cache.clear_prefix_cache()
+    >>> cache.match_length(range(70)), tier.promote(range(70)), cache.match_length(range(70))
+    (0, 64, 64)
+    """
+
+    def __init__(
+        self,
+        cache: PartsOwner,
+        *,
+        memory: Memory | None = None,
+        num_blocks: int | Listed[int] | None = None,
+        num_states: SupportsIndex | None = None,
+        ratio: SupportsFloat | None = None,
+        numa_node: int | None = None,
+        huge_pages: bool = True,
+        policy: str = "lru",
+        shared: bool = False,
+    ) -> None:
+        parts = parts_of(cache)
+        if parts.prefix is None:
+            raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
+        if not (isinstance(policy, str) and policy in POLICIES):
+            raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
+        flag("shared", shared)
+        counts, slots = size_tier(parts, memory, num_blocks, num_states, ratio)
+        self.cache = cache
+        self._parts: CacheParts = parts
+        self.block_pools = tuple(BlockPool(count, order="address") for count in [*counts, *([slots] if slots else [])])
+        self._index = HostIndex(parts.prefix, self.block_pools, policy)
+        self.pool = HostPool(
+            [(group.spec, group.num_layers) for group in parts.token_groups],
+            parts.block_size,
+            parts.state_specs,
+            num_blocks=counts,
+            num_states=slots,
+            device=parts.device,
+            heads=_heads_of(parts),
+            numa_node=numa_node,
+            huge_pages=huge_pages,
+            shared=shared,
+        )
+        self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool))
+        self._ended: list[Backup] = []
+        self._counts = dict.fromkeys(["promotions", "promoted", "failed", "backups", "backed_up"], 0)
+        self._is_closed = False
+
+    # -- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def tree(self) -> RadixTree:
+        """Prefix tree of the host."""
+        return self._index.tree
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self._parts.block_size
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of entries: the groups of tokens, and one for states."""
+        return len(self.block_pools)
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Entries of each lane, including the null entry."""
+        return tuple(pool.num_blocks for pool in self.block_pools)
+
+    @property
+    def payload_bytes(self) -> tuple[int, ...]:
+        """Bytes of an entry of each lane, also in a tier without bytes."""
+        return self.pool.payload_bytes
+
+    @property
+    def kv_pools(self) -> tuple[KVPool, ...]:
+        """Bytes of each group; empty for ``device="none"``."""
+        return self.pool.kv_pools
+
+    @property
+    def state_pool(self) -> StatePool | None:
+        """Bytes of the states; None without states, and for ``device="none"``."""
+        return self.pool.state_pool
+
+    @property
+    def num_available(self) -> int:
+        """Free and evictable blocks of the scarcest group."""
+        return min(self._index.available()[: len(self._parts.token_groups)])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory; 0 for ``device="none"``."""
+        return self.pool.nbytes
+
+    # -- prefixes ------------------------------------------------------------------------------------------------
+
+    def match(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Return the number of tokens that a promotion could bring; nothing is held, and nothing counts as used.
+
+        Arguments and errors are those of `PagedKVCache.match_length`.
+        """
+        return self.match_both(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest)[1]
+
+    def match_both(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> tuple[int, int]:
+        """Return the tokens of a prefix that the device has, and those that the host has; see `match`."""
+        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
+        return _promote.match_both(self._parts.state, self._index, ids, options, most)
+
+    def promote(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        min_tokens: int = 1,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Copy what the host has of a prefix into blocks of the cache, as much as fits; return the tokens there now.
+
+        Cached blocks that no sequence uses are evicted for it. The copies go to the stream of the cache's last step, so
+        that the next step finds them; on the host they are done when the call returns.
+
+        Parameters
+        ----------
+        tokens, namespace, spans, max_tokens, cross_digest
+            As for `PagedKVCache.add_sequence`.
+        min_tokens : int
+            Fewer tokens than these stay in the host.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            As `PagedKVCache.match_length`.
+        PagecoreError
+            A copy failed: nothing was published on the device, and the host has what it had.
+        """
+        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
+        return self.promote_ids(ids, options, most, require_int("min_tokens", min_tokens, min=0, max=None))
+
+    def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
+        """Do the work of `promote`, with converted arguments."""
+        self._require_open()
+        try:
+            now, before, copied = _promote.promote(
+                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote
+            )
+        except Exception:
+            self._counts["failed"] += 1
+            raise
+        if copied:
+            self._counts["promotions"] += 1
+            self._counts["promoted"] += now - before
+        return now
+
+    # -- backup --------------------------------------------------------------------------------------------------
+
+    def backup(self, sequences: Sequence | Iterable[Sequence]) -> int:
+        """Copy the published whole blocks that the host lacks; return their number, summed over the groups.
+
+        Blocks and the newest checkpoint are copied, and then published in the host's tree: on the host before the call
+        returns; on CUDA on a stream of their own, after the work of the last step, and `poll` publishes them. Until
+        then the blocks of the device are pinned. If the host is full of pinned blocks, less is copied. A sequence that
+        is swapped out has no published blocks.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence that is not of this cache.
+        PagecoreError
+            A copy failed: the host has what it had.
+        """
+        self._require_open()
+        if not self._transfers.is_ready():
+            return 0
+        copied = 0
+        with Held(self._parts.state.lock):
+            for sequence in as_list(sequences):
+                copied += self._back_up(sequence)
+        return copied
+
+    def _back_up(self, sequence: Sequence) -> int:
+        try:
+            one = _backup.back_up(self._parts.state, self._index, sequence, self._transfers.backup)
+        except Exception as error:
+            if not isinstance(error, InvalidSequence):
+                self._counts["failed"] += 1
+            raise
+        if one is None:
+            return 0
+        self._counts["backups"] += 1
+        self._counts["backed_up"] += one.num_blocks
+        if not one.num_receipts:
+            self._ended.append(Backup.of(one, self.block_size))
+        return one.num_blocks
+
+    def poll(self) -> list[Backup]:
+        """Publish the copies that are done, and return the backups that ended since the last call."""
+        with Held(self._parts.state.lock):
+            for one, error in self._transfers.poll():
+                self._counts["failed"] += error is not None
+                self._ended.append(Backup.of(one, self.block_size, error))
+            ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
+        return self._transfers.drain(timeout)
+
+    # -- entries for stores --------------------------------------------------------------------------------------
+
+    def reserve(self, positions: Listed[ArrayLike]) -> Lease | None:
+        """Take host blocks for entries that a store loads; return None if too much of the host is pinned.
+
+        Parameters
+        ----------
+        positions : sequence of integers
+            For each lane the indices of the blocks in the prefix; for the states, the block at whose end the state is.
+            What is not pinned is evicted for them.
+
+        Raises
+        ------
+        ShapeError
+            Not one list for each lane.
+        """
+        self._require_open()
+        for space in self._parts.swap_spaces:
+            if space.shares(self):
+                space.wait()  # a store writes at once, and a device may still read what a sequence gave back
+        places = [np.array(each, np.int64).reshape(-1) for each in positions]
+        if len(places) != self.num_lanes:
+            raise ShapeError(f"positions have {len(places)} lists; give one for each of {self.num_lanes} lanes")
+        inner = _lease.reserve(self._parts.state, self._index, [len(each) for each in places])
+        return None if inner is None else Lease(inner, places, self.pool, self._release)
+
+    def adopt(
+        self,
+        lease: Lease,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+        ok: Listed[NDArray[np.bool_]] | None = None,
+    ) -> int:
+        """Publish loaded entries in the host's tree; return the tokens that the host can promote of `tokens` now.
+
+        Entries that the tree has already, or that lie past a gap, are given back. The lease ends.
+
+        Parameters
+        ----------
+        lease : Lease
+        tokens, namespace, spans, cross_digest
+            As for `match`; the tokens cover the positions of the lease.
+        ok : sequence of bool arrays, optional
+            For each lane, False for entries that did not arrive; by default all did.
+
+        Raises
+        ------
+        ShapeError
+            A position outside of the tokens, or one listed twice.
+        DoubleFree
+            The lease was adopted or released before.
+        """
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        places = [each.astype(np.int32) for each in lease.positions]
+        if ok is not None:
+            if [len(each) for each in ok] != [len(each) for each in places]:
+                raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {[len(one) for one in places]}")
+            places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, places, strict=True)]
+        with Held(self._parts.state.lock):
+            _lease.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
+            return _promote.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
+
+    def hold(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> Hold:
+        """Pin what the host has of a prefix while its bytes are read; see `Hold`. Arguments are those of `match`."""
+        self._require_open()
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        return Hold(_lease.hold(self._parts.state, self._index, ids, options, most), self.pool, self._release)
+
+    def _release(self, inner: _lease.EntryLease) -> None:
+        _lease.release(self._parts.state, inner)
+
+    def make_room(self, counts: Listed[int]) -> bool:
+        """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
+        with Held(self._parts.state.lock):
+            return self._index.free(list(counts))
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def clear(self) -> int:
+        """Evict everything that is not pinned; return the number of freed blocks."""
+        with Held(self._parts.state.lock):
+            return self._index.clear()
+
+    def stats(self) -> HostStats:
+        """Return the current statistics of the tier."""
+        with Held(self._parts.state.lock):
+            return HostStats(
+                num_blocks=sum(self.num_blocks) - self.num_lanes,
+                num_cached_blocks=self._index.num_cached(),
+                num_evicted_blocks=self._index.num_evicted_blocks,
+                num_promotions=self._counts["promotions"],
+                num_promoted_tokens=self._counts["promoted"],
+                num_backups=self._counts["backups"],
+                num_backed_up_blocks=self._counts["backed_up"],
+                num_failed=self._counts["failed"],
+                num_pending=self._transfers.num_pending,
+                nbytes=self.nbytes,
+            )
+
+    @property
+    def num_leases(self) -> int:
+        """Leases that were neither adopted nor released."""
+        return sum(one.is_held and not one.num_receipts for one in self._listed())
+
+    @property
+    def num_holds(self) -> int:
+        """Holds of prefixes that were not released."""
+        return sum(bool(one.num_receipts) for one in self._listed())
+
+    def _listed(self) -> list[_lease.EntryLease]:
+        with Held(self._parts.state.lock):
+            return [one for one in self._index.leases if isinstance(one, _lease.EntryLease)]
+
+    def check_invariants(self) -> None:
+        """Recount every block of the host from its holders; raise `PagecoreError` if the counts differ."""
+        with Held(self._parts.state.lock):
+            swapped = [blocks for space in self._parts.swap_spaces for blocks in space.blocks_in(self)]
+            self._index.check_invariants(swapped, self._transfers.num_backups)
+
+    def close(self) -> None:
+        """Wait for the copies, empty the tree and release the memory; a second call does nothing.
+
+        Swap spaces of the tier must be empty, and its leases and holds released.
+        """
+        if self._is_closed:
+            return
+        self.drain()
+        self.poll()
+        self._is_closed = True
+        self.clear()
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UnsupportedOption("the host tier is closed; make another one")
+
+    def _prefix_of(
+        self,
+        tokens: ArrayLike,
+        namespace: Hashable,
+        spans: Spans | None,
+        max_tokens: int | None,
+        digest: bytes | int | None,
+    ) -> Options:
+        ids = token_ids(tokens)
+        options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
+        most = reusable(len(ids), max_tokens)
+        if self._parts.cross is not None and digest is None:
+            most = 0  # the encoder output that its keys depend on has no name
+        return ids, options, most
+
+    def __repr__(self) -> str:
+        used = sum(pool.num_used for pool in self.block_pools)
+        return f"HostTier({used} of {sum(self.num_blocks) - self.num_lanes} entries used, {self.nbytes / 2**20:.1f} MiB)"
+
+
+def _heads_of(parts: CacheParts) -> str:
+    """Return the order of heads and tokens in the cache, which lets a copy move larger pieces."""
+    heads = parts.store.pools[0].layout.heads if parts.store.pools else None
+    return heads or "HND"
