@@ -48,7 +48,8 @@ class Fingerprint:
     has_states : bool
         Whether the last lane is that of the states.
     salt : bytes
-        Secret of the deployment or tenant. Without it, any client that knows the model can compute the keys of a prompt.
+        Secret of the deployment or tenant. Without it, any client that knows the model can compute the keys of a
+        prompt.
     hash : {"xxh3_128", "sha256"}
         Hash of the content keys. xxh3_128 is not collision-resistant against a client that chooses prompts; use sha256
         where tenants that share a store do not trust each other.

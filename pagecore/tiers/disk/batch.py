@@ -1,0 +1,81 @@
+"""Batches of a disk store between submission and end, and the checks of their arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from pagecore.errors import ShapeError
+from pagecore.tiers.disk._io import UNIT
+from pagecore.tiers.fingerprint import Fingerprint
+from pagecore.tiers.store import KEY_BYTES, Done, Keys, Pieces
+
+
+@dataclass(slots=True)
+class Batch:
+    """A submitted batch.
+
+    Attributes
+    ----------
+    ticket : int
+    keys : list of bytes
+    kind : {"lookup", "load", "store"}
+    ok : list of bool
+        Results so far.
+    places : list of int
+        Position in `keys` of each transfer of the queue.
+    num_awaited : int
+        Parts that have not ended: the transfers, and each key that another batch is writing.
+    error : str or None
+        First reason of a failure.
+    """
+
+    ticket: int
+    keys: list[bytes]
+    kind: Literal["lookup", "load", "store"]
+    ok: list[bool]
+    places: list[int] = field(default_factory=list)
+    num_awaited: int = 0
+    error: str | None = None
+
+    def fail(self, reason: str) -> None:
+        """Keep the first reason of a failure."""
+        self.error = self.error or reason
+
+    def done(self) -> Done:
+        """Return the end of the batch."""
+        return Done(self.ticket, np.array(self.ok, bool), self.error)
+
+
+def split_keys(keys: Keys, fingerprint: Fingerprint) -> list[bytes]:
+    """Return the keys as bytes; raise ShapeError for another shape, dtype or lane."""
+    given = np.asarray(keys)
+    if given.ndim != 2 or given.shape[1] != KEY_BYTES or given.dtype != np.uint8:
+        raise ShapeError(f"expected keys as uint8 [n, {KEY_BYTES}], got {given.dtype} {list(given.shape)}")
+    if len(given) and int(given[:, -1].max()) >= fingerprint.num_lanes:
+        raise ShapeError(
+            f"a key is of lane {given[:, -1].max()}; the fingerprint has lanes 0 to {fingerprint.num_lanes - 1}"
+        )
+    data = given.tobytes()
+    return [data[at : at + KEY_BYTES] for at in range(0, len(data), KEY_BYTES)]
+
+
+def split_pieces(pieces: Pieces, keys: list[bytes], fingerprint: Fingerprint) -> list[tuple[int, int]]:
+    """Return address and bytes of each piece; raise ShapeError unless they fit the keys' lanes and are aligned."""
+    given = np.asarray(pieces)
+    if given.shape != (len(keys), 2) or given.dtype != np.uint64:
+        raise ShapeError(f"expected pieces as uint64 [{len(keys)}, 2], got {given.dtype} {list(given.shape)}")
+    listed: list[tuple[int, int]] = [(address, nbytes) for address, nbytes in given.tolist()]
+    for key, (address, nbytes) in zip(keys, listed, strict=True):
+        if nbytes != fingerprint.payload_bytes[key[-1]]:
+            raise ShapeError(
+                f"a piece of lane {key[-1]} has {nbytes} bytes, expected {fingerprint.payload_bytes[key[-1]]}; host "
+                "and store must have the same layout"
+            )
+        if address == 0 or address % UNIT:
+            raise ShapeError(
+                f"a piece has the address {address}; give memory at a multiple of {UNIT}, as of a HostPool"
+            )
+    return listed

@@ -1,0 +1,113 @@
+"""The folder of a disk store: locked by one process, and complete or as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.tiers.disk.header import SlabHeader
+from pagecore.tiers.disk.slab import PART, create_slab
+
+
+class StoreFolder:
+    """The folder of one fingerprint, locked until `close`.
+
+    Parameters
+    ----------
+    path : Path
+        Created with its parents if it does not exist.
+
+    Raises
+    ------
+    DeviceError
+        The folder cannot be made or used, or another store has it open.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made = _missing(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            self._remove_made()
+            raise DeviceError(
+                f"the folder {path} cannot be used: {error.strerror}; give one with the right to write"
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise DeviceError(
+                f"the folder {path} is open in another store ({error.strerror}); close that one, or use another folder"
+            ) from error
+
+    def create(self, headers: Iterable[SlabHeader]) -> list[Path]:
+        """Return the paths of the files of `headers`; create those that are missing, all of them or none.
+
+        Raises
+        ------
+        UnsupportedOption
+            The folder has further slabs.
+        NotEnoughMemory
+            There is no room.
+        DeviceError
+            The files cannot be made.
+        """
+        paths = {self.path / header.file_name: header for header in headers}
+        further = sorted(set(self.path.glob("*.slab")) - set(paths))
+        if further:
+            raise UnsupportedOption(
+                f"{further[0]} is not among the {len(paths)} files of this size; open the folder with the max_bytes, "
+                "max_blocks_per_file and state_ratio that it was made with, or delete it"
+            )
+        made: list[Path] = []
+        try:
+            for left in self.path.glob(f"*{PART}"):
+                left.unlink()
+            for path, header in paths.items():
+                if not path.exists():
+                    part = path.with_name(path.name + PART)
+                    create_slab(part, header)
+                    made.append(part)
+            for part in made:
+                part.rename(part.with_name(part.name.removesuffix(PART)))
+            if made:
+                os.fsync(self._fd)
+        except OSError as error:
+            self._remove(made)
+            raise DeviceError(f"no slab can be made in {self.path}: {error.strerror}; give another folder") from error
+        except BaseException:
+            self._remove(made)
+            raise
+        return list(paths)
+
+    def close(self) -> None:
+        """Give up the lock; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def undo(self) -> None:
+        """Remove the folders that the constructor made, if they are empty."""
+        self.close()
+        self._remove_made()
+
+    def _remove(self, parts: list[Path]) -> None:
+        for part in parts:
+            part.unlink(missing_ok=True)
+
+    def _remove_made(self) -> None:
+        for folder in self._made:
+            try:
+                folder.rmdir()
+            except OSError:
+                return
+
+
+def _missing(path: Path) -> list[Path]:
+    """Return the folders that do not exist, the innermost first."""
+    return [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -1,0 +1,269 @@
+#include "pagecore/tiers/disk/io_queue.hpp"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <system_error>
+
+#include "pagecore/native/checks.hpp"
+#include "pagecore/tiers/xxh3.hpp"
+
+namespace pagecore::tiers {
+namespace {
+
+// The rest of the last unit of a payload, one for each thread.
+struct alignas(kUnit) Tail {
+  char bytes[kUnit];
+};
+
+int run(const FileOps& ops, Direction direction, Transfer& transfer, Tail& tail) noexcept {
+  const bool is_store = direction == Direction::Store;
+  const size_t rest = transfer.nbytes % kUnit, body = transfer.nbytes - rest;
+  char* const start = static_cast<char*>(transfer.address);
+  iovec parts[2] = {{start, body}, {tail.bytes, rest == 0 ? 0 : kUnit}};
+  if (is_store) {
+    transfer.sum = xxh3_64(start, transfer.nbytes, transfer.seed);
+    std::memcpy(tail.bytes, start + body, rest);
+    std::memset(tail.bytes + rest, 0, kUnit - rest);
+    return move_all(ops, true, transfer.fd, parts, transfer.offset);
+  }
+  const int error = move_all(ops, false, transfer.fd, parts, transfer.offset);
+  if (error != 0) return error;
+  std::memcpy(start + body, tail.bytes, rest);
+  return xxh3_64(start, transfer.nbytes, transfer.seed) == transfer.sum ? 0 : EBADMSG;
+}
+
+// Blocks all signals of the calling thread, so that the threads that it starts handle none.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+struct IoQueue::State {
+  explicit State(const FileOps& ops) : ops(ops), owner(getpid()) {}
+
+  const FileOps ops;
+  const pid_t owner;
+  std::atomic<int> event{-1};
+  mutable std::mutex mutex;
+  std::condition_variable has_work, is_idle;
+  std::deque<Job*> loads, stores;  // with transfers that wait
+  std::deque<Job*> unfinished;     // without transfers that run or wait; finish() has not been called
+  std::unordered_map<Ticket, std::unique_ptr<Job>> jobs;
+  std::vector<std::unique_ptr<Job>> ended;
+  std::vector<std::thread> threads;
+  bool is_closing = false, is_closed = false;
+};
+
+IoQueue::IoQueue(int64_t num_threads, const FileOps& ops) {
+  PC_EXPECTS(num_threads >= 1 && num_threads <= 256, ShapeError, "threads is ", num_threads, "; use 1 to 256");
+  PC_EXPECTS(ops.read != nullptr && ops.write != nullptr, ShapeError, "a table of file operations has no function");
+  state_ = std::make_unique<State>(ops);
+  State& state = *state_;
+  state.event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  PC_EXPECTS(state.event >= 0, DeviceError, "no eventfd: ", std::strerror(errno), "; raise the limit of open files");
+  const SignalsBlocked blocked;
+  try {
+    for (int64_t i = 0; i < num_threads; ++i) state.threads.emplace_back([&state] { work(state); });
+  } catch (const std::system_error& error) {
+    close();
+    fail(ErrorKind::DeviceError, state.threads.size(), " of ", num_threads, " threads started: ", error.what(),
+         "; use fewer threads, or raise the limit of processes");
+  }
+}
+
+IoQueue::~IoQueue() {
+  if (is_foreign()) {
+    static_cast<void>(state_.release());  // its threads do not exist here, and others may have held its locks
+    return;
+  }
+  close();
+}
+
+bool IoQueue::is_foreign() const noexcept { return state_->owner != getpid(); }
+
+int IoQueue::fileno() const noexcept { return state_->event; }
+
+void IoQueue::signal() noexcept {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(state_->event, &one, sizeof(one));  // fails only if it is set already
+}
+
+void IoQueue::submit(std::unique_ptr<Job> job) {
+  PC_EXPECTS(!is_foreign(), UnsupportedOption,
+             "the I/O queue belongs to another process, of which this one is a fork; open a store of its own");
+  State& state = *state_;
+  for (const Transfer& each : job->transfers) {
+    PC_EXPECTS(each.nbytes > 0 && reinterpret_cast<uintptr_t>(each.address) % kUnit == 0 && each.address != nullptr,
+               ShapeError, "a piece has address ", each.address, " and ", each.nbytes,
+               " bytes; give memory at a multiple of ", kUnit, ", as HostPool has it");
+  }
+  const std::lock_guard lock(state.mutex);
+  PC_EXPECTS(!state.is_closing, UnsupportedOption, "the I/O queue is closed; open another store");
+  const size_t needed = state.ended.size() + state.jobs.size() + 1;
+  if (state.ended.capacity() < needed) state.ended.reserve(needed * 2);
+  Job& added = *job;
+  added.left = added.transfers.size();
+  std::deque<Job*>& waiting = added.left == 0                      ? state.unfinished
+                              : added.direction == Direction::Load ? state.loads
+                                                                   : state.stores;
+  waiting.push_back(&added);  // first, because it may fail
+  try {
+    const bool is_new = state.jobs.try_emplace(added.ticket, std::move(job)).second;
+    PC_EXPECTS(is_new, UnsupportedOption, "ticket ", added.ticket, " is pending; number the batches");
+  } catch (...) {
+    waiting.pop_back();
+    throw;
+  }
+  if (added.left > 1) {
+    state.has_work.notify_all();
+  } else {
+    state.has_work.notify_one();
+  }
+}
+
+void IoQueue::work(State& state) {
+  const auto tail = std::make_unique<Tail>();
+  std::unique_lock lock(state.mutex);
+  while (true) {
+    state.has_work.wait(lock, [&] {
+      return state.is_closing || !state.unfinished.empty() || !state.loads.empty() || !state.stores.empty();
+    });
+    if (!state.unfinished.empty()) {
+      Job& job = *state.unfinished.front();
+      state.unfinished.pop_front();
+      end(state, lock, job);
+      continue;
+    }
+    std::deque<Job*>& waiting = state.loads.empty() ? state.stores : state.loads;
+    if (waiting.empty()) return;  // closing
+    Job& job = *waiting.front();
+    Transfer& transfer = job.transfers[job.next++];
+    if (job.next == job.transfers.size()) waiting.pop_front();
+    lock.unlock();
+    transfer.error = run(state.ops, job.direction, transfer, *tail);
+    lock.lock();
+    if (--job.left == 0) end(state, lock, job);
+  }
+}
+
+// Called with the lock, which finish() runs without.
+void IoQueue::end(State& state, std::unique_lock<std::mutex>& lock, Job& job) {
+  lock.unlock();
+  job.finish();
+  lock.lock();
+  const auto found = state.jobs.find(job.ticket);
+  state.ended.push_back(std::move(found->second));
+  state.jobs.erase(found);
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = write(state.event, &one, sizeof(one));
+  if (state.jobs.empty()) state.is_idle.notify_all();
+}
+
+void IoQueue::cancel_waiting(State& state, Job& job) {
+  if (job.next == job.transfers.size()) return;
+  std::deque<Job*>& waiting = job.direction == Direction::Load ? state.loads : state.stores;
+  waiting.erase(std::find(waiting.begin(), waiting.end(), &job));
+  for (; job.next < job.transfers.size(); ++job.next) {
+    job.transfers[job.next].error = ECANCELED;
+    --job.left;
+  }
+  if (job.left > 0) return;  // the thread that ends the last one finishes the job
+  state.unfinished.push_back(&job);
+  state.has_work.notify_one();
+}
+
+void IoQueue::cancel(Ticket ticket) {
+  if (is_foreign()) return;
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  const auto found = state.jobs.find(ticket);
+  if (found != state.jobs.end()) cancel_waiting(state, *found->second);
+}
+
+std::vector<std::unique_ptr<Job>> IoQueue::poll() {
+  std::vector<std::unique_ptr<Job>> out;
+  if (is_foreign()) return out;
+  const std::lock_guard lock(state_->mutex);
+  out.reserve(state_->jobs.size());  // jobs that end find room
+  uint64_t count = 0;
+  [[maybe_unused]] const ssize_t got = read(state_->event, &count, sizeof(count));  // fails if nothing is signalled
+  out.swap(state_->ended);
+  return out;
+}
+
+bool IoQueue::drain(double seconds) {
+  if (is_foreign()) return true;
+  State& state = *state_;
+  std::unique_lock lock(state.mutex);
+  const auto done = [&] { return state.jobs.empty(); };
+  // A wait of years is without a limit; a longer one would overflow the clock.
+  if (seconds < 0 || !(seconds < 1e9)) {
+    state.is_idle.wait(lock, done);
+    return true;
+  }
+  return state.is_idle.wait_for(lock, std::chrono::duration<double>(seconds), done);
+}
+
+void IoQueue::close() {
+  if (is_foreign()) return;
+  State& state = *state_;
+  {
+    const std::lock_guard lock(state.mutex);
+    if (state.is_closed) return;
+    state.is_closed = true;
+    state.is_closing = true;
+    for (auto& [ticket, job] : state.jobs) cancel_waiting(state, *job);
+    state.has_work.notify_all();
+  }
+  for (std::thread& thread : state.threads) thread.join();
+  state.threads.clear();
+  ::close(state.event.exchange(-1));
+}
+
+int64_t IoQueue::num_pending() const {
+  if (is_foreign()) return 0;
+  const std::lock_guard lock(state_->mutex);
+  return static_cast<int64_t>(state_->jobs.size());
+}
+
+void IoQueue::check_invariants() const {
+  if (is_foreign()) return;
+  const State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  size_t queued = 0;
+  for (const auto* waiting : {&state.loads, &state.stores, &state.unfinished}) {
+    for (Job* const job : *waiting) {
+      const auto found = state.jobs.find(job->ticket);
+      PC_ASSERT(found != state.jobs.end() && found->second.get() == job);
+      PC_ASSERT((waiting == &state.unfinished) == (job->next == job->transfers.size()));
+      PC_ASSERT(job->left >= job->transfers.size() - job->next);
+      ++queued;
+    }
+  }
+  PC_ASSERT(queued <= state.jobs.size());
+  PC_ASSERT(state.ended.capacity() >= state.ended.size() + state.jobs.size());
+  for (const auto& job : state.ended) {
+    for (const Transfer& each : job->transfers) PC_ASSERT(each.error >= 0);
+  }
+}
+
+}  // namespace pagecore::tiers

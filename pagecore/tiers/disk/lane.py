@@ -1,0 +1,137 @@
+"""The index of a lane: which key each slot holds, and which slots may be given to another key."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
+
+from pagecore.errors import PagecoreError
+
+
+class Lane:
+    """Keys and slots of one lane.
+
+    Every slot is in one place: free, being written (`writing`), published (`entries`), or dropped while a load reads it
+    (`orphans`). A published key is evicted, least recently used first, unless it is pinned. A pin belongs to a lookup
+    (`held`) or to a load that runs. Each method takes constant time.
+
+    Parameters
+    ----------
+    num_slots : int
+    entries : dict of bytes to int
+        Keys that the table has, the oldest first, and their slots.
+    """
+
+    def __init__(self, num_slots: int, entries: dict[bytes, int]) -> None:
+        self.num_slots = num_slots
+        self.entries = entries
+        self.writing: dict[bytes, int] = {}
+        self.orphans: dict[bytes, int] = {}
+        self.held: Counter[bytes] = Counter()
+        self._pins: Counter[bytes] = Counter()
+        self._unpinned: OrderedDict[bytes, None] = OrderedDict.fromkeys(entries)
+        used = set(entries.values())
+        self._free = deque(slot for slot in range(num_slots) if slot not in used)
+
+    def hold(self, key: bytes) -> bool:
+        """Pin a published key for a lookup; return False if it is not published."""
+        if key not in self.entries:
+            return False
+        self._pin(key)
+        self.held[key] += 1
+        return True
+
+    def unhold(self, key: bytes) -> None:
+        """End the hold of a lookup; a key without one is ignored."""
+        if self._take_hold(key):
+            self.unpin(key)
+
+    def pin_for_load(self, key: bytes) -> int | None:
+        """Return the slot of a key and pin it; None if it is not published. A hold of the key becomes the pin."""
+        slot = self.entries.get(key)
+        if slot is None:
+            self.unhold(key)
+            return None
+        if not self._take_hold(key):
+            self._pin(key)
+        return slot
+
+    def unpin(self, key: bytes) -> None:
+        """End a pin; the last one makes the key the most recently used."""
+        self._pins[key] -= 1
+        if self._pins[key] > 0:
+            return
+        del self._pins[key]
+        if key in self.orphans:
+            self._free.append(self.orphans.pop(key))
+        else:
+            self._unpinned[key] = None
+
+    def touch(self, key: bytes) -> None:
+        """Make a published key the most recently used."""
+        if key in self._unpinned:
+            self._unpinned.move_to_end(key)
+
+    def take(self, key: bytes) -> int | None:
+        """Return a slot for a key that is neither published nor being written, evicting another; None without one."""
+        if key in self.orphans:
+            return None
+        if self._free:
+            slot = self._free.popleft()
+        elif self._unpinned:
+            victim, _ = self._unpinned.popitem(last=False)
+            slot = self.entries.pop(victim)
+        else:
+            return None
+        self.writing[key] = slot
+        return slot
+
+    def publish(self, key: bytes) -> None:
+        """Make a written key available."""
+        self.entries[key] = self.writing.pop(key)
+        self._unpinned[key] = None
+
+    def abandon(self, key: bytes) -> None:
+        """Free the slot of a key that was not written. It is reused last, because its sectors may be bad."""
+        self._free.append(self.writing.pop(key))
+
+    def drop(self, key: bytes) -> int | None:
+        """Forget a published key whose payload is damaged; return its slot, None if it is gone already."""
+        slot = self.entries.pop(key, None)
+        if slot is None:
+            return None
+        if key in self._pins:
+            self.orphans[key] = slot
+        else:
+            del self._unpinned[key]
+            self._free.append(slot)
+        return slot
+
+    def check_invariants(self) -> None:
+        """Raise PagecoreError if a slot or a pin is not in exactly one place."""
+        places: list[Iterable[int]] = [self._free, self.writing.values(), self.orphans.values(), self.entries.values()]
+        slots = sorted(slot for place in places for slot in place)
+        slotted = self.entries.keys() | self.orphans.keys()
+        unpinned = self.entries.keys() - self._pins.keys()
+        rules = {
+            "a slot is in no place or in two": slots == list(range(self.num_slots)),
+            "the keys to evict are not the unpinned ones": set(self._unpinned) == unpinned,
+            "a hold has no pin": all(0 < self.held[key] <= self._pins[key] for key in self.held),
+            "a pinned key has no slot": self._pins.keys() <= slotted and all(n > 0 for n in self._pins.values()),
+            "a published key is being written": not self.writing.keys() & self.entries.keys(),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise PagecoreError(f"the index of a disk lane is inconsistent: {rule}")
+
+    def _pin(self, key: bytes) -> None:
+        self._pins[key] += 1
+        self._unpinned.pop(key, None)
+
+    def _take_hold(self, key: bytes) -> bool:
+        if key not in self.held:
+            return False
+        self.held[key] -= 1
+        if self.held[key] == 0:
+            del self.held[key]
+        return True

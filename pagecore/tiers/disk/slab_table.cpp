@@ -1,0 +1,160 @@
+#include "pagecore/tiers/disk/slab_table.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+#include <tuple>
+
+#include "pagecore/native/checks.hpp"
+
+namespace pagecore::tiers {
+namespace {
+
+constexpr size_t kReadBytes = size_t{8} << 20;
+constexpr Slot kEntriesPerUnit = static_cast<Slot>(kUnit / sizeof(Entry));
+
+Entry* allocated(Slot num_slots) {
+  const size_t nbytes = whole_units(num_slots * sizeof(Entry));
+  void* const memory = std::aligned_alloc(kUnit, nbytes);
+  PC_EXPECTS(memory != nullptr, NotEnoughMemory, "no memory for a table of ", num_slots, " slots, ", nbytes,
+             " bytes; use a smaller max_bytes");
+  std::memset(memory, 0, nbytes);
+  return static_cast<Entry*>(memory);
+}
+
+}  // namespace
+
+SlabTable::SlabTable(int fd, const FileOps& ops, std::span<const uint8_t> identity, Slot num_slots,
+                     uint64_t payload_bytes, int64_t table, int64_t data)
+    : fd_(fd),
+      ops_(ops),
+      seed_(xxh3_64(identity.data(), identity.size(), 0)),
+      num_slots_(num_slots),
+      payload_bytes_(payload_bytes),
+      table_(table),
+      data_(data) {
+  PC_EXPECTS(num_slots >= 1, ShapeError, "a slab has no slots; use 1 or more");
+  PC_EXPECTS(table % static_cast<int64_t>(kUnit) == 0 && data % static_cast<int64_t>(kUnit) == 0, ShapeError,
+             "a table at ", table, " and slots at ", data, "; use multiples of ", kUnit);
+  entries_.reset(allocated(num_slots));
+}
+
+uint64_t SlabTable::sum_of(const Entry& entry, Slot slot) const noexcept {
+  return xxh3_64(&entry, offsetof(Entry, sum), seed_ + slot);
+}
+
+bool SlabTable::is_valid(const Entry& entry, Slot slot) const noexcept {
+  return entry.flags == kUsed && entry.slot == slot && entry.nbytes == payload_bytes_ &&
+         entry.sum == sum_of(entry, slot);
+}
+
+int SlabTable::open() {
+  const std::lock_guard lock(mutex_);
+  char* const start = reinterpret_cast<char*>(entries_.get());
+  const size_t nbytes = whole_units(num_slots_ * sizeof(Entry));
+  for (size_t at = 0; at < nbytes; at += kReadBytes) {
+    iovec parts[2] = {{start + at, std::min(kReadBytes, nbytes - at)}, {nullptr, 0}};
+    if (const int error = move_all(ops_, false, fd_, parts, table_ + static_cast<int64_t>(at)); error != 0) {
+      std::memset(start, 0, nbytes);
+      return error;
+    }
+  }
+  for (Slot slot = 0; slot < nbytes / sizeof(Entry); ++slot) {
+    if (slot >= num_slots_ || !is_valid(entries_[slot], slot)) std::memset(&entries_[slot], 0, sizeof(Entry));
+  }
+  return 0;
+}
+
+std::vector<Entry> SlabTable::used() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<Entry> found;
+  std::copy_if(entries_.get(), entries_.get() + num_slots_, std::back_inserter(found),
+               [](const Entry& entry) { return entry.flags == kUsed; });
+  return found;
+}
+
+Transfer SlabTable::transfer(Slot slot, const ContentKey& key, void* address, uint64_t nbytes, bool is_load) const {
+  PC_EXPECTS(slot < num_slots_, InvalidBlock, "slot ", slot, " is outside of the slab; it has ", num_slots_);
+  PC_EXPECTS(nbytes == payload_bytes_, ShapeError, "a piece has ", nbytes, " bytes; entries of this lane have ",
+             payload_bytes_, ": the layouts of host and disk must be equal");
+  const int64_t offset = data_ + static_cast<int64_t>(slot * whole_units(payload_bytes_));
+  Transfer made{fd_, offset, address, nbytes, seed_of(key.data())};
+  if (is_load) {
+    const std::lock_guard lock(mutex_);
+    const Entry& entry = entries_[slot];
+    PC_ASSERT(entry.flags == kUsed && entry.key == key);
+    made.sum = entry.payload_sum;
+  }
+  return made;
+}
+
+int SlabTable::publish(std::span<const Entry> entries) noexcept {
+  if (entries.empty()) return 0;
+  const std::lock_guard lock(mutex_);
+  for (const Entry& given : entries) {
+    Entry& entry = entries_[given.slot];
+    entry = given;
+    entry.flags = kUsed;
+    entry.nbytes = payload_bytes_;
+    entry.sum = sum_of(entry, entry.slot);
+  }
+  const Slot unit = unit_of(entries.front().slot);
+  iovec parts[2] = {{&entries_[unit * kEntriesPerUnit], kUnit}, {nullptr, 0}};
+  const int error = move_all(ops_, true, fd_, parts, table_ + static_cast<int64_t>(unit * kUnit));
+  if (error != 0) {
+    for (const Entry& given : entries) std::memset(&entries_[given.slot], 0, sizeof(Entry));
+  }
+  return error;
+}
+
+void SlabTable::clear(Slot slot) noexcept {
+  const std::lock_guard lock(mutex_);
+  std::memset(&entries_[slot], 0, sizeof(Entry));
+}
+
+void SlabTable::check_invariants() const {
+  const std::lock_guard lock(mutex_);
+  const Entry zeros{};
+  for (Slot slot = 0; slot < num_slots_; ++slot) {
+    PC_ASSERT(is_valid(entries_[slot], slot) || std::memcmp(&entries_[slot], &zeros, sizeof(Entry)) == 0);
+  }
+}
+
+void StoreJob::finish() noexcept {
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) {
+    return std::tie(places_[a].table, places_[a].slot) < std::tie(places_[b].table, places_[b].slot);
+  });
+  const auto unit = [&](size_t i) {
+    const Place& place = places_[order_[i]];
+    return std::pair(place.table, SlabTable::unit_of(place.slot));
+  };
+  for (size_t begin = 0, end = 0; begin < order_.size(); begin = end) {
+    while (end < order_.size() && unit(end) == unit(begin)) ++end;
+    run_.clear();
+    for (size_t i = begin; i < end; ++i) {
+      const Place& place = places_[order_[i]];
+      const Transfer& transfer = transfers[order_[i]];
+      if (transfer.error != 0) {
+        place.table->clear(place.slot);
+        continue;
+      }
+      Entry entry{};
+      entry.key = place.key;
+      entry.slot = place.slot;
+      entry.sequence = place.sequence;
+      entry.payload_sum = transfer.sum;
+      run_.push_back(entry);
+    }
+    const int error = places_[order_[begin]].table->publish(run_);
+    for (size_t i = begin; i < end && error != 0; ++i) {
+      Transfer& transfer = transfers[order_[i]];
+      if (transfer.error == 0) transfer.error = error;
+    }
+  }
+}
+
+}  // namespace pagecore::tiers

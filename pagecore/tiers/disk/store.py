@@ -1,0 +1,344 @@
+"""DiskStore: blocks in slab files, by content key."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import SupportsFloat
+
+from pagecore.errors import UnsupportedOption
+from pagecore.storage.checks import require_int, shown
+from pagecore.tiers.disk._io import IoQueue, SlabTable
+from pagecore.tiers.disk.batch import Batch, split_keys, split_pieces
+from pagecore.tiers.disk.ledger import Ledger
+from pagecore.tiers.disk.plan import plan_slabs
+from pagecore.tiers.disk.slab_set import SlabSet
+from pagecore.tiers.fingerprint import Fingerprint
+from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
+
+Operation = tuple[SlabTable, int, bytes, int, int]
+
+# Stores that are open in this process; a child of os.fork() closes its copies of their files.
+_open_stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
+
+
+class DiskStore:
+    """Blocks on a local disk; implements `BlockStore`.
+
+    Entries are in slab files of a folder named after the fingerprint, and outlive the process. A payload is written
+    first and its entry afterwards, without a sync: the sums of both are verified at every load, so that what a crash
+    left incomplete is a miss. When a lane is full, its least recently used entry that no lookup or load holds is
+    replaced. Any thread may call the methods. See docs/disk.md for the format and the behaviour under faults.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Folder of all fingerprints; created if it does not exist. One process at a time uses a fingerprint of it.
+    fingerprint : Fingerprint
+        Its payload bytes are the sizes of the pieces.
+    max_bytes : int
+        Most bytes of all files, which are allocated at once when the folder is opened first.
+    max_blocks_per_file : int
+        Most entries of one file.
+    threads : int
+        Requests that the disk sees at once.
+    state_ratio : float
+        Bytes for states over bytes for tokens, if the fingerprint has both.
+    file_ops : int
+        Address of a table of functions instead of preadv and pwritev (`pagecore/tiers/disk/file_ops.hpp`), to inject
+        faults; by default none.
+
+    Attributes
+    ----------
+    medium : "DISK"
+    name : str
+    fingerprint : Fingerprint
+    path : Path
+        Folder of the fingerprint.
+    num_slots : tuple of int
+        Most entries of each lane.
+    is_direct : bool
+        Every file is open with O_DIRECT.
+
+    Raises
+    ------
+    ShapeError
+        An invalid number.
+    NotEnoughMemory
+        No room for `max_bytes`, or `max_bytes` does not hold one entry of every lane. No file is left.
+    DeviceError
+        The folder or its files cannot be used, or another store has the folder open.
+    UnsupportedOption
+        The folder has slabs of other sizes, of another model or layout, or with damaged superblocks.
+
+    Notes
+    -----
+    Self-describing slabs with dense tables follow the stores of databases; the need for sums and for a table that is
+    read at once follows LMCache's disk backends (issues 562 to 4778).
+    """
+
+    medium: Medium = "DISK"
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        fingerprint: Fingerprint,
+        max_bytes: int,
+        max_blocks_per_file: int = 32_000,
+        threads: int = 8,
+        state_ratio: SupportsFloat = 0.9,
+        file_ops: int = 0,
+    ) -> None:
+        if not isinstance(fingerprint, Fingerprint):
+            raise UnsupportedOption(f"fingerprint is {shown(fingerprint)}; give Fingerprint.of(cache, model=...)")
+        plan = plan_slabs(fingerprint, max_bytes, max_blocks_per_file, state_ratio)
+        self.fingerprint = fingerprint
+        self.path = Path(folder) / fingerprint.name
+        self.name = f"disk {self.path}"
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._tickets = count(1)
+        self._queue = IoQueue(require_int("threads", threads, max=256), file_ops)
+        self._slabs = SlabSet(self.path, plan, self._queue)
+        self._lanes = self._slabs.lanes
+        self._sequence = self._slabs.newest + 1
+        self._ledger = Ledger(self._slabs, fingerprint.payload_bytes)
+        self.num_slots = tuple(lane.num_slots for lane in self._lanes)
+        self.is_direct = self._slabs.is_direct
+        self._is_closed = False
+        _open_stores.add(self)
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable while `poll` has something to return; -1 after `close`."""
+        return -1 if self._is_foreign() else self._queue.fileno()
+
+    def submit_lookup(self, keys: Keys) -> int:
+        """Hold the entries of `keys` that are there; return a ticket. The batch ends at once.
+
+        Parameters
+        ----------
+        keys : ndarray of uint8
+            ``[n, 17]``.
+
+        Raises
+        ------
+        ShapeError
+            Keys of another shape or lane.
+        UnsupportedOption
+            The store is closed, or belongs to the parent of this process.
+        """
+        wanted = split_keys(keys, self.fingerprint)
+        with self._entered():
+            ok = [self._lanes[key[-1]].hold(key) for key in wanted]
+            return self._ledger.end(Batch(next(self._tickets), wanted, "lookup", ok))
+
+    def submit_load(self, keys: Keys, pieces: Pieces) -> int:
+        """Read entries into memory and verify them; return a ticket.
+
+        Parameters
+        ----------
+        keys : ndarray of uint8
+            ``[n, 17]``; their holds end with the batch.
+        pieces : ndarray of uint64
+            ``[n, 2]``, address and bytes; the memory belongs to the store until the batch ends. A piece whose key fails
+            has undefined contents.
+
+        Raises
+        ------
+        ShapeError
+            Keys or pieces of another shape, lane or size, or memory that is not aligned to 4,096 bytes.
+        UnsupportedOption
+            The store is closed, or belongs to the parent of this process.
+        """
+        wanted = split_keys(keys, self.fingerprint)
+        targets = split_pieces(pieces, wanted, self.fingerprint)
+        with self._entered():
+            batch = Batch(next(self._tickets), wanted, "load", [False] * len(wanted))
+            operations: list[Operation] = []
+            for i, key in enumerate(wanted):
+                slot = self._lanes[key[-1]].pin_for_load(key)
+                if slot is not None:
+                    batch.places.append(i)
+                    operations.append((*self._slabs.place(key[-1], slot), key, *targets[i]))
+            batch.num_awaited = len(operations)
+            if not operations:
+                return self._ledger.end(batch)
+            self._ledger.begin(batch)
+            try:
+                self._queue.submit_load(batch.ticket, operations)
+            except Exception:
+                self._ledger.forget(batch)
+                for i in batch.places:
+                    self._lanes[wanted[i][-1]].unpin(wanted[i])
+                raise
+            return batch.ticket
+
+    def submit_store(self, keys: Keys, pieces: Pieces) -> int:
+        """Write entries; return a ticket.
+
+        Parameters
+        ----------
+        keys : ndarray of uint8
+            ``[n, 17]``. An entry that is there already is not written; one that another batch is writing shares that
+            batch's result.
+        pieces : ndarray of uint64
+            ``[n, 2]``, address and bytes; the memory must not change until the batch ends.
+
+        Raises
+        ------
+        ShapeError
+            Keys or pieces of another shape, lane or size, or memory that is not aligned to 4,096 bytes.
+        UnsupportedOption
+            The store is closed, or belongs to the parent of this process.
+        """
+        wanted = split_keys(keys, self.fingerprint)
+        sources = split_pieces(pieces, wanted, self.fingerprint)
+        with self._entered():
+            batch = Batch(next(self._tickets), wanted, "store", [False] * len(wanted))
+            operations: list[Operation] = []
+            shared: list[tuple[bytes, int]] = []
+            for i, key in enumerate(wanted):
+                lane = self._lanes[key[-1]]
+                if key in lane.entries:
+                    lane.touch(key)
+                    batch.ok[i] = True
+                elif key in lane.writing:
+                    shared.append((key, i))
+                elif (slot := lane.take(key)) is not None:
+                    batch.places.append(i)
+                    operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
+                else:
+                    batch.fail(f"every slot of lane {key[-1]} is held or being written")
+            batch.num_awaited = len(operations) + len(shared)
+            if not batch.num_awaited:
+                return self._ledger.end(batch)
+            self._ledger.begin(batch, shared)
+            try:
+                if operations:
+                    self._queue.submit_store(batch.ticket, operations, self._sequence)
+            except Exception:
+                self._ledger.forget(batch)
+                for i in batch.places:
+                    self._lanes[wanted[i][-1]].abandon(wanted[i])
+                raise
+            self._sequence += len(operations)
+            return batch.ticket
+
+    def unlock(self, keys: Keys) -> None:
+        """Give up the holds of a lookup; keys without a hold are ignored."""
+        wanted = split_keys(keys, self.fingerprint)
+        if self._is_usable():
+            with self._lock:
+                for key in wanted:
+                    self._lanes[key[-1]].unhold(key)
+
+    def cancel(self, ticket: int) -> None:
+        """End the transfers of a batch that have not started; its `Done` comes all the same."""
+        if self._is_usable():
+            self._queue.cancel(ticket)
+
+    def poll(self) -> list[Done]:
+        """Return the batches that ended since the last call, in the order of their ends; never raises."""
+        if self._is_foreign():
+            return []
+        with self._lock:
+            self._ledger.collect(self._queue.poll())
+            return self._ledger.take_ready()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is pending; return False if `timeout` seconds pass first. `poll` returns the batches."""
+        if not self._queue.drain(timeout):
+            return False
+        if self._is_usable():
+            with self._entered():
+                pass
+        return True
+
+    def close(self) -> None:
+        """Cancel all batches, wait for running transfers and close the files; `poll` returns the last batches."""
+        if self._is_foreign():
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._queue.close()
+            self._ledger.collect(self._queue.poll())
+            for lane in self._lanes:
+                for key in list(lane.held.elements()):
+                    lane.unhold(key)
+            self._slabs.close()
+            _open_stores.discard(self)
+
+    def __enter__(self) -> DiskStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def stats(self) -> StoreStats:
+        """Return the counters."""
+        if self._is_foreign():
+            return StoreStats()
+        with self._lock:
+            held = sum(lane.held.total() for lane in self._lanes)
+            return self._ledger.stats(held)
+
+    def __len__(self) -> int:
+        return sum(len(lane.entries) for lane in self._lanes)
+
+    def check_invariants(self) -> None:
+        """Raise PagecoreError if slots, pins and batches do not match."""
+        with self._lock:
+            for lane in self._lanes:
+                lane.check_invariants()
+            if not self._is_closed:
+                self._queue.check_invariants()
+            self._slabs.check_invariants()
+
+    def __del__(self) -> None:
+        if getattr(self, "_is_closed", True) is False:
+            self.close()
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Take the lock of a store that can be used, and keep the eventfd readable while there is something to poll."""
+        if self._is_foreign():
+            raise UnsupportedOption(
+                f"{self.name} was opened by process {self._pid}, of which this one is a fork; open a store of its own"
+            )
+        with self._lock:
+            if self._is_closed:
+                raise UnsupportedOption(f"{self.name} is closed; open it again")
+            self._ledger.collect(self._queue.poll())
+            try:
+                yield
+            finally:
+                if self._ledger.has_ready:
+                    self._queue.signal()
+
+    def _is_foreign(self) -> bool:
+        return os.getpid() != self._pid
+
+    def _is_usable(self) -> bool:
+        return not (self._is_foreign() or self._is_closed)
+
+    def _forget_files(self) -> None:
+        """Close the descriptors that a child of fork() inherited; its parent keeps its own."""
+        self._slabs.close()
+        os.close(self._queue.fileno())
+
+
+def _after_fork() -> None:
+    for store in list(_open_stores):
+        store._forget_files()
+    _open_stores.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

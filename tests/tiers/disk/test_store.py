@@ -1,0 +1,364 @@
+"""DiskStore as a block store: batches end once, what is loaded has the bytes that were stored, and slots are kept."""
+
+import os
+import select
+import threading
+
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.store import BlockStore
+from tests.tiers.disk.kit import (
+    PAYLOAD,
+    FileOps,
+    Memory,
+    bytes_for,
+    fingerprint,
+    finish,
+    get,
+    keys_of,
+    look,
+    open_store,
+    put,
+)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with open_store(tmp_path, slots=8) as made:
+        yield made
+        made.check_invariants()
+
+
+def test_it_is_a_block_store(store):
+    assert isinstance(store, BlockStore)
+    assert store.medium == "DISK"
+    assert str(store.path) in store.name
+
+
+@pytest.mark.parametrize("payload", [1, 511, 4095, 4096, 4097, 8192, 300_001])
+def test_what_was_stored_is_loaded(tmp_path, payload):
+    with open_store(tmp_path, slots=5, payloads=(payload,)) as store:
+        assert not get(store, range(5)).ok.any()
+        assert put(store, range(5)).ok.all()
+        done = get(store, [4, 9, 0, 0])
+        assert done.ok.tolist() == [True, False, True, True]
+        assert done.error is None
+        store.check_invariants()
+    with open_store(tmp_path, slots=5, payloads=(payload,)) as store:
+        assert len(store) == 5
+        assert get(store, range(6)).ok.tolist() == [True] * 5 + [False]
+
+
+def test_lanes_have_entries_and_sizes_of_their_own(tmp_path):
+    payloads = (4096, 9000, 100)
+    with open_store(tmp_path, slots=6, payloads=payloads) as store:
+        assert store.num_slots == (6, 6, 6)
+        for lane in range(3):
+            assert put(store, range(6), lane).ok.all()
+        for lane in range(3):
+            assert get(store, range(6), lane).ok.all()
+        assert len(store) == 18
+        mixed = np.concatenate([keys_of(store, [1], lane) for lane in (2, 0, 1)])
+        memories = [Memory(1, payloads[lane]) for lane in (2, 0, 1)]
+        pieces = np.concatenate([memory.pieces for memory in memories])
+        assert finish(store, store.submit_load(mixed, pieces)).ok.all()
+        with pytest.raises(ShapeError, match="same layout"):
+            store.submit_load(mixed, pieces[::-1].copy())
+        assert store.stats().num_held == 0
+
+
+def test_batches_end_once_in_the_order_of_their_ends(store):
+    tickets = [store.submit_lookup(keys_of(store, [n])) for n in range(3)]
+    keys = keys_of(store, range(4))
+    memory = Memory(4).fill(keys)
+    tickets.append(store.submit_store(keys, memory.pieces))
+    assert store.drain(10)
+    tickets.append(store.submit_lookup(keys))
+    assert select.select([store.fileno()], [], [], 0)[0]
+    ended = store.poll()
+    assert [done.ticket for done in ended] == tickets
+    assert [len(done.ok) for done in ended] == [1, 1, 1, 4, 4]
+    assert not select.select([store.fileno()], [], [], 0)[0]
+    assert store.poll() == []
+
+
+def test_empty_batches_end(store):
+    keys, pieces = np.empty((0, 17), np.uint8), np.empty((0, 2), np.uint64)
+    for ticket in (store.submit_lookup(keys), store.submit_load(keys, pieces), store.submit_store(keys, pieces)):
+        assert len(finish(store, ticket).ok) == 0
+
+
+def test_the_oldest_unused_entry_is_replaced(store):
+    assert put(store, range(8)).ok.all()
+    assert look(store, [0]).ok.all()
+    store.unlock(keys_of(store, [0]))
+    assert get(store, [1]).ok.all()
+    assert put(store, [2]).ok.all()  # it is there already, and counts as used
+    assert put(store, [100, 101]).ok.all()
+    assert get(store, range(8)).ok.tolist() == [True, True, True, False, False, True, True, True]
+    assert get(store, [100, 101]).ok.all()
+    assert len(store) == 8
+
+
+def test_held_entries_stay(store):
+    put(store, range(8))
+    assert look(store, range(6)).ok.all()
+    done = put(store, range(100, 104))
+    assert done.ok.tolist() == [True, True, False, False]
+    assert "lane 0 is held" in done.error
+    assert store.stats().num_held == 6
+    store.unlock(keys_of(store, [0, 1]))
+    store.unlock(keys_of(store, [0, 50]))  # holds that are not there are ignored
+    assert get(store, [2]).ok.all()  # the load ends the hold
+    assert store.stats().num_held == 3
+    assert put(store, range(104, 110)).ok.tolist() == [True] * 5 + [False]
+    assert get(store, range(3, 6)).ok.all()
+    assert store.stats().num_held == 0
+
+
+def test_each_lookup_has_a_hold_of_its_own(store):
+    put(store, range(8))
+    for _ in range(3):
+        assert look(store, [7]).ok.all()
+    assert get(store, [7]).ok.all()
+    store.unlock(keys_of(store, [7]))
+    assert put(store, range(100, 108)).ok.sum() == 7
+    store.unlock(keys_of(store, [7]))
+    assert put(store, [200, 201]).ok.all()
+
+
+def test_a_key_that_another_batch_writes_shares_its_result(tmp_path):
+    gate = threading.Event()
+    fail = []
+
+    def on_write(fd, parts, offset):
+        gate.wait(30)
+        return -5 if fail else None
+
+    ops = FileOps(on_write=on_write)
+    with open_store(tmp_path, slots=8, threads=2, file_ops=ops.address) as store:
+        for failing in (False, True):
+            fail[:] = [1] if failing else []
+            numbers = [10, 11] if failing else [0, 1]
+            keys = keys_of(store, [*numbers, numbers[0]])
+            memory = Memory(3).fill(keys)
+            gate.clear()
+            tickets = [store.submit_store(keys, memory.pieces)]
+            tickets.append(store.submit_store(keys[:2], memory.pieces[:2]))
+            assert not look(store, numbers).ok.any()  # not published yet
+            store.check_invariants()
+            writes = ops.num_writes
+            gate.set()
+            for ticket in tickets:
+                done = finish(store, ticket)
+                assert done.ok.tolist() == [not failing] * len(done.ok)
+            assert ops.num_writes - writes <= 3
+        assert get(store, [0, 1, 10]).ok.tolist() == [True, True, False]
+        store.check_invariants()
+
+
+def test_cancelled_batches_end_and_leave_every_slot(tmp_path):
+    gate = threading.Event()
+
+    def wait(fd, parts, offset):
+        gate.wait(30)
+
+    ops = FileOps(on_write=wait)
+    with open_store(tmp_path, slots=8, threads=1, file_ops=ops.address) as store:
+        keys = keys_of(store, range(8))
+        memory = Memory(8).fill(keys)
+        ticket = store.submit_store(keys, memory.pieces)
+        store.cancel(ticket)
+        store.cancel(12345)
+        gate.set()
+        done = finish(store, ticket)
+        assert done.error == "cancelled"
+        assert done.ok.sum() <= 1
+        store.check_invariants()
+        assert put(store, range(8)).ok.all()
+        gate.clear()
+        ops.on_read, ops.on_write = wait, None
+        target = Memory(8)
+        assert look(store, range(8)).ok.all()
+        ticket = store.submit_load(keys, target.pieces)
+        store.cancel(ticket)
+        gate.set()
+        assert finish(store, ticket).ok.sum() <= 1
+        store.check_invariants()
+        assert store.stats().num_held == 0
+        assert get(store, range(8)).ok.all()  # a cancelled load drops nothing
+
+
+def test_loads_go_before_stores(tmp_path):
+    gate, order = threading.Event(), []
+    started = threading.Event()
+
+    def on_read(fd, parts, offset):
+        order.append("load")
+
+    def on_write(fd, parts, offset):
+        started.set()
+        gate.wait(30)
+        order.append("store")
+
+    ops = FileOps()
+    with open_store(tmp_path, slots=16, threads=1, file_ops=ops.address) as store:
+        put(store, range(4))
+        ops.on_read, ops.on_write = on_read, on_write
+        keys = keys_of(store, range(10, 14))
+        memory = Memory(4).fill(keys)
+        stored = store.submit_store(keys, memory.pieces)
+        assert started.wait(30)
+        target = Memory(4)
+        loaded = store.submit_load(keys_of(store, range(4)), target.pieces)
+        gate.set()
+        assert finish(store, loaded).ok.all()
+        assert finish(store, stored).ok.all()
+        assert order[:5] == ["store"] + ["load"] * 4
+
+
+def test_drain_waits_with_a_limit(tmp_path):
+    gate = threading.Event()
+    ops = FileOps(on_write=lambda fd, parts, offset: gate.wait(30) and None)
+    with open_store(tmp_path, file_ops=ops.address) as store:
+        assert store.drain(0)
+        keys = keys_of(store, [0])
+        memory = Memory(1).fill(keys)
+        ticket = store.submit_store(keys, memory.pieces)
+        assert not store.drain(0.01)
+        assert store.stats().num_pending == 1
+        gate.set()
+        assert store.drain()
+        assert select.select([store.fileno()], [], [], 0)[0]
+        assert [done.ticket for done in store.poll()] == [ticket]
+
+
+def test_close_ends_every_batch_and_releases_everything(tmp_path):
+    def descriptors():
+        return sorted(os.listdir("/proc/self/fd"))
+
+    before, threads = descriptors(), len(os.listdir("/proc/self/task"))
+    gate = threading.Event()
+    ops = FileOps(on_write=lambda fd, parts, offset: gate.wait(0.05) and None)
+    store = open_store(tmp_path, threads=2, file_ops=ops.address)
+    assert look(store, [0]).ok.tolist() == [False]
+    keys = keys_of(store, range(8))
+    memory = Memory(8).fill(keys)
+    tickets = [store.submit_store(keys, memory.pieces), store.submit_lookup(keys)]
+    store.close()
+    store.close()
+    assert sorted(done.ticket for done in store.poll()) == tickets
+    assert store.poll() == []
+    assert store.drain(1)
+    assert store.fileno() == -1
+    store.unlock(keys)
+    store.cancel(1)
+    for call in (store.submit_lookup, lambda k: store.submit_load(k, memory.pieces)):
+        with pytest.raises(UnsupportedOption, match="closed"):
+            call(keys)
+    assert store.stats().num_pending == 0
+    assert descriptors() == before
+    assert len(os.listdir("/proc/self/task")) == threads
+    forgotten = open_store(tmp_path)
+    del forgotten
+    assert descriptors() == before
+
+
+def test_statistics_count_keys_and_bytes(store):
+    put(store, range(4))
+    get(store, [0, 1, 9])
+    look(store, [0, 8])
+    stats = store.stats()
+    assert (stats.num_stored, stats.num_store_failures) == (4, 0)
+    assert (stats.num_loaded, stats.num_load_failures) == (2, 1)
+    assert (stats.num_lookups, stats.num_found, stats.num_held) == (2, 1, 1)
+    assert (stats.bytes_stored, stats.bytes_loaded) == (4 * PAYLOAD, 2 * PAYLOAD)
+
+
+def test_invalid_keys_and_pieces_are_refused_before_anything_happens(store):
+    keys = keys_of(store, range(2))
+    memory = Memory(2).fill(keys)
+    other_lane = keys.copy()
+    other_lane[1, 16] = 1
+    for bad in (keys[:, :16].copy(), keys.astype(np.int64), keys[0], other_lane):
+        for call in (store.submit_lookup, store.unlock, lambda k: store.submit_store(k, memory.pieces)):
+            with pytest.raises(ShapeError):
+                call(bad)
+    pieces = memory.pieces
+    moved, null, small = pieces.copy(), pieces.copy(), pieces.copy()
+    moved[1, 0] += 512
+    null[1, 0] = 0
+    small[1, 1] -= 1
+    for bad in (pieces[:1], pieces.astype(np.int64), pieces[:, 0], moved, null, small):
+        for call in (store.submit_load, store.submit_store):
+            with pytest.raises(ShapeError):
+                call(keys, bad)
+    assert len(store) == 0
+    assert store.stats().num_pending == 0
+    assert store.poll() == []
+
+
+@pytest.mark.parametrize("threads", [0, 257, "x", -1])
+def test_an_invalid_number_of_threads_is_refused(tmp_path, threads):
+    with pytest.raises(ShapeError, match="threads"):
+        open_store(tmp_path, threads=threads)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_share_a_store(tmp_path):
+    """Four threads store, look up, load and cancel at random; each ticket ends once, and every loaded byte is right."""
+    with open_store(tmp_path, slots=12, threads=3) as store:
+        ended, tickets, lock = [], [], threading.Lock()
+        memories = {}
+
+        def work(seed):
+            rng = np.random.default_rng(seed)
+            for _ in range(40):
+                numbers = rng.integers(0, 30, rng.integers(1, 5))
+                keys = keys_of(store, numbers)
+                kind = rng.integers(0, 4)
+                memory = Memory(len(keys))
+                if kind == 0:
+                    ticket = store.submit_lookup(keys)
+                    store.unlock(keys)
+                elif kind == 1:
+                    ticket = store.submit_load(keys, memory.pieces)
+                else:
+                    ticket = store.submit_store(keys, memory.fill(keys).pieces)
+                with lock:
+                    tickets.append(ticket)
+                    memories[ticket] = kind, keys, memory
+                    ended.extend(store.poll())
+                if kind == 3:
+                    store.cancel(ticket)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.drain(30)
+        ended += store.poll()
+        assert sorted(done.ticket for done in ended) == sorted(tickets)
+        for done in ended:
+            kind, keys, memory = memories[done.ticket]
+            if kind == 1:
+                expected = Memory(len(keys)).fill(keys)
+                np.testing.assert_array_equal(memory.rows[done.ok, :PAYLOAD], expected.rows[done.ok, :PAYLOAD])
+        store.check_invariants()
+        for lane in store._lanes:
+            for key in list(lane.held.elements()):
+                lane.unhold(key)
+        store.check_invariants()
+
+
+def test_a_plan_within_a_budget_gives_that_number_of_slots(tmp_path):
+    for slots in (1, 31, 33, 100):
+        with open_store(tmp_path, slots=slots, fingerprint=fingerprint(model=f"m{slots}")) as store:
+            assert store.num_slots == (slots,)
+            used = sum(path.stat().st_size for path in store.path.iterdir())
+            assert used <= bytes_for(slots)
+    assert isinstance(store, DiskStore)
