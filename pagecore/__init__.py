@@ -36,6 +36,7 @@ from pagecore.errors import (
     OutOfRows,
     PagecoreError,
     ShapeError,
+    StoreError,
     UnsupportedDtype,
     UnsupportedOption,
 )
@@ -130,6 +131,7 @@ __all__ = [
     "RequestTable",
     "Sequence",
     "ShapeError",
+    "StoreError",
     "SlotAllocator",
     "StateBuffers",
     "StatePool",

@@ -17,6 +17,7 @@ __all__ = [
     "OutOfRows",
     "PagecoreError",
     "ShapeError",
+    "StoreError",
     "UnsupportedDtype",
     "UnsupportedOption",
 ]
@@ -83,6 +84,10 @@ class UnsupportedOption(PagecoreError, ValueError):
 
 class DeviceError(PagecoreError, RuntimeError):
     """A tensor is on the wrong device, or the device cannot be used."""
+
+
+class StoreError(PagecoreError, OSError):
+    """A store of blocks cannot be opened or used: its URL, folder, server or contents are not as expected."""
 
 
 class CompileError(PagecoreError, RuntimeError):

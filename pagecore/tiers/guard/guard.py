@@ -1,0 +1,293 @@
+"""Guard around any store of blocks."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+
+from pagecore.errors import ShapeError, StoreError
+from pagecore.tiers.arguments import checked_keys, checked_pieces
+from pagecore.tiers.guard.batch import Kind, run
+from pagecore.tiers.guard.breaker import Breaker, State
+from pagecore.tiers.guard.core import Core
+from pagecore.tiers.guard.deadline import Deadline
+from pagecore.tiers.store import BlockStore, Done, Keys, Medium, Pieces, StoreStats
+
+
+@dataclass(frozen=True, slots=True)
+class GuardHealth:
+    """State of a guard.
+
+    Attributes
+    ----------
+    breaker : {"closed", "open", "half-open"}
+    seconds_left : float
+        Time until an open breaker tries the store again.
+    staging_bytes, used_bytes, lost_bytes : int
+        Staging memory, and its parts in use and lost to transfers that were given up and have not ended.
+    refused_batches, late_batches, dropped_stores, failed_sums, num_reopened : int
+        Batches that an open breaker refused; batches that missed their deadline; keys of stores that were dropped
+        because the budget was in use; payloads that differed from their sums; clients that were replaced.
+    """
+
+    breaker: State
+    seconds_left: float
+    staging_bytes: int
+    used_bytes: int
+    lost_bytes: int
+    refused_batches: int
+    late_batches: int
+    dropped_stores: int
+    failed_sums: int
+    num_reopened: int
+
+
+class Guard:
+    """A store of blocks with a deadline, verified payloads, a circuit breaker and a memory budget.
+
+    A store keeps the contract of `BlockStore` by itself if its class attributes `verifies` and `writes_late` are absent
+    or True and False: the guard hands it the caller's pieces. Otherwise payloads go through staging memory of
+    `budget_bytes`: with a frame of length and sum after them where the store does not verify, and so that a transfer
+    that was given up writes to staging memory at most. The lost part of that memory comes back when the store ends the
+    transfer; where `writes_late`, when it ended without an error, or when the client was closed.
+
+    Parameters
+    ----------
+    store : BlockStore
+        The guard owns it, and closes it.
+    deadline : Deadline
+        Time limit of each batch. A late batch ends with `ok` False for keys without their bytes: at once if payloads
+        are staged, else when the store ends the cancelled batch.
+    budget_bytes : int
+        Size of the staging memory, or limit of the bytes of pending stores for a store that needs none. Stores for
+        which there is no memory are dropped; loads wait for it.
+    breaker : Breaker or None
+        None is a breaker of 3 failures, with pauses of 1 s doubling to 60 s. Late batches, errors and failed sums are
+        failures; misses, dropped stores and cancelled batches are not.
+    reopen : callable, optional
+        Makes a new client after the guard closed the one that lost memory. Without it the memory stays lost.
+    clock : callable
+        Monotonic seconds.
+
+    Raises
+    ------
+    ShapeError
+        `budget_bytes` is not positive.
+    """
+
+    verifies = True
+    writes_late = False
+
+    def __init__(
+        self,
+        store: BlockStore,
+        *,
+        deadline: Deadline | None = None,
+        budget_bytes: int = 256 << 20,
+        breaker: Breaker | None = None,
+        reopen: Callable[[], BlockStore] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if budget_bytes < 1:
+            raise ShapeError(f"expected budget_bytes >= 1, got {budget_bytes}")
+        self.medium: Medium = store.medium
+        self.name: str = store.name
+        self._core = Core(
+            store, deadline=deadline or Deadline(), budget_bytes=budget_bytes, breaker=breaker or Breaker()
+        )
+        self._reopen = reopen
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._is_closing = False
+        self._is_closed = False
+        self._retired: BlockStore | None = None
+        self._thread = threading.Thread(target=self._run, name=f"guard of {self.name}", daemon=True)
+        self._thread.start()
+
+    # ---- BlockStore ----
+
+    def fileno(self) -> int:
+        """Return an eventfd that is readable while `poll` has something to return."""
+        return self._core.completions.fileno()
+
+    def submit_lookup(self, keys: Keys) -> int:
+        """Ask for the entries of `keys`; those found are held until they are loaded or unlocked."""
+        return self._submit(Kind.LOOKUP, checked_keys(keys), None)
+
+    def submit_load(self, keys: Keys, pieces: Pieces) -> int:
+        """Read entries into `pieces`; the hold of each key ends with the batch."""
+        keys = checked_keys(keys)
+        return self._submit(Kind.LOAD, keys, checked_pieces(pieces, len(keys)))
+
+    def submit_store(self, keys: Keys, pieces: Pieces) -> int:
+        """Write entries from `pieces`, or drop those for which the budget has no memory."""
+        keys = checked_keys(keys)
+        return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)))
+
+    def unlock(self, keys: Keys) -> None:
+        """Give up the holds of a lookup."""
+        keys = checked_keys(keys)
+        with self._lock:
+            self._core.unlock(keys)
+
+    def cancel(self, ticket: int) -> None:
+        """End a batch early; its `Done` comes all the same."""
+        with self._lock:
+            self._core.cancel(ticket, self._clock())
+            self._wake_thread()
+
+    def poll(self) -> list[Done]:
+        """Return the batches that ended since the last call."""
+        with self._lock:
+            if not self._is_closed:
+                self._core.advance(self._clock())
+                self._wake_thread()
+            return self._core.completions.take()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is pending; return False if `timeout` seconds pass first."""
+        return self._core.completions.wait(timeout)
+
+    def close(self) -> None:
+        """End all batches, close the store and release the guard's thread and memory."""
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        while (job := self._core.take_job()) is not None:
+            run(job, framed=self._core.trailer > 0)
+            self._core.end_job(job, self._clock())
+        with self._lock:
+            store = self._core.abandon("the guard was closed", self._clock())
+        for each in (store, self._retired):
+            if each is not None:
+                each.close()
+                self._core.destroyed(each, self._clock())
+        self._is_closed = True
+        if self._core.staging is not None:
+            self._core.staging.close()
+        self._core.completions.close()
+        os.close(self._wake)
+
+    def stats(self) -> StoreStats:
+        """Return the counters; holds are those of the store."""
+        with self._lock:
+            store = self._core.store
+            num_held = 0 if store is None else store.stats().num_held
+            return self._core.counters.stats(self._core.completions.num_pending, num_held)
+
+    # ---- what a store does not have ----
+
+    def health(self) -> GuardHealth:
+        """Return the state of the breaker and of the staging memory, and the counters of failures."""
+        with self._lock:
+            core, now = self._core, self._clock()
+            counters, staging = core.counters, core.staging
+            return GuardHealth(
+                breaker=core.breaker.state(now),
+                seconds_left=core.breaker.seconds_left(now),
+                staging_bytes=0 if staging is None else staging.nbytes,
+                used_bytes=0 if staging is None else staging.used_bytes,
+                lost_bytes=0 if staging is None else staging.lost_bytes,
+                refused_batches=counters.refused_batches,
+                late_batches=counters.late_batches,
+                dropped_stores=counters.dropped_stores,
+                failed_sums=counters.failed_sums,
+                num_reopened=counters.num_reopened,
+            )
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the state contradicts itself; nothing may be pending."""
+        with self._lock:
+            self._core.check_invariants()
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- the thread ----
+
+    def _submit(self, kind: Kind, keys: Keys, pieces: Pieces | None) -> int:
+        with self._lock:
+            if self._is_closing:
+                raise StoreError(f"the guard of {self.name} is closed; open a new one")
+            ticket = self._core.submit(kind, keys, pieces, self._clock())
+            self._wake_thread()
+            return ticket
+
+    def _wake_thread(self) -> None:
+        """Wake the thread if it has copies to make, may reopen, or would sleep past the next deadline."""
+        core = self._core
+        deadline = core.next_deadline()
+        may_reopen = core.store is None and core.wants_reopen(self._clock())
+        if core.jobs or may_reopen or (deadline is not None and deadline < self._sleeps_until):
+            self._sleeps_until = float("-inf")
+            os.eventfd_write(self._wake, 1)
+
+    _sleeps_until = float("-inf")
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            with self._lock:
+                self._core.advance(self._clock())
+                job = self._core.take_job()
+                must_reopen = self._reopen is not None and self._core.wants_reopen(self._clock())
+            if job is not None:
+                run(job, framed=self._core.trailer > 0)
+                with self._lock:
+                    self._core.end_job(job, self._clock())
+            elif must_reopen:
+                self._replace_client()
+            else:
+                self._sleep()
+
+    def _sleep(self) -> None:
+        """Wait for the store, for work, or for the next deadline."""
+        with self._lock:
+            now, core = self._clock(), self._core
+            deadline = core.next_deadline()
+            if core.store is None:
+                deadline = min(deadline or float("inf"), now + max(0.01, core.breaker.seconds_left(now)))
+            if core.jobs or self._is_closing:
+                return
+            self._sleeps_until = float("inf") if deadline is None else deadline
+            waiting = select.poll()
+            waiting.register(self._wake, select.POLLIN)
+            if core.store is not None:
+                waiting.register(core.store.fileno(), select.POLLIN)
+        waiting.poll(None if deadline is None else max(0, int((deadline - now) * 1000) + 1))
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+
+    def _replace_client(self) -> None:
+        """Close the client that lost memory, take the memory back, and open another; failures open the breaker."""
+        with self._lock:
+            self._retired = self._core.abandon("the store is being reopened", self._clock()) or self._retired
+        try:
+            if self._retired is not None:
+                self._retired.close()
+                with self._lock:
+                    self._core.destroyed(self._retired, self._clock())
+                self._retired = None
+            assert self._reopen is not None
+            store = self._reopen()
+        except Exception:
+            with self._lock:
+                self._core.breaker.trip(self._clock())
+            return
+        with self._lock:
+            self._core.adopt(store)
+            self._core.counters.num_reopened += 1

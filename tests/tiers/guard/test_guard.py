@@ -1,0 +1,378 @@
+"""Guard: what the fault does to a store reaches the caller as a miss or as the right bytes, in time."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, StoreError
+from pagecore.tiers.guard import Breaker, Deadline, Guard
+from pagecore.tiers.store import BlockStore
+from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
+from tests.tiers.memory_store import MemoryStore
+
+NBYTES = 10_000
+SOON = Deadline(0.05, 1e12)
+KINDS = [{"verifies": True}, {"verifies": False}, {"verifies": False, "writes_late": True}, {"writes_late": True}]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: "-".join(f"{k}" if v else f"not_{k}" for k, v in kind.items()))
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def blocks():
+    blocks = Blocks(8, NBYTES)
+    blocks.fill(0)
+    return blocks
+
+
+def stored(guard, blocks, keys):
+    done = wait(guard, guard.submit_store(keys, blocks.pieces()))
+    assert done.ok.all()
+    assert done.error is None
+
+
+def test_it_is_a_block_store():
+    with Guard(MemoryStore()) as guard:
+        assert isinstance(guard, BlockStore)
+        assert (guard.medium, guard.name) == ("EXTERNAL", "memory")
+
+
+def test_entries_come_back_with_their_bytes(kind, blocks):
+    keys = random_keys(8)
+    expected = blocks.payloads.copy()
+    with Guard(MemoryStore(**kind)) as guard:
+        stored(guard, blocks, keys)
+        blocks.poison()
+        lookup = wait(guard, guard.submit_lookup(np.concatenate([keys, random_keys(3, 1)])))
+        assert lookup.ok.tolist() == [True] * 8 + [False] * 3
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert done.ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
+        assert (blocks.bytes[:, NBYTES:] == 0xA5).all()
+        stats = guard.stats()
+        assert (stats.num_found, stats.num_loaded, stats.num_stored, stats.num_held) == (8, 8, 8, 0)
+        assert stats.bytes_loaded == stats.bytes_stored == 8 * NBYTES
+        guard.check_invariants()
+
+
+def test_empty_batches_end(kind):
+    none = random_keys(0)
+    pieces = np.zeros((0, 2), np.uint64)
+    with Guard(MemoryStore(**kind)) as guard:
+        tickets = [guard.submit_lookup(none), guard.submit_load(none, pieces), guard.submit_store(none, pieces)]
+        assert all(done.ok.shape == (0,) and done.error is None for done in wait_all(guard, tickets).values())
+
+
+def test_a_flipped_bit_is_a_miss_and_is_not_delivered(kind, blocks):
+    keys = random_keys(8)
+    store = MemoryStore(**kind)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        blocks.poison()
+        store.inject("load", "flip")
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        if kind.get("verifies", True):
+            assert done.error == "injected: flip"
+        else:
+            assert "differ from their sums" in done.error
+            assert blocks.is_poisoned.all()
+            assert guard.health().failed_sums == 8
+        assert not done.ok.any()
+
+
+@pytest.mark.parametrize("byte", [0, NBYTES - 1, NBYTES, NBYTES + 8, NBYTES + 16, NBYTES + 23])
+def test_rot_of_payload_or_frame_is_a_miss(byte, blocks):
+    keys = random_keys(8)
+    store = MemoryStore(verifies=False)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        store.rot(keys[3], 8 * byte + 5)
+        blocks.poison()
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert done.ok.tolist() == [True] * 3 + [False] + [True] * 4
+        assert blocks.is_poisoned.tolist() == (~done.ok).tolist()
+
+
+def test_an_entry_under_another_key_is_a_miss(blocks):
+    keys = random_keys(8)
+    store = MemoryStore(verifies=False)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        store.data[keys[0].tobytes()] = store.data[keys[1].tobytes()]
+        assert not wait(guard, guard.submit_load(keys[:1], blocks.pieces([0]))).ok.any()
+
+
+def test_an_entry_that_is_gone_after_its_lookup_is_a_miss_without_an_error(kind, blocks):
+    keys = random_keys(8)
+    store = MemoryStore(**kind)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        assert wait(guard, guard.submit_lookup(keys)).ok.all()
+        store.inject("load", "gone")
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert not done.ok.any()
+        assert done.error is None
+        assert guard.health().lost_bytes == 0
+        assert guard.stats().num_held == 0
+
+
+COMBINATIONS = [
+    (operation, fault)
+    for operation in ("lookup", "load", "store")
+    for fault in ("error", "raise", "hang", "part")
+    if (operation, fault) != ("lookup", "part")  # a lookup has no payload
+]
+
+
+@pytest.mark.parametrize(("operation", "fault"), COMBINATIONS)
+def test_each_fault_ends_each_operation_once(kind, operation, fault, blocks):
+    keys = random_keys(8)
+    store = MemoryStore(**kind)
+    with Guard(store, deadline=SOON) as guard:
+        stored(guard, blocks, keys)
+        blocks.poison()
+        other = random_keys(8, 1) if operation == "store" else keys
+        store.inject(operation, fault)
+        arguments = (other,) if operation == "lookup" else (other, blocks.pieces())
+        done = wait(guard, getattr(guard, f"submit_{operation}")(*arguments))
+        assert not done.ok.any()
+        assert done.error is not None
+        assert guard.drain(0)
+        store.write_late()
+        if operation == "load" and (fault != "part" or not kind.get("verifies", True)):
+            assert blocks.is_poisoned.all()
+        guard.check_invariants()
+
+
+def test_a_late_transfer_never_reaches_the_memory_of_the_caller(blocks):
+    keys = random_keys(8)
+    store = MemoryStore(writes_late=True)
+    with Guard(store, deadline=SOON) as guard:
+        stored(guard, blocks, keys)
+        blocks.poison()
+        store.inject("load", "hang")
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert "late" in done.error
+        assert guard.health().lost_bytes >= 8 * NBYTES
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+        expected = blocks.payloads.copy()
+        store.data = {key: bytes(len(value)) for key, value in store.data.items()}
+        assert store.write_late() == 1
+        np.testing.assert_array_equal(blocks.payloads, expected)
+
+
+def test_lost_memory_returns_only_after_the_client_was_destroyed(blocks):
+    keys = random_keys(8)
+    clients = [MemoryStore(writes_late=True)]
+
+    def reopen():
+        assert clients[-1].is_closed
+        clients.append(MemoryStore(data=clients[0].data, writes_late=True))
+        return clients[-1]
+
+    with Guard(clients[0], deadline=SOON, budget_bytes=30 * 4096, reopen=reopen) as guard:
+        stored(guard, blocks, keys)
+        clients[0].inject("load", "hang", 100)
+        limit = time.monotonic() + 20
+        while guard.health().num_reopened == 0:
+            wait(guard, guard.submit_load(keys[:2], blocks.pieces([0, 1])))
+            assert time.monotonic() < limit
+        assert guard.health().lost_bytes == 0
+        guard.check_invariants()
+    assert len(clients) == 2
+    assert all(client.is_closed for client in clients)
+
+
+def test_a_client_that_cannot_be_reopened_is_tried_again_after_the_pause(blocks):
+    now = [0.0]
+    answers = [OSError("refused"), OSError("refused"), MemoryStore(writes_late=True)]
+
+    def reopen():
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    store = MemoryStore(writes_late=True)
+    keys = random_keys(8)
+    with Guard(store, budget_bytes=24 * 4096, reopen=reopen, clock=lambda: now[0]) as guard:
+        store.inject("load", "hang", 100)
+        ticket = guard.submit_load(keys, blocks.pieces())
+        now[0] = 10.0
+        assert "late" in wait(guard, ticket).error
+        limit = time.monotonic() + 20
+        while guard.health().num_reopened == 0:
+            wait(guard, guard.submit_lookup(keys))
+            now[0] += 0.5
+            assert time.monotonic() < limit
+        assert guard.health().lost_bytes == 0
+        now[0] += 60.0
+        assert wait(guard, guard.submit_lookup(keys)).error is None
+
+
+def test_loads_larger_than_the_staging_memory_pass_in_parts():
+    large = Blocks(64, NBYTES)
+    data = MemoryStore(verifies=False)
+    keys = random_keys(64)
+    with Guard(data) as guard:
+        expected = large.fill(1)
+        stored(guard, large, keys)
+    with Guard(MemoryStore(verifies=False, data=data.data), budget_bytes=10 * 4096) as guard:
+        large.poison()
+        assert wait(guard, guard.submit_load(keys, large.pieces())).ok.all()
+        np.testing.assert_array_equal(large.payloads, expected)
+
+
+def test_a_payload_larger_than_the_staging_memory_is_refused_and_named():
+    large = Blocks(2, 3 * 4096)
+    with Guard(MemoryStore(verifies=False), budget_bytes=2 * 4096) as guard:
+        done = wait(guard, guard.submit_load(random_keys(2), large.pieces()))
+        assert not done.ok.any()
+        assert "exceed the staging memory" in done.error
+        assert guard.health().breaker == "closed"
+
+
+@pytest.mark.parametrize("verifies", [True, False])
+def test_stores_are_dropped_when_the_budget_is_in_use_and_loads_wait(verifies, blocks):
+    keys = random_keys(8)
+    store = MemoryStore(verifies=verifies, manual=True)
+    with Guard(store, budget_bytes=10 * 4096, deadline=Deadline(60.0)) as guard:
+        first = guard.submit_store(keys[:2], blocks.pieces([0, 1]))
+        second = guard.submit_store(keys[2:6], blocks.pieces([2, 3, 4, 5]))
+        load = guard.submit_load(keys[:2], blocks.pieces([6, 7]))
+        limit = time.monotonic() + 20
+        while not guard.drain(0):
+            store.release()
+            assert time.monotonic() < limit
+        ended = {done.ticket: done for done in guard.poll()}
+        assert ended[first].ok.all()
+        assert ended[second].ok.sum() < 4
+        assert "dropped" in ended[second].error
+        assert ended[load].ok.all() or verifies
+        assert guard.health().breaker == "closed"
+
+
+def test_three_failures_open_the_breaker_and_a_probe_closes_it(blocks):
+    now = [0.0]
+    store = MemoryStore()
+    keys = random_keys(8)
+    with Guard(store, clock=lambda: now[0]) as guard:
+        store.inject("lookup", "error", 3)
+        for _ in range(3):
+            assert wait(guard, guard.submit_lookup(keys)).error == "injected"
+        assert guard.health().breaker == "open"
+        assert "circuit breaker is open" in wait(guard, guard.submit_lookup(keys)).error
+        now[0] = 1.0
+        store.inject("lookup", "error")
+        assert wait(guard, guard.submit_lookup(keys)).error == "injected"
+        now[0] = 2.9
+        assert "refused" in wait(guard, guard.submit_lookup(keys)).error
+        now[0] = 3.0
+        assert wait(guard, guard.submit_lookup(keys)).error is None
+        assert guard.health().breaker == "closed"
+
+
+def test_loads_that_are_refused_give_up_their_holds(blocks):
+    store = MemoryStore()
+    keys = random_keys(8)
+    with Guard(store, breaker=Breaker(failures=1)) as guard:
+        stored(guard, blocks, keys)
+        assert wait(guard, guard.submit_lookup(keys)).ok.all()
+        store.inject("store", "error")
+        wait(guard, guard.submit_store(random_keys(8, 1), blocks.pieces()))
+        assert "refused" in wait(guard, guard.submit_load(keys, blocks.pieces())).error
+        assert guard.stats().num_held == 0
+
+
+def test_a_jump_of_the_clock_leaves_everything_usable(blocks):
+    now = [1000.0]
+    store = MemoryStore(manual=True, verifies=False)
+    keys = random_keys(8)
+    with Guard(store, clock=lambda: now[0]) as guard:
+        ticket = guard.submit_lookup(keys)
+        now[0] = 10.0
+        assert guard.poll() == []
+        store.release()
+        assert wait(guard, ticket).error is None
+        ticket = guard.submit_lookup(keys)
+        now[0] = 1e9
+        assert "late" in wait(guard, ticket).error
+        store.manual = False
+        assert wait(guard, guard.submit_lookup(keys)).error is None
+
+
+def test_a_cancelled_batch_ends_soon_and_is_no_failure_of_the_store(kind, blocks):
+    store = MemoryStore(**kind)
+    keys = random_keys(8)
+    with Guard(store, breaker=Breaker(failures=1), deadline=Deadline(60.0)) as guard:
+        stored(guard, blocks, keys)
+        blocks.poison()
+        store.inject("load", "hang")
+        ticket = guard.submit_load(keys, blocks.pieces())
+        guard.cancel(ticket)
+        done = wait(guard, ticket)
+        assert not done.ok.any()
+        assert done.error == "cancelled"
+        guard.cancel(ticket)
+        guard.cancel(12345)
+        assert guard.poll() == []
+        assert guard.health().breaker == "closed"
+        assert blocks.is_poisoned.all()
+
+
+def test_entries_that_a_late_lookup_finds_are_unlocked(blocks):
+    store = MemoryStore()
+    keys = random_keys(8)
+    with Guard(store, deadline=SOON) as guard:
+        stored(guard, blocks, keys)
+        store.inject("lookup", "hang")
+        store.cancel = lambda ticket: None
+        assert "late" in wait(guard, guard.submit_lookup(keys)).error
+        store.release()
+        assert sum(store.holds.values()) == 8
+        guard.poll()
+        assert sum(store.holds.values()) == 0
+
+
+def test_close_ends_all_batches_and_leaves_no_thread(kind, blocks):
+    before = threading.active_count()
+    store = MemoryStore(**kind, manual=True)
+    guard = Guard(store, deadline=Deadline(60.0))
+    keys = random_keys(8)
+    tickets = {
+        guard.submit_lookup(keys),
+        guard.submit_load(keys, blocks.pieces()),
+        guard.submit_store(keys, blocks.pieces()),
+    }
+    guard.close()
+    assert {done.ticket for done in guard.poll()} == tickets
+    assert store.is_closed
+    assert guard.poll() == []
+    guard.close()
+    assert threading.active_count() == before
+    with pytest.raises(StoreError, match="closed"):
+        guard.submit_lookup(keys)
+
+
+def test_arguments_are_checked_before_anything_is_submitted(blocks):
+    with Guard(MemoryStore()) as guard:
+        keys = random_keys(8)
+        with pytest.raises(ShapeError, match=r"uint8 \[n, 17\], got uint8 \[8, 16\]"):
+            guard.submit_lookup(keys[:, :16])
+        with pytest.raises(ShapeError, match=r"\[8, 2\], one for each key, got uint64 \[7, 2\]"):
+            guard.submit_load(keys, blocks.pieces()[:7])
+        pieces = blocks.pieces()
+        pieces[2, 0] += 64
+        with pytest.raises(ShapeError, match=r"pieces\[2\] is 10000 bytes"):
+            guard.submit_store(keys, pieces)
+        assert guard.stats().num_pending == 0
+    with pytest.raises(ShapeError, match="budget_bytes"):
+        Guard(MemoryStore(), budget_bytes=0)
+    with pytest.raises(ShapeError, match="deadline"):
+        Deadline(0)
+    with pytest.raises(ShapeError, match="failures"):
+        Breaker(failures=0)
