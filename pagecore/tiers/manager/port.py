@@ -30,11 +30,7 @@ class Lease(Protocol):
 
 
 class Reader(Protocol):
-    """A pin on a prefix of the host tier, whose entries cannot be evicted until it is released."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of pinned tokens, in whole blocks."""
+    """A pin on the entries that the host tier has of a prefix, whose bytes stay until it is released."""
 
     def entries(self, lane: int) -> tuple[Positions, Pieces]:
         """Return the positions of the entries that the prefix has in a lane, and their address and bytes."""
@@ -44,7 +40,7 @@ class Reader(Protocol):
 
 
 class Prefix(Protocol):
-    """A prefix that a backup has just published in the host's tree: whole blocks from `start` to `stop`, in tokens."""
+    """A prefix that a backup has just published in the host's tree: the tokens from `start` to `stop`, whole blocks."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:
@@ -75,12 +71,18 @@ class HostSide(Protocol):
         """The tree of the host."""
 
     @property
-    def tree_lanes(self) -> tuple[int, ...]:
-        """The group of each lane of the tree."""
-
-    @property
     def payload_bytes(self) -> tuple[int, ...]:
         """Bytes of an entry of each lane: the groups in order, then the states if there are any."""
+
+    def match(
+        self,
+        tokens: NDArray[np.int32],
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+    ) -> int:
+        """Return the length of the longest reusable prefix, which never includes the last token."""
 
     def hold(
         self,
@@ -90,7 +92,7 @@ class HostSide(Protocol):
         spans: Spans | None = None,
         max_tokens: int | None = None,
     ) -> Reader:
-        """Pin the longest reusable prefix."""
+        """Pin the entries of a prefix, of blocks past the reusable ones, too; without the last token."""
 
     def reserve(self, positions: Sequence[Positions]) -> Lease | None:
         """Take entries for each lane, evicting what is not pinned; None if too few are evictable."""

@@ -140,9 +140,9 @@ class Load:
         self.cap = request.max_tokens
         self.is_expired = False
         self._pin: Reader | None = self._pinned()
-        self._first = self._num_held() // around.planner.block_size
         self._count = request.max_tokens // around.planner.block_size
         lanes = around.planner.num_lanes
+        self._searched: list[Positions] = [np.empty(0, np.int64)] * lanes
         self._lookups: list[int | None] = []
         self._answers: list[list[Flags] | None] = [None] * len(around.ports)
         self._num_unanswered = 0
@@ -151,7 +151,7 @@ class Load:
         self._chunks: list[_Chunk] = []
         self._is_broken = False
         request.load = self
-        request.num_host_tokens = self._num_held()
+        request.num_host_tokens = self._usable(request.max_tokens)
         request.num_device_tokens = around.device_tokens(request, request.max_tokens)
         request.num_tokens = self._reach()
 
@@ -161,12 +161,20 @@ class Load:
         """Look the missing entries up in every store, one batch each, unless too few tokens are missing."""
         there = max(self.request.num_host_tokens, self.request.num_device_tokens)
         missing = self._count * self.around.planner.block_size - there
-        if missing <= 0 or (missing < self.around.min_tokens and not self.around.agrees):
+        if missing <= 0 or not self.around.ports or (missing < self.around.min_tokens and not self.around.agrees):
             self._chosen = self._sources
             return
-        for lane, (positions, _) in enumerate(map(self._held_entries, range(len(self._sources)))):
-            self._sources[lane][positions] = IN_HOST
-        keys = np.concatenate([self.around.keys(self.request, lane, self._searched) for lane in self._lanes])
+        first = self.request.num_host_tokens // self.around.planner.block_size
+        assert self._pin is not None
+        for lane, source in enumerate(self._sources):
+            positions, _ = self._pin.entries(lane)
+            source[positions[positions < self._count]] = IN_HOST
+            missing = np.flatnonzero(source == ABSENT)
+            self._searched[lane] = missing[missing >= first]
+        keys = np.concatenate([self.around.keys(self.request, lane, self._searched[lane]) for lane in self._lanes])
+        if not len(keys):
+            self._chosen = self._sources
+            return
         self._num_unanswered = len(self.around.ports)
         for port in self.around.ports:
             self._lookups.append(port.lookup(keys, lambda ok, error, port=port: self._answered(port, ok, error)))
@@ -174,7 +182,7 @@ class Load:
     def _answered(self, port: StorePort, ok: Flags, error: str | None) -> None:
         self._num_unanswered -= 1
         self._note(error)
-        found = np.split(ok, len(self._lanes))
+        found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
         self._answers[port.index] = found
         if self._chosen is not None:
             self._unlock(port, found)
@@ -183,19 +191,16 @@ class Load:
     def _lanes(self) -> range:
         return range(len(self._sources))
 
-    @property
-    def _searched(self) -> Positions:
-        return np.arange(self._first, self._count, dtype=np.int64)
-
     def _assigned(self) -> tuple[list[NDArray[np.int64]], bool]:
         """Return the nearest source of each entry, and True if further answers cannot change it."""
         sources = [lane.copy() for lane in self._sources]
         for answer, port in zip(self._answers, self.around.ports, strict=True):
             if answer is None:
-                return sources, not any(bool((lane[self._first :] == ABSENT).any()) for lane in sources)
-            for lane, found in zip(sources, answer, strict=True):
-                tail = lane[self._first :]
-                tail[found & (tail == ABSENT)] = port.index
+                searched = zip(sources, self._searched, strict=True)
+                return sources, not any(bool((lane[places] == ABSENT).any()) for lane, places in searched)
+            for lane, places, found in zip(sources, self._searched, answer, strict=True):
+                new = places[found]
+                lane[new[lane[new] == ABSENT]] = port.index
         return sources, True
 
     def _longest(self, sources: Sequence[NDArray[np.int64]], cap: int) -> Wanted:
@@ -280,10 +285,10 @@ class Load:
         """Begin to load a prefix, give up the holds of all entries that are not loaded, and end the search."""
         sources, _ = self._assigned()
         self._chosen = [np.full(self._count, ABSENT, np.int64) for _ in self._lanes]
-        gained = num_tokens - max(self._num_held(), self.around.device_tokens(self.request, self.cap))
+        gained = num_tokens - self._reach()
         if not self.is_expired and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):
             wanted = self._longest(sources, num_tokens)
-            while wanted.num_tokens > self._num_held():
+            while wanted.num_tokens > self._usable(self.cap):
                 end = self._reserve(wanted, sources)
                 if end >= wanted.num_tokens:
                     self._submit_all(sources)
@@ -385,31 +390,23 @@ class Load:
             request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=request.max_tokens
         )
 
-    def _num_held(self) -> int:
-        return 0 if self._pin is None else self._pin.num_tokens
-
-    def _held_entries(self, lane: int) -> tuple[Positions, object]:
-        assert self._pin is not None
-        return self._pin.entries(lane)
+    def _usable(self, most: int) -> int:
+        """Return the tokens that the host can promote."""
+        request = self.request
+        return self.around.host.match(
+            request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=most
+        )
 
     def _reach(self) -> int:
         """Return the tokens that host or device have, up to `cap`."""
-        held = self._num_held()
-        if held > self.cap:
-            request = self.request
-            shorter = self.around.host.hold(
-                request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=self.cap
-            )
-            held = shorter.num_tokens
-            shorter.release()
-        return max(held, self.around.device_tokens(self.request, self.cap))
+        return max(self._usable(self.cap), self.around.device_tokens(self.request, self.cap))
 
     def _unlock(self, port: StorePort, found: Sequence[Flags]) -> None:
         """Give up the holds of the entries that a store found and that are not loaded from it."""
         assert self._chosen is not None
         keys = []
         for lane, flags in enumerate(found):
-            positions = self._searched[flags]
+            positions = self._searched[lane][flags]
             unused = positions[self._chosen[lane][positions] != port.index]
             if len(unused):
                 keys.append(self.around.keys(self.request, lane, unused))
@@ -434,8 +431,8 @@ class Load:
         request, size = self.request, self.around.planner.block_size
         if self._chosen is None:
             return
-        last = min(request.num_tokens, self._num_held()) // size
-        furthest = np.max(np.stack([lane[self._first : last] for lane in self._chosen]), axis=0, initial=ABSENT)
+        first, last = request.num_host_tokens // size, min(request.num_tokens, self._usable(self.cap)) // size
+        furthest = np.max(np.stack([lane[first:last] for lane in self._chosen]), axis=0, initial=ABSENT)
         for port in self.around.ports:
             count = int((furthest == port.index).sum())
             if count:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Protocol
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import HostSide, Positions, Prefix, Spans
@@ -73,6 +73,10 @@ class StoreSide:
     stores : sequence of BlockStore
         The nearest first. They belong to the object, which closes them.
     fingerprint : Fingerprint
+    tree_lanes : sequence of int
+        The group of each lane of the host's tree.
+    held : callable, optional
+        Returns a context that holds the lock of the cache, which may be held already.
     min_tokens : int
         Fewer missing tokens are not looked up.
     chunk_bytes : int
@@ -92,6 +96,8 @@ class StoreSide:
         stores: Sequence[BlockStore],
         *,
         fingerprint: Fingerprint | None,
+        tree_lanes: Sequence[int],
+        held: Callable[[], AbstractContextManager[object]] | None = None,
         min_tokens: int = 64,
         chunk_bytes: int = CHUNK_BYTES,
         pin_seconds: float = PIN_SECONDS,
@@ -105,7 +111,7 @@ class StoreSide:
             )
         self.host = host
         self.ports = tuple(StorePort(store, index) for index, store in enumerate(stores))
-        self.planner = PrefixPlanner(host.tree, host.tree_lanes)
+        self.planner = PrefixPlanner(host.tree, tree_lanes)
         self.min_tokens = min_tokens
         self.chunk_bytes = chunk_bytes
         self.agrees = agree is not None
@@ -114,13 +120,14 @@ class StoreSide:
         self._agree = agree
         self._clock = clock
         self._pin_seconds = pin_seconds
-        self._writer = Writer(host, self.ports, self.planner.block_size, chunk_bytes)
+        self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
         self._open: list[Load] = []
         self._retiring: list[Load] = []
         self._pinned: list[tuple[float, Load]] = []
         self._num_requests = self._num_ready = self._num_late = 0
         self._loaded_tokens: dict[str, int] = {}
-        self._lock = RLock()
+        lock = RLock()
+        self._held = held if held is not None else lambda: lock
         self._epoll: select.epoll | None = select.epoll()
         for port in self.ports:
             self._epoll.register(port.store.fileno(), select.EPOLLIN)
@@ -144,10 +151,12 @@ class StoreSide:
         most = min(len(ids) - 1, len(ids) if max_tokens is None else max_tokens)
         most = max(most, 0) // self.planner.block_size * self.planner.block_size
         spans = None if spans is None else tuple(spans)
-        with self._lock:
+        with self._held():
             self._check_open()
             end = None if deadline is None else self._clock() + deadline
             request = Request(ids, namespace, spans, most, end)
+            if self.ports:
+                request.chain = self._chain(ids[:most], namespace, spans)
             load = Load(self, request)
             self._num_requests += 1
             self._open.append(load)
@@ -158,19 +167,21 @@ class StoreSide:
 
     def poll(self) -> list[Request]:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
-        with self._lock:
+        with self._held():
             self._check_open()
             for port in self.ports:
                 port.poll()
             return self._advance()
 
     def write(self, prefixes: Iterable[Prefix]) -> int:
-        """Write what backups have published in the host to the stores; return the number of entries."""
-        with self._lock:
-            return sum(
-                self._write(prefix.tokens[: prefix.stop], prefix.namespace, prefix.spans, prefix.start)
-                for prefix in prefixes
-            )
+        """Write what backups have published in the host to the stores; return the number of entries.
+
+        Prefixes whose namespace has no value outside of the process are left out.
+        """
+        if not self.ports:
+            return 0
+        with self._held():
+            return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `poll` has something to do."""
@@ -205,7 +216,7 @@ class StoreSide:
 
     def stats(self) -> RequestStats:
         """Return the counters."""
-        with self._lock:
+        with self._held():
             return RequestStats(
                 self._num_requests,
                 self._num_ready,
@@ -218,7 +229,7 @@ class StoreSide:
 
     def check_invariants(self) -> None:
         """Recount what requests and copies hold; raise PagecoreError if a request or pin is lost."""
-        with self._lock:
+        with self._held():
             loads = [*self._open, *self._retiring]
             if any(load.is_over for load in self._retiring):
                 raise PagecoreError("inconsistent tiers: a request that is over has not been retired")
@@ -244,7 +255,7 @@ class StoreSide:
 
     def close(self, timeout: float = 5.0) -> None:
         """End all requests, wait up to `timeout` seconds for open batches, and close the stores; idempotent."""
-        with self._lock:
+        with self._held():
             if self._epoll is None:
                 return
             for load in (*self._open, *self._retiring):
@@ -274,8 +285,7 @@ class StoreSide:
 
     def keys(self, request: Request, lane: int, positions: Positions) -> Keys:
         """Return the content keys of entries of a request."""
-        if request.chain is None:
-            request.chain = self._chain(request.tokens[: request.max_tokens], request.namespace, request.spans)
+        assert request.chain is not None
         return lane_keys(request.chain[positions], lane)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -284,13 +294,15 @@ class StoreSide:
         assert self._fingerprint is not None
         return content_chain(self._fingerprint, tokens, namespace=namespace, spans=spans)
 
-    def _write(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None, start: int) -> int:
-        if not self.ports:
+    def _write(self, prefix: Prefix) -> int:
+        tokens, spans = prefix.tokens[: prefix.stop], prefix.spans
+        try:
+            chain = self._chain(tokens, prefix.namespace, spans)
+        except UnsupportedDtype:
             return 0
-        spans = None if spans is None else tuple(spans)
-        chain = self._chain(tokens, namespace, spans)
+        longer = np.append(tokens, np.int32(0))  # a match leaves the last token out
         return self._writer.write(
-            tokens, namespace, spans, start, lambda lane, positions: lane_keys(chain[positions], lane)
+            longer, prefix.namespace, spans, prefix.start // self.planner.block_size, lambda lane, places: lane_keys(chain[places], lane)
         )
 
     def _advance(self) -> list[Request]:

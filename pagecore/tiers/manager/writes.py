@@ -22,14 +22,16 @@ class Writer:
     ----------
     host : HostSide
     ports : sequence of StorePort
-    block_size, chunk_bytes : int
+    num_groups : int
+        Lanes that are not of states.
+    chunk_bytes : int
         A batch has about `chunk_bytes` bytes.
     """
 
-    def __init__(self, host: HostSide, ports: Sequence[StorePort], block_size: int, chunk_bytes: int) -> None:
+    def __init__(self, host: HostSide, ports: Sequence[StorePort], num_groups: int, chunk_bytes: int) -> None:
         self._host = host
         self._ports = ports
-        self._block_size = block_size
+        self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
         self._open: dict[Reader, int] = {}
 
@@ -56,21 +58,20 @@ class Writer:
         Parameters
         ----------
         tokens : ndarray of int32
-            The prefix, whole blocks.
+            The prefix, and at least one token more.
         namespace, spans
             As for `PagedKVCache.add_sequence`.
         start : int
-            Number of tokens whose entries were written before.
+            Number of blocks whose entries were written before. The deepest state is written in any case.
         keys : callable
             Returns the content keys of entries, for a lane and positions.
         """
         reader = self._host.hold(tokens, namespace=namespace, spans=spans)
-        first = start // self._block_size
         positions: list[Positions] = []
         pieces: list[Pieces] = []
         for lane in range(len(self._host.payload_bytes)):
             places, where = reader.entries(lane)
-            is_new = places >= first
+            is_new = (places >= start) | (lane >= self._num_groups)
             positions.append(places[is_new])
             pieces.append(where[is_new])
         self._open[reader] = 1  # this call

@@ -27,7 +27,7 @@ class PlainHost:
         self.num_full = num_full
         self.states = states
         self.tree = RadixTree(block_size, full=num_full, windows=windows, states=states)
-        self.tree_lanes = tuple(range(num_full + len(windows)))
+        self.lanes = tuple(range(num_full + len(windows)))
         self.num_lanes = num_full + len(windows) + states
         self.payload_bytes = (nbytes,) * self.num_lanes
         raw = np.zeros((self.num_lanes * slots + 1) * ALIGNMENT, np.uint8)
@@ -78,14 +78,33 @@ class PlainHost:
         lanes += [keys[max(length - window, 0) // size :] for window in self.windows]
         return lanes + [keys[-1:]] * self.states
 
-    def hold(self, tokens, *, namespace=None, spans=None, max_tokens=None):
+    def lengths(self, tokens, max_tokens):
+        """Return whole blocks of tokens without the last one, longest first."""
+        most = len(tokens) - 1 if max_tokens is None else min(max_tokens, len(tokens) - 1)
+        return [count * self.block_size for count in range(max(most, 0) // self.block_size, -1, -1)]
+
+    def has(self, lane, keys):
+        return all(key in self.entries[lane] for key in keys)
+
+    def match(self, tokens, *, namespace=None, spans=None, max_tokens=None):
         assert spans is None
         tokens = [int(token) for token in tokens]
-        length = (len(tokens) if max_tokens is None else min(max_tokens, len(tokens))) // self.block_size
-        for count in range(length, -1, -1):
-            keys = self.needed(tokens, namespace, count * self.block_size)
-            if all(key in self.entries[lane] for lane, among in enumerate(keys) for key in among):
-                pin = _Pin(self, keys, count * self.block_size)
+        for length in self.lengths(tokens, max_tokens):
+            needed = self.needed(tokens, namespace, length)
+            if not length or all(self.has(lane, keys) for lane, keys in enumerate(needed)):
+                return length
+        raise AssertionError("unreachable")
+
+    def hold(self, tokens, *, namespace=None, spans=None, max_tokens=None):
+        """Pin what there is of the longest prefix that the groups without a window have."""
+        tokens = [int(token) for token in tokens]
+        for length in self.lengths(tokens, max_tokens):
+            keys = [(namespace, tuple(tokens[: end + self.block_size])) for end in range(0, length, self.block_size)]
+            if all(self.has(lane, keys) for lane in range(self.num_full)):
+                there = [[key for key in keys if key in self.entries[lane]] for lane in range(self.num_lanes)]
+                if self.states:
+                    there[-1] = there[-1][-1:]
+                pin = _Pin(self, there)
                 self.pins.append(pin)
                 return pin
         raise AssertionError("unreachable")
@@ -123,8 +142,7 @@ class PlainHost:
                 else:
                     self.free[lane].append(slot)
         self.leases.remove(lease)
-        with self.hold(tokens, namespace=namespace) as pin:
-            return pin.num_tokens
+        return first_hole * size
 
     def piece(self, lane, slot):
         return self.memory[lane, slot].ctypes.data, self.payload_bytes[lane]
@@ -142,8 +160,8 @@ class PlainHost:
 
 
 class _Pin:
-    def __init__(self, host, keys, num_tokens):
-        self.host, self.keys, self.num_tokens = host, keys, num_tokens
+    def __init__(self, host, keys):
+        self.host, self.keys = host, keys
 
     def entries(self, lane):
         places = [len(tokens) // self.host.block_size - 1 for _, tokens in self.keys[lane]]

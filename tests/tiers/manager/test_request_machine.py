@@ -46,6 +46,7 @@ class RequestMachine(RuleBasedStateMachine):
             self.host,
             self.stores,
             fingerprint=FINGERPRINT,
+            tree_lanes=self.host.lanes,
             min_tokens=min_tokens,
             chunk_bytes=chunk_bytes,
             clock=lambda: self.now,
@@ -91,8 +92,8 @@ class RequestMachine(RuleBasedStateMachine):
 
     def verify(self, request):
         """Check that the prefix of a request that has just ended is there and pinned."""
-        with self.host.hold(request.tokens, namespace=request.namespace, max_tokens=request.max_tokens) as pin:
-            assert pin.num_tokens >= request.num_tokens
+        found = self.host.match(request.tokens, namespace=request.namespace, max_tokens=request.max_tokens)
+        assert found >= request.num_tokens
         assert request.num_tokens >= request.num_host_tokens
         assert sum(request.loaded_tokens.values()) <= request.num_tokens
 

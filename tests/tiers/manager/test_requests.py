@@ -60,6 +60,7 @@ def world():
             host,
             stores,
             fingerprint=FINGERPRINT,
+            tree_lanes=host.lanes,
             min_tokens=min_tokens,
             chunk_bytes=chunk_bytes,
             agree=agree,
@@ -112,8 +113,7 @@ def test_a_prefix_of_a_store_is_loaded_and_verified(world):
     assert w.side.poll() == [request]
     assert (request.state, request.num_tokens, request.loaded_tokens) == ("ready", 24, {"DISK": 24})
     assert request.is_retired
-    with w.host.hold(PROMPT) as pin:
-        assert pin.num_tokens == 24
+    assert w.host.match(PROMPT) == 24
 
 
 def test_one_batch_a_store_looks_up_only_what_the_host_lacks(world):
@@ -414,8 +414,8 @@ def test_close_ends_everything(world):
 def test_refusals():
     host = PlainHost()
     with pytest.raises(UnsupportedOption, match="Fingerprint"):
-        StoreSide(NO_DEVICE, host, [ScriptedStore()], fingerprint=None)
-    side = StoreSide(NO_DEVICE, host, [], fingerprint=None)
+        StoreSide(NO_DEVICE, host, [ScriptedStore()], fingerprint=None, tree_lanes=host.lanes)
+    side = StoreSide(NO_DEVICE, host, [], fingerprint=None, tree_lanes=host.lanes)
     with pytest.raises(ShapeError, match="deadline is -1"):
         side.request(PROMPT, deadline=-1)
     side.close()
