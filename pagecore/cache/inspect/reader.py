@@ -271,7 +271,7 @@ class CacheReader(PartsOwner):
                 return 0
             found = self._parts.prefix.match_length(ids, options, most)
             observer = self._parts.state.observer
-            return found if observer is None else max(found, observer.match_length(ids, options, most))
+            return found if observer is None else max(found, observer.match_ids(ids, options, most))
 
     def shortage(
         self, sequences: Listed[Sequence], counts: ArrayLike, *, step_tokens: SupportsIndex | None = None

@@ -26,5 +26,5 @@ class PrefixObserver(Protocol):
     def removing(self, sequence: Sequence) -> None:
         """Note that a sequence with a row is about to be removed."""
 
-    def match_length(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
+    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""

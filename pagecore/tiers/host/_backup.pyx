@@ -68,6 +68,11 @@ cdef class Backup:
         return self.end * self.host.block_size
 
     @property
+    def block_size(self):
+        """Tokens of a block."""
+        return self.host.block_size
+
+    @property
     def num_old_tokens(self):
         """Tokens of the prefix whose blocks the host had before, in groups without a window."""
         return self.first * self.host.block_size
@@ -87,13 +92,15 @@ cdef class Backup:
         """New blocks of the host that the backup holds, of each group and then the state slots."""
         return self.lease.blocks
 
-    cdef bint plan(self, Sequence sequence) except -1:
+    cdef bint plan(self, Sequence sequence, int64_t most) except -1:
         """List what the host lacks of a sequence, and take host blocks for it; return False if there is nothing."""
         cdef PrefixCache prefix = self.state.prefix
         cdef PrefixHold hold = sequence.hold
         cdef int32_t published = 0 if hold.published == INT32_MAX else hold.published
         cdef int32_t checkpoint = stored_checkpoint(self.state, sequence)
         cdef vector[int64_t] counts
+        published = <int32_t>min(published, most // self.host.block_size)
+        checkpoint = checkpoint if checkpoint <= published * self.host.block_size else 0
         if published == 0 or (hold.backed_up == published and hold.backed_up_state == checkpoint):
             return False
         self.end = published
@@ -272,11 +279,13 @@ cdef class Backup:
         self.release()
 
 
-def back_up(CacheState state not None, HostIndex host not None, sequence, copy):
+def back_up(CacheState state not None, HostIndex host not None, sequence, int64_t most, copy):
     """Copy what the host lacks of a sequence's published blocks; return the Backup, or None if nothing is copied.
 
     Parameters
     ----------
+    most : int
+        Longest prefix to copy, in tokens.
     copy : callable
         ``copy(backup)`` copies ``backup.pairs``. If it returns True, the copies are still running: it calls
         ``backup.finish()`` or ``backup.give_up()`` later.
@@ -295,7 +304,7 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, copy):
     one.state = state
     one.host = host
     try:
-        if not one.plan(source):
+        if not one.plan(source, most):
             one.release()
             return None
         one.pin_sources(source)
@@ -327,3 +336,8 @@ cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
     key.key = sequence.hold.receipt.key
     key.marks.assign(sequence.hold.marks.begin(), sequence.hold.marks.end())
     return key
+
+
+def options_of(Sequence sequence not None):
+    """Return the RetentionOptions of a live sequence of a cache with a prefix cache."""
+    return sequence.hold.options

@@ -111,6 +111,11 @@ cdef class HostIndex:
         """Number of groups of tokens."""
         return self.num_lanes
 
+    @property
+    def lane_groups(self):
+        """Group of each lane of the tree."""
+        return tuple(self.groups)
+
     def free(self, counts):
         """Evict until `counts` blocks of each group are free, states last; return False if they cannot be."""
         cdef vector[int64_t] needed = counts

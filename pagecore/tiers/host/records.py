@@ -25,7 +25,7 @@ class Backup:
     namespace : hashable
     spans : tuple of (int, int, digest), or None
     start, stop : int
-        The host lacked the blocks [start, stop), in groups without a window.
+        Tokens [start, stop), in whole blocks, whose entries are new in the host.
     state_tokens : int
         Tokens before the state that was copied; 0 for none.
     error : str or None
@@ -40,14 +40,17 @@ class Backup:
     error: str | None = None
 
     @classmethod
-    def of(cls, one: RunningBackup, block_size: int, error: str | None = None) -> Self:
+    def of(cls, one: RunningBackup, error: str | None = None) -> Self:
         """Return the record of a backup that has ended."""
+        start = min(one.num_old_tokens, one.num_tokens)
+        if one.state_tokens:  # the block at whose end it is counts as new
+            start = min(start, one.state_tokens - one.block_size)
         return cls(
             tokens=one.tokens,
             namespace=one.options.namespace,
             spans=one.options.spans,
-            start=min(one.num_old_tokens, one.num_tokens) // block_size,
-            stop=one.num_tokens // block_size,
+            start=start,
+            stop=one.num_tokens,
             state_tokens=one.state_tokens,
             error=error,
         )

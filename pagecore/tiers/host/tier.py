@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
 from typing import Self, SupportsFloat, SupportsIndex
@@ -27,6 +28,8 @@ from pagecore.tiers.host.records import Backup, HostStats
 from pagecore.tiers.host.sizes import size_tier
 from pagecore.tiers.host.streams import make_transfers
 
+# Records of ended backups that `poll` returns at once; callers without stores never ask for them.
+MAX_RECORDS = 1024
 Options = tuple[NDArray[np.int32], RetentionOptions, int]
 
 
@@ -132,7 +135,7 @@ class HostTier:
             shared=shared,
         )
         self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool))
-        self._ended: list[Backup] = []
+        self._ended: deque[Backup] = deque(maxlen=MAX_RECORDS)
         self._counts = dict.fromkeys(["promotions", "promoted", "failed", "backups", "backed_up"], 0)
         self._is_closed = False
 
@@ -152,6 +155,11 @@ class HostTier:
     def num_lanes(self) -> int:
         """Lanes of entries: the groups of tokens, and one for states."""
         return len(self.block_pools)
+
+    @property
+    def tree_lanes(self) -> tuple[int, ...]:
+        """The group of each lane of the tree: those without a window come first."""
+        return self._index.lane_groups
 
     @property
     def num_blocks(self) -> tuple[int, ...]:
@@ -262,13 +270,19 @@ class HostTier:
 
     # -- backup --------------------------------------------------------------------------------------------------
 
-    def backup(self, sequences: Sequence | Iterable[Sequence]) -> int:
+    def backup(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: int | None = None) -> int:
         """Copy the published whole blocks that the host lacks; return their number, summed over the groups.
 
         Blocks and the newest checkpoint are copied, and then published in the host's tree: on the host before the call
         returns; on CUDA on a stream of their own, after the work of the last step, and `poll` publishes them. Until
         then the blocks of the device are pinned. If the host is full of pinned blocks, less is copied. A sequence that
         is swapped out has no published blocks.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        max_tokens : int, optional
+            Longest prefix of each sequence to copy.
 
         Raises
         ------
@@ -280,15 +294,15 @@ class HostTier:
         self._require_open()
         if not self._transfers.is_ready():
             return 0
-        copied = 0
+        copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
         with Held(self._parts.state.lock):
             for sequence in as_list(sequences):
-                copied += self._back_up(sequence)
+                copied += self._back_up(sequence, most)
         return copied
 
-    def _back_up(self, sequence: Sequence) -> int:
+    def _back_up(self, sequence: Sequence, most: int) -> int:
         try:
-            one = _backup.back_up(self._parts.state, self._index, sequence, self._transfers.backup)
+            one = _backup.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup)
         except Exception as error:
             if not isinstance(error, InvalidSequence):
                 self._counts["failed"] += 1
@@ -298,16 +312,17 @@ class HostTier:
         self._counts["backups"] += 1
         self._counts["backed_up"] += one.num_blocks
         if not one.num_receipts:
-            self._ended.append(Backup.of(one, self.block_size))
+            self._ended.append(Backup.of(one))
         return one.num_blocks
 
     def poll(self) -> list[Backup]:
-        """Publish the copies that are done, and return the backups that ended since the last call."""
+        """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
         with Held(self._parts.state.lock):
             for one, error in self._transfers.poll():
                 self._counts["failed"] += error is not None
-                self._ended.append(Backup.of(one, self.block_size, error))
-            ended, self._ended = self._ended, []
+                self._ended.append(Backup.of(one, error))
+            ended = list(self._ended)
+            self._ended.clear()
         return ended
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -323,7 +338,7 @@ class HostTier:
         ----------
         positions : sequence of integers
             For each lane the indices of the blocks in the prefix; for the states, the block at whose end the state is.
-            What is not pinned is evicted for them.
+            What is not pinned is evicted for them: `hold` the blocks of the prefix that the host has.
 
         Raises
         ------

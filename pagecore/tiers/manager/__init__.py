@@ -1,1 +1,1 @@
-"""Tiers: a cache, its host tier and its stores as one."""
+"""Tiers: a cache with everything that lies behind it."""

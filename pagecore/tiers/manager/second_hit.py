@@ -1,0 +1,76 @@
+"""Second hits: the prefixes that more than one sequence has asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.index import BlockPool, RadixTree
+from pagecore.tiers.host._backup import options_of
+
+
+class SecondHits:
+    """The blocks of prompts that were asked for once, and those that were asked for again; no bytes.
+
+    Both are prefix trees of made-up ids, so that prefixes are compared token by token, and the oldest are forgotten.
+
+    Parameters
+    ----------
+    block_size : int
+    num_blocks : int
+        Blocks that each tree remembers.
+    """
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self._once, self._again = _Asked(block_size, num_blocks), _Asked(block_size, num_blocks)
+        self._block_size = block_size
+        self._limits: dict[Sequence, tuple[int, int]] = {}
+
+    def note(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
+        """Note that a sequence with these tokens is added."""
+        known = self._once.match(ids, options)
+        if known:
+            self._again.add(ids[:known], options)
+        self._once.add(ids, options)
+
+    def limit(self, sequence: Sequence) -> int:
+        """Return the computed tokens of a sequence that were asked for more than once."""
+        blocks = sequence.num_computed_tokens // self._block_size
+        seen, limit = self._limits.get(sequence, (-1, 0))
+        if seen != blocks:
+            limit = self._again.match(sequence.tokens[: blocks * self._block_size], options_of(sequence))
+            self._limits[sequence] = blocks, limit
+        return limit
+
+    def forget(self, sequence: Sequence) -> None:
+        """Forget a sequence that is removed; its prompt stays known."""
+        self._limits.pop(sequence, None)
+
+
+class _Asked:
+    """Prefixes that were asked for, the most recent `num_blocks` blocks of them."""
+
+    def __init__(self, block_size: int, num_blocks: int) -> None:
+        self._tree = RadixTree(block_size)
+        self._pool = BlockPool(max(2, num_blocks))
+
+    def match(self, ids: NDArray[np.int32], options: RetentionOptions) -> int:
+        return self._tree.match(ids, namespace=options.namespace, spans=options.spans).num_tokens
+
+    def add(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
+        most = (self._pool.num_blocks - 1) * self._tree.block_size
+        where = {"namespace": options.namespace, "spans": options.spans}
+        count = min(len(ids), most) // self._tree.block_size
+        with self._tree.match_and_lock(ids, **where) as receipt:
+            held = receipt.match.blocks
+            missing = count - len(held)
+            if missing <= 0:
+                return
+            if missing > self._pool.num_free:
+                self._pool.free(self._tree.evict("full", missing - self._pool.num_free).blocks)
+            fresh = self._pool.try_allocate(min(missing, self._pool.num_free))
+            assert fresh is not None
+            blocks = np.concatenate([held, fresh])
+            self._tree.insert(ids[: len(blocks) * self._tree.block_size], blocks, **where)

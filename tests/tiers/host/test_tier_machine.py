@@ -1,0 +1,71 @@
+"""Random operations on caches with a host tier: every sequence has the bytes of its own tokens, wherever they were."""
+
+import os
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize
+
+from pagecore.cache import SwapSpace
+from tests.cache import test_hybrid_machine as hybrid
+from tests.cache import test_prefix_machine as plain
+from tests.tiers.host.rules import WRITES, TierRules
+
+EXAMPLES = 300 if os.environ.get("PAGECORE_FAULTS") == "full" else 20
+
+
+class TierMachine(TierRules, plain.PrefixMachine):
+    @initialize(
+        model=st.sampled_from(sorted(plain.MODELS)),
+        policy=st.sampled_from(["lru", "lfu", "slru"]),
+        num_blocks=st.sampled_from([4, 8, 20]),
+        write=st.sampled_from(WRITES),
+        shares=st.booleans(),
+        scrub=st.booleans(),
+    )
+    def make(self, model, policy, num_blocks, write, shares, scrub):
+        self.layers, blocks = plain.MODELS[model]
+        self.cache = self.make_cache(
+            self.layers,
+            block_size=plain.BLOCK,
+            num_blocks=blocks,
+            max_sequences=6,
+            max_tokens_per_sequence=64,
+            eviction_policy=policy,
+            scrub=scrub,
+        )
+        self.space = SwapSpace(self.cache, num_blocks=9)
+        self.random = np.random.default_rng(0)
+        self.twins = {}
+        self.start_tier(num_blocks, write, shares)
+
+
+class HybridTierMachine(TierRules, hybrid.HybridMachine):
+    @initialize(
+        model=st.sampled_from(sorted(hybrid.MODELS)),
+        num_blocks=st.sampled_from([8, 20]),
+        num_states=st.sampled_from([3, 8]),
+        write=st.sampled_from(WRITES),
+    )
+    def make(self, model, num_blocks, num_states, write):
+        self.layers, blocks, slots = hybrid.MODELS[model]
+        self.rules = self.layers[0]
+        self.cache = self.make_cache(
+            self.layers,
+            block_size=plain.BLOCK,
+            num_blocks=blocks,
+            num_states=slots,
+            max_sequences=6,
+            max_tokens_per_sequence=64,
+        )
+        self.space = SwapSpace(self.cache, num_blocks=9, num_states=5)
+        self.random = np.random.default_rng(0)
+        self.twins = {}
+        self.start_tier(num_blocks, write, False, num_states=num_states)
+
+
+TestTierMachine = TierMachine.TestCase
+TestTierMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
+TestHybridTierMachine = HybridTierMachine.TestCase
+TestHybridTierMachine.settings = settings(max_examples=EXAMPLES, stateful_step_count=40, deadline=None)
