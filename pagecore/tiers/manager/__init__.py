@@ -1,1 +1,1 @@
-"""Tiers: a cache with everything that lies behind it."""
+"""Tiers: a cache, its host tier and its stores as one."""

@@ -6,7 +6,6 @@ import select
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
 from threading import RLock
 from typing import Protocol
 
@@ -18,11 +17,12 @@ from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import HostSide, Positions, Prefix, Spans
 from pagecore.tiers.manager.requests import Load, Request
+from pagecore.tiers.manager.stats import RequestStats
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.manager.writes import Writer
-from pagecore.tiers.store import BlockStore, Keys, StoreStats
+from pagecore.tiers.store import BlockStore, Keys
 
-__all__ = ["Agree", "RequestStats", "StoreSide"]
+__all__ = ["Agree", "StoreSide"]
 
 CHUNK_BYTES = 16 << 20
 PIN_SECONDS = 10.0
@@ -37,30 +37,6 @@ class DeviceSide(Protocol):
         self, tokens: ArrayLike, *, namespace: Hashable = None, spans: Spans | None = None, max_tokens: int | None = None
     ) -> int:
         """Return the number of tokens whose prefix is cached."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestStats:
-    """Counters of the requests and stores of a cache with tiers.
-
-    Attributes
-    ----------
-    num_requests, num_ready, num_late, num_open, num_retiring : int
-        Requests made, those that ended in each way, those that have not ended, and those that have ended while stores
-        still hold memory for them.
-    loaded_tokens : dict
-        Tokens of ended requests that were loaded, by medium.
-    stores : dict
-        Counters of each store, by name.
-    """
-
-    num_requests: int = 0
-    num_ready: int = 0
-    num_late: int = 0
-    num_open: int = 0
-    num_retiring: int = 0
-    loaded_tokens: dict[str, int] = field(default_factory=dict)
-    stores: dict[str, StoreStats] = field(default_factory=dict)
 
 
 class StoreSide:
@@ -203,6 +179,16 @@ class StoreSide:
             if left is not None and left <= 0:
                 return False
             self.wait(0.05 if left is None else min(left, 0.05))
+
+    def wait_for(self, request: Request, timeout: float | None, poll: Callable[[], object]) -> None:
+        """Call `poll` until a request has ended, or `timeout` seconds have passed."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not request.has_ended:
+            poll()
+            left = 0.02 if end is None else min(end - time.monotonic(), 0.02)
+            if request.has_ended or left <= 0:
+                return
+            self.wait(left)
 
     def wait(self, timeout: float) -> None:
         """Wait until `poll` has something to do, `timeout` seconds at most."""
