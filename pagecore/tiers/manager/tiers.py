@@ -170,6 +170,11 @@ class Tiers:
             tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
         )
 
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """The stores, the nearest first, as `Guard` wraps them."""
+        return tuple(port.store for port in self._stores.ports)
+
     def request(
         self,
         tokens: ArrayLike,
@@ -263,7 +268,7 @@ class Tiers:
             hits = {
                 "GPU": self._num_found - self._num_promoted,
                 "CPU": max(self._num_promoted - sum(loaded.values()), 0),
-                **loaded,
+                **{medium: loaded[medium] for medium in ("DISK", "EXTERNAL") if medium in loaded},
             }
             return TierStats(hits, self.host.stats(), requests)
 
