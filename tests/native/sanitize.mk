@@ -39,6 +39,7 @@ HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
 CODE_index := $(wildcard pagecore/index/*.cpp pagecore/index/radix/*.cpp) $(HARNESS)
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) \
             $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/latent_%.cpp) $(HARNESS)
+CODE_tiers := $(wildcard pagecore/tiers/*.cpp pagecore/tiers/*/*.cpp) $(HARNESS)
 # The custom calls for XLA are headers that call ops.
 CODE_interop := $(CODE_ops)
 # The kernels, for tests/ops/native/panels.cpp and amx.cpp.
@@ -62,8 +63,9 @@ TIMEOUT ?= timeout 300
 .PHONY: sanitize asan tsan plain
 .DELETE_ON_ERROR:
 sanitize: asan tsan
-asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/index.run $(OUT)/%/ops.run $(OUT)/%/interop.run
-plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run $(OUT)/plain/interop.run
+asan tsan: %: $(OUT)/%/index.plants $(OUT)/%/ops.plants $(OUT)/%/tiers.plants \
+           $(OUT)/%/index.run $(OUT)/%/ops.run $(OUT)/%/interop.run $(OUT)/%/tiers.run
+plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run $(OUT)/plain/interop.run $(OUT)/plain/tiers.run
 
 define driver # kind, room
 OBJECTS_$(1)_$(2) := $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) $(call DRIVERS_$(1),$(2)))
@@ -79,7 +81,7 @@ $(OUT)/$(1)/$(2).run: $(OUT)/$(1)/$(2)
 	@$$(TIMEOUT) $$(LAUNCH) $$< --seed $$(SEED) --scale $$(SCALE)
 -include $$(OBJECTS_$(1)_$(2):.o=.d)
 endef
-$(foreach kind,asan tsan plain,$(foreach room,index ops interop,$(eval $(call driver,$(kind),$(room)))))
+$(foreach kind,asan tsan plain,$(foreach room,index ops interop tiers,$(eval $(call driver,$(kind),$(room)))))
 
 # Additional flags of single files.
 define level # isa

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.disk.header import SlabHeader
-from pagecore.tiers.disk.slab import PART, create_slab
+from pagecore.tiers.disk.slab import PART, check_file, create_slab
 
 
 class StoreFolder:
@@ -51,7 +51,7 @@ class StoreFolder:
         Raises
         ------
         UnsupportedOption
-            The folder has further slabs.
+            The folder has further slabs, or slabs of another model, layout or size.
         NotEnoughMemory
             There is no room.
         DeviceError
@@ -66,6 +66,9 @@ class StoreFolder:
             )
         made: list[Path] = []
         try:
+            for path, header in paths.items():
+                if path.exists():
+                    check_file(path, header)
             for left in self.path.glob(f"*{PART}"):
                 left.unlink()
             for path, header in paths.items():

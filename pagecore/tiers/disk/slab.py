@@ -28,8 +28,7 @@ class Slab:
     """
 
     def __init__(self, path: Path, header: SlabHeader, queue: IoQueue) -> None:
-        """Open the file at `path`; raise UnsupportedOption unless it has this header and size."""
-        check_file(path, header)
+        """Open the file at `path`, which `check_file` has accepted; raise DeviceError if its table cannot be read."""
         self.header = header
         self._fd, self.is_direct = _open_direct(path)
         try:

@@ -1,0 +1,305 @@
+"""Faults of the disk end in a miss or in the right bytes, and leave every slot and hold in its place."""
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagecore.errors import NotEnoughMemory, UnsupportedOption
+from tests.tiers.disk.kit import PAYLOAD, FileOps, Memory, finish, get, keys_of, look, open_store, put, short
+
+ROOT = Path(__file__).parent.parent.parent.parent
+SLOT = 8192
+TABLE = 8192
+DATA = TABLE + 4096
+
+
+def slab_of(store):
+    (path,) = store.path.glob("*.slab")
+    return path
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EREMOTEIO, errno.ENODATA])
+def test_a_failed_read_is_a_miss_and_drops_the_entry(tmp_path, error):
+    ops = FileOps()
+    with open_store(tmp_path, file_ops=ops.address) as store:
+        put(store, range(4))
+        look(store, [0, 1])
+        ops.on_read = lambda fd, parts, offset: -error if offset == DATA else None
+        done = get(store, range(4))
+        assert done.ok.tolist() == [False, True, True, True]
+        assert done.error == os.strerror(error)
+        ops.on_read = None
+        assert not look(store, [0]).ok.any()
+        store.check_invariants()
+        assert store.stats().num_held == 0
+        assert put(store, [0]).ok.all()
+        assert get(store, [0]).ok.all()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize("place", ["payload", "table"])
+def test_a_failed_write_publishes_nothing(tmp_path, error, place):
+    def fails(fd, parts, offset):
+        return -error if (offset < DATA) == (place == "table") else None
+
+    ops = FileOps(on_write=fails)
+    with open_store(tmp_path, slots=6, file_ops=ops.address) as store:
+        done = put(store, range(4))
+        assert not done.ok.any()
+        assert done.error == os.strerror(error)
+        assert not look(store, range(4)).ok.any()
+        store.check_invariants()
+        ops.on_write = None
+        assert put(store, range(6)).ok.all()
+        assert get(store, range(6)).ok.all()
+    with open_store(tmp_path, slots=6) as store:
+        assert get(store, range(6)).ok.all()
+
+
+def test_a_write_that_fails_over_an_old_entry_is_not_served_after_reopening(tmp_path):
+    ops = FileOps()
+    with open_store(tmp_path, slots=2, file_ops=ops.address) as store:
+        put(store, [0, 1])
+
+        def torn(fd, parts, offset):
+            os.pwritev(fd, short(parts, 4096), offset)
+            return -errno.EIO
+
+        ops.on_write = torn
+        assert not put(store, [2, 3]).ok.any()
+        ops.on_write = None
+    with open_store(tmp_path, slots=2) as store:
+        assert not get(store, range(4)).ok.any()
+        store.check_invariants()
+
+
+def test_short_transfers_are_continued(tmp_path):
+    def read(fd, parts, offset):
+        return os.preadv(fd, short(parts, 512), offset)
+
+    def write(fd, parts, offset):
+        return os.pwritev(fd, short(parts, 1024), offset)
+
+    ops = FileOps(read, write)
+    with open_store(tmp_path, file_ops=ops.address) as store:
+        assert put(store, range(5)).ok.all()
+        assert get(store, range(5)).ok.all()
+        assert ops.num_reads >= 5 * 10
+    with open_store(tmp_path, file_ops=ops.address) as store:
+        assert get(store, range(5)).ok.all()
+
+
+def test_interrupted_calls_are_repeated(tmp_path):
+    seen = set()
+
+    def once(fd, parts, offset):
+        first = offset not in seen
+        seen.add(offset)
+        return -errno.EINTR if first else None
+
+    ops = FileOps(once, once)
+    with open_store(tmp_path, file_ops=ops.address) as store:
+        assert put(store, range(3)).ok.all()
+        seen.clear()
+        assert get(store, range(3)).ok.all()
+
+
+@pytest.mark.parametrize("moved", [0, 1 << 20])
+def test_transfers_that_end_early_or_claim_too_much_are_errors(tmp_path, moved):
+    ops = FileOps()
+    with open_store(tmp_path, file_ops=ops.address) as store:
+        put(store, range(2))
+        ops.on_read = ops.on_write = lambda fd, parts, offset: moved
+        assert not put(store, [5]).ok.any()
+        assert not get(store, [0, 1]).ok.any()
+        store.check_invariants()
+
+
+def test_a_file_that_was_cut_is_a_miss(tmp_path):
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(8))
+        os.truncate(slab_of(store), DATA + 3 * SLOT)
+        done = get(store, range(8))
+        assert done.ok.tolist() == [True] * 3 + [False] * 5
+        assert len(store) == 3
+        store.check_invariants()
+
+
+def flip(path, bit):
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        byte = file.read(1)[0]
+        file.seek(bit // 8)
+        file.write(bytes([byte ^ 1 << bit % 8]))
+
+
+def test_a_flipped_bit_of_a_payload_is_a_miss(tmp_path):
+    rng = np.random.default_rng(3)
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(8))
+        path = slab_of(store)
+    for slot in range(7):
+        flip(path, 8 * (DATA + slot * SLOT) + int(rng.integers(0, PAYLOAD * 8)))
+    with open_store(tmp_path, slots=8) as store:
+        assert len(store) == 8
+        look(store, range(8))
+        done = get(store, range(8))
+        assert done.ok.tolist() == [False] * 7 + [True]
+        assert "sum" in done.error
+        assert len(store) == 1
+        store.check_invariants()
+        assert store.stats().num_held == 0
+    with open_store(tmp_path, slots=8) as store:
+        assert not get(store, range(7)).ok.any()  # the old entries may be there still, and fail again
+
+
+def test_a_flipped_bit_of_an_entry_is_a_miss(tmp_path):
+    """Each bit of one entry in turn: another key, slot, length, sequence or sum, or a damaged one."""
+    with open_store(tmp_path, slots=2) as store:
+        put(store, [0, 1])
+        path = slab_of(store)
+    for bit in range(0, 128 * 8, 5):
+        flip(path, 8 * TABLE + bit)
+        with open_store(tmp_path, slots=2, threads=1) as store:
+            assert get(store, [0, 1]).ok.tolist() == [False, True], bit
+        flip(path, 8 * TABLE + bit)
+    with open_store(tmp_path, slots=2) as store:
+        assert get(store, [0, 1]).ok.all()
+
+
+def test_entries_of_another_slot_or_slab_are_not_believed(tmp_path):
+    for folder in ("a", "b"):
+        with open_store(tmp_path / folder, slots=4, payloads=(PAYLOAD, PAYLOAD)) as store:
+            put(store, range(2), lane=0)
+            put(store, range(2, 4), lane=1)
+            first, second = sorted(store.path.glob("*.slab"))
+    entries = first.read_bytes()[TABLE : TABLE + 256]
+    with second.open("r+b") as file:  # an entry of lane 0 in the table of lane 1
+        file.seek(TABLE)
+        file.write(entries)
+    with first.open("r+b") as file:  # entries that changed places
+        file.seek(TABLE)
+        file.write(entries[128:] + entries[:128])
+    with open_store(tmp_path / "b", slots=4, payloads=(PAYLOAD, PAYLOAD)) as store:
+        assert len(store) == 0
+
+
+def test_a_failing_load_leaves_the_slot_alone_while_another_load_reads_it(tmp_path):
+    ops = FileOps()
+    with open_store(tmp_path, slots=2, threads=2, file_ops=ops.address) as store:
+        put(store, [0, 1])
+        for _ in range(3):
+            look(store, [0])
+        ops.on_read = lambda fd, parts, offset: -errno.EIO
+        assert not get(store, [0]).ok.any()
+        ops.on_read = None
+        store.check_invariants()
+        assert not put(store, [0]).ok.any()  # two lookups hold the slot of the damaged entry
+        assert put(store, [5, 6]).ok.tolist() == [True, False]
+        store.unlock(keys_of(store, [0]))
+        assert not get(store, [0]).ok.any()  # a miss that ends the last hold
+        store.check_invariants()
+        assert put(store, [0]).ok.all()
+        assert get(store, [0]).ok.all()
+
+
+def test_a_limit_of_the_file_size_is_no_room(tmp_path):
+    """RLIMIT_FSIZE: allocation fails, and nothing is left."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(NotEnoughMemory, match="smaller max_bytes"):
+            open_store(tmp_path / "new" / "folder", slots=100)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with open_store(tmp_path, slots=4) as store:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (DATA + SLOT, before[1]))
+        try:
+            assert put(store, range(3)).ok.tolist() == [True, False, False]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        store.check_invariants()
+        assert put(store, range(4)).ok.all()
+        assert get(store, range(4)).ok.all()
+
+
+WRITER = """
+import sys
+from tests.tiers.disk.kit import *
+store = open_store(sys.argv[1], slots=40, threads=4)
+print("open", flush=True)
+for start in range(0, 100_000, 4):
+    put(store, range(start % 120, start % 120 + 4))
+"""
+
+
+@pytest.mark.serial
+def test_a_writer_that_is_killed_leaves_whole_entries(tmp_path):
+    for kill_after in (0.0, 0.05, 0.2):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout.readline() == b"open\n"
+            with pytest.raises(Exception, match="open in another store"):
+                open_store(tmp_path, slots=40)
+            try:
+                writer.wait(kill_after)
+            except subprocess.TimeoutExpired:
+                writer.send_signal(signal.SIGKILL)
+            assert writer.wait() == -signal.SIGKILL
+        with open_store(tmp_path, slots=40) as store:
+            num_entries = len(store)
+            done = get(store, range(124))
+            assert done.ok.sum() >= num_entries - 4 * 4
+            store.check_invariants()
+    assert num_entries > 0
+
+
+@pytest.mark.serial
+def test_a_child_of_fork_is_refused_and_the_parent_goes_on(tmp_path):
+    import warnings
+
+    with open_store(tmp_path) as store:
+        put(store, range(4))
+        keys = keys_of(store, range(4))
+        memory = Memory(4)
+        ticket = store.submit_load(keys, memory.pieces)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                inherited = os.listdir("/proc/self/fd")
+                assert not any(
+                    "slab" in os.readlink(f"/proc/self/fd/{fd}")
+                    for fd in inherited
+                    if os.path.exists(f"/proc/self/fd/{fd}")
+                )
+                for call in (store.submit_lookup, lambda k: store.submit_store(k, memory.pieces)):
+                    with pytest.raises(UnsupportedOption, match="fork"):
+                        call(keys)
+                assert store.poll() == []
+                assert store.drain(1)
+                store.unlock(keys)
+                store.cancel(ticket)
+                assert store.stats().num_stored == 0
+                store.close()
+                del store
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert status == 0
+        assert finish(store, ticket).ok.all()
+        assert put(store, [9]).ok.all()
+        with pytest.raises(Exception, match="open in another store"):
+            open_store(tmp_path)
+        store.check_invariants()

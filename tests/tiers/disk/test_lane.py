@@ -1,0 +1,168 @@
+"""The index of a lane against a twin that keeps every slot, pin and use in plain lists."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pagecore.errors import PagecoreError
+from pagecore.tiers.disk.lane import Lane
+
+SLOTS = 5
+KEYS = st.integers(0, 9).map(lambda n: bytes([n]) * 17)
+
+
+class LaneMachine(RuleBasedStateMachine):
+    """`where` has the place of each key; `uses` the published unpinned keys, the least recently used first."""
+
+    def __init__(self):
+        super().__init__()
+        self.lane = Lane(SLOTS, {})
+        self.slot, self.where, self.uses = {}, {}, []
+        self.lookups, self.loads = [], []
+
+    def pins(self, key):
+        return self.lookups.count(key) + self.loads.count(key)
+
+    def rest(self, key):
+        """Make a key without pins the most recently used, or free the slot of a dropped one."""
+        if self.pins(key):
+            return
+        if self.where[key] == "dropped":
+            del self.where[key], self.slot[key]
+        else:
+            self.uses.append(key)
+
+    @rule(key=KEYS)
+    def take(self, key):
+        if self.where.get(key) in ("published", "writing"):
+            return
+        slot = self.lane.take(key)
+        if key in self.where or (len(self.where) == SLOTS and not self.uses):
+            assert slot is None
+            return
+        if len(self.where) == SLOTS:
+            victim = self.uses.pop(0)
+            assert slot == self.slot.pop(victim)
+            del self.where[victim]
+        assert slot not in self.slot.values()
+        self.slot[key], self.where[key] = slot, "writing"
+
+    @rule(key=KEYS, is_written=st.booleans())
+    def end_write(self, key, is_written):
+        if self.where.get(key) != "writing":
+            return
+        if is_written:
+            self.lane.publish(key)
+            self.where[key] = "published"
+            self.uses.append(key)
+        else:
+            self.lane.abandon(key)
+            del self.where[key], self.slot[key]
+
+    @rule(key=KEYS)
+    def look_up(self, key):
+        is_there = self.where.get(key) == "published"
+        assert self.lane.hold(key) == is_there
+        if is_there:
+            if key in self.uses:
+                self.uses.remove(key)
+            self.lookups.append(key)
+
+    @rule(key=KEYS)
+    def unlock(self, key):
+        self.lane.unhold(key)
+        if key in self.lookups:
+            self.lookups.remove(key)
+            self.rest(key)
+
+    @rule(key=KEYS)
+    def start_load(self, key):
+        slot = self.lane.pin_for_load(key)
+        if self.where.get(key) != "published":
+            assert slot is None
+            if key in self.lookups:
+                self.lookups.remove(key)
+                self.rest(key)
+            return
+        assert slot == self.slot[key]
+        if key in self.lookups:
+            self.lookups.remove(key)
+        elif key in self.uses:
+            self.uses.remove(key)
+        self.loads.append(key)
+
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data(), is_whole=st.booleans())
+    def end_load(self, data, is_whole):
+        key = data.draw(st.sampled_from(self.loads))
+        if not is_whole:
+            expected = self.slot[key] if self.where[key] == "published" else None
+            assert self.lane.drop(key) == expected
+            self.where[key] = "dropped"
+        self.lane.unpin(key)
+        self.loads.remove(key)
+        self.rest(key)
+
+    @rule(key=KEYS)
+    def touch(self, key):
+        self.lane.touch(key)
+        if key in self.uses:
+            self.uses.remove(key)
+            self.uses.append(key)
+
+    @rule(key=KEYS)
+    def drop(self, key):
+        if self.where.get(key) != "published":
+            assert self.lane.drop(key) is None
+            return
+        assert self.lane.drop(key) == self.slot[key]
+        self.where[key] = "dropped"
+        if key in self.uses:
+            self.uses.remove(key)
+            del self.where[key], self.slot[key]
+
+    @invariant()
+    def agrees(self):
+        self.lane.check_invariants()
+        published = {key: self.slot[key] for key, place in self.where.items() if place == "published"}
+        assert self.lane.entries == published
+        assert self.lane.held.total() == len(self.lookups)
+
+
+TestLane = LaneMachine.TestCase
+TestLane.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_reopened_lane_evicts_its_oldest_entries_first():
+    lane = Lane(4, {b"b" * 17: 2, b"a" * 17: 0})
+    assert [lane.take(bytes([n]) * 17) for n in range(5)] == [1, 3, 2, 0, None]
+    lane.check_invariants()
+
+
+@pytest.mark.parametrize("damage", ["entries", "writing", "held"])
+def test_inconsistent_lanes_are_noticed(damage):
+    lane = Lane(4, {b"a" * 17: 0})
+    if damage == "entries":
+        lane.entries[b"b" * 17] = 0
+    elif damage == "writing":
+        lane.writing[b"b" * 17] = 3
+    else:
+        lane.held[b"a" * 17] = 1
+    with pytest.raises(PagecoreError, match="inconsistent"):
+        lane.check_invariants()
+
+
+def test_evictions_follow_the_exact_order_of_uses():
+    count = 3000
+    keys = [int(n).to_bytes(17, "little") for n in np.random.default_rng(0).permutation(2 * count)]
+    lane = Lane(count, {})
+    for key in keys[:count]:
+        lane.take(key)
+        lane.publish(key)
+    for old, key in zip(keys[:count], keys[count:], strict=True):
+        assert old in lane.entries
+        lane.take(key)
+        assert old not in lane.entries
+        lane.publish(key)
