@@ -203,6 +203,13 @@ class Core:
         self._free(part)
         self._leave(part, now)
 
+    def fail_job(self, part: Part, error: Exception, now: float) -> None:
+        """End a part whose copy raised."""
+        assert part.batch is not None
+        part.batch.fail(f"{type(error).__name__}: {error}")
+        self._free(part)
+        self._leave(part, now)
+
     def _poll_store(self) -> list[Done]:
         with suppress(Exception):  # poll never raises by contract
             return [] if self.store is None else self.store.poll()

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from pagecore.errors import ShapeError, StoreError
 from pagecore.tiers.arguments import checked_keys, checked_pieces
-from pagecore.tiers.guard.batch import Kind, run
+from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
@@ -164,8 +164,7 @@ class Guard:
             os.eventfd_write(self._wake, 1)
         self._thread.join()
         while (job := self._core.take_job()) is not None:
-            run(job, framed=self._core.trailer > 0)
-            self._core.end_job(job, self._clock())
+            self._copy(job)
         with self._lock:
             store = self._core.abandon("the guard was closed", self._clock())
         for each in (store, self._retired):
@@ -246,13 +245,21 @@ class Guard:
                 job = self._core.take_job()
                 must_reopen = self._reopen is not None and self._core.wants_reopen(self._clock())
             if job is not None:
-                run(job, framed=self._core.trailer > 0)
-                with self._lock:
-                    self._core.end_job(job, self._clock())
+                self._copy(job)
             elif must_reopen:
                 self._replace_client()
             else:
                 self._sleep()
+
+    def _copy(self, part: Part) -> None:
+        try:
+            run(part, framed=self._core.trailer > 0)
+        except Exception as error:
+            with self._lock:
+                self._core.fail_job(part, error, self._clock())
+            return
+        with self._lock:
+            self._core.end_job(part, self._clock())
 
     def _sleep(self) -> None:
         """Wait for the store, for work, or for the next deadline."""

@@ -46,7 +46,7 @@ class GuardMachine(RuleBasedStateMachine):
         """Keep every other entry in the store from the beginning."""
         blocks = Blocks(NUM_KEYS // 2, NBYTES)
         blocks.payloads[:] = CONTENT[::2]
-        self.core.submit(Kind.STORE, KEYS[::2], blocks.pieces(), self.now)
+        self.core.submit(Kind.STORE, KEYS[::2].copy(), blocks.pieces(), self.now)
         self.work()
         self.core.completions.take()
 
