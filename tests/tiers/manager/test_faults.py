@@ -251,13 +251,11 @@ def test_a_dead_store_is_left_alone_until_it_is_back(stored):
         store.inject("store", "error", 5)
         for _ in range(3):
             served.serve(PROMPT)
-            served.cache.clear_prefix_cache()
-            served.tiers.host.clear()
+            served.forget()
         assert guard.health().breaker == "open"
         limit = time.monotonic() + 20
         while not served.serve(PROMPT).loaded_tokens:
-            served.cache.clear_prefix_cache()
-            served.tiers.host.clear()
+            served.forget()
             assert time.monotonic() < limit
         assert guard.health().breaker == "closed"
 
