@@ -48,18 +48,30 @@ class MemoryStore:
         As `pagecore.tiers.guard.Guard` reads them.
     manual : bool
         Batches hang until `release`.
+    stubborn : bool
+        Hanging batches do not end when they are cancelled.
     delay : float
         Seconds until a batch ends, by a thread.
     """
 
     def __init__(
-        self, *, data=None, medium="EXTERNAL", name="memory", verifies=True, writes_late=False, manual=False, delay=0.0
+        self,
+        *,
+        data=None,
+        medium="EXTERNAL",
+        name="memory",
+        verifies=True,
+        writes_late=False,
+        manual=False,
+        delay=0.0,
+        stubborn=False,
     ):
         self.medium = medium
         self.name = name
         self.verifies = verifies
         self.writes_late = writes_late
         self.manual = manual
+        self.stubborn = stubborn
         self.delay = delay
         self.data = {} if data is None else data
         self.faults = {"lookup": deque(), "load": deque(), "store": deque()}
@@ -96,7 +108,7 @@ class MemoryStore:
 
     def cancel(self, ticket):
         with self._lock:
-            for transfer in [each for each in self.hanging if each.ticket == ticket]:
+            for transfer in [each for each in self.hanging if each.ticket == ticket and not self.stubborn]:
                 self.hanging.remove(transfer)
                 if self.writes_late and transfer.kind != "lookup":
                     self.late.append(transfer)

@@ -1,0 +1,122 @@
+"""Lookups, loads and stores of blocks over one connection to Redis."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.tiers import payload
+from pagecore.tiers.remote.resp.connection import ProtocolError, ReplyError, RespConnection, encode
+from pagecore.tiers.store import Keys, Pieces
+
+# The protocol allows bulk strings of 512 MiB.
+LONGEST_BULK = 512 << 20
+
+
+class RespSession:
+    """Operations on blocks; each pipelines its commands and receives payloads into their pieces.
+
+    A value is the frame of the payload, 24 bytes, and the payload. TOUCH finds entries, because it renews their time
+    of use for the LRU policies, which EXISTS does not.
+    """
+
+    def __init__(self, connection: RespConnection, prefix: bytes, ttl: int | None) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        options = (b"NX",) if ttl is None else (b"NX", b"EX", str(ttl).encode())
+        self._set_arguments = 3 + len(options)
+        self._options = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(each), each) for each in options)
+
+    def open(self) -> None:
+        """Open the connection."""
+        self._connection.open()
+
+    def lookup(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
+        """Find entries."""
+        self._connection.send([b"".join(encode(b"TOUCH", name) for name in self._names(keys))])
+        error = None
+        for index in range(len(keys)):
+            try:
+                ok[index] = self._connection.line() == b":1"
+            except ReplyError as reply:
+                error = str(reply)
+        return error
+
+    def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
+        """Receive entries into their pieces, and verify them; an entry that fails is deleted."""
+        names = self._names(keys)
+        self._connection.send([b"".join(encode(b"GET", name) for name in names)])
+        frames = np.zeros(len(keys), payload.FRAME)
+        error = None
+        for index, (address, nbytes) in enumerate(pieces.tolist()):
+            try:
+                ok[index] = self._receive(address, nbytes, frames[index : index + 1])
+            except ReplyError as reply:
+                error = str(reply)
+        present = frames["magic"] != 0
+        expected = payload.frames_of(keys[ok], pieces[ok])
+        ok[ok] = frames[ok] == expected
+        spoilt = [name for name, is_spoilt in zip(names, (present & ~ok).tolist(), strict=True) if is_spoilt]
+        if spoilt:
+            self._delete(spoilt)
+            error = f"{len(spoilt)} entries differed from their sums or sizes and were deleted"
+        return error
+
+    def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
+        """Send the entries that do not exist."""
+        self.lookup(keys, ok)
+        absent = np.flatnonzero(~ok).tolist()
+        names = self._names(keys)
+        frames = payload.frames_of(keys[~ok], pieces[~ok])
+        buffers: list[bytes | memoryview] = []
+        for index, frame in zip(absent, frames, strict=True):
+            address, nbytes = pieces[index].tolist()
+            name = names[index]
+            head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n" % (self._set_arguments, len(name), name)
+            buffers.append(head + b"$%d\r\n" % (payload.FRAME_BYTES + nbytes) + frame.tobytes())
+            buffers.append(payload.view(address, nbytes))
+            buffers.append(self._options)
+        self._connection.send(buffers)
+        error = None
+        for index in absent:
+            try:
+                ok[index] = self._connection.line() in (b"+OK", b"$-1")
+            except ReplyError as reply:
+                error = str(reply)
+        return error
+
+    def abort(self) -> None:
+        """Let a running call raise."""
+        self._connection.abort()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _names(self, keys: Keys) -> list[bytes]:
+        return [self._prefix + key.tobytes() for key in keys]
+
+    def _receive(self, address: int, nbytes: int, frame: NDArray[np.void]) -> bool:
+        """Receive one value; return True if it has a frame and the size of the piece."""
+        connection = self._connection
+        line = connection.line()
+        if line == b"$-1":
+            return False
+        size = int(line[1:]) if line[:1] == b"$" and line[1:].isdigit() else -1
+        if not 0 <= size <= LONGEST_BULK:
+            raise ProtocolError(f"expected a bulk string from {connection.address.name}, got {line[:60]!r}")
+        if size == payload.FRAME_BYTES + nbytes:
+            connection.into(frame.view(np.uint8).data)
+            connection.into(payload.view(address, nbytes))
+        else:
+            frame["magic"] = 1  # present, and not a frame
+            connection.skip(size)
+        connection.end_bulk()
+        return size == payload.FRAME_BYTES + nbytes
+
+    def _delete(self, names: list[bytes]) -> None:
+        self._connection.send([encode(b"UNLINK", *names)])
+        try:
+            self._connection.line()
+        except ReplyError:
+            return  # a server that refuses to delete keeps the entry, which fails again

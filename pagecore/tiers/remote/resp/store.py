@@ -1,0 +1,81 @@
+"""Store of blocks in Redis or Valkey."""
+
+from __future__ import annotations
+
+import ssl
+
+from pagecore.errors import ShapeError
+from pagecore.tiers.remote.resp.address import Address
+from pagecore.tiers.remote.resp.connection import RespConnection
+from pagecore.tiers.remote.resp.session import RespSession
+from pagecore.tiers.remote.store import Identity
+from pagecore.tiers.remote.workers import Connection, WorkerStore
+
+# Version of keys and values in the server.
+PREFIX = b"pc1:"
+
+
+class RespStore(WorkerStore):
+    """Blocks in a Redis or Valkey server, by RESP2 over TCP, TLS or a Unix socket.
+
+    Commands are pipelined, and payloads pass between socket and memory of the caller without a copy. A value is a frame
+    of 24 bytes with length and XXH3_64, then the payload; an entry that differs from its frame is a miss and is
+    deleted. A lookup renews the time of use of what it finds, but holds nothing: what the server evicts before the load
+    is a miss. A connection that was lost is opened again with the next batch.
+
+    Parameters
+    ----------
+    url : str
+        ``redis://[user:password@]host[:port][/database]``, ``rediss://...`` for TLS, or
+        ``unix:///path/to/socket[?db=database]``; valkey:// and valkeys:// are redis:// and rediss://.
+    fingerprint : Fingerprint
+        Entries have the prefix ``pc1:<name of the fingerprint>:``.
+    connections : int
+        Connections, each with a thread.
+    timeout : float
+        Seconds without progress after which a batch fails. A `Guard` ends batches earlier.
+    ttl : int, optional
+        Seconds after which the server drops an entry.
+    ssl_context : ssl.SSLContext, optional
+        Certificates for rediss://; the default checks the server against the authorities of the system.
+
+    Raises
+    ------
+    UnsupportedOption
+        The URL does not parse.
+    StoreError
+        No server answers, it does not speak RESP2, or it refuses user, password or database.
+    ShapeError
+        `connections`, `timeout` or `ttl` is not positive.
+
+    Notes
+    -----
+    Protocol: Redis serialization protocol specification, version 2.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        fingerprint: Identity,
+        connections: int = 2,
+        timeout: float = 5.0,
+        ttl: int | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        if connections < 1 or not timeout > 0 or (ttl is not None and ttl < 1):
+            raise ShapeError(
+                f"expected connections >= 1, timeout > 0 and ttl >= 1, got {connections}, {timeout} and {ttl}"
+            )
+        self._address = Address.parse(url)
+        self._timeout = timeout
+        self._ttl = ttl
+        self._ssl_context = ssl_context
+        self._prefix = PREFIX + fingerprint.name.encode() + b":"
+        first = self._connect()
+        first.open()
+        super().__init__(self._address.name, fingerprint, first, connections)
+
+    def _connect(self) -> Connection:
+        connection = RespConnection(self._address, timeout=self._timeout, context=self._ssl_context)
+        return RespSession(connection, self._prefix, self._ttl)

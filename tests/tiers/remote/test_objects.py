@@ -1,0 +1,213 @@
+"""ObjectStore over memory, a folder, and real servers: moto (S3) and Azurite (Azure Blob)."""
+
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.tiers.remote.objects import ObjectStore
+from tests.tiers.blocks import Blocks, random_keys, wait
+from tests.tiers.remote.contract import Contract, fingerprint
+
+# The account and key that Azurite publishes.
+AZURITE = {
+    "account_name": "devstoreaccount1",
+    "account_key": "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==",
+}
+S3 = {"access_key_id": "testing", "secret_access_key": "testing", "region": "us-east-1"}
+PLAIN = {"allow_http": True}
+
+
+class ObjectContract(Contract):
+    options: ClassVar = {}
+
+    def open(self, salt):
+        return ObjectStore(self.url, fingerprint=fingerprint(salt), **self.options)
+
+    def path(self, store, key):
+        return f"{store._folder}/{key.tobytes().hex()}"
+
+    def content(self, store, key):
+        return bytes(store._api.get(store._objects, self.path(store, key)).bytes())
+
+    def replace(self, store, key, content):
+        if content is None:
+            store._api.delete(store._objects, self.path(store, key))
+        else:
+            store._api.put(store._objects, self.path(store, key), content)
+
+    def spoil(self, store, key, byte, size=None):
+        content = bytearray(self.content(store, key))
+        if byte is not None:
+            content[byte] ^= 4
+        else:
+            content = content[:size] + bytes(max(0, size - len(content)))
+        self.replace(store, key, bytes(content))
+
+
+class TestMemory(ObjectContract):
+    IS_SHARED = False  # memory belongs to one client
+    url = "memory:///"
+
+
+class TestFolder(ObjectContract):
+    @pytest.fixture(autouse=True)
+    def server(self, tmp_path):
+        self.url = tmp_path.as_uri()
+
+
+class TestS3(ObjectContract):
+    @pytest.fixture(autouse=True)
+    def server(self, moto_server):
+        self.url = "s3://bucket/prefix"
+        self.options = {**S3, "endpoint": moto_server.url, "client_options": PLAIN}
+        urllib.request.urlopen(urllib.request.Request(f"{moto_server.url}/bucket", method="PUT")).close()
+
+
+class TestAzure(ObjectContract):
+    @pytest.fixture(autouse=True)
+    def server(self, azurite_server):
+        self.url = "az://container/prefix"
+        self.options = {
+            **AZURITE,
+            "endpoint": f"{azurite_server.url}/{AZURITE['account_name']}",
+            "client_options": PLAIN,
+        }
+        create_container(azurite_server.url)
+
+
+def create_container(url):
+    """Create the container by a request that is signed with the shared key."""
+    import base64
+    import hashlib
+    import hmac
+    from email.utils import formatdate
+
+    account, date = AZURITE["account_name"], formatdate(usegmt=True)
+    headers = {"x-ms-date": date, "x-ms-version": "2021-12-02"}
+    resource = f"/{account}/{account}/container\nrestype:container"
+    canonical = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+    text = "PUT" + "\n" * 12 + canonical + resource
+    key = base64.b64decode(AZURITE["account_key"])
+    signature = base64.b64encode(hmac.new(key, text.encode(), hashlib.sha256).digest()).decode()
+    headers |= {"Authorization": f"SharedKey {account}:{signature}", "Content-Length": "0"}
+    request = urllib.request.Request(f"{url}/{account}/container?restype=container", headers=headers, method="PUT")
+    try:
+        urllib.request.urlopen(request).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != 409:  # it exists already
+            raise
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "bucket/prefix", "http://host/x", "ftp://host", "s3://", "s3:/x", "az://", "redis://host", "memory://x", 7],
+)
+def test_urls_that_do_not_parse_are_refused(url):
+    with pytest.raises(UnsupportedOption, match=r"use s3://bucket/prefix"):
+        ObjectStore(url, fingerprint=fingerprint())
+
+
+def test_options_are_checked():
+    with pytest.raises(UnsupportedOption, match="nonsense_key"):
+        ObjectStore("s3://bucket", fingerprint=fingerprint(), nonsense_key="x")
+    for option in ({"concurrency": 0}, {"timeout": 0}):
+        with pytest.raises(ShapeError, match="expected concurrency >= 1"):
+            ObjectStore("memory:///", fingerprint=fingerprint(), **option)
+    with pytest.raises(UnsupportedOption, match="/nonexistent"):
+        ObjectStore("file:///nonexistent/folder", fingerprint=fingerprint())
+
+
+def test_nobody_listens():
+    with pytest.raises(
+        StoreError, match="cannot be used.*check the URL, endpoint, region and credentials".replace(".*", r"(?s:.*)")
+    ):
+        ObjectStore(
+            "s3://bucket",
+            fingerprint=fingerprint(),
+            timeout=0.3,
+            endpoint="http://127.0.0.1:1",
+            client_options=PLAIN,
+            **S3,
+        )
+
+
+def test_a_bucket_that_does_not_exist_is_named(moto_server):
+    with pytest.raises(StoreError, match="NoSuchBucket; create the bucket"):
+        ObjectStore("s3://nowhere", fingerprint=fingerprint(), endpoint=moto_server.url, client_options=PLAIN, **S3)
+
+
+@pytest.fixture
+def wrong_server():
+    """A server of HTTP that answers everything with one status and no object."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self):
+            self.send_response(self.server.status)
+            self.send_header("Content-Length", "5")
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(b"hello")
+
+        do_GET = do_PUT = do_HEAD = do_DELETE = answer
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.status = 403
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_refused_credentials_are_an_error_that_names_the_remedy(wrong_server):
+    with pytest.raises(StoreError, match="credentials"):
+        ObjectStore(
+            "s3://bucket",
+            fingerprint=fingerprint(),
+            endpoint=f"http://127.0.0.1:{wrong_server.server_port}",
+            client_options=PLAIN,
+            **S3,
+        )
+
+
+def test_a_server_that_is_not_an_object_store_gives_misses(wrong_server):
+    wrong_server.status = 404
+    with ObjectStore(
+        "s3://bucket",
+        fingerprint=fingerprint(),
+        endpoint=f"http://127.0.0.1:{wrong_server.server_port}",
+        client_options=PLAIN,
+        timeout=1.0,
+        **S3,
+    ) as store:
+        wrong_server.status = 200
+        keys = random_keys(2)
+        blocks = Blocks(2, 20_000)
+        done = wait(store, store.submit_load(keys, blocks.pieces()))
+        assert not done.ok.any()
+        assert done.error is not None
+        assert blocks.is_poisoned.all()
+
+
+def test_large_payloads_are_read_by_ranges(tmp_path):
+    class Large:
+        name = "large"
+        payload_bytes = (20 << 20,)
+
+    keys = random_keys(2)
+    blocks = Blocks(2, 20 << 20)
+    expected = blocks.fill(0)
+    with ObjectStore(tmp_path.as_uri(), fingerprint=Large()) as store:
+        assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+        blocks.poison()
+        assert wait(store, store.submit_load(keys, blocks.pieces())).ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
