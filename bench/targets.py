@@ -42,7 +42,7 @@ FORMAT_DECODE_RATIO_MIN = MappingProxyType({8: 1.6, 4: 2.2})
 FORMAT_WRITE_RATIO_MIN = 0.5
 # A call of an operator through torch's dispatcher.
 DISPATCH_US_MAX = 10.0
-# A get of 1 MiB entries from disk, sums included, as a share of raw preadv of the same bytes on as many threads.
+# A get of 1 MiB entries from disk, sums included, as a share of raw preadv of the same slots on 8 threads.
 DISK_READ_RATIO_MIN = 0.9
 # On a GPU: writes and moves as a share of a device-to-device copy of the same bytes; decode as a share of the rate of
 # such a copy, and the time of one sequence of 4,096 tokens; a prompt of 8,192 tokens as a share of the rate of a matrix

@@ -201,6 +201,7 @@ MESSAGES = {
     b" does not fit a table of int32": "pagecore.index._request_table",
     b" is in the tree already, at another place": "pagecore.index._radix_core",
     b" is not available on this machine or in this build; available: ": "pagecore.ops.cpu._cpu",
+    b"; number the batches": "pagecore.tiers.disk._io",
 }
 
 

@@ -1,12 +1,10 @@
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-import numpy as np
-
 from pagecore.arrays._tensor import Tensor
 
 def pinned(nbytes: int, device: str, *, zeroed: bool = False) -> Tensor: ...
-def mapped(memory: np.ndarray[Any, np.dtype[np.uint8]], device: str) -> Tensor: ...
+def mapped(address: int, nbytes: int, device: str, owner: object) -> Tensor: ...
 def empty(
     shape: SupportsIndex | Iterable[SupportsIndex], dtype: Any = "float32", device: Any = "cpu", *, stream: Any = None
 ) -> Tensor: ...

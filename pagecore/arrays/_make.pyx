@@ -84,19 +84,20 @@ def pinned(nbytes, device, *, bint zeroed=False):
     memory = cuda.runtime().allocate_pinned(nbytes)
     if zeroed:
         memory.fill(0)
-    return mapped(memory, device)
+    return mapped(memory.ctypes.data, nbytes, device, memory)
 
 
-def mapped(memory, device):
-    """Return page-locked host memory as a tensor of bytes on a CUDA device, which accesses it over its bus.
+def mapped(address, nbytes, device, owner):
+    """Return memory that a CUDA device can access as a tensor of bytes on that device.
 
     Parameters
     ----------
-    memory : ndarray of uint8
-        ``[nbytes]``, C-contiguous; allocated by the runtime of the device, or registered with it before the device
-        accesses the tensor. The tensor keeps the array alive.
+    address, nbytes : int
+        Page-locked host memory, which the device accesses over its bus, or memory of the device.
     device : str
         A CUDA device.
+    owner : object
+        Owner of the memory; the tensor keeps it alive.
 
     Returns
     -------
@@ -104,14 +105,14 @@ def mapped(memory, device):
         ``[nbytes]``, uint8.
     """
     cdef ArrayView view
-    view.data = <char*><uintptr_t>memory.ctypes.data
+    view.data = <char*><uintptr_t>address
     view.dtype = as_dtype("uint8").code
     view.ndim = 1
-    view.shape[0] = memory.size
+    view.shape[0] = nbytes
     set_contiguous_strides(view)
     view.device_type = CUDA
     view.device_id = device_index(device)
-    return tensor_of(view, memory)
+    return tensor_of(view, owner)
 
 
 def empty(shape, dtype="float32", device="cpu", *, stream=None):

@@ -79,6 +79,18 @@ class Runtime(Protocol):
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`; the work of devices on the memory has finished."""
 
+    def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
+        """Return a handle of the allocation that holds a device address, and the offset of the address in it.
+
+        UnsupportedOption for memory that other processes cannot open, such as that of cuMemCreate.
+        """
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        """Map the allocation of another process by its handle; return its address."""
+
+    def close_ipc(self, address: int, device: int) -> None:
+        """Unmap an allocation that `open_ipc` returned; the work of devices on it has finished."""
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses, on a device or on the host."""
 

@@ -42,6 +42,13 @@ class SwappedBlocks(Protocol):
         """Wait until a device has made the copies that were submitted so far."""
 
 
+class SavedMemory(Protocol):
+    """Memory of a cache whose pages can be given back; see `pagecore.cache.saver`."""
+
+    def require_memory(self) -> None:
+        """Raise DeviceError while the pages are given back."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossParts:
     """Parts of a cache that only cross attention needs.
@@ -92,6 +99,8 @@ class CacheParts:
     parallel : TensorParallel
     cross : CrossParts or None
         Parts of cross attention; None for a cache without it.
+    saver : SavedMemory or None
+        Memory whose pages can be given back; None for a cache without `memory_saver`.
     swap_spaces : WeakSet of SwappedBlocks
         Swap spaces that serve the cache.
     """
@@ -113,6 +122,7 @@ class CacheParts:
     scrub: bool
     parallel: TensorParallel
     cross: CrossParts | None = None
+    saver: SavedMemory | None = None
     swap_spaces: weakref.WeakSet[SwappedBlocks] = field(default_factory=weakref.WeakSet)
 
     @property

@@ -123,8 +123,8 @@ class HostMemory:
         NotEnoughMemory
             The system cannot map it.
         """
-        size = require_int("nbytes", nbytes, max=NBYTES_MAX)
         try:
+            size = require_int("nbytes", nbytes, max=NBYTES_MAX)
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError:
@@ -169,7 +169,9 @@ class HostMemory:
 
         On a CUDA device the tensor is for operations of the device, which may access what is registered.
         """
-        return as_tensor(self._bytes) if device_index(device) is None else mapped(self._bytes, device)
+        if device_index(device) is None:
+            return as_tensor(self._bytes)
+        return mapped(self.address, self.nbytes, device, self._owner)
 
     def register(self, device: str, chunks: Sequence[Chunk] | None = None) -> None:
         """Page-lock the memory for CUDA devices, in the background.
@@ -194,7 +196,7 @@ class HostMemory:
         if self._held.registration is not None or self._held.is_closed:
             raise DeviceError("the memory is registered already, or closed; make another HostMemory")
         ranges = whole_chunks(self.nbytes, PAGE) if chunks is None else chunks
-        self._held.registration = Registration(cuda.runtime(), index, self.address, ranges)
+        self._held.registration = Registration(cuda.runtime(), index, self.address, ranges, self._owner)
 
     def is_registered(self, begin: int, end: int) -> bool:
         """Return True if bytes [begin, end) of the memory are page-locked, so that a device may access them."""
@@ -211,6 +213,21 @@ class HostMemory:
         """
         registration = self._held.registration
         return registration is not None and registration.wait(timeout)
+
+    def discard(self) -> None:
+        """Give all pages back to the system: the content is zero from now on, and pages come back when touched.
+
+        Raises
+        ------
+        DeviceError
+            The memory is page-locked for a device, or otherwise locked.
+        """
+        if self._held.registration is not None and not self._held.is_closed:
+            raise DeviceError("the memory is registered with a device, which may access it; close it first")
+        advice = mmap.MADV_DONTNEED if self.fd is None else mmap.MADV_REMOVE
+        failed = _advise(self.address, self.nbytes, advice)
+        if failed:
+            raise DeviceError(f"the system does not take the pages of the memory back: {os.strerror(failed)}")
 
     def close(self) -> None:
         """Unregister the memory and close its descriptor; it is unmapped with the last tensor over it.

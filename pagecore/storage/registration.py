@@ -45,16 +45,18 @@ class Registration:
         Start of the memory; a multiple of a page.
     chunks : sequence of (int, int)
         Adjoining ranges of bytes from 0 on. A copy by DMA must not cross from one into another.
+    owner : object
+        Owner of the mapping; the thread keeps it alive while it registers.
     """
 
-    def __init__(self, runtime: Runtime, device: int, address: int, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, runtime: Runtime, device: int, address: int, chunks: Sequence[Chunk], owner: object) -> None:
         self._runtime, self._device, self._address = runtime, device, address
         self._chunks = list(chunks)
         self._done: list[Chunk] = []
         self._failure: Exception | None = None
         self._is_closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="pagecore-register", daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(owner,), name="pagecore-register", daemon=True)
         self._thread.start()
 
     def covers(self, begin: int, end: int) -> bool:
@@ -88,7 +90,8 @@ class Registration:
                 return
             self._is_closed = True
             self._changed.notify_all()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # the thread may drop the last reference to the owner
+            self._thread.join()
         for begin, _ in reversed(self._done):
             try:
                 self._runtime.unregister_host(self._address + begin)
@@ -96,7 +99,7 @@ class Registration:
                 warnings.warn(f"host memory stays page-locked: {error}", ResourceWarning, stacklevel=2)
         self._done = []
 
-    def _work(self) -> None:
+    def _work(self, owner: object) -> None:  # noqa: ARG002
         for begin, end in self._chunks:
             if self._is_closed:
                 return

@@ -239,8 +239,8 @@ def test_memory_is_registered_chunk_by_chunk_in_the_background():
 def test_the_first_chunk_is_usable_before_the_last():
     runtime = Gate()
     with use_runtime(runtime):
-        memory = HostMemory(2 * PAGE)
-        memory.register("cuda:0", [(0, PAGE), (PAGE, 2 * PAGE)])
+        memory = HostMemory(3 * PAGE)
+        memory.register("cuda:0", [(0, PAGE), (PAGE, 2 * PAGE), (2 * PAGE, 3 * PAGE)])
         runtime.open.release()
         while not memory.is_registered(0, PAGE):
             assert runtime.reached.wait(10)
@@ -248,9 +248,12 @@ def test_the_first_chunk_is_usable_before_the_last():
         assert not memory.is_registered(PAGE, 2 * PAGE)
         closing = threading.Thread(target=memory.close)
         closing.start()  # waits for the chunk in progress
+        while not memory._held.registration._is_closed:
+            assert closing.is_alive()
         runtime.open.release(5)
         closing.join(10)
         assert not closing.is_alive()
+        assert len(runtime.registered) == 2
         assert set(runtime.unregistered) == {address for address, *_ in runtime.registered}
 
 
@@ -285,6 +288,23 @@ def test_memory_that_is_collected_is_unregistered_after_its_last_tensor():
         gc.collect()
         assert len(runtime.unregistered) == 1
     assert not [thread for thread in threading.enumerate() if thread.name == "pagecore-register"]
+
+
+def test_memory_that_is_dropped_while_it_is_registered_is_given_back_at_the_end():
+    runtime = Gate()
+    with use_runtime(runtime):
+        memory = HostMemory(2 * PAGE)
+        memory.register("cuda:0", [(0, PAGE), (PAGE, 2 * PAGE)])
+        assert runtime.reached.wait(10)
+        thread = memory._held.registration._thread
+        del memory
+        gc.collect()
+        assert runtime.unregistered == []
+        runtime.open.release(5)
+        thread.join(10)
+        assert not thread.is_alive()
+        assert sorted(runtime.unregistered) == sorted(address for address, *_ in runtime.registered)
+        assert len(runtime.unregistered) == 2
 
 
 def test_only_devices_that_exist_register_memory():

@@ -1,11 +1,23 @@
 """HostPool: entries of every lane against a plain model of their bytes."""
 
 import gc
+import math
 
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, KVLayout, LatentSpec, Plane, StateSpec
+import pagecore
+from pagecore import (
+    AttentionSpec,
+    KVLayout,
+    LatentSpec,
+    Plane,
+    StateSpec,
+    available_isas,
+    copy_blocks,
+    set_isa,
+    transfer_blocks,
+)
 from pagecore.arrays.cuda import use_runtime
 from pagecore.errors import (
     DeviceError,
@@ -16,8 +28,9 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 from pagecore.storage import HostMemory, HostPool, KVPool
-from pagecore.storage.host_pool import _chunks, checked_geometry
-from pagecore.storage.slotwise import slot_offsets
+from pagecore.storage.host_pool import _chunks
+from pagecore.storage.pool_geometry import checked_geometry
+from pagecore.storage.state_memory import slot_offsets
 from pagecore.storage.state_shapes import delta_planes, short_conv_planes
 from tests.arrays.fake_runtime import FakeRuntime
 
@@ -34,7 +47,8 @@ class Coded:
 
 
 GROUPS = [(AttentionSpec(2, 8, 12, "float16"), 3), (LatentSpec(24, 8, scale=1.0), 2), (Coded(), 2)]
-STATES = [StateSpec(delta_planes(2, 4, 8, 8)), StateSpec(short_conv_planes(3)), StateSpec(delta_planes(1, 2, 8, 8))]
+ODD = (Plane("flags", (3,), "int8", per="sequence"), Plane("sum", (2,), "float32", per="sequence"))
+STATES = [StateSpec(delta_planes(2, 4, 8, 8)), StateSpec(short_conv_planes(3)), StateSpec(ODD)]
 COUNTS, SLOTS, SIZE = [6, 5, 4], 5, 4
 
 
@@ -107,7 +121,8 @@ def test_a_payload_is_one_run_layer_by_layer_and_plane_by_plane(heads):
 def test_slots_are_aligned_and_lie_one_after_the_other():
     pool = make()
     assert pool.slot_bytes == tuple(-(-size // 4096) * 4096 for size in pool.payload_bytes)
-    assert pool.nbytes == sum(step * count for step, count in zip(pool.slot_bytes, [*COUNTS, SLOTS], strict=True))
+    sizes = [step * count for step, count in zip(pool.slot_bytes, [*COUNTS, SLOTS], strict=True)]
+    assert pool.nbytes == sum(-(-size // 65536) * 65536 for size in sizes)
     assert pool.memory.address % 4096 == 0
     begin = pool.memory.address
     for lane, count in enumerate([*COUNTS, SLOTS]):
@@ -118,7 +133,7 @@ def test_slots_are_aligned_and_lie_one_after_the_other():
             pieces[:, 0], begin + np.arange(1, count, dtype=np.uint64) * np.uint64(pool.slot_bytes[lane])
         )
         assert (pieces[:, 1] == pool.payload_bytes[lane]).all()
-        begin += count * pool.slot_bytes[lane]
+        begin += -(-sizes[lane] // 65536) * 65536
     assert pool.pieces(0, []).shape == (0, 2)
     assert pool.pieces(3, np.uint8(2))[0, 0] == pool.pieces(3, [1, 2])[1, 0]
     for view, slot in ((pool.kv_pools[1].plane("latent", 0), 3), (pool.state_pool.plane("conv", 0), 3)):
@@ -126,10 +141,16 @@ def test_slots_are_aligned_and_lie_one_after_the_other():
         assert view[slot].pointer == pool.pieces(lane, slot)[0, 0]
 
 
-@pytest.mark.parametrize("lane", range(3))
-def test_copies_of_blocks_change_the_payload_of_their_targets_alone(lane):
-    from pagecore import copy_blocks
+@pytest.fixture(params=available_isas())
+def isa(request):
+    before = pagecore.isa()
+    set_isa(request.param)
+    yield
+    set_isa(before)
 
+
+@pytest.mark.parametrize("lane", range(3))
+def test_copies_of_blocks_change_the_payload_of_their_targets_alone(isa, lane):
     pool = make()
     memory = pool.memory.tensor().numpy()
     memory[:] = np.random.default_rng(1).integers(0, 256, memory.shape, np.uint8)
@@ -141,7 +162,7 @@ def test_copies_of_blocks_change_the_payload_of_their_targets_alone(lane):
     np.testing.assert_array_equal(memory, before)
 
 
-def test_states_are_copied_and_zeroed_within_their_slots():
+def test_states_are_copied_and_zeroed_within_their_slots(isa):
     pool = make()
     before = filled(pool)
     pool.state_pool.copy([1, 2], [3, 4])
@@ -158,9 +179,7 @@ def test_states_are_copied_and_zeroed_within_their_slots():
         np.testing.assert_array_equal(pool.entries(lane).numpy(), before[lane])
 
 
-def test_blocks_move_between_a_pool_of_a_cache_and_a_host_pool():
-    from pagecore import transfer_blocks
-
+def test_blocks_move_between_a_pool_of_a_cache_and_a_host_pool(isa):
     pool = make()
     own = KVPool(GROUPS[0][0], 3, 7, SIZE, "layerwise")
     random = np.random.default_rng(2)
@@ -293,24 +312,27 @@ def test_a_pool_over_too_little_memory_is_refused():
 # -- for a CUDA device -------------------------------------------------------------------------------------------------
 
 
-def test_no_chunk_ends_within_an_entry(monkeypatch):
-    geometry = checked_geometry(GROUPS, SIZE, STATES, [900, 700, 300], 50, "HND")
+@pytest.mark.parametrize("page", [4096, 65536])
+def test_chunks_are_whole_pages_and_none_ends_within_an_entry(monkeypatch, page):
+    geometry = checked_geometry(GROUPS, 96, STATES, [90, 70, 30], 50, "HND")
+    assert {step // 4096 for step in geometry.slot_bytes} >= {1, 3, 6}
     from pagecore.storage import host_pool
 
     whole, join = host_pool.whole_chunks, host_pool.joined
+    monkeypatch.setattr(host_pool, "PAGE", page)
     for limit in (4096, 10_000, 1 << 20, 1 << 40):
         monkeypatch.setattr(host_pool, "whole_chunks", lambda n, unit, most=limit: whole(n, unit, most))
         monkeypatch.setattr(host_pool, "joined", lambda chunks, most=limit: join(chunks, most))
         chunks = _chunks(geometry)
         assert [begin for begin, _ in chunks] == [0, *(end for _, end in chunks[:-1])]
         assert chunks[-1][1] == geometry.offsets[-1]
-        assert max(end - begin for begin, end in chunks) <= max(limit, *geometry.slot_bytes)
-        bounds = {
-            begin + i * step
-            for begin, count, step in zip(geometry.offsets[:-1], geometry.counts, geometry.slot_bytes, strict=True)
-            for i in range(count + 1)
-        }
-        assert {end for _, end in chunks} <= bounds
+        assert max(end - begin for begin, end in chunks) <= max(
+            limit, *(math.lcm(step, page) for step in geometry.slot_bytes)
+        )
+        assert all(end % page == 0 for _, end in chunks)
+        for begin, count, step in zip(geometry.offsets[:-1], geometry.counts, geometry.slot_bytes, strict=True):
+            inside = [end - begin for _, end in chunks if begin < end < begin + count * step]
+            assert all(end % step == 0 for end in inside)
     assert len(chunks) == 1
 
 

@@ -64,7 +64,8 @@ cdef extern from "pagecore/tiers/disk/slab_table.hpp" namespace "pagecore::tiers
         ContentKey key
         uint64_t sequence
     cdef cppclass StoreJob(Job):
-        StoreJob(uint64_t, vector[Transfer], vector[Place], vector[shared_ptr[NativeSlabTable]]) except +raise_python_error
+        StoreJob(uint64_t, vector[Transfer], vector[Place], vector[shared_ptr[NativeSlabTable]]) \
+            except +raise_python_error
     cdef cppclass LoadJob(Job):
         LoadJob(uint64_t, vector[Transfer], vector[shared_ptr[NativeSlabTable]]) except +raise_python_error
 
@@ -121,7 +122,7 @@ Keys of the slots of one slab, in memory and in the file.
             raise OSError(error, os.strerror(error))
 
     def used(self):
-        """Return the slots in use, ascending: slots uint32 ``[n]``, keys uint8 ``[n, 17]``, sequences uint64 ``[n]``."""
+        """Return the entries, by slot: slots uint32 ``[n]``, keys uint8 ``[n, 17]``, sequences uint64 ``[n]``."""
         cdef vector[Entry] entries
         cdef size_t i
         cdef uint32_t[::1] slot_view
@@ -151,7 +152,7 @@ Keys of the slots of one slab, in memory and in the file.
             self.native.get().check_invariants()
 
 
-cdef class Batch:
+cdef class _Batch:
     """Transfers that are being collected for one job."""
     cdef vector[Transfer] transfers
     cdef vector[Place] places
@@ -188,8 +189,8 @@ cdef class IoQueue:
     """IoQueue(threads=8, file_ops=0)\n--\n\n\
 Native threads that load and store payloads; loads go first.
 
-    Every method may be called from any thread. In a child of `os.fork` a submission is refused, and the other methods do
-    nothing.
+    Every method may be called from any thread. In a child of `os.fork` a submission is refused, and the other methods
+    do nothing.
 
     Parameters
     ----------
@@ -238,7 +239,7 @@ Native threads that load and store payloads; loads go first.
         UnsupportedOption
             The queue is closed, or this is a fork of the process that made it.
         """
-        cdef Batch batch = Batch.__new__(Batch)
+        cdef _Batch batch = _Batch.__new__(_Batch)
         batch.fill(operations, True, 0)
         cdef unique_ptr[Job] job
         job.reset(<Job*> new LoadJob(ticket, batch.transfers, batch.tables))
@@ -247,7 +248,7 @@ Native threads that load and store payloads; loads go first.
 
     def submit_store(self, uint64_t ticket, list operations, uint64_t sequence):
         """Write payloads, and afterwards their entries; `sequence` numbers the first entry. See `submit_load`."""
-        cdef Batch batch = Batch.__new__(Batch)
+        cdef _Batch batch = _Batch.__new__(_Batch)
         batch.fill(operations, False, sequence)
         cdef unique_ptr[Job] job
         job.reset(<Job*> new StoreJob(ticket, batch.transfers, batch.places, batch.tables))

@@ -22,7 +22,7 @@ def fingerprint(payloads=(PAYLOAD,), model="model", **options):
 
 
 def bytes_for(slots, payloads=(PAYLOAD,)):
-    """Return a max_bytes that holds so many entries of each lane."""
+    """Return a max_bytes that holds `slots` entries of each lane."""
     return sum(8192 + -(-slots * 128 // 4096) * 4096 + slots * -(-payload // 4096) * 4096 for payload in payloads)
 
 

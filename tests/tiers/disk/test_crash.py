@@ -10,7 +10,7 @@ import pytest
 from tests.tiers.disk.crash import History, Reader, Recorder
 from tests.tiers.disk.kit import Memory, content, finish, keys_of, open_store, put
 
-# 1,600 failures at least; PAGECORE_FAULTS=full takes ten times as many.
+# 1,600 failures at least; PAGECORE_FAULTS=full takes 16,000.
 NUM_CRASHES = 1600 if os.environ.get("PAGECORE_FAULTS") != "full" else 16_000
 SLOTS, NUMBERS = 36, 90
 PAYLOAD = 6000
