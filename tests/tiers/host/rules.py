@@ -58,6 +58,35 @@ class TierRules:
             assert 0 <= ended.start <= ended.stop == len(ended.tokens)
             assert ended.start % BLOCK == ended.stop % BLOCK == 0
 
+    @precondition(lambda self: not self.is_full())
+    @rule(
+        length=st.integers(8, 24), strays=st.integers(0, 60), namespace=NAMES, clears=st.sampled_from([True, True, False])
+    )
+    def serve(self, length, strays, namespace, clears):
+        """Compute a prompt, remove its sequence, and often take what it leaves from the device."""
+        ids = prefix(length, strays)
+        sequence = self.cache.add_sequence(ids, namespace=namespace)
+        twin = self.twins[sequence] = Twin(namespace, ids)
+        twin.computed = sequence.num_cached_tokens
+        self.check_bytes(sequence)
+        # In two steps: a state is kept at the end of the first.
+        for end in (length // 8 * 8, length):
+            counts = [end - twin.computed]
+            if counts[0] <= 0 or self.is_refused([sequence], counts):
+                continue
+            batch = self.cache.prepare([sequence], counts)
+            self.poison()
+            self.forward(batch, [sequence], counts)
+            self.cache.commit(batch)
+            twin.computed = end
+        self.tier.backup(sequence)
+        self.poison()
+        self.cache.remove(sequence)
+        del self.twins[sequence]
+        if clears:
+            self.cache.clear_prefix_cache()
+            self.poison()
+
     @rule(length=st.integers(0, 24), strays=st.integers(0, 60), namespace=NAMES, least=st.sampled_from([1, 1, 12]))
     def promote(self, length, strays, namespace, least):
         ids = prefix(length, strays)
