@@ -245,7 +245,7 @@ def test_a_nearer_store_that_hangs_does_not_hide_a_farther_one(stored):
 
 def test_a_dead_store_is_left_alone_until_it_is_back(stored):
     store = MemoryStore(data=stored)
-    guard = Guard(store, breaker=Breaker(failures=3, first_pause=0.05))
+    guard = Guard(store, breaker=Breaker(failures=3, first_pause=0.05, longest_pause=0.05))
     with Served([guard]) as served:
         store.inject("lookup", "error", 5)
         store.inject("store", "error", 5)
