@@ -144,6 +144,8 @@ class Soak:
             engine.cache.clear_prefix_cache()
             engine.host.clear()
         elif kind == "reopen":
+            if self.redis is not None:
+                self.redis.tick()
             engine.drain(10.0)
             engine.close()
             self.engines[number] = self.open(number)

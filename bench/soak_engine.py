@@ -24,7 +24,6 @@ HEAD_DIM = 16
 LAYERS = [
     AttentionSpec(1, HEAD_DIM, dtype="float32"),
     AttentionSpec(1, HEAD_DIM, dtype="float32"),
-    AttentionSpec(1, HEAD_DIM, dtype="float32", window=20),
 ]
 StoreMaker = Callable[[Fingerprint], BlockStore]
 Tokens = NDArray[np.int32]
