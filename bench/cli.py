@@ -32,6 +32,7 @@ NAMES = (
     "sparse",
     "trees",
     "states",
+    "promote",
     "dispatch",
     "replay",
     "tiers",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ from pagecore.ops import copy_blocks, transfer_blocks
 from pagecore.storage import KVLayout, KVPool, StatePool, StateSpec
 from pagecore.storage.allocation import Allocator
 from pagecore.storage.layout import as_layout
+
+
+class Arrivals(Protocol):
+    """Copies to layers of a cache that may still run on another stream of the device."""
+
+    def wait(self, layer: Layer) -> None:
+        """Make later work of the cache's stream wait for the copies to a layer; the host does not wait."""
+
+    def wait_all(self) -> None:
+        """Make later work of the cache's stream wait for the copies to all layers."""
 
 
 class Store:
@@ -60,6 +70,8 @@ class Store:
         order = as_layout("layerwise" if layout is None else layout)
         given = [None] * len(groups) if buffers is None else buffers
         made = [] if device == "none" else list(zip(groups, num_blocks, given, strict=True))
+        # Set by a tier that loads layer by layer: tensors are valid after `pool`, `plane` or `await_arrivals`.
+        self.arrivals: Arrivals | None = None
         self.pools = [
             KVPool(
                 group.spec,
@@ -94,15 +106,24 @@ class Store:
         self._require_bytes()
         if layer.keeps_state:
             raise UnsupportedOption("the layer keeps a state and has no blocks; use the layers that attend")
+        if self.arrivals is not None:
+            self.arrivals.wait(layer)
         return self.pools[layer.group]
 
     def plane(self, name: str, layer: Layer) -> Tensor:
         """Return one plane of a layer; raise DeviceError for a cache without bytes."""
         self._require_bytes()
+        if self.arrivals is not None:
+            self.arrivals.wait(layer)
         if layer.keeps_state:
             assert self.states is not None
             return self.states.plane(name, layer.index)
         return self.pools[layer.group].plane(name, layer.index)
+
+    def await_arrivals(self) -> None:
+        """Make later work of the cache's stream wait for all layers that are still being loaded."""
+        if self.arrivals is not None:
+            self.arrivals.wait_all()
 
     def _require_bytes(self) -> None:
         if not self.pools:
@@ -115,6 +136,7 @@ class Store:
 
         On CUDA the copies are submitted to `stream`.
         """
+        self.await_arrivals()
         if self.pools:
             # A source is a block that a sequence still holds, and a target is a new block: pairs do not overlap.
             copy_blocks(self.pools[group].planes(), pairs, independent=True, stream=stream)
@@ -127,6 +149,7 @@ class Store:
         """
         if self.states is None:
             return
+        self.await_arrivals()
         slots = _unread(states) if self._scrubs else states.zeros
         if len(slots):
             self.states.zero(slots, stream=stream)
@@ -145,6 +168,7 @@ class Store:
         The blocks are copied from a block of zeros: that takes one launch, where filling would take one for each block
         and plane. On CUDA the launch is submitted to `stream`.
         """
+        self.await_arrivals()
         for sources, targets in self._zeros[group]:
             transfer_blocks(sources, targets, pairs, independent=True, stream=stream)
 

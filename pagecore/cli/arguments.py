@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights, prompts and sampling (0)")
     demo.add_argument("--swap", action="store_true", help="swap preempted sequences out instead of recomputing them")
+    demo.add_argument("--host", metavar="SIZE", help="keep evicted prefixes in host memory, such as 64MiB")
     _add_evict(demo)
     _add_pictures(demo)
     demo.set_defaults(command=commands.run_demo)

@@ -49,15 +49,16 @@ def run_demo(arguments: argparse.Namespace) -> int:
     with watched(arguments.live, timeline) as (bar, watchers):
         tasks = {"serve": bar.add_task("serving", total=None), "verify": bar.add_task("verifying", total=None)}
         report = demo(
-            configure(seed=arguments.seed, swap=arguments.swap, evict=arguments.evict),
+            configure(seed=arguments.seed, swap=arguments.swap, host=arguments.host, evict=arguments.evict),
             lambda stage, done, total: bar.update(tasks[stage], completed=done, total=total),
             watchers,
         )
     model = f" --model {arguments.model}" if arguments.model != DEMO_MODELS[0] else ""
     print_table(f"pagecore demo{model}", demo_rows(report))
     swap = " --swap" if arguments.swap else ""
+    host = f" --host {arguments.host}" if arguments.host is not None else ""
     evict = f" --evict {arguments.evict}" if arguments.evict != POLICIES[0] else ""
-    save_plot(timeline, arguments.plot, f"pagecore demo{model} --seed {arguments.seed}{swap}{evict}")
+    save_plot(timeline, arguments.plot, f"pagecore demo{model} --seed {arguments.seed}{swap}{host}{evict}")
     if not report.verdict.passed:
         wrong = report.verdict.wrong or ["no token was generated"]
         for line in wrong[:10]:

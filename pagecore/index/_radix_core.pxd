@@ -11,7 +11,7 @@ from pagecore.index._radix_native cimport (
     NativeReceipt,
     Offers,
 )
-from pagecore.index._radix_query cimport Insertion, Int32Pointer, Offer, Prefix, Query, RetentionHint, States
+from pagecore.index._radix_query cimport Insertion, Int32Pointer, Mark, Offer, Prefix, Query, RetentionHint, States
 from pagecore.index._radix_values cimport Evicted, Inserted, Match
 
 
@@ -109,6 +109,13 @@ cdef class RadixCore:
     cdef int32_t num_pins_raw(self, Receipt receipt, int64_t index, int32_t component) noexcept
     cdef void copy_tail_raw(self, Receipt receipt, int32_t lane, span[int32_t] ids) noexcept
     cdef int32_t replace_raw(self, Receipt receipt, int64_t index, int32_t block, int32_t lane) noexcept
+    # The node whose ids of a component evict_raw takes first, -1 for none; and the number of these ids.
+    cdef int32_t next_victim_raw(self, int32_t component, int32_t* count) noexcept
+    # Copies tokens, marks and ids of the path that ends with a node, ids by lane; returns its namespace's number.
+    cdef int32_t copy_path_raw(
+        self, int32_t node, vector[int32_t]& tokens, vector[Mark]& marks, vector[vector[int32_t]]& ids
+    ) except -2
+    cdef int32_t state_of_raw(self, int32_t node) noexcept  # -1 for none
     # Evicts min(amount, 4096, evictable) of a component into `gone_raw`; returns the number.
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept
     # Insertions; False, with nothing changed, if memory is short. The result is in `inserted`.

@@ -32,6 +32,7 @@ from pagecore.index._radix_native cimport (
 from pagecore.index._radix_query cimport (
     Insertion,
     Int32Pointer,
+    Mark,
     Offer,
     Prefix,
     Query,
@@ -566,6 +567,25 @@ cdef class RadixCore:
 
     cdef int32_t replace_raw(self, Receipt receipt, int64_t index, int32_t block, int32_t lane) noexcept:
         return deref(self.native).reserved_replace(receipt.native.node, index, lane, block)
+
+    cdef int32_t next_victim_raw(self, int32_t component, int32_t* count) noexcept:
+        cdef int32_t node = deref(self.native).next_victim(component)
+        count[0] = 0 if node < 0 else deref(self.native).num_ids_of(node, component)
+        return node
+
+    cdef int32_t copy_path_raw(
+        self, int32_t node, vector[int32_t]& tokens, vector[Mark]& marks, vector[vector[int32_t]]& ids
+    ) except -2:
+        cdef int32_t space = deref(self.native).copy_path(node, tokens, marks)
+        cdef size_t lane
+        ids.resize(<size_t> self.num_lanes)
+        for lane in range(ids.size()):
+            ids[lane].resize(tokens.size() // <size_t> self.block_size)
+            deref(self.native).known_tail(node, <int32_t> lane, span[int32_t](ids[lane].data(), ids[lane].size()))
+        return space
+
+    cdef int32_t state_of_raw(self, int32_t node) noexcept:
+        return deref(self.native).state_of(node)
 
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept:
         return deref(self.native).reserved_evict(component, min(amount, <int64_t> MAX_EVICTED_AT_ONCE), self.gone_raw)

@@ -4,7 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Offer, Query, RetentionHint
+from pagecore.index._radix_query cimport Mark, Offer, Query, RetentionHint
 from pagecore.native.translate cimport raise_python_error
 
 cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::radix" nogil:
@@ -97,6 +97,12 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         void known_tail "copy_tail"(int32_t end, int32_t lane, span[int32_t] out)
         int32_t known_id "id_at"(int32_t end, int64_t block, int32_t lane)
         int32_t reserved_replace "replace_id"(int32_t end, int64_t block, int32_t lane, int32_t id)
+        int32_t next_victim(int32_t component)
+        int32_t num_ids_of(int32_t node, int32_t component)
+        int32_t state_of(int32_t node)
+        int32_t copy_path(
+            int32_t node, vector[int32_t]& tokens, vector[Mark]& marks
+        ) except +raise_python_error
         int32_t num_pins(int32_t end, int64_t block, int32_t component)
         int64_t first_needed(int32_t component, int64_t end)
         int64_t evictable(int32_t component)

@@ -135,6 +135,16 @@ def _state_rows(report: DemoReport) -> list[tuple[str, str]]:
     ]
 
 
+def _host_rows(report: DemoReport) -> list[tuple[str, str]]:
+    """Rows about the host tier; none without one."""
+    host = report.host
+    if host is None:
+        return []
+    came = f"{host.num_promoted_tokens:,} tokens came back in {host.num_promotions:,} promotions"
+    held = f"{host.num_cached_blocks:,} of {host.num_blocks:,} blocks held, {host.num_evicted_blocks:,} evicted"
+    return [("host tier", f"{human_bytes(host.nbytes)}: {came}"), ("host blocks", held)]
+
+
 def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
     """Return the name and value of each line of the demo's table."""
     verdict = report.verdict
@@ -151,6 +161,7 @@ def demo_rows(report: DemoReport) -> list[tuple[str, str]]:
         *_reuse_rows(report),
         *_history(report),
         *_state_rows(report),
+        *_host_rows(report),
         ("copy-on-write", f"{report.copied_blocks} blocks"),
         ("preemptions", _preemptions(report)),
         ("memory", f"{human_bytes(report.nbytes)} for up to {report.running_peak} concurrent sequences"),

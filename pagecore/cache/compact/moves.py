@@ -24,6 +24,7 @@ def slot_moves(parts: CacheParts) -> list[SlotMoves]:
     if parts.staging is None:
         return [moves_of(pool) for pool in parts.store.pools[: parts.tables.num_groups]]
     parts.staging.refuse_captured(parts.staging.stream)
+    parts.store.await_arrivals()
     return [moves_of(pool, parts.staging.stream) for pool in parts.store.pools[: parts.tables.num_groups]]
 
 

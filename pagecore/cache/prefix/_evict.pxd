@@ -13,6 +13,10 @@ cdef void subtract_evictable(
 # `left`, and return the number of blocks that the tree gave up.
 cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept
 
+# Evict up to `amount` blocks of a component; subtract the freed blocks of each group from `left`, and return the number
+# of blocks that the tree gave up.
+cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector[int64_t]& left) noexcept
+
 # Evict states until `wanted` slots are freed or no state is left; return the number of freed slots. A state that a row
 # holds too frees none.
 cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
@@ -19,6 +19,9 @@ class PrefixObserver(Protocol):
 
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Note that a sequence is about to reuse up to `most` tokens of its cached prefix."""
+
+    def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
+        """Note that a step of these sequences is about to take blocks; may evict what the step will evict."""
 
     def committed(self, sequences: list[Sequence]) -> None:
         """Note that a step of these sequences was committed, and their full blocks published."""

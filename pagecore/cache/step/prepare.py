@@ -54,6 +54,8 @@ def ready(
     elif stream is not None:
         raise UnsupportedOption(f"stream is {stream!r}; a cache on {parts.device!r} has no streams: leave it out")
     listed = as_list(sequences)
+    if parts.state.observer is not None and parts.prefix is not None:
+        parts.state.observer.preparing(listed, counts)
     tree = None if parents is None else StepTree(parents)
     load: Load | None = None
     if out is None:

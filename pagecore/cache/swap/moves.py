@@ -92,6 +92,7 @@ def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[Moves
     if parts.staging is not None:
         stream = parts.staging.stream
         parts.staging.refuse_captured(stream)
+        parts.store.await_arrivals()
     sides = (space.kv_pools, parts.store.pools) if is_arrival else (parts.store.pools, space.kv_pools)
     num_groups = len(parts.token_groups)
     moved: list[Planes] = []

@@ -133,8 +133,8 @@ class SwapSpace:
         parts = parts_of(cache)
         self._host = host
         if host is not None:
-            own = {"num_blocks": num_blocks, "memory": memory, "num_states": num_states, "layout": layout}
-            self._share(cache, parts, host, own | {"dtype": dtype, "scrub": scrub})
+            own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_states": num_states}
+            self._share(cache, parts, host, own | {"layout": layout, "dtype": dtype, "scrub": scrub})
             return
         is_scrubbed = parts.scrub if scrub is None else flag("scrub", scrub)
         if is_scrubbed and not parts.scrub:

@@ -28,6 +28,11 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
   return evicted;
 }
 
+radix::NodeId RadixTree::next_victim(int32_t component) {
+  queues_.expire();
+  return evictable(component) > 0 ? queues_.worst(component) : radix::kNoNode;
+}
+
 // Evicts blocks from the tails of leaves; more than `amount` if the rest of a path is left empty.
 int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
   int64_t left = amount;

@@ -207,4 +207,23 @@ void NodeStore::unlink(NodeId node) {
   if (it.next != kNoNode) at(it.next).previous = it.previous;
 }
 
+NamespaceId NodeStore::copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<Mark>& marks) const {
+  const int64_t block_size = components_.block_size;
+  tokens.resize(static_cast<size_t>(end(node) * block_size));
+  marks.clear();
+  for (; node >= 0; node = at(node).parent) {
+    const Node& it = at(node);
+    std::copy_n(storages_.tokens(it.storage, it.start), it.size * block_size, tokens.begin() + it.depth * block_size);
+    const std::vector<Mark>& held = storages_[it.storage].marks;
+    const Mark* const stop = first_mark_from(held, int64_t{it.start} + it.size);
+    for (const Mark* mark = first_mark_from(held, it.start); mark != stop; ++mark) {
+      marks.push_back(*mark);
+      marks.back().block += it.depth - it.start;
+    }
+    if (it.parent < 0) break;
+  }
+  std::stable_sort(marks.begin(), marks.end(), [](const Mark& a, const Mark& b) { return a.block < b.block; });
+  return node < 0 ? 0 : namespace_of(at(node).parent);
+}
+
 }  // namespace pagecore::radix

@@ -108,6 +108,8 @@ class NodeStore {
   void walk(const Query& query, NodeId parent, int64_t blocks, Path& path) const;
   // The node that has a block of the path that ends with `node`; ShapeError if the path has no such block.
   [[nodiscard]] NodeId node_with(NodeId node, int64_t block) const;
+  // Copies tokens and marks of the path that ends with a node, from the start of its prefix; returns the namespace.
+  NamespaceId copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<Mark>& marks) const;
   // The state after `blocks` blocks of a path, or kNoState.
   [[nodiscard]] int32_t state_after(const Path& path, int64_t blocks) const;
 

@@ -128,6 +128,15 @@ class RadixTree {
   // Evicts min(amount, evictable(component)) ids into `out`, by lane, states last; returns the number. Without full
   // lanes, evicting component 0 also counts nodes that are left empty. `time` is as for advance().
   int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time = -radix::kNever);
+  // The node whose ids of a component the next evict() takes first; kNoNode if nothing is evictable.
+  [[nodiscard]] NodeId next_victim(int32_t component);
+  // Ids of a component that a node has.
+  [[nodiscard]] int32_t num_ids_of(NodeId node, int32_t component) const { return nodes_.part(node, component).count; }
+  [[nodiscard]] int32_t state_of(NodeId node) const { return nodes_.at(node).state; }
+  // Copies tokens and marks of the path that ends with a node; returns its namespace.
+  radix::NamespaceId copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<radix::Mark>& marks) const {
+    return nodes_.copy_path(node, tokens, marks);
+  }
   // Sets the caller's clock to the later of `time` and its current value.
   void advance(double time) { queues_.advance(time); }
 

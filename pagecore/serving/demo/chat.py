@@ -22,6 +22,8 @@ from pagecore.serving.request import Run
 from pagecore.serving.reuse import cache_options
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import Step
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.manager.tiers import Tiers
 
 __all__ = ["demo"]
 
@@ -80,6 +82,7 @@ class _Demo:
             num_states=config.num_states,
             **cache_options(config.evict),
         )
+        self.tiers = _tiers(self.cache, config)
         self.states = ServedStates(self.model, self.cache)
         self.swap_space = SwapSpace(self.cache, num_blocks=config.num_blocks) if config.swap else None
         self.scheduler = Scheduler(
@@ -92,11 +95,15 @@ class _Demo:
         self.running_peak = 0
 
     def run(self) -> DemoReport:
-        start = perf_counter()
-        finished = self._serve()
-        served = perf_counter()
-        verdict = self._verify(finished)
-        return self._report(finished, verdict, served - start, perf_counter() - served)
+        try:
+            start = perf_counter()
+            finished = self._serve()
+            served = perf_counter()
+            verdict = self._verify(finished)
+            return self._report(finished, verdict, served - start, perf_counter() - served)
+        finally:
+            if self.tiers is not None:
+                self.tiers.close()
 
     def _serve(self) -> list[Run]:
         total = sum(turn.samples * turn.max_new_tokens for turn in self.turns)
@@ -208,6 +215,7 @@ class _Demo:
             verify_s=verify_s,
             verdict=verdict,
             states=self._state_figures(finished, stats),
+            host=None if self.tiers is None else self.tiers.stats(),
         )
 
     def _state_figures(self, finished: list[Run], stats: CacheStats) -> StateFigures | None:
@@ -222,6 +230,13 @@ class _Demo:
             checkpoints=self.states.checkpoints,
             evicted=stats.num_evicted_states,
         )
+
+
+def _tiers(cache: PagedKVCache, config: DemoConfig) -> Tiers | None:
+    if config.host is None:
+        return None
+    tier = HostTier(cache, memory=config.host, huge_pages=False)
+    return Tiers(cache, tier, write="on_evict", min_tokens=config.block_size)
 
 
 def _static_nbytes(config: DemoConfig) -> int:

@@ -11,6 +11,7 @@ from pagecore.serving.checks import as_flag, as_instance
 from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
 from pagecore.serving.reuse import POLICIES, check_policy
+from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, require_int
 
 __all__ = ["DemoConfig"]
@@ -43,6 +44,8 @@ class DemoConfig:
         Sampling temperature of requests with several samples; the others take the best token.
     swap : bool
         Swap preempted runs out to a second memory with as much room as the pools, instead of recomputing them.
+    host : int or str, optional
+        Memory of a host tier, such as "64MiB", for prefixes that the pools evict; None for none.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     model : ModelSizes
@@ -65,6 +68,7 @@ class DemoConfig:
     max_length: int = 448
     temperature: float = 0.8
     swap: bool = False
+    host: int | str | None = None
     evict: str = POLICIES[0]
     model: ModelSizes = field(default_factory=ModelSizes)
 
@@ -83,6 +87,10 @@ class DemoConfig:
             raise ShapeError(f"temperature is {self.temperature}; expected a finite number, 0 or more")
         as_flag("swap", self.swap)
         check_policy(self.evict)
+        if self.host is not None:
+            parse_memory(self.host, "cpu")
+            if self.evict == "none":
+                raise UnsupportedOption("host is given, but evict is 'none': a host tier keeps prefixes; use 'lru'")
         if isinstance(self.model, HybridSizes):
             require_int("num_states", 0 if self.num_states is None else self.num_states, 2)
         elif self.num_states is not None:

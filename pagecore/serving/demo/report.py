@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.serving.demo.verify import Verdict
+from pagecore.tiers.host.records import HostStats
 
 __all__ = ["DemoReport", "StateFigures"]
 
@@ -34,7 +35,7 @@ class DemoReport:
     the size of the swap space. `static_nbytes` is the memory that static caches of `max_length` tokens would need for
     `running_peak` sequences. `follow_ups` counts the turns that continued a chat: of their `history_tokens`,
     `history_hit_tokens` were reused. The other statistics of reuse are those of `ReplayReport`. `states` is None for
-    a model without recurrent layers.
+    a model without recurrent layers, and `host` without a host tier.
     """
 
     requests: int
@@ -71,3 +72,4 @@ class DemoReport:
     verify_s: float
     verdict: Verdict
     states: StateFigures | None = None
+    host: HostStats | None = None

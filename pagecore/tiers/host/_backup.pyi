@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,4 +38,7 @@ class Backup:
 def back_up(
     state: CacheState, host: HostIndex, sequence: Sequence, most: int, copy: Callable[[Backup], bool]
 ) -> Backup | None: ...
+def save_victims(
+    state: CacheState, host: HostIndex, missing: Listed[int], copy: Callable[[Backup], bool]
+) -> int: ...
 def options_of(sequence: Sequence) -> RetentionOptions: ...

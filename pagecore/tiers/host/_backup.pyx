@@ -9,6 +9,7 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.cache.prefix._evict cimport evict
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
@@ -104,7 +105,10 @@ cdef class Backup:
         if published == 0 or (hold.backed_up == published and hold.backed_up_state == checkpoint):
             return False
         self.end = published
-        self.hint = hold.hint(prefix.now)
+        if self.host.uses_hints:
+            self.hint = hold.hint(prefix.now)
+        elif self.host.is_exclusive:
+            self.hint.rank = -1  # the device has it: the host gives it up first
         self.options = hold.options
         self.key = own_key(self.state, sequence, published)
         self.path = Path()
@@ -113,10 +117,11 @@ cdef class Backup:
         self.state_blocks = checkpoint // self.host.block_size
         if self.state_blocks > 0 and self.has_state():
             self.state_blocks = 0
-        self.list_missing(sequence, counts)
+        self.read_path(sequence)
+        self.list_missing(counts)
         if not self.fit(counts):
             return False
-        self.take(sequence, counts)
+        self.take(self.state.states.checkpoint_raw(sequence.row) if self.state_blocks > 0 else 0, counts)
         if self.end == published and self.state_blocks * self.host.block_size in (0, checkpoint):
             hold.backed_up = published
             hold.backed_up_state = checkpoint
@@ -129,19 +134,26 @@ cdef class Backup:
         self.host.tree.match_raw(query, self.state_blocks, &found)
         return found.blocks == self.state_blocks and found.state >= 0
 
-    cdef int list_missing(self, Sequence sequence, vector[int64_t]& counts) except -1:
-        """Write the device's block of each place that the host lacks to `lanes`, and their number by group."""
+    cdef int read_path(self, Sequence sequence) except -1:
+        """Write the blocks of the sequence's path in the device's tree to `lanes`."""
         cdef PrefixCache prefix = self.state.prefix
         cdef int64_t depth = prefix.tree.depth_raw(sequence.hold.receipt)
-        cdef int64_t i
         cdef int32_t lane
         self.lanes.resize(<size_t>prefix.num_lanes)
-        counts.assign(<size_t>len(self.host.pools), 0)
         for lane in range(prefix.num_lanes):
             self.lanes[lane].resize(<size_t>depth)
             prefix.tree.copy_tail_raw(
                 sequence.hold.receipt, lane, span[int32_t](self.lanes[lane].data(), <size_t>depth)
             )
+        return 0
+
+    cdef int list_missing(self, vector[int64_t]& counts) except -1:
+        """Leave the device's block of each place that the host lacks in `lanes`, and write their number by group."""
+        cdef PrefixCache prefix = self.state.prefix
+        cdef int64_t i
+        cdef int32_t lane
+        counts.assign(<size_t>len(self.host.pools), 0)
+        for lane in range(prefix.num_lanes):
             self.lanes[lane].resize(<size_t>self.end)
             for i in range(self.path.num_blocks):
                 if self.path.ids[lane][i] != 0:
@@ -185,10 +197,10 @@ cdef class Backup:
                     kept += 1
         return kept
 
-    cdef int take(self, Sequence sequence, const vector[int64_t]& counts) except -1:
+    cdef int take(self, int32_t slot, const vector[int64_t]& counts) except -1:
         """Take the host's blocks, list the copies, and replace the device's blocks in `lanes` by the host's."""
         cdef vector[int32_t] flat
-        cdef int32_t lane, group, slot
+        cdef int32_t lane, group
         cdef int64_t i
         cdef size_t k
         cdef StoredBlocks taken
@@ -217,13 +229,37 @@ cdef class Backup:
         if self.host.has_states:
             flat.clear()
             if self.state_blocks > 0:
-                slot = self.state.states.checkpoint_raw(sequence.row)
                 self.source_ids[self.host.num_lanes].push_back(slot)
                 flat.push_back(slot)
                 self.state_slot = taken.blocks[self.host.num_lanes][0]
                 flat.push_back(self.state_slot)
             self.pairs.append(array_of(flat).reshape(-1, 2))
         return 0
+
+    cdef bint plan_victim(self, int32_t node) except -1:
+        """Do what `plan` does for the path that ends with a node of the device's tree."""
+        cdef PrefixCache prefix = self.state.prefix
+        cdef vector[int64_t] counts
+        cdef vector[int32_t] tokens
+        cdef int32_t space, state
+        self.key = PrefixKey.__new__(PrefixKey)
+        space = prefix.tree.copy_path_raw(node, tokens, self.key.marks, self.lanes)
+        state = prefix.tree.state_of_raw(node)
+        self.key.ids = array_of(tokens)
+        self.key.key = prefix.tree.space_keys[space]
+        self.end = self.key.num_blocks = <int64_t>tokens.size() // self.host.block_size
+        self.hint.rank = 0
+        self.path = Path()
+        self.path.pin(self.host.tree, self.key.key, self.key.query(self.end), self.end)
+        self.first = self.path.num_blocks
+        self.state_blocks = self.end if state >= 0 else 0
+        if self.state_blocks > 0 and self.has_state():
+            self.state_blocks = 0
+        self.list_missing(counts)
+        if not self.fit(counts):
+            return False
+        self.take(state, counts)
+        return True
 
     cdef int pin_sources(self, Sequence sequence) except -1:
         """Hold the device's blocks until `finish` or `give_up`: the copy does not end within the call."""
@@ -336,6 +372,74 @@ cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
     key.key = sequence.hold.receipt.key
     key.marks.assign(sequence.hold.marks.begin(), sequence.hold.marks.end())
     return key
+
+
+def save_victims(CacheState state not None, HostIndex host not None, missing, copy):
+    """Evict blocks of the device in the order of its policy, and copy each path to the host before; return their number.
+
+    Parameters
+    ----------
+    missing : list of int
+        Blocks of each group to evict, and then states, in a cache with states.
+    copy : callable
+        ``copy(backup)`` copies ``backup.pairs`` before anything that the device is given later. If it returns True,
+        it calls ``backup.finish()`` later.
+    """
+    cdef PrefixCache prefix = state.prefix
+    cdef vector[int64_t] left = missing
+    cdef vector[int64_t] freed
+    cdef int64_t wanted = 0, evicted = 0
+    cdef int32_t group, component, free_slots = 0
+    _guard = Held(state.lock)
+    host.sweep()
+    if prefix.states is not None:
+        free_slots = prefix.states.slots.num_free_raw()
+    for group in range(prefix.num_lanes):
+        if prefix.components[group] == 0:
+            wanted = max(wanted, left[group])
+    freed.assign(<size_t>prefix.num_lanes, 0)
+    evicted += evict_saved(state, host, 0, wanted, freed, copy)
+    for group in range(prefix.num_lanes):
+        if prefix.components[group] > 0:
+            evicted += evict_saved(state, host, prefix.components[group], left[group] + freed[group], freed, copy)
+    if prefix.states is not None:
+        component = <int32_t>len(prefix.tree.components) - 1
+        wanted = left[prefix.num_lanes] - (prefix.states.slots.num_free_raw() - free_slots)
+        evicted += evict_saved(state, host, component, wanted, freed, copy)
+    return evicted
+
+
+cdef int64_t evict_saved(
+    CacheState state, HostIndex host, int32_t component, int64_t wanted, vector[int64_t]& freed, copy
+) except -1:
+    """Evict up to `wanted` blocks of a component, one node after the other, each after its path was copied."""
+    cdef int64_t evicted = 0, step
+    cdef int32_t node, count
+    while evicted < wanted:
+        node = state.prefix.tree.next_victim_raw(component, &count)
+        if node < 0:
+            break
+        save_path(state, host, node, copy)
+        step = evict(state.prefix, component, min(wanted - evicted, max(count, 1)), freed)
+        if step == 0:
+            break
+        evicted += step
+    return evicted
+
+
+cdef int save_path(CacheState state, HostIndex host, int32_t node, copy) except -1:
+    cdef Backup one = Backup.__new__(Backup)
+    one.state = state
+    one.host = host
+    try:
+        if not one.plan_victim(node):
+            one.release()
+        elif (one.num_blocks == 0 and one.state_blocks == 0) or not copy(one):
+            one.settle()  # also where the host has it all: it is the most recent there now
+    except BaseException:
+        one.release()
+        raise
+    return 0
 
 
 def options_of(Sequence sequence not None):

@@ -16,6 +16,8 @@ cdef class HostIndex:
     cdef int32_t num_full               # lanes without a window
     cdef int32_t num_lanes
     cdef bint has_states
+    cdef bint uses_hints                # the policy orders by values that sequences carry
+    cdef public bint is_exclusive       # what the device has as well is evicted first
     cdef readonly int64_t block_size
     cdef readonly object leases         # WeakSet of the Leases that hold blocks
     cdef readonly list lost             # receipts of holds that were collected without a release

@@ -8,6 +8,7 @@ from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.index import BlockPool, RadixTree
 
 class HostIndex:
+    is_exclusive: bool
     @property
     def tree(self) -> RadixTree: ...
     @property

@@ -27,7 +27,8 @@ cdef class HostIndex:
     pools : tuple of BlockPool
         Pool of each group, then that of the state slots in a cache with states.
     policy : str
-        Eviction policy of the tree.
+        Eviction policy. "lru" is the policy "rank" of a tree whose ranks are 0, and below 0 for what the device has as
+        well, if the index is exclusive.
     """
 
     def __cinit__(self, PrefixCache prefix not None, tuple pools not None, str policy):
@@ -38,8 +39,9 @@ cdef class HostIndex:
         self.has_states = prefix.states is not None
         self.tree = RadixTree(
             like.block_size, full=prefix.num_full, windows=like.windows, chunks=like.chunks, sinks=like.sinks,
-            states=self.has_states, state_interval=like.state_interval, policy=policy,
+            states=self.has_states, state_interval=like.state_interval, policy="rank" if policy == "lru" else policy,
         )
+        self.uses_hints = policy in ("priority", "rank")
         self.groups = prefix.groups
         self.components = prefix.components
         self.num_full = prefix.num_full

@@ -17,6 +17,7 @@ cdef class EntryLease:
 
 cdef class EntryHold(EntryLease):
     cdef Receipt receipt
+    cdef double rank            # of the prefix after the release; NaN leaves it
     cdef readonly int64_t num_tokens
     cdef readonly int64_t state_tokens  # tokens before the state that it holds; 0 for none
 

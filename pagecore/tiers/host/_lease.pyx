@@ -1,5 +1,6 @@
 """Host blocks that a transfer holds: leases of new blocks, and holds of cached prefixes."""
 
+from libc.math cimport NAN
 from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
@@ -79,11 +80,15 @@ cdef class EntryHold(EntryLease):
             self.index.lost.append(self.receipt)
             self.receipt = None
 
+    def __cinit__(self):
+        self.rank = NAN
+
     cdef void give_up(self) noexcept:
-        cdef RetentionHint no_hint
+        cdef RetentionHint hint
+        hint.rank = self.rank
         self.stored.release()
         if self.receipt is not None:
-            self.index.tree.release_raw(self.receipt, no_hint)
+            self.index.tree.release_raw(self.receipt, hint)
             self.receipt = None
 
 

@@ -26,6 +26,7 @@ def promote(
     most: int,
     min_tokens: int,
     copy: Callable[[Pairs, EntryHold], bool],
+    spill: Callable[[list[int]], object] | None = None,
 ) -> tuple[int, int, int]: ...
 def match_both(
     state: CacheState, host: HostIndex, ids: NDArray[np.int32], options: RetentionOptions, most: int

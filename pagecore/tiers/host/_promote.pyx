@@ -112,7 +112,7 @@ cdef class Promotion:
         self.hold = held
         return 0
 
-    cdef int64_t take(self, int64_t num_blocks) except -1:
+    cdef int64_t take(self, int64_t num_blocks, spill) except -1:
         """Take device blocks for what the device lacks of the held prefix; return the blocks that a prefix may have.
 
         The result is `num_blocks` if all are taken; otherwise nothing is.
@@ -147,6 +147,10 @@ cdef class Promotion:
             if room < num_blocks:
                 return room
             left = missing
+            if spill is not None:
+                spill([max(0, count) for count in left] + ([max(0, slots)] if self.prefix.states is not None else []))
+                self.device.read()
+                continue
             free_blocks(self.prefix, left)
             if slots > 0:
                 free_slots(self.prefix, slots)
@@ -272,6 +276,14 @@ cdef class Promotion:
                 self.prefix.tree.inserted.taken[lane].data(), self.prefix.tree.inserted.taken[lane].size()
             )
 
+    cdef int64_t num_reusable(self, int64_t limit) except -1:
+        """Return the blocks of the prefix that the device can reuse now."""
+        cdef NativeMatch found
+        cdef Query query = self.key.query(limit)
+        query.space = space_of(self.prefix.tree, self.key.key)
+        self.prefix.tree.match_raw(query, limit, &found)
+        return found.blocks
+
     cdef void end(self) noexcept:
         """Release what the promotion holds of the device; the tree keeps what it took."""
         self.device.release()
@@ -287,7 +299,7 @@ cdef class Promotion:
 
 def promote(
     CacheState state not None, HostIndex host not None, const int32_t[::1] ids, options, int64_t most,
-    int64_t min_tokens, copy
+    int64_t min_tokens, copy, spill=None
 ):
     """Bring what the host has of a prefix to the device, as much as fits.
 
@@ -300,6 +312,9 @@ def promote(
     copy : callable
         ``copy(pairs, hold)`` copies ``[n, (host block, device block)]`` of each group, states last. If it returns True,
         it has taken the hold and releases it when the copies are done.
+    spill : callable, optional
+        ``spill(missing)`` evicts blocks of each group, states last, from the device, and saves them; by default they
+        are only evicted.
 
     Returns
     -------
@@ -326,14 +341,17 @@ def promote(
         if wanted == 0:
             return one.num_blocks * block_size, before * block_size, 0
         try:
-            fits = one.take(wanted)
+            fits = one.take(wanted, spill)
             if fits == wanted:
+                if host.is_exclusive:
+                    one.hold.rank = -1  # the device has it: the host gives it up first
                 if copy(one.pairs, one.hold):
                     one.hold = None
                 one.commit(wanted)
                 for pairs in one.pairs:
                     num_copied += len(pairs)
-                return wanted * block_size, before * block_size, num_copied
+                # Windows of both sides together may reach further than those of the host.
+                return one.num_reusable(limit) * block_size, before * block_size, num_copied
         finally:
             one.end()
             one.release_hold()

@@ -9,11 +9,16 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor
 from pagecore.cache.parts import CacheParts
+from pagecore.errors import UnsupportedOption
 from pagecore.ops import transfer_blocks
 from pagecore.storage import HostPool, KVPool, StatePool
+from pagecore.storage.checks import shown
 
 # Planes of the cache and of the host that one call of `transfer_blocks` takes: their second axes are equal.
 Planes = tuple[list[Tensor], list[Tensor]]
+IO = ("auto", "dma", "kernel")
+# Runs of memory from which on a copy engine is faster than a kernel that reads over the bus.
+DMA_BYTES = 1 << 16
 
 
 class BlockCopies:
@@ -24,11 +29,16 @@ class BlockCopies:
     parts : CacheParts
     pool : HostPool
         A pool for the groups of tokens of the cache, and for its states; without bytes nothing is copied.
+    io : {"auto", "dma", "kernel"}
+        On CUDA: copies of runs of memory by the copy engines if a run has 64 KiB or more, or always where a block of a
+        plane is one run; or only by the kernel of `transfer_blocks`.
     """
 
-    def __init__(self, parts: CacheParts, pool: HostPool) -> None:
+    def __init__(self, parts: CacheParts, pool: HostPool, io: str = "auto") -> None:
+        self._io = io
         count = len(parts.token_groups)
         self._lanes: list[list[Planes]] = [[] for _ in range(count)]
+        self._parts, self._pool = parts, pool
         # A cache without bytes has no pools.
         for lane, (own, host) in enumerate(zip(parts.store.pools[:count], pool.kv_pools, strict=False)):
             self._lanes[lane] = _alike(_by_layer(own), _by_layer(host))
@@ -49,7 +59,64 @@ class BlockCopies:
                 continue
             for own, host in calls:
                 sources, targets = (host, own) if to_device else (own, host)
-                transfer_blocks(sources, targets, moved, stream=stream)
+                self._copy(sources, targets, moved, stream)
+
+    def _copy(self, sources: list[Tensor], targets: list[Tensor], pairs: NDArray[np.int32], stream: int | None) -> None:
+        if stream is None or self._io == "kernel":
+            transfer_blocks(sources, targets, pairs, stream=stream)
+            return
+        least = DMA_BYTES if self._io == "auto" else 1
+        assert self._parts.staging is not None
+        runtime, left = self._parts.staging.runtime, []
+        for source, target in zip(sources, targets, strict=True):
+            if source[0].nbytes < least or not (_is_run(source) and _is_run(target) and _is_alike(source, target)):
+                left.append((source, target))
+                continue
+            for one, other in pairs.tolist():
+                begin, end = (plane.pointer + n * plane.strides[0] for plane, n in ((source, one), (target, other)))
+                runtime.copy(end, begin, source[0].nbytes, stream)
+        if left:
+            transfer_blocks([one for one, _ in left], [other for _, other in left], pairs, stream=stream)
+
+    def run_layer(self, layer: int, pairs: NDArray[np.int32], *, to_device: bool, stream: int | None = None) -> None:
+        """Copy ``[n, (source, target)]`` in the planes of one model layer: blocks of its group, or slots of states."""
+        place, pools = self._parts.layer(layer), self._pool.kv_pools
+        if not self._parts.store.pools and self._parts.store.states is None:
+            return
+        for plane in place.spec.planes:
+            # Not by Store.plane, which waits for the layer.
+            if place.keeps_state:
+                assert self._parts.store.states is not None
+                assert self._pool.state_pool is not None
+                own = self._parts.store.states.plane(plane.name, place.index)
+                host = self._pool.state_pool.plane(plane.name, place.index)
+            else:
+                own = self._parts.store.pools[place.group].plane(plane.name, place.index)
+                host = pools[place.group].plane(plane.name, place.index)
+            sources, targets = (host, own) if to_device else (own, host)
+            self._copy([sources], [targets], pairs, stream)
+
+
+def check_io(io: str) -> None:
+    """Raise UnsupportedOption for an unknown `io`."""
+    if io not in IO:
+        raise UnsupportedOption(f"io is {shown(io)}; use one of {', '.join(IO)}")
+
+
+def _is_run(plane: Tensor) -> bool:
+    """Return True if a block of a plane is one run of memory."""
+    step = plane.itemsize
+    for axis in sorted(range(1, plane.ndim), key=lambda axis: plane.strides[axis]):
+        if plane.shape[axis] > 1 and plane.strides[axis] != step:
+            return False
+        step *= plane.shape[axis]
+    return True
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    """Return True if the axes of two runs have the same order."""
+    axes = [axis for axis in range(1, one.ndim) if one.shape[axis] > 1]
+    return all(one.strides[axis] == other.strides[axis] for axis in axes)
 
 
 def _by_layer(pool: KVPool) -> list[Tensor]:

@@ -30,7 +30,8 @@ def size_tier(
     ShapeError, NotEnoughMemory, UnsupportedOption
         Not exactly one of the sizes, or sizes that do not fit; see `HostTier`.
     """
-    given = [name for name, value in [("memory", memory), ("num_blocks", num_blocks), ("ratio", ratio)] if value is not None]
+    sizes = {"memory": memory, "num_blocks": num_blocks, "ratio": ratio}
+    given = [name for name, value in sizes.items() if value is not None]
     if len(given) != 1:
         raise ShapeError(f"given are {', '.join(given) or 'no size'}; give exactly one of memory, num_blocks and ratio")
     states = parts.state.states
@@ -75,7 +76,7 @@ def _scaled(parts: CacheParts, ratio: SupportsFloat, slots: int, scales_states: 
 def _times(count: int, factor: float) -> int:
     most = 1 + (count - 1) * factor
     if most > INT32_MAX:
-        raise ShapeError(f"a pool would have {most:.3g} blocks; ids are int32, at most {INT32_MAX}: use a smaller ratio")
+        raise ShapeError(f"a pool would have {most:.3g} blocks, more than {INT32_MAX}: use a smaller ratio")
     return max(2, int(most))
 
 

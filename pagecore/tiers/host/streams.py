@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from pagecore.arrays.runtime import Event
 from pagecore.cache.parts import CacheParts
+from pagecore.errors import UnsupportedOption
 from pagecore.storage import HostPool
 from pagecore.tiers.host._backup import Backup
 from pagecore.tiers.host._lease import EntryHold, release
+from pagecore.tiers.host.arriving import LayerEvents
 from pagecore.tiers.host.copies import BlockCopies
 
 Pairs = list[NDArray[np.int32]]
@@ -24,8 +26,18 @@ PAUSE = 0.0005
 class Transfers(Protocol):
     """Copies of a tier, which run at once or in the order of streams."""
 
-    num_pending: int
-    num_backups: int
+    copies: BlockCopies
+
+    @property
+    def num_pending(self) -> int:
+        """Copies that run."""
+
+    @property
+    def num_backups(self) -> int:
+        """Backups that run."""
+
+    def stream_of(self, stream: int | None) -> int | None:
+        """Return the stream of a caller's copies; None on the host."""
 
     def is_ready(self) -> bool:
         """Return True if the host's memory can be copied to and from."""
@@ -35,6 +47,9 @@ class Transfers(Protocol):
 
     def backup(self, backup: Backup) -> bool:
         """Copy to the host; return True if `poll` ends the backup."""
+
+    def spill(self, backup: Backup) -> bool:
+        """Copy blocks that the device is about to reuse to the host; return True if `poll` ends the backup."""
 
     def poll(self) -> list[tuple[Backup, str | None]]:
         """End what is done; return the backups among it, each with an error or None."""
@@ -50,27 +65,37 @@ class HostTransfers:
     num_backups = 0
 
     def __init__(self, copies: BlockCopies) -> None:
-        self._copies = copies
+        self.copies = copies
+
+    def stream_of(self, stream: int | None) -> int | None:
+        """Return None; raise UnsupportedOption for a stream."""
+        if stream is not None:
+            raise UnsupportedOption(f"stream is {stream!r}; copies on the host have no streams: leave it out")
+        return None
 
     def is_ready(self) -> bool:
         """Return True."""
         return True
 
-    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:
+    def promote(self, pairs: Pairs, hold: EntryHold) -> bool:  # noqa: ARG002
         """Copy to the cache; return False."""
-        self._copies.run(pairs, to_device=True)
+        self.copies.run(pairs, to_device=True)
         return False
 
     def backup(self, backup: Backup) -> bool:
         """Copy to the host; return False."""
-        self._copies.run(backup.pairs, to_device=False)
+        self.copies.run(backup.pairs, to_device=False)
         return False
+
+    def spill(self, backup: Backup) -> bool:
+        """Copy to the host; return False."""
+        return self.backup(backup)
 
     def poll(self) -> list[tuple[Backup, str | None]]:
         """Return an empty list."""
         return []
 
-    def drain(self, timeout: float | None) -> bool:
+    def drain(self, timeout: float | None) -> bool:  # noqa: ARG002
         """Return True."""
         return True
 
@@ -90,14 +115,25 @@ class StreamTransfers:
     held until the event of their copies has passed.
     """
 
-    def __init__(self, parts: CacheParts, pool: HostPool, copies: BlockCopies) -> None:
-        assert parts.staging is not None and pool.memory is not None
-        self._parts, self._staging, self._copies, self._memory = parts, parts.staging, copies, pool.memory
+    def __init__(self, parts: CacheParts, pool: HostPool, copies: BlockCopies, pipelined: bool) -> None:
+        assert parts.staging is not None
+        assert pool.memory is not None
+        self._parts, self._staging, self.copies, self._memory = parts, parts.staging, copies, pool.memory
         self._runtime, self._device = parts.staging.runtime, parts.staging.device
         self._save = self._runtime.make_stream(self._device)
         self._passed = self._runtime.make_event(self._device)
         self._running: list[_Running] = []
         self._is_ready = False
+        self._arrivals: LayerEvents | None = None
+        if pipelined:
+            self._load = self._runtime.make_stream(self._device)
+            self._arrivals = parts.store.arrivals = LayerEvents(parts.staging, self._runtime)
+
+    def stream_of(self, stream: int | None) -> int | None:
+        """Return the given stream, or that of the cache's last step."""
+        if not self.is_ready():
+            self._memory.wait_registered(None)
+        return self._staging.stream if stream is None else stream
 
     @property
     def num_pending(self) -> int:
@@ -120,18 +156,46 @@ class StreamTransfers:
             self._memory.wait_registered(None)
         stream = self._staging.stream
         self._staging.refuse_captured(stream)
-        self._copies.run(pairs, to_device=True, stream=stream)
-        self._running.append(_Running(self._recorded(stream), hold=hold))
+        if self._arrivals is None:
+            self.copies.run(pairs, to_device=True, stream=stream)
+            event = self._recorded(stream)
+        else:
+            event = self._load_layers(pairs, self._arrivals)
+        self._running.append(_Running(event, hold=hold))
         return True
+
+    def _load_layers(self, pairs: Pairs, arrivals: LayerEvents) -> Event:
+        """Submit the copies layer by layer to a stream of their own; return the event of the last."""
+        self._passed.record(self._staging.stream)  # earlier steps may still use the new blocks
+        self._runtime.wait_event(self._load, self._passed)
+        event = self._recorded(self._load)
+        for number, layer in enumerate(self._parts.layers):
+            lane = len(pairs) - 1 if layer.keeps_state else layer.group
+            is_kept = layer.keeps_state or layer.group < len(self._parts.token_groups)
+            if is_kept and len(pairs[lane]):
+                self.copies.run_layer(number, pairs[lane], to_device=True, stream=self._load)
+                event = self._recorded(self._load)
+                arrivals.note(layer, event)
+        return event
 
     def backup(self, backup: Backup) -> bool:
         """Submit copies to the stream of backups."""
         stream = self._staging.stream
         self._staging.refuse_captured(stream)
+        self._parts.store.await_arrivals()
         self._passed.record(stream)
         self._runtime.wait_event(self._save, self._passed)
-        self._copies.run(backup.pairs, to_device=False, stream=self._save)
+        self.copies.run(backup.pairs, to_device=False, stream=self._save)
         self._running.append(_Running(self._recorded(self._save), backup=backup))
+        return True
+
+    def spill(self, backup: Backup) -> bool:
+        """Submit copies to the stream of the cache: later steps, which reuse the blocks, come after them."""
+        stream = self._staging.stream
+        self._staging.refuse_captured(stream)
+        self._parts.store.await_arrivals()
+        self.copies.run(backup.pairs, to_device=False, stream=stream)
+        self._running.append(_Running(self._recorded(stream), backup=backup))
         return True
 
     def _recorded(self, stream: int) -> Event:
@@ -174,10 +238,8 @@ def _finish(backup: Backup) -> str | None:
     return None
 
 
-def make_transfers(parts: CacheParts, pool: HostPool, copies: BlockCopies) -> Transfers:
+def make_transfers(parts: CacheParts, pool: HostPool, copies: BlockCopies, pipelined: bool) -> Transfers:
     """Return the copies of a tier for the device of its cache."""
     if parts.staging is None:
         return HostTransfers(copies)
-    return StreamTransfers(parts, pool, copies)
-
-
+    return StreamTransfers(parts, pool, copies, pipelined)

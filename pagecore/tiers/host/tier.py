@@ -11,29 +11,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence, as_list, token_ids
-from pagecore.cache.cross.build import cross_namespace
+from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.cache.prefix.retention import RetentionOptions, Spans
+from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
-from pagecore.storage import HostPool, KVPool, StatePool
+from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.memory import Memory
 from pagecore.tiers.host import _backup, _lease, _promote
 from pagecore.tiers.host._index import HostIndex
-from pagecore.tiers.host.copies import BlockCopies
-from pagecore.tiers.host.leases import Hold, Lease
+from pagecore.tiers.host.copies import BlockCopies, check_io
+from pagecore.tiers.host.entries import EntryMethods
+from pagecore.tiers.host.layer_copies import CopyMethods
 from pagecore.tiers.host.records import Backup, HostStats
 from pagecore.tiers.host.sizes import size_tier
 from pagecore.tiers.host.streams import make_transfers
 
 # Records of ended backups that `poll` returns at once; callers without stores never ask for them.
 MAX_RECORDS = 1024
-Options = tuple[NDArray[np.int32], RetentionOptions, int]
 
 
-class HostTier:
+class HostTier(EntryMethods, CopyMethods):
     """A second prefix cache in host memory, for blocks that the device evicts.
 
     The tier has a prefix tree and block pools of its own, with the components of the cache's: groups without a window,
@@ -63,6 +62,13 @@ class HostTier:
         Eviction order of the host; see `pagecore.RadixTree`.
     shared : bool
         Memory that other processes can map.
+    io : {"auto", "dma", "kernel"}
+        Copies on CUDA: "dma" by the copy engines, one for each block and plane; "kernel" by one launch; "auto" by the
+        copy engines where a block of a plane has 64 KiB or more.
+    pipelined : bool
+        On CUDA: promotions load layer by layer on a stream of their own, so that a layer can compute while the next one
+        loads. `plane`, `key`, `value`, `write` and `attend` of the cache wait for the event of their layer. Before a
+        graph is captured or replayed that uses the cache, call `wait_for_loads`. No effect on the host.
 
     Attributes
     ----------
@@ -70,6 +76,7 @@ class HostTier:
     pool : HostPool
     block_pools : tuple of BlockPool
         Pool of each lane: the groups of tokens, then the states.
+    policy : str
 
     Raises
     ------
@@ -110,6 +117,8 @@ class HostTier:
         huge_pages: bool = True,
         policy: str = "lru",
         shared: bool = False,
+        io: str = "auto",
+        pipelined: bool = False,
     ) -> None:
         parts = parts_of(cache)
         if parts.prefix is None:
@@ -117,15 +126,17 @@ class HostTier:
         if not (isinstance(policy, str) and policy in POLICIES):
             raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
         flag("shared", shared)
+        check_io(io)
+        pipelines = flag("pipelined", pipelined)
         counts, slots = size_tier(parts, memory, num_blocks, num_states, ratio)
         self.cache = cache
-        self._parts: CacheParts = parts
+        self._parts = parts
         self.block_pools = tuple(BlockPool(count, order="address") for count in [*counts, *([slots] if slots else [])])
         self._index = HostIndex(parts.prefix, self.block_pools, policy)
         self.pool = HostPool(
             [(group.spec, group.num_layers) for group in parts.token_groups],
             parts.block_size,
-            parts.state_specs,
+            [spec for spec in parts.state_specs if isinstance(spec, StateSpec)],
             num_blocks=counts,
             num_states=slots,
             device=parts.device,
@@ -134,9 +145,10 @@ class HostTier:
             huge_pages=huge_pages,
             shared=shared,
         )
-        self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool))
+        self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool, io), pipelines)
         self._ended: deque[Backup] = deque(maxlen=MAX_RECORDS)
         self._counts = dict.fromkeys(["promotions", "promoted", "failed", "backups", "backed_up"], 0)
+        self.policy = str(policy)
         self._is_closed = False
 
     # -- sizes ---------------------------------------------------------------------------------------------------
@@ -152,9 +164,15 @@ class HostTier:
         return self._parts.block_size
 
     @property
-    def num_lanes(self) -> int:
-        """Lanes of entries: the groups of tokens, and one for states."""
-        return len(self.block_pools)
+    def is_exclusive(self) -> bool:
+        """True if the host first evicts what the device has as well, and promotions spill what the device evicts."""
+        return self._index.is_exclusive
+
+    @is_exclusive.setter
+    def is_exclusive(self, value: bool) -> None:
+        if value and self.policy != "lru":
+            raise UnsupportedOption(f"the policy is {self.policy!r}; a tier that is exclusive needs 'lru'")
+        self._index.is_exclusive = value
 
     @property
     def tree_lanes(self) -> tuple[int, ...]:
@@ -206,7 +224,8 @@ class HostTier:
 
         Arguments and errors are those of `PagedKVCache.match_length`.
         """
-        return self.match_both(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest)[1]
+        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
+        return _promote.match_both(self._parts.state, self._index, ids, options, most)[1]
 
     def match_both(
         self,
@@ -256,9 +275,10 @@ class HostTier:
     def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
         """Do the work of `promote`, with converted arguments."""
         self._require_open()
+        spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
         try:
             now, before, copied = _promote.promote(
-                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote
+                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
             )
         except Exception:
             self._counts["failed"] += 1
@@ -267,6 +287,11 @@ class HostTier:
             self._counts["promotions"] += 1
             self._counts["promoted"] += now - before
         return now
+
+    def wait_for_loads(self) -> None:
+        """Make later work of the cache's stream wait for layers that are still being loaded; the host does not wait."""
+        with Held(self._parts.state.lock):
+            self._parts.store.await_arrivals()
 
     # -- backup --------------------------------------------------------------------------------------------------
 
@@ -315,12 +340,33 @@ class HostTier:
             self._ended.append(Backup.of(one))
         return one.num_blocks
 
+    def spill(self, missing: Listed[int]) -> int:
+        """Evict blocks of the device in the order of its policy, each after its prefix was copied to the host.
+
+        `Tiers` calls it before a step that would evict them.
+
+        Parameters
+        ----------
+        missing : list of int
+            Blocks of each group of tokens to evict, and then state slots in a cache with states.
+
+        Returns
+        -------
+        int
+            Evicted blocks and states.
+        """
+        self._require_open()
+        if not self._transfers.is_ready():
+            return 0
+        return _backup.save_victims(self._parts.state, self._index, list(missing), self._transfers.spill)
+
     def poll(self) -> list[Backup]:
         """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
         with Held(self._parts.state.lock):
             for one, error in self._transfers.poll():
                 self._counts["failed"] += error is not None
-                self._ended.append(Backup.of(one, error))
+                if one.options is not None:  # spilled blocks have a namespace only as a key
+                    self._ended.append(Backup.of(one, error))
             ended = list(self._ended)
             self._ended.clear()
         return ended
@@ -328,89 +374,6 @@ class HostTier:
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
         return self._transfers.drain(timeout)
-
-    # -- entries for stores --------------------------------------------------------------------------------------
-
-    def reserve(self, positions: Listed[ArrayLike]) -> Lease | None:
-        """Take host blocks for entries that a store loads; return None if too much of the host is pinned.
-
-        Parameters
-        ----------
-        positions : sequence of integers
-            For each lane the indices of the blocks in the prefix; for the states, the block at whose end the state is.
-            What is not pinned is evicted for them: `hold` the blocks of the prefix that the host has.
-
-        Raises
-        ------
-        ShapeError
-            Not one list for each lane.
-        """
-        self._require_open()
-        for space in self._parts.swap_spaces:
-            if space.shares(self):
-                space.wait()  # a store writes at once, and a device may still read what a sequence gave back
-        places = [np.array(each, np.int64).reshape(-1) for each in positions]
-        if len(places) != self.num_lanes:
-            raise ShapeError(f"positions have {len(places)} lists; give one for each of {self.num_lanes} lanes")
-        inner = _lease.reserve(self._parts.state, self._index, [len(each) for each in places])
-        return None if inner is None else Lease(inner, places, self.pool, self._release)
-
-    def adopt(
-        self,
-        lease: Lease,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        cross_digest: bytes | int | None = None,
-        ok: Listed[NDArray[np.bool_]] | None = None,
-    ) -> int:
-        """Publish loaded entries in the host's tree; return the tokens that the host can promote of `tokens` now.
-
-        Entries that the tree has already, or that lie past a gap, are given back. The lease ends.
-
-        Parameters
-        ----------
-        lease : Lease
-        tokens, namespace, spans, cross_digest
-            As for `match`; the tokens cover the positions of the lease.
-        ok : sequence of bool arrays, optional
-            For each lane, False for entries that did not arrive; by default all did.
-
-        Raises
-        ------
-        ShapeError
-            A position outside of the tokens, or one listed twice.
-        DoubleFree
-            The lease was adopted or released before.
-        """
-        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
-        places = [each.astype(np.int32) for each in lease.positions]
-        if ok is not None:
-            if [len(each) for each in ok] != [len(each) for each in places]:
-                raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {[len(one) for one in places]}")
-            places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, places, strict=True)]
-        with Held(self._parts.state.lock):
-            _lease.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
-            return _promote.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
-
-    def hold(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-        cross_digest: bytes | int | None = None,
-    ) -> Hold:
-        """Pin what the host has of a prefix while its bytes are read; see `Hold`. Arguments are those of `match`."""
-        self._require_open()
-        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
-        most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
-        return Hold(_lease.hold(self._parts.state, self._index, ids, options, most), self.pool, self._release)
-
-    def _release(self, inner: _lease.EntryLease) -> None:
-        _lease.release(self._parts.state, inner)
 
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
@@ -484,28 +447,10 @@ class HostTier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise UnsupportedOption("the host tier is closed; make another one")
-
-    def _prefix_of(
-        self,
-        tokens: ArrayLike,
-        namespace: Hashable,
-        spans: Spans | None,
-        max_tokens: int | None,
-        digest: bytes | int | None,
-    ) -> Options:
-        ids = token_ids(tokens)
-        options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
-        most = reusable(len(ids), max_tokens)
-        if self._parts.cross is not None and digest is None:
-            most = 0  # the encoder output that its keys depend on has no name
-        return ids, options, most
-
     def __repr__(self) -> str:
         used = sum(pool.num_used for pool in self.block_pools)
-        return f"HostTier({used} of {sum(self.num_blocks) - self.num_lanes} entries used, {self.nbytes / 2**20:.1f} MiB)"
+        entries = sum(self.num_blocks) - self.num_lanes
+        return f"HostTier({used} of {entries} entries used, {self.nbytes / 2**20:.1f} MiB)"
 
 
 def _heads_of(parts: CacheParts) -> str:

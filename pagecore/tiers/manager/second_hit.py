@@ -61,9 +61,8 @@ class _Asked:
 
     def add(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
         most = (self._pool.num_blocks - 1) * self._tree.block_size
-        where = {"namespace": options.namespace, "spans": options.spans}
         count = min(len(ids), most) // self._tree.block_size
-        with self._tree.match_and_lock(ids, **where) as receipt:
+        with self._tree.match_and_lock(ids, namespace=options.namespace, spans=options.spans) as receipt:
             held = receipt.match.blocks
             missing = count - len(held)
             if missing <= 0:
@@ -73,4 +72,5 @@ class _Asked:
             fresh = self._pool.try_allocate(min(missing, self._pool.num_free))
             assert fresh is not None
             blocks = np.concatenate([held, fresh])
-            self._tree.insert(ids[: len(blocks) * self._tree.block_size], blocks, **where)
+            prefix = ids[: len(blocks) * self._tree.block_size]
+            self._tree.insert(prefix, blocks, namespace=options.namespace, spans=options.spans)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
+from contextlib import suppress
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -14,6 +15,7 @@ from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
+from pagecore.cache.step._plan import lacked, shortage
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.guard import Guard
@@ -27,7 +29,7 @@ from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, Agree, StoreSide
 from pagecore.tiers.store import BlockStore
 
-Write = Literal["through", "second_hit", "on_release", "explicit"]
+Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
 
 class Tiers:
@@ -52,9 +54,11 @@ class Tiers:
         object: `close` closes them.
     fingerprint : Fingerprint, optional
         Identity of model and layout, for the keys of the stores, which need it.
-    write : {"through", "second_hit", "on_release", "explicit"}
+    write : {"through", "second_hit", "on_release", "on_evict", "explicit"}
         The blocks that are backed up: all when a step publishes them; those that a second sequence has asked for; all
-        when their sequence is removed; or only those of sequences passed to `save`.
+        when their sequence is removed; those that a step or promotion evicts; or only those of sequences passed to
+        `save`. With "on_evict" the host holds what the device does not, so that both reuse as much as one cache of both
+        sizes; otherwise the host is a copy that reuses as much as one cache of its own size.
     min_tokens : int
         Promotions and loads that would bring fewer tokens are not worth their transfer: the tokens are computed.
     pin_seconds : float
@@ -130,6 +134,7 @@ class Tiers:
         with Held(parts.state.lock):
             if parts.state.observer is not None:
                 raise UnsupportedOption("the cache has tiers already; close them first")
+            host.is_exclusive = write == "on_evict"
             parts.state.observer = self
         try:
             self._stores = StoreSide(
@@ -303,11 +308,19 @@ class Tiers:
         if self.write == "second_hit":
             self._hits.note(array, options)
         before = self.host.num_promoted_tokens
-        try:
+        with suppress(PagecoreError):  # counted by the host tier
             self._num_found += self.host.promote_ids(array, options, most, self.min_tokens)
-        except PagecoreError:
-            pass  # counted by the host tier
         self._num_promoted += self.host.num_promoted_tokens - before
+
+    def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
+        """Save what a step will evict, if the step has room."""
+        if self.write != "on_evict" or any(shortage(self._parts.state, sequences, counts)):
+            return
+        missing = lacked(self._parts.state, sequences, counts)
+        if any(missing):
+            with suppress(PagecoreError):  # the step evicts what is left
+                self.host.spill(missing)
+            self._write()
 
     def committed(self, sequences: list[Sequence]) -> None:
         """Back up what a step has published."""
@@ -318,7 +331,7 @@ class Tiers:
 
     def removing(self, sequence: Sequence) -> None:
         """Back up what a sequence leaves behind."""
-        if self.write != "explicit":
+        if self.write not in ("explicit", "on_evict"):
             self._back_up(sequence)
             self._write()
         self._hits.forget(sequence)
@@ -334,7 +347,5 @@ class Tiers:
 
     def _back_up(self, sequence: Sequence) -> None:
         most = self._hits.limit(sequence) if self.write == "second_hit" else None
-        try:
+        with suppress(PagecoreError):  # counted by the host tier
             self.host.backup(sequence, max_tokens=most)
-        except PagecoreError:
-            pass  # counted by the host tier

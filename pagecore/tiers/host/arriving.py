@@ -1,0 +1,42 @@
+"""Layers of a cache that are still being loaded on a stream of their own."""
+
+from __future__ import annotations
+
+from pagecore.arrays.runtime import Event, Runtime
+from pagecore.cache.layers import Layer
+from pagecore.cache.step.staging import Staging
+
+
+class LayerEvents:
+    """An event for each layer that is being loaded; implements `Arrivals` of the cache's store.
+
+    Layer n can compute while layer n + 1 loads: the accessors of the cache wait for the event of their layer only.
+    """
+
+    def __init__(self, staging: Staging, runtime: Runtime) -> None:
+        self._staging, self._runtime = staging, runtime
+        self._events: dict[tuple[bool, int, int], Event] = {}
+
+    def note(self, layer: Layer, event: Event) -> None:
+        """Let work on a layer wait for an event, instead of an earlier one of the same stream."""
+        self._events[_key(layer)] = event
+
+    def wait(self, layer: Layer) -> None:
+        """Make later work of the cache's stream wait for a layer."""
+        event = self._events.get(_key(layer)) if self._events else None
+        if event is not None:
+            self._staging.refuse_captured(self._staging.stream)
+            self._runtime.wait_event(self._staging.stream, event)
+            del self._events[_key(layer)]
+
+    def wait_all(self) -> None:
+        """Make later work of the cache's stream wait for all layers."""
+        if self._events:
+            self._staging.refuse_captured(self._staging.stream)
+            for event in self._events.values():
+                self._runtime.wait_event(self._staging.stream, event)
+            self._events.clear()
+
+
+def _key(layer: Layer) -> tuple[bool, int, int]:
+    return layer.keeps_state, layer.group, layer.index

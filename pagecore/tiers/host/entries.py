@@ -1,0 +1,100 @@
+"""Methods of a host tier for stores: blocks for loads, their publication, and pins for readers."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Listed
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._lock import Held
+from pagecore.cache.prefix.retention import Spans
+from pagecore.errors import ShapeError
+from pagecore.storage.checks import require_int
+from pagecore.tiers.host import _lease, _promote
+from pagecore.tiers.host.leases import Hold, Lease
+from pagecore.tiers.host.parts import TierParts
+
+
+class EntryMethods(TierParts):
+    """`HostTier.reserve`, `adopt` and `hold`."""
+
+    def reserve(self, positions: Listed[ArrayLike]) -> Lease | None:
+        """Take host blocks for entries that a store loads; return None if too much of the host is pinned.
+
+        Parameters
+        ----------
+        positions : sequence of integers
+            For each lane the indices of the blocks in the prefix; for the states, the block at whose end the state is.
+            What is not pinned is evicted for them: `hold` the blocks of the prefix that the host has.
+
+        Raises
+        ------
+        ShapeError
+            Not one list for each lane.
+        """
+        self._require_open()
+        for space in self._parts.swap_spaces:
+            if space.shares(self):
+                space.wait()  # a store writes at once, and a device may still read what a sequence gave back
+        places = [np.array(each, np.int64).reshape(-1) for each in positions]
+        if len(places) != self.num_lanes:
+            raise ShapeError(f"positions have {len(places)} lists; give one for each of {self.num_lanes} lanes")
+        inner = _lease.reserve(self._parts.state, self._index, [len(each) for each in places])
+        return None if inner is None else Lease(inner, places, self.pool, self._release)
+
+    def adopt(
+        self,
+        lease: Lease,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+        ok: Listed[NDArray[np.bool_]] | None = None,
+    ) -> int:
+        """Publish loaded entries in the host's tree; return the tokens that the host can promote of `tokens` now.
+
+        Entries that the tree has already, or that lie past a gap, are given back. The lease ends.
+
+        Parameters
+        ----------
+        lease : Lease
+        tokens, namespace, spans, cross_digest
+            As for `match`; the tokens cover the positions of the lease.
+        ok : sequence of bool arrays, optional
+            For each lane, False for entries that did not arrive; by default all did.
+
+        Raises
+        ------
+        ShapeError
+            A position outside of the tokens, or one listed twice.
+        DoubleFree
+            The lease was adopted or released before.
+        """
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        places = [each.astype(np.int32) for each in lease.positions]
+        if ok is not None:
+            if [len(each) for each in ok] != [len(each) for each in places]:
+                counts = [len(each) for each in places]
+                raise ShapeError(f"ok has {[len(each) for each in ok]} entries; expected {counts}")
+            places = [np.where(each, one, -1).astype(np.int32) for each, one in zip(ok, places, strict=True)]
+        with Held(self._parts.state.lock):
+            _lease.adopt(self._parts.state, self._index, lease._inner, ids, options, places)
+            return _promote.match_both(self._parts.state, self._index, ids, options, len(ids))[1]
+
+    def hold(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> Hold:
+        """Pin what the host has of a prefix while its bytes are read; see `Hold`. Arguments are those of `match`."""
+        self._require_open()
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        return Hold(_lease.hold(self._parts.state, self._index, ids, options, most), self.pool, self._release)

@@ -1,0 +1,59 @@
+"""The parts of a host tier that its methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._sequence import token_ids
+from pagecore.cache.cross.build import cross_namespace
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
+from pagecore.errors import UnsupportedOption
+from pagecore.index import BlockPool
+from pagecore.storage import HostPool
+from pagecore.tiers.host import _lease
+from pagecore.tiers.host._index import HostIndex
+from pagecore.tiers.host.streams import Transfers
+
+Options = tuple[NDArray[np.int32], RetentionOptions, int]
+
+
+class TierParts:
+    """Base class of the host tier: its parts, and the conversion of arguments."""
+
+    pool: HostPool
+    block_pools: tuple[BlockPool, ...]
+    _parts: CacheParts
+    _index: HostIndex
+    _transfers: Transfers
+    _is_closed: bool
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of entries: the groups of tokens, and one for states."""
+        return len(self.block_pools)
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise UnsupportedOption("the host tier is closed; make another one")
+
+    def _prefix_of(
+        self,
+        tokens: ArrayLike,
+        namespace: Hashable,
+        spans: Spans | None,
+        max_tokens: int | None,
+        digest: bytes | int | None,
+    ) -> Options:
+        ids = token_ids(tokens)
+        options = retention_options(self._parts.eviction_policy, cross_namespace(namespace, digest), spans)
+        most = reusable(len(ids), max_tokens)
+        if self._parts.cross is not None and digest is None:
+            most = 0  # the encoder output that its keys depend on has no name
+        return ids, options, most
+
+    def _release(self, inner: _lease.EntryLease) -> None:
+        _lease.release(self._parts.state, inner)

@@ -1,0 +1,220 @@
+"""The host tier of a cache on CUDA: backups on a stream of their own, promotions in the order of the cache's stream."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, PagedKVCache, StateSpec, UnsupportedOption
+from pagecore.storage.state_shapes import delta_planes
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.manager.tiers import Tiers
+from tests.cuda.caches import block_bytes, poison, random_step, requests_of, write_step
+
+LAYERS = [AttentionSpec(2, 8, dtype="float32", num_query_heads=4)] * 2
+LAYERS += [AttentionSpec(1, 16, 4, dtype="bfloat16", num_query_heads=2, window=6)]
+WIDE = [AttentionSpec(8, 128, dtype="float32")]  # a plane of a block of 16 tokens has 64 KiB
+
+
+def make(cuda, layers=LAYERS, **options):
+    sizes = {"block_size": 4, "num_blocks": 20, "max_sequences": 4}
+    return PagedKVCache(layers, **sizes | options, device=cuda.device)
+
+
+def tier_of(cache, **options):
+    tier = HostTier(cache, num_blocks=20, huge_pages=False, **options)
+    assert tier.pool.memory.wait_registered(60)
+    return tier
+
+
+def computed(cuda, cache, ids, seed=0):
+    sequence = cache.add_sequence(ids)
+    left = sequence.num_tokens - sequence.num_computed_tokens
+    return sequence, write_step(cache, [sequence], left, random_step(cuda, cache, left, seed=seed))
+
+
+@pytest.mark.parametrize("io", ["auto", "dma", "kernel"])
+@pytest.mark.parametrize("layout", [None, "blockwise"])
+def test_a_prefix_comes_back_bit_for_bit(cuda, layout, io):
+    cache = make(cuda, layout=layout)
+    tier = tier_of(cache, io=io)
+    sequence, _ = computed(cuda, cache, range(13))
+    cuda.runtime.synchronize(0)
+    before = block_bytes(cuda, cache, sequence)
+    assert tier.backup(sequence) > 0
+    cache.check_invariants()
+    tier.check_invariants()
+    assert tier.drain()
+    (ended,) = tier.poll()
+    assert (ended.start, ended.stop, ended.error) == (0, 12, None)
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    poison(cuda, cache)
+    assert tier.promote(range(13)) == 12
+    cache.check_invariants()
+    again = cache.add_sequence(range(13))
+    assert again.num_cached_tokens == 12
+    cuda.runtime.synchronize(0)
+    assert tier.poll() == []
+    tier.check_invariants()
+    for old, new in zip(before, block_bytes(cuda, cache, again), strict=True):
+        both = [(one, two) for one, two in zip(old, new, strict=False) if one is not None and two is not None]
+        assert both
+        assert all(one == two for one, two in both)
+    tier.close()
+
+
+def test_large_fragments_go_by_dma(cuda):
+    cache = make(cuda, WIDE, block_size=16, num_blocks=4)
+    tier = HostTier(cache, num_blocks=4, huge_pages=False)
+    assert tier.pool.memory.wait_registered(60)
+    sequence, _ = computed(cuda, cache, range(33))
+    spent = requests_of(cuda, lambda: tier.backup(sequence))
+    if spent:
+        assert spent["copies"] == 4, "two blocks of two planes"
+        assert "launches" not in spent
+    tier.drain()
+    tier.poll()
+    assert tier.match(range(33)) == 32
+    tier.close()
+
+
+def test_copies_run_in_order_and_the_host_does_not_wait(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator runs work as late as possible")
+    cache = make(cuda, LAYERS[:1])
+    tier = tier_of(cache)
+    sequence, kept = computed(cuda, cache, range(13))
+    cuda.runtime.synchronize(0)
+    before = block_bytes(cuda, cache, sequence)
+    cuda.runtime.streams.deferred = True
+    spent = requests_of(cuda, lambda: tier.backup(sequence))
+    assert tier.match(range(13)) == 0, "published when the copy is done, not before"
+    assert tier.poll() == []
+    cache.remove(sequence)
+    assert cache.clear_prefix_cache() == 0, "the copy pins the device's blocks"
+    cache.check_invariants()
+    tier.check_invariants()
+    assert tier.drain()
+    assert len(tier.poll()) == 1
+    assert cache.clear_prefix_cache() == 3
+    other, more = computed(cuda, cache, range(100, 160), seed=1)  # overwrites every block
+    cache.remove(other)
+    spent |= requests_of(cuda, lambda: tier.promote(range(13)))
+    assert not {"synchronizes", "event_synchronizes"} & set(spent)
+    assert tier.stats().num_pending == 1
+    tier.clear()
+    assert tier.match(range(13)) == 12, "the copy pins the host's blocks"
+    again = cache.add_sequence(range(13))
+    cuda.runtime.streams.deferred = False
+    cuda.runtime.synchronize(0)
+    assert block_bytes(cuda, cache, again)[0][:3] == before[0][:3]
+    tier.poll()
+    assert tier.stats().num_pending == 0
+    tier.clear()
+    assert tier.match(range(13)) == 0
+    tier.close()
+    del kept, more
+
+
+def test_tiers_serve_more_than_the_device_holds(cuda):
+    cache = make(cuda, LAYERS[:1], num_blocks=9)
+    tiers = Tiers(cache, tier_of(cache), write="on_evict", min_tokens=4)
+    first, _ = computed(cuda, cache, range(21))
+    cuda.runtime.synchronize(0)
+    before = block_bytes(cuda, cache, first)
+    cache.remove(first)
+    other, _ = computed(cuda, cache, range(100, 128), seed=1)
+    cache.remove(other)
+    assert tiers.drain()
+    tiers.poll()
+    assert cache.match_length(range(21)) == 20
+    again = cache.add_sequence(range(21))
+    assert again.num_cached_tokens == 20
+    cuda.runtime.synchronize(0)
+    assert block_bytes(cuda, cache, again)[0][:5] == before[0][:5]
+    tiers.poll()
+    tiers.check_invariants()
+    tiers.close()
+
+
+def test_states_come_back(cuda):
+    layers = [StateSpec(delta_planes(2, 4, 8, 8), chunk=4, interval=8), LAYERS[0]]
+    cache = make(cuda, layers, num_states=6)
+    tier = tier_of(cache)
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 8)
+    slot = int(cuda.get(batch.checkpoint_write)[0])
+    planes = [cache.plane(plane.name, 0) for plane in layers[0].planes]
+    for number, plane in enumerate(planes):
+        cuda.runtime.fill(plane[slot].pointer, number + 1, plane[slot].nbytes, 0)
+    cache.commit(batch)
+    tier.backup(sequence)
+    tier.drain()
+    assert tier.poll()[0].state_tokens == 8
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    assert tier.promote(range(9)) == 8
+    again = cache.add_sequence(range(9))
+    cuda.runtime.synchronize(0)
+    found = cache.state_slot(again)
+    for number, plane in enumerate(planes):
+        assert (cuda.get(plane[found]).view(np.uint8) == number + 1).all()
+    tier.poll()
+    tier.close()
+
+
+def test_io_is_checked(cuda):
+    with pytest.raises(UnsupportedOption, match="kernel"):
+        HostTier(make(cuda), num_blocks=4, io="copy")
+
+
+def test_layers_compute_while_later_layers_load(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator counts waits")
+    cache = make(cuda)
+    tier = tier_of(cache, pipelined=True)
+    sequence, _ = computed(cuda, cache, range(13))
+    cuda.runtime.synchronize(0)
+    before = block_bytes(cuda, cache, sequence)
+    tier.backup(sequence)
+    tier.drain()
+    tier.poll()
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    poison(cuda, cache)
+    cuda.runtime.streams.deferred = True
+    assert tier.promote(range(13)) == 12
+    again = cache.add_sequence(range(13))
+    batch = cache.prepare([again], 1)
+    waits = [requests_of(cuda, lambda layer=layer: cache.key(layer)).get("waits", 0) for layer in (0, 0, 1, 2)]
+    assert waits == [1, 0, 1, 1], "each layer is waited for once"
+    cache.abandon(batch)
+    tier.wait_for_loads()
+    cuda.runtime.streams.deferred = False
+    cuda.runtime.synchronize(0)
+    after = block_bytes(cuda, cache, again)
+    assert [each[:3] for each in after[:4]] == [each[:3] for each in before[:4]]
+    tier.poll()
+    tier.check_invariants()
+    tier.close()
+
+
+def test_other_work_waits_for_every_layer(cuda):
+    if not cuda.is_emulated:
+        pytest.skip("only the emulator counts waits")
+    cache = make(cuda, LAYERS[:2])
+    tier = tier_of(cache, pipelined=True)
+    sequence, _ = computed(cuda, cache, range(13))
+    tier.backup(sequence)
+    tier.drain()
+    tier.poll()
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    tier.promote(range(13))
+    spent = requests_of(cuda, tier.wait_for_loads)
+    assert spent.get("waits") == 2
+    assert requests_of(cuda, tier.wait_for_loads) == {}
+    tier.drain()
+    tier.poll()
+    tier.close()

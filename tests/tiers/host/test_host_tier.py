@@ -1,0 +1,289 @@
+"""The host tier: refusals, per-layer copies, spans, partial promotion, shared swap memory, and hits like one LRU."""
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, CrossSpec, NotEnoughMemory, PagedKVCache, ShapeError, StateSpec, UnsupportedOption
+from pagecore.cache import SwapSpace
+from pagecore.errors import DeviceError, DoubleFree, InvalidBlock, InvalidSequence
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.manager.tiers import Tiers
+from tests.cache.swaps import fill
+from tests.cache.test_hybrid_machine import CONV
+
+SPEC = AttentionSpec(1, 8, dtype="float32")
+
+
+def cached(num_blocks=9, **options):
+    return PagedKVCache(SPEC, **({"num_blocks": num_blocks, "block_size": 4, "device": "none"} | options))
+
+
+def serve(cache, ids, **options):
+    """Compute what a prompt lacks, remove it, and return the tokens that it reused."""
+    sequence = cache.add_sequence(ids, **options)
+    reused = sequence.num_cached_tokens
+    cache.commit(cache.prepare([sequence], len(ids) - reused))
+    cache.remove(sequence)
+    return reused
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({}, ShapeError, "exactly one of"),
+        ({"num_blocks": 4, "ratio": 2}, ShapeError, "exactly one of"),
+        ({"num_blocks": 1}, ShapeError, "num_blocks"),
+        ({"num_blocks": [4, 4]}, ShapeError, "groups"),
+        ({"memory": 5000}, NotEnoughMemory, "give more memory"),
+        ({"ratio": 0}, ShapeError, "above 0"),
+        ({"ratio": float("nan")}, ShapeError, "above 0"),
+        ({"ratio": 1e30}, ShapeError, "smaller ratio"),
+        ({"num_blocks": 4, "num_states": 3}, UnsupportedOption, "keeps a state"),
+        ({"num_blocks": 4, "policy": "clock"}, UnsupportedOption, "lru"),
+    ],
+)
+def test_sizes_are_checked(options, error, words):
+    with pytest.raises(error, match=words):
+        HostTier(cached(), **options)
+
+
+def test_objects_without_prefixes_are_refused():
+    with pytest.raises(UnsupportedOption, match="prefix_cache=False"):
+        HostTier(cached(prefix_cache=False), num_blocks=4)
+    with pytest.raises(UnsupportedOption, match="PagedKVCache"):
+        HostTier(3, num_blocks=4)
+    cache, other = cached(), cached()
+    tier = HostTier(cache, num_blocks=4)
+    with pytest.raises(UnsupportedOption, match="HostTier of this cache"):
+        Tiers(other, tier)
+    with pytest.raises(UnsupportedOption, match="through"):
+        Tiers(cache, tier, write="never")
+    with pytest.raises(UnsupportedOption, match="needs 'lru'"):
+        Tiers(cache, HostTier(cache, num_blocks=4, policy="lfu"), write="on_evict")
+    with Tiers(cache, tier), pytest.raises(UnsupportedOption, match="has tiers already"):
+        Tiers(cache, HostTier(cache, num_blocks=4))
+    with pytest.raises(UnsupportedOption, match="closed"):
+        tier.promote(range(9))
+    with pytest.raises(InvalidSequence):
+        HostTier(cache, num_blocks=4).backup(other.add_sequence(range(9)))
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1, 9), (2, 17), (0.5, 5), (0.001, 2)])
+def test_a_ratio_scales_the_blocks(ratio, expected):
+    assert HostTier(cached(9), ratio=ratio).num_blocks == (expected,)
+
+
+def test_a_memory_is_not_exceeded():
+    specs = [StateSpec((CONV,), chunk=4, interval=8), SPEC, AttentionSpec(1, 8, dtype="float32", window=8)]
+    cache = PagedKVCache(specs, num_blocks=40, num_states=9, block_size=4, max_sequences=4)
+    tier = HostTier(cache, memory=2**20, huge_pages=False)
+    assert 2**19 < tier.nbytes <= 2**20
+    assert min(tier.num_blocks) >= 2
+    tier.close()
+
+
+def test_a_prefix_longer_than_the_device_has_room_for_comes_in_part():
+    cache = cached(9)
+    tier = HostTier(cache, num_blocks=40)
+    with cache.add_sequence(range(32)) as sequence:
+        cache.commit(cache.prepare([sequence], 32))
+        tier.backup(sequence)
+    cache.clear_prefix_cache()
+    other = cache.add_sequence(range(100, 120))
+    cache.commit(cache.prepare([other], 20))  # holds 5 of 8 blocks
+    assert tier.match(range(40)) == 32
+    assert tier.promote(range(40)) == cache.match_length(range(40)) == 12
+    cache.check_invariants()
+    tier.check_invariants()
+
+
+def test_namespaces_and_spans_stay_apart():
+    cache = cached(40)
+    tier = HostTier(cache, num_blocks=40)
+    keys = [{}, {"namespace": "a"}, {"spans": [(0, 2, b"image")]}, {"spans": [(0, 2, b"other")]}]
+    for options in keys[:3]:
+        with cache.add_sequence(range(16), **options) as sequence:
+            cache.commit(cache.prepare([sequence], 16))
+            assert tier.backup(sequence) == 4
+    cache.clear_prefix_cache()
+    assert [tier.match(range(17), **options) for options in keys] == [16, 16, 16, 0]
+    assert tier.promote(range(17), spans=[(0, 2, b"image")]) == 16
+    assert [cache.match_length(range(17), **options) for options in keys] == [0, 0, 16, 0]
+    ended = tier.poll()
+    assert [each.namespace for each in ended] == [None, "a", None]
+    assert ended[2].spans == ((0, 2, b"image"),)
+
+
+def test_cross_attention_is_left_out_and_prefixes_are_kept_by_digest():
+    cache = PagedKVCache([SPEC, CrossSpec(1, 8, dtype="float32", max_tokens=4)], num_blocks=[20, 9], block_size=4)
+    tiers = Tiers(cache, HostTier(cache, num_blocks=20, huge_pages=False), min_tokens=1)
+    assert tiers.host.num_lanes == 1
+    assert serve(cache, range(16), cross_tokens=4, cross_digest=b"a") == 0
+    assert serve(cache, range(16), cross_tokens=4) == 0
+    cache.clear_prefix_cache()
+    assert tiers.host.match(range(17), cross_digest=b"a") == 16
+    assert tiers.host.match(range(17), cross_digest=b"b") == tiers.host.match(range(17)) == 0
+    assert serve(cache, range(16), cross_tokens=4, cross_digest=b"a") == 12
+    with pytest.raises(UnsupportedOption, match="cross-attention"):
+        SwapSpace(cache, host=tiers.host)
+    with pytest.raises(UnsupportedOption, match="cross attention"):
+        tiers.host.load_to_device_per_layer(1, [1], [1])
+    tiers.close()
+
+
+def test_layers_are_copied_one_by_one():
+    specs = [StateSpec((CONV,), chunk=4, interval=8), SPEC, SPEC]
+    cache = PagedKVCache(specs, num_blocks=9, num_states=5, block_size=4, max_sequences=2)
+    tier = HostTier(cache, num_blocks=9, huge_pages=False)
+    for layer in (1, 2):
+        cache.key(layer).numpy()[...] = layer
+        cache.value(layer).numpy()[...] = -layer
+    cache.plane("conv", 0).numpy()[...] = 5
+    tier.backup_from_device_all_layers([3, 4], [7, 8])
+    tier.backup_from_device_all_layers([2], [4], lane=1)
+    for layer in (1, 2):
+        cache.key(layer).numpy()[...] = np.nan
+    cache.plane("conv", 0).numpy()[...] = np.nan
+    tier.load_to_device_per_layer(1, [7, 8], [1, 2])
+    assert (cache.key(1).numpy()[[1, 2]] == 1).all()
+    assert np.isnan(cache.key(1).numpy()[3:]).all()
+    assert np.isnan(cache.key(2).numpy()).all()
+    tier.load_to_device_per_layer(0, [4], [3])
+    assert (cache.plane("conv", 0).numpy()[3] == 5).all()
+    for wrong in ([0], [99]):
+        with pytest.raises(InvalidBlock):
+            tier.load_to_device_per_layer(1, wrong, [1])
+    with pytest.raises(ShapeError, match="one for each"):
+        tier.load_to_device_per_layer(1, [1, 2], [1])
+    with pytest.raises(ShapeError, match="lane"):
+        tier.backup_from_device_all_layers([1], [1], lane=2)
+    with pytest.raises(UnsupportedOption, match="streams"):
+        tier.load_to_device_per_layer(1, [1], [1], stream=5)
+    tier.close()
+
+
+def test_leases_are_used_once():
+    tier = HostTier(cached(), num_blocks=9)
+    with pytest.raises(ShapeError, match="each of 1 lanes"):
+        tier.reserve([[0], [1]])
+    lease = tier.reserve([[0, 1]])
+    with pytest.raises(ShapeError, match="fill 1 blocks"):
+        tier.adopt(lease, range(4))
+    with pytest.raises(ShapeError, match="ok has"):
+        tier.adopt(lease, range(8), ok=[np.ones(3, bool)])
+    assert tier.num_leases == 1
+    assert tier.adopt(lease, range(8)) == 8
+    with pytest.raises(DoubleFree):
+        tier.adopt(lease, range(8))
+    assert tier.reserve([range(9)]) is None
+    twice = tier.reserve([[0, 0]])
+    with pytest.raises(ShapeError, match="twice"):
+        tier.adopt(twice, range(8))
+    twice.release()
+    with tier.hold(range(8)) as held:
+        positions, pieces = held.entries(0)
+        assert positions.tolist() == [0, 1]
+        assert pieces[:, 0].tolist() == [0, 0]
+        assert tier.reserve([range(7)]) is None, "pinned entries are not evicted"
+    assert tier.reserve([range(7)]) is not None
+    tier.check_invariants()
+
+
+def test_swapped_sequences_evict_what_the_tier_caches():
+    cache = PagedKVCache(SPEC, num_blocks=20, block_size=4)
+    tier = HostTier(cache, num_blocks=7, huge_pages=False)
+    space = SwapSpace(cache, host=tier)
+    with cache.add_sequence(range(20)) as sequence:
+        fill(cache, [sequence], 20)
+        tier.backup(sequence)
+    assert tier.match(range(21)) == 20
+    other = cache.add_sequence(range(100, 116))
+    fill(cache, [other], 16)
+    before = [cache.key(0).numpy()[block].copy() for block in cache.block_table().numpy()[other.row][:4]]
+    cache.swap_out([other], space)
+    assert tier.match(range(21)) == 8
+    assert (space.num_used_blocks, space.num_available) == (4, 2)
+    cache.check_invariants()
+    cache.swap_in([other])
+    after = [cache.key(0).numpy()[block] for block in cache.block_table().numpy()[other.row][:4]]
+    assert all(np.array_equal(one, two) for one, two in zip(before, after, strict=True))
+    with pytest.raises(UnsupportedOption, match="leave it out"):
+        SwapSpace(cache, host=tier, num_blocks=4)
+    with pytest.raises(UnsupportedOption, match="HostTier of this cache"):
+        SwapSpace(cached(), host=tier)
+    long = cache.add_sequence(range(200, 228))
+    fill(cache, [long], 28)
+    assert not cache.try_swap_out([long], space), "7 blocks of 6"
+    tier.close()
+
+
+def test_a_failed_copy_is_counted_and_costs_only_hits(monkeypatch):
+    cache = PagedKVCache(SPEC, num_blocks=9, block_size=4)
+    tiers = Tiers(cache, HostTier(cache, num_blocks=40, huge_pages=False), min_tokens=1)
+
+    def broken(*_args, **_options):
+        raise DeviceError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers.host._transfers.copies, "run", broken)
+        assert serve(cache, range(16)) == 0
+        assert tiers.stats().num_failed == 2, "one for the commit, one for the removal"
+    assert serve(cache, range(16)) == 12
+    cache.clear_prefix_cache()
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers.host._transfers.copies, "run", broken)
+        assert serve(cache, range(16)) == 0
+    assert serve(cache, range(16)) == 12
+    tiers.check_invariants()
+    tiers.close()
+
+
+def chats(seed, count, chats, most):
+    """Yield prompts of chats that grow by a turn each time they are asked."""
+    random = np.random.default_rng(seed)
+    histories = {}
+    for _ in range(count):
+        chat = int(random.zipf(1.3)) % chats
+        history = histories.setdefault(chat, [chat * 1000])
+        history += random.integers(1, 2**30, int(random.integers(1, 12))).tolist()
+        yield np.array(history, np.int32)
+        if len(history) > most:
+            del histories[chat]
+
+
+@pytest.mark.parametrize(("device", "host"), [(1000, 3000), (2000, 1000)])
+def test_a_spilling_tier_hits_like_one_lru_of_both_sizes(device, host):
+    hits = []
+    for sizes in [(device, host), (device + host, 0)]:
+        cache = cached(sizes[0] + 1, block_size=1, max_sequences=2)
+        tiers = None
+        if sizes[1]:
+            tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), write="on_evict", min_tokens=1)
+        hits.append(sum(serve(cache, ids) for ids in chats(0, 3000, 400, 200)))
+        if tiers is not None:
+            tiers.check_invariants()
+            tiers.close()
+    assert hits[0] == pytest.approx(hits[1], rel=0.01)
+
+
+def test_a_copying_tier_hits_like_one_lru_of_its_own_size():
+    hits = []
+    for sizes in [(300, 900), (900, 0)]:
+        cache = cached(sizes[0] + 1, block_size=1, max_sequences=2)
+        tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), min_tokens=1) if sizes[1] else None
+        hits.append(sum(serve(cache, ids) for ids in chats(0, 800, 200, 150)))
+        if tiers is not None:
+            tiers.close()
+    assert hits[0] == hits[1]
+
+
+def test_second_hits_are_copied_from_the_second_prompt_on():
+    cache = cached(40)
+    tiers = Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1)
+    serve(cache, range(16))
+    assert tiers.host.match(range(20)) == 0
+    serve(cache, [*range(8), *range(50, 62)])
+    assert tiers.host.match(range(20)) == 8
+    serve(cache, range(16))
+    assert tiers.host.match(range(20)) == 16
+    tiers.close()
