@@ -92,7 +92,15 @@ class ReplayTiers:
             for medium, place in (("DISK", disk), ("EXTERNAL", remote)):
                 if place is not None:
                     stores.append(self._open(medium, place, fingerprint, trace_bytes))
-            self._tiers = Tiers(cache, host, stores, fingerprint=fingerprint, min_tokens=cache.block_size)
+            # Stores are written from the copies that a host of its own keeps; alone, it keeps what the device evicts.
+            self._tiers = Tiers(
+                cache,
+                host,
+                stores,
+                fingerprint=fingerprint,
+                write="through" if stores else "on_evict",
+                min_tokens=cache.block_size,
+            )
         except BaseException:
             for store in stores:
                 store.close()
