@@ -278,7 +278,9 @@ class ReplayOptions:
                         f"{name} is {value!r}, but there is no host tier, through which stores are read; give host, too"
                     )
         elif self.evict == NO_REUSE:
-            raise UnsupportedOption(f"host is {self.host!r}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one")
+            raise UnsupportedOption(
+                f"host is {self.host!r}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one"
+            )
         _ = self.places, self.bytes_per_second
 
     def _bytes_per_block(self) -> int:

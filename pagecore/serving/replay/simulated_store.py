@@ -34,7 +34,9 @@ class SimulatedStore:
         self._holds: dict[bytes, int] = {}
         self._ended: list[Done] = []
         self._num_tickets = 0
-        self._counts = dict.fromkeys(("lookups", "found", "loaded", "failed", "stored", "dropped", "read", "written"), 0)
+        self._counts = dict.fromkeys(
+            ("lookups", "found", "loaded", "failed", "stored", "dropped", "read", "written"), 0
+        )
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = Lock()
 

@@ -174,7 +174,9 @@ def _open_disk(folder: Path, fingerprint: Fingerprint, trace_bytes: int) -> Bloc
     # Entries are aligned, and files begin with their tables.
     needed = max(trace_bytes * 5 // 4, 1 << 20)
     if room < 1 << 20:
-        raise NotEnoughMemory(f"disk {folder} has {2 * room} bytes free; a replay needs 2 MiB: free space or use another")
+        raise NotEnoughMemory(
+            f"disk {folder} has {2 * room} bytes free; a replay needs 2 MiB: free space or use another"
+        )
     return DiskStore(folder, fingerprint=fingerprint, max_bytes=min(needed, room))
 
 

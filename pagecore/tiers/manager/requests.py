@@ -301,9 +301,7 @@ class Load:
     def _reserve(self, wanted: Wanted, sources: Sequence[NDArray[np.int64]]) -> int:
         """Take host memory for all chunks of a prefix, or for none; return the tokens for which there was memory."""
         size = self.around.planner.block_size
-        missing = [
-            lane[source[lane] >= 0] for lane, source in zip(wanted.positions, sources, strict=True)
-        ]
+        missing = [lane[source[lane] >= 0] for lane, source in zip(wanted.positions, sources, strict=True)]
         for begin, end in chunks_of(missing, self.around.host.payload_bytes, self.around.chunk_bytes):
             positions = [lane[(lane >= begin) & (lane < end)] for lane in missing]
             lease = self.around.host.reserve(positions)
@@ -393,9 +391,7 @@ class Load:
     def _usable(self, most: int) -> int:
         """Return the tokens that the host can promote."""
         request = self.request
-        return self.around.host.match(
-            request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=most
-        )
+        return self.around.host.match(request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=most)
 
     def _reach(self) -> int:
         """Return the tokens that host or device have, up to `cap`."""

@@ -34,7 +34,12 @@ class DeviceSide(Protocol):
     """The part of a cache that a request asks."""
 
     def match_length(
-        self, tokens: ArrayLike, *, namespace: Hashable = None, spans: Spans | None = None, max_tokens: int | None = None
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
     ) -> int:
         """Return the number of tokens whose prefix is cached."""
 
@@ -288,7 +293,11 @@ class StoreSide:
             return 0
         longer = np.append(tokens, np.int32(0))  # a match leaves the last token out
         return self._writer.write(
-            longer, prefix.namespace, spans, prefix.start // self.planner.block_size, lambda lane, places: lane_keys(chain[places], lane)
+            longer,
+            prefix.namespace,
+            spans,
+            prefix.start // self.planner.block_size,
+            lambda lane, places: lane_keys(chain[places], lane),
         )
 
     def _advance(self) -> list[Request]:

@@ -219,9 +219,7 @@ class Tiers:
         UnsupportedOption
             The tiers are closed.
         """
-        return self._stores.request(
-            tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, deadline=deadline
-        )
+        return self._stores.request(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, deadline=deadline)
 
     def save(self, sequences: Sequence | Iterable[Sequence]) -> int:
         """Copy the published blocks of sequences to the host and to every store, whatever `write` is.

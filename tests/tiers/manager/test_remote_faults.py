@@ -59,7 +59,9 @@ def serve_until_loaded(served, limit=20.0):
 
 # The answers to a lookup take fewer than 400 bytes, those to a load 4 KiB.
 @pytest.mark.parametrize(
-    "fault", [{"flip_at": 1000}, {"cut_after": 1000}, {"cut_after": 2}, {"hang_after": 1000}, {"hang_after": 0}], ids=str
+    "fault",
+    [{"flip_at": 1000}, {"cut_after": 1000}, {"cut_after": 2}, {"hang_after": 1000}, {"hang_after": 0}],
+    ids=str,
 )
 def test_the_way_to_the_server_fails(private_redis, proxy, fault):
     fill(private_redis.url)

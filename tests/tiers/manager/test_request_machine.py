@@ -81,9 +81,7 @@ class RequestMachine(RuleBasedStateMachine):
     def back_up(self, tokens, namespace):
         stop = self.host.fill(tokens, namespace=namespace)
         if stop:
-            self.side.write(
-                [SimpleNamespace(tokens=tokens, namespace=namespace, spans=None, start=0, stop=stop)]
-            )
+            self.side.write([SimpleNamespace(tokens=tokens, namespace=namespace, spans=None, start=0, stop=stop)])
 
     @rule()
     def poll(self):
