@@ -36,7 +36,7 @@ BELOW = {
     "index": (),
     "ops": ("arrays",),
     "cache": ("arrays", "index", "ops"),
-    "tiers": ("arrays", "index", "ops"),
+    "tiers": ("arrays", "cache", "index", "ops"),
     "interop": ("arrays", "ops"),
 }
 

@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Run prompts of several lengths, and matches of a long one."""
-    for num_blocks in bench.pick((16, 128, 512), (4,)):
+    for num_blocks in bench.pick((16, 128, 256), (4,)):
         _moves(bench, num_blocks)
     for num_blocks in bench.pick((64, 1024), (4,)):
         _matches(bench, num_blocks)

@@ -98,8 +98,8 @@ class RadixTree {
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
   // is its own: evicting it from the tree takes nothing from the sequence.
   [[nodiscard]] Receipt lock_shared(Match& match);
-  // Pins the full prefix of a match, and what windows have before its end, holes included: for callers that are about to
-  // fill the holes. It is not a hit.
+  // Pins the full prefix of a match, and what windows have before its end. Holes are allowed: the caller is about to
+  // fill them. It is not a hit.
   [[nodiscard]] Receipt lock_full(Match& match);
   [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
   void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);

@@ -375,7 +375,7 @@ cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
 
 
 def save_victims(CacheState state not None, HostIndex host not None, missing, copy):
-    """Evict blocks of the device in the order of its policy, and copy each path to the host before; return their number.
+    """Evict blocks of the device in the order of its policy, each after its path was copied; return their number.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ cdef class HostIndex:
     cdef BlockPool pool(self, size_t group)
     # First call of every operation: releases lost receipts, and forgets empty namespaces.
     cdef int sweep(self) except -1
-    # Whether `needed` free blocks of each group, states last, can be had by eviction.
+    # Returns True if eviction can make `needed` blocks of each group free, states last.
     cdef bint can_make_room(self, const vector[int64_t]& needed) noexcept
     # Evicts until the pools have `needed` free blocks of each group, states last; returns False if they do not.
     cdef bint make_room(self, const vector[int64_t]& needed) noexcept

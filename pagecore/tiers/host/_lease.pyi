@@ -8,6 +8,8 @@ from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.tiers.host._index import HostIndex
 
+class PrefixKey: ...
+
 class EntryLease:
     @property
     def index(self) -> HostIndex: ...

@@ -2,7 +2,6 @@
 
 from libc.math cimport NAN
 from libc.stdint cimport int32_t, int64_t
-from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.cache._lock cimport Held
@@ -129,10 +128,10 @@ cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts):
 
 
 def reserve(CacheState state not None, HostIndex index not None, counts):
-    """Return a lease of `counts` blocks of each lane, evicting what is needed; None if too much is pinned."""
+    """Return a lease of `counts` blocks of each lane; evict for them, and return None if too much is pinned."""
     cdef vector[int64_t] needed = counts
     if needed.size() != <size_t>len(index.pools) or min(counts) < 0:
-        raise ShapeError(f"counts are {list(counts)!r}; give {len(index.pools)} numbers of 0 or more, one for each lane")
+        raise ShapeError(f"counts are {list(counts)!r}; give {len(index.pools)} numbers, one for each lane")
     _guard = Held(state.lock)
     index.sweep()
     if not index.can_make_room(needed) or not index.make_room(needed):
@@ -203,7 +202,7 @@ def check_places(HostIndex index not None, int64_t num_blocks, held, places):
 
 
 def hold(CacheState state not None, HostIndex index not None, ids, options, int64_t most):
-    """Return an EntryHold of the longest prefix, up to `most` tokens, that the full component of the host's tree has."""
+    """Return an EntryHold of the longest prefix, up to `most` tokens, that the host's full component has."""
     cdef PrefixKey prefix = prefix_key(index.block_size, ids, options)
     cdef EntryHold held = EntryHold.__new__(EntryHold)
     cdef Path path = Path()

@@ -19,8 +19,8 @@ cdef class Path:
     cdef void release(self) noexcept
 
 
-# Offers entries of a prefix to the host's tree, which takes those that it lacks, and returns the number of leading blocks
-# that the tree now has. `lanes` has the host block at each index of the prefix, 0 for none; the ids that the tree has
+# Offers entries of a prefix to the host's tree, which takes those that it lacks; returns the number of leading blocks
+# that the tree has then. `lanes` has the host block at each index of the prefix, 0 for none; the ids that the tree has
 # are filled in. A state of `state_blocks` blocks is offered if that is above 0.
 cdef int64_t publish(
     HostIndex host, object key, Query query, vector[vector[int32_t]]& lanes, int64_t num_blocks, int64_t state_blocks,

@@ -5,7 +5,7 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._radix_query cimport Int32Pointer, Int32s, Query, RetentionHint, State, States
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
+from pagecore.index._radix_tree cimport NativeMatch, RadixTree
 from pagecore.tiers.host._index cimport HostIndex, space_of
 
 from pagecore.errors import NotEnoughMemory

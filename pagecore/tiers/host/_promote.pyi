@@ -8,15 +8,13 @@ from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.tiers.host._index import HostIndex
 from pagecore.tiers.host._lease import EntryHold
 
-Pairs = list[NDArray[np.int32]]
-
 class Promotion:
     @property
     def hold(self) -> EntryHold | None: ...
     @property
     def num_blocks(self) -> int: ...
     @property
-    def pairs(self) -> Pairs: ...
+    def pairs(self) -> list[NDArray[np.int32]]: ...
 
 def promote(
     state: CacheState,
@@ -25,7 +23,7 @@ def promote(
     options: RetentionOptions,
     most: int,
     min_tokens: int,
-    copy: Callable[[Pairs, EntryHold], bool],
+    copy: Callable[[list[NDArray[np.int32]], EntryHold], bool],
     spill: Callable[[list[int]], object] | None = None,
 ) -> tuple[int, int, int]: ...
 def match_both(

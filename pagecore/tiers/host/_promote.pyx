@@ -121,10 +121,10 @@ cdef class Promotion:
         cdef vector[int32_t] no_blocks
         cdef int64_t room, slots
         cdef size_t group
-        cdef int32_t evictions
+        cdef int32_t _evictions
         cdef bint is_short
         self.device.pin(self.prefix.tree, self.key.key, self.key.query(num_blocks), num_blocks)
-        for evictions in range(MAX_EVICTIONS):
+        for _evictions in range(MAX_EVICTIONS):
             self.list_missing(num_blocks, missing)
             is_short = False
             for group in range(missing.size()):
@@ -159,7 +159,7 @@ cdef class Promotion:
 
     cdef int list_missing(self, int64_t num_blocks, vector[int64_t]& counts) except -1:
         cdef int32_t lane, component
-        cdef int64_t i, first, sinks
+        cdef int64_t i
         counts.assign(<size_t>self.prefix.num_lanes, 0)
         held = self.hold.stored
         for lane in range(self.prefix.num_lanes):
@@ -301,7 +301,7 @@ def promote(
     CacheState state not None, HostIndex host not None, const int32_t[::1] ids, options, int64_t most,
     int64_t min_tokens, copy, spill=None
 ):
-    """Bring what the host has of a prefix to the device, as much as fits.
+    """Bring what the host has of a prefix to the device, up to what fits.
 
     Parameters
     ----------

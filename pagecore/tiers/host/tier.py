@@ -250,7 +250,7 @@ class HostTier(EntryMethods, CopyMethods):
         min_tokens: int = 1,
         cross_digest: bytes | int | None = None,
     ) -> int:
-        """Copy what the host has of a prefix into blocks of the cache, as much as fits; return the tokens there now.
+        """Copy what the host has of a prefix into blocks of the cache, up to what fits; return the tokens there now.
 
         Cached blocks that no sequence uses are evicted for it. The copies go to the stream of the cache's last step, so
         that the next step finds them; on the host they are done when the call returns.

@@ -57,8 +57,8 @@ class Tiers:
     write : {"through", "second_hit", "on_release", "on_evict", "explicit"}
         The blocks that are backed up: all when a step publishes them; those that a second sequence has asked for; all
         when their sequence is removed; those that a step or promotion evicts; or only those of sequences passed to
-        `save`. With "on_evict" the host holds what the device does not, so that both reuse as much as one cache of both
-        sizes; otherwise the host is a copy that reuses as much as one cache of its own size.
+        `save`. With "on_evict" the host holds what the device does not, and both together hit like one cache of both
+        sizes; otherwise the host is a copy, and hits like one cache of its own size.
     min_tokens : int
         Promotions and loads that would bring fewer tokens are not worth their transfer: the tokens are computed.
     pin_seconds : float
@@ -328,7 +328,7 @@ class Tiers:
             self._write()
 
     def removing(self, sequence: Sequence) -> None:
-        """Back up what a sequence leaves behind."""
+        """Back up what a sequence leaves to the prefix cache."""
         if self.write not in ("explicit", "on_evict"):
             self._back_up(sequence)
             self._write()
