@@ -31,7 +31,7 @@ endif
 # $(call about,TIME) is the expected time of a step that has not run here before.
 about = $(if $(wildcard $@),, (about $(1)))
 
-.PHONY: demo test test-quick emulate kernels lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
+.PHONY: servers demo test test-quick emulate kernels lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.cli build
@@ -46,6 +46,11 @@ test: $(VENV)/.test build
 
 test-quick: $(VENV)/.test build
 	$(BIN)/python -m pytest -q -x $(PARALLEL) -m "not slow and not serial" --ignore tests/interop
+
+# Servers for the tests of remote stores, into build/servers; a test whose server is missing is skipped.
+servers: $(VENV)/.created
+	@echo 'Installing Redis, moto, Azurite and Mooncake, unless they are installed (about 1 min)'
+	$(Q)$(call logged,servers,tests/tiers/install_servers.sh)
 
 # Every case of the matrix of CUDA kernels in the emulator; make test runs a part of it.
 emulate: $(VENV)/.test build

@@ -44,6 +44,8 @@ FORMAT_WRITE_RATIO_MIN = 0.5
 DISPATCH_US_MAX = 10.0
 # A get of 1 MiB entries from disk, sums included, as a share of raw preadv of the same slots on 8 threads.
 DISK_READ_RATIO_MIN = 0.9
+# A get of 1 MiB entries from Redis over a Unix socket, sums included, as a multiple of redis-py with a call each.
+REDIS_RATIO_MIN = 3.0
 # On a GPU: writes and moves as a share of a device-to-device copy of the same bytes; decode as a share of the rate of
 # such a copy, and the time of one sequence of 4,096 tokens; a prompt of 8,192 tokens as a share of the rate of a matrix
 # product.

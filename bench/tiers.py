@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from bench import tiers_disk
+from bench import tiers_disk, tiers_remote
 from bench.runner import Bench
 
 KIB, MIB = 1 << 10, 1 << 20
 # Media by name; each has ``run(bench, entry_bytes, count)``, see bench/store_load.py.
-MEDIA = {"disk": tiers_disk.run}
+MEDIA = {"disk": tiers_disk.run, "redis": tiers_remote.run_redis, "objects": tiers_remote.run_objects}
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:

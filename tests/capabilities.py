@@ -1,7 +1,7 @@
 """Optional capabilities of the machine: frameworks, compilers and a GPU.
 
 A test that lacks a capability is skipped, and the reason begins with "needs" and its name. PAGECORE_REQUIRE lists the
-capabilities that must be present, such as ``PAGECORE_REQUIRE=torch,jax,transformers,nvrtc``: a test that lacks one of
+capabilities that must be present, such as ``PAGECORE_REQUIRE=torch,jax,redis,moto``: a test that lacks one of
 them fails.
 """
 

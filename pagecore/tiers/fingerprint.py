@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from pagecore.cache.layers import Group, Layer
+from pagecore.cache.layers import Group
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import Spec
+from pagecore.storage import Spec, StateSpec
 from pagecore.storage.checks import require_int, shown
+from pagecore.storage.pool_geometry import checked_geometry
 from pagecore.storage.spec import Plane
 from pagecore.tiers._keys import SECRET_BYTES
 
@@ -114,15 +115,17 @@ class Fingerprint:
         """
         parts = parts_of(cache)
         lanes = [_group_lane(parts, number, group) for number, group in enumerate(parts.token_groups)]
-        payloads = [group.bytes_per_block(parts.block_size) for group in parts.token_groups]
-        states = _state_layers(parts)
+        states = [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
         if states:
-            lanes.append(_packed({"states": [_described(layer.spec) for layer in states]}))
-            payloads.append(sum(plane.nbytes for layer in states for plane in layer.spec.planes))
+            lanes.append(_packed({"states": [_described(spec) for spec in states]}))
+        groups = [(group.spec, group.num_layers) for group in parts.token_groups]
+        # The least numbers of entries: payloads do not depend on them.
+        least = [2] * len(groups), 2 if states else 0
+        geometry = checked_geometry(groups, parts.block_size, states, *least, _inner_axes(parts, 0))
         return cls(
             model=model,
             lanes=tuple(lanes),
-            payload_bytes=tuple(payloads),
+            payload_bytes=geometry.payload_bytes,
             block_size=parts.block_size,
             revision=revision,
             rank=parts.parallel.rank,
@@ -166,24 +169,25 @@ class Fingerprint:
         return b"".join(hashlib.sha256(self.digest + bytes([part])).digest() for part in parts)[:SECRET_BYTES]
 
 
-def _state_layers(parts: CacheParts) -> list[Layer]:
-    return sorted((layer for layer in parts.layers if layer.keeps_state), key=lambda layer: layer.index)
-
-
 def _group_lane(parts: CacheParts, number: int, group: Group) -> str:
     """Return the description of a group's lane: planes, layers, limits of its keys, and the order of the axes."""
     attended = group.attended
     members = {layer.index: layer.spec for layer in parts.layers if not layer.keeps_state and layer.group == number}
-    axes = parts.store.pools[number].layout.axes if parts.store.pools else "HND"
     return _packed(
         {
             "layers": [_described(spec) for _, spec in sorted(members.items())],
             "heads": getattr(group.spec, "num_query_heads", None),
             "window": [attended.window, attended.chunk, attended.lookahead, attended.sink_tokens],
             # Every store keeps blocks layer by layer and plane by plane; the inner axes are the pool's.
-            "order": "BLC" + "".join(axis for axis in axes if axis in "NHD"),
+            "order": "BLC" + _inner_axes(parts, number),
         }
     )
+
+
+def _inner_axes(parts: CacheParts, group: int) -> str:
+    """Return the order of tokens, heads and dims in a group's pool; the default for a cache without bytes."""
+    axes = parts.store.pools[group].layout.axes if parts.store.pools else "HND"
+    return "".join(axis for axis in axes if axis in "NHD")
 
 
 def _described(spec: Spec) -> dict[str, object]:

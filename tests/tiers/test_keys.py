@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, StateSpec, TensorParallel
+from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec, TensorParallel
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.storage import HostPool
 from pagecore.storage.state_shapes import short_conv_planes
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys, namespace_digest, payload_sum, payload_sums
 from tests.reference.content_keys import content_chain as twin_chain
@@ -219,6 +220,18 @@ def test_fingerprints_differ_wherever_the_stored_bytes_differ():
     assert windows.payload_bytes == (16 * 2 * 2 * 64 * 2,) * 2
     assert made[14].has_states
     assert made[14].payload_bytes[1] == states.nbytes
+
+
+def test_payloads_are_those_of_host_pools():
+    """Planes of a state are aligned to their items, so that a payload can be larger than the sum of its planes."""
+    planes = (Plane("a", (3,), "bfloat16", per="sequence"), Plane("b", (5,), "float32", per="sequence"))
+    layers = [AttentionSpec(2, 64), AttentionSpec(1, 32, window=32), StateSpec(planes)]
+    made = Fingerprint.of(cache(layers), model="m")
+    groups = [(layers[0], 1), (layers[1], 1)]
+    pool = HostPool(groups, 16, [layers[2]], num_blocks=[2, 2], num_states=2)
+    assert made.payload_bytes == tuple(pool.payload_bytes)
+    pool.close()
+    assert made.payload_bytes[2] == 28
 
 
 def test_fingerprints_are_equal_in_another_process():

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.tiers.disk.header import SlabHeader
 from pagecore.tiers.disk.slab import PART, check_file, create_slab
 
@@ -22,7 +22,7 @@ class StoreFolder:
 
     Raises
     ------
-    DeviceError
+    StoreError
         The folder cannot be made or used, or another store has it open.
     """
 
@@ -34,14 +34,14 @@ class StoreFolder:
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self._remove_made()
-            raise DeviceError(
+            raise StoreError(
                 f"the folder {path} cannot be used: {error.strerror}; give one with the right to write"
             ) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
-            raise DeviceError(
+            raise StoreError(
                 f"the folder {path} is open in another store ({error.strerror}); close that one, or use another folder"
             ) from error
 
@@ -54,7 +54,7 @@ class StoreFolder:
             The folder has further slabs, or slabs of another model, layout or size.
         NotEnoughMemory
             There is no room.
-        DeviceError
+        StoreError
             The files cannot be made.
         """
         paths = {self.path / header.file_name: header for header in headers}
@@ -82,7 +82,7 @@ class StoreFolder:
                 os.fsync(self._fd)
         except OSError as error:
             self._remove(made)
-            raise DeviceError(f"no slab can be made in {self.path}: {error.strerror}; give another folder") from error
+            raise StoreError(f"no slab can be made in {self.path}: {error.strerror}; give another folder") from error
         except BaseException:
             self._remove(made)
             raise

@@ -7,7 +7,7 @@ import mmap
 import os
 from pathlib import Path
 
-from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, StoreError, UnsupportedOption
 from pagecore.tiers.disk._io import UNIT, IoQueue, SlabTable
 from pagecore.tiers.disk.header import SUPERBLOCKS, SlabHeader, read_header
 
@@ -28,10 +28,11 @@ class Slab:
     """
 
     def __init__(self, path: Path, header: SlabHeader, queue: IoQueue) -> None:
-        """Open the file at `path`, which `check_file` has accepted; raise DeviceError if its table cannot be read."""
+        """Open the file at `path`, which `check_file` has accepted; raise StoreError if its table cannot be read."""
         self.header = header
-        self._fd, self.is_direct = _open_direct(path)
+        self._fd = -1
         try:
+            self._fd, self.is_direct = _open_direct(path)
             self.table = SlabTable(
                 self._fd,
                 header.identity,
@@ -44,7 +45,7 @@ class Slab:
             self.table.open()
         except OSError as error:
             self.close()
-            raise DeviceError(
+            raise StoreError(
                 f"the table of {path} cannot be read: {error.strerror}; check the disk, or delete the file"
             ) from error
         except BaseException:

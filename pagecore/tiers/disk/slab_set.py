@@ -36,7 +36,7 @@ class SlabSet:
 
     Raises
     ------
-    NotEnoughMemory, DeviceError, UnsupportedOption
+    NotEnoughMemory, StoreError, UnsupportedOption
         As for `DiskStore`; what the call created is removed.
     """
 

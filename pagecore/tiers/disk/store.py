@@ -71,7 +71,7 @@ class DiskStore:
         An invalid number.
     NotEnoughMemory
         No room for `max_bytes`, or `max_bytes` does not hold one entry of every lane. No file is left.
-    DeviceError
+    StoreError
         The folder or its files cannot be used, or another store has the folder open.
     UnsupportedOption
         The folder has slabs of other sizes, of another model or layout, or with damaged superblocks.
@@ -105,7 +105,11 @@ class DiskStore:
         self._lock = threading.RLock()
         self._tickets = count(1)
         self._queue = IoQueue(require_int("threads", threads, max=256), file_ops)
-        self._slabs = SlabSet(self.path, plan, self._queue)
+        try:
+            self._slabs = SlabSet(self.path, plan, self._queue)
+        except BaseException:
+            self._queue.close()
+            raise
         self._lanes = self._slabs.lanes
         self._sequence = self._slabs.newest + 1
         self._ledger = Ledger(self._slabs, fingerprint.payload_bytes)

@@ -265,7 +265,7 @@ class Core:
         self._leave(part, now)
 
     def _give_up(self, batch: Batch, error: str, now: float) -> None:
-        """End a batch as far as its store lets it: at once, or when running copies and direct transfers end."""
+        """End a batch: at once, or when its running copies and direct transfers end."""
         batch.is_given_up = True
         batch.error = batch.error or error
         self._settle(batch, now)

@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,69 @@ def test_a_limit_of_the_file_size_is_no_room(tmp_path):
         store.check_invariants()
         assert put(store, range(4)).ok.all()
         assert get(store, range(4)).ok.all()
+
+
+class Trouble:
+    """File operations that fail at random: errors, short and torn transfers, flipped bits, calls that do nothing."""
+
+    def __init__(self, seed, share):
+        self.rng = np.random.default_rng(seed)
+        self.share = share
+        self.lock = threading.Lock()
+
+    def draw(self, kinds):
+        with self.lock:
+            return self.rng.choice(kinds) if self.rng.random() < self.share else None, int(self.rng.integers(1 << 30))
+
+    def read(self, fd, parts, offset):
+        kind, number = self.draw(["error", "short", "flip", "nothing"])
+        if kind == "error":
+            return -errno.EIO
+        if kind == "short":
+            return os.preadv(fd, short(parts, number % 8192), offset)
+        if kind == "flip":
+            moved = os.preadv(fd, parts, offset)
+            parts[0][number % len(parts[0])] ^= 1 << number % 7
+            return moved
+        return sum(len(part) for part in parts) if kind == "nothing" else None
+
+    def write(self, fd, parts, offset):
+        kind, number = self.draw(["error", "short", "torn", "lost"])
+        if kind == "error":
+            return -errno.ENOSPC
+        if kind == "short":
+            return os.pwritev(fd, short(parts, number % 8192), offset)
+        if kind == "torn":
+            os.pwritev(fd, short(parts, number % 8192), offset)
+            return -errno.EIO
+        return sum(len(part) for part in parts) if kind == "lost" else None
+
+
+@pytest.mark.parametrize("seed", range(4 if os.environ.get("PAGECORE_FAULTS") != "full" else 100))
+@pytest.mark.parametrize("share", [0.05, 0.4])
+def test_random_faults_never_serve_wrong_bytes_and_leak_nothing(tmp_path, seed, share):
+    """`get` compares every byte that a load reports; the folder is opened again and again with what the faults left."""
+    rng = np.random.default_rng(seed)
+    num_loaded = 0
+    for _ in range(3):
+        trouble = Trouble(seed, share)
+        ops = FileOps()
+        with open_store(tmp_path, slots=10, threads=3, file_ops=ops.address) as store:
+            ops.on_read, ops.on_write = trouble.read, trouble.write
+            for _ in range(25):
+                numbers = rng.integers(0, 25, 4)
+                put(store, numbers)
+                look(store, numbers[:2])
+                num_loaded += get(store, rng.permutation(25)[:6]).ok.sum()
+                store.unlock(keys_of(store, numbers[:2]))
+                store.check_invariants()
+            assert store.stats().num_held == 0
+            assert store.stats().num_pending == 0
+    assert num_loaded > 20
+    with open_store(tmp_path, slots=10) as store:
+        get(store, range(25))
+        assert put(store, range(100, 110)).ok.all()
+        assert get(store, range(100, 110)).ok.all()
 
 
 WRITER = """

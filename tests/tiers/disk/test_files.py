@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.disk.header import SlabHeader, read_header
 from pagecore.tiers.disk.plan import blocks_per_file, plan_slabs
@@ -240,22 +240,22 @@ def test_a_folder_without_room_keeps_nothing_half_made(tmp_path, monkeypatch):
 
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(DeviceError, match="Not a directory"):
+    with pytest.raises(StoreError, match="Not a directory"):
         open_store(tmp_path / "file" / "store")
-    with pytest.raises(DeviceError, match="cannot be used"):
+    with pytest.raises(StoreError, match="cannot be used"):
         open_store("/proc/self/store")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="needs user: root may write anywhere")
 def test_a_folder_without_rights_is_refused(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(DeviceError, match="right to write"):
+    with pytest.raises(StoreError, match="right to write"):
         open_store(tmp_path)
     tmp_path.chmod(0o700)
 
 
 def test_a_folder_has_one_store_at_a_time(tmp_path):
-    with open_store(tmp_path), pytest.raises(DeviceError, match="open in another store"):
+    with open_store(tmp_path), pytest.raises(StoreError, match="open in another store"):
         open_store(tmp_path)
     with open_store(tmp_path):
         pass
@@ -268,7 +268,7 @@ def test_an_unreadable_table_is_refused_and_closed(tmp_path):
         pass
     before = os.listdir("/proc/self/fd")
     ops = FileOps(on_read=lambda fd, parts, offset: -5)
-    with pytest.raises(DeviceError, match="cannot be read"):
+    with pytest.raises(StoreError, match="cannot be read"):
         open_store(tmp_path, file_ops=ops.address)
     assert os.listdir("/proc/self/fd") == before
     with open_store(tmp_path):

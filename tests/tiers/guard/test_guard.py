@@ -288,6 +288,24 @@ def test_loads_that_are_refused_give_up_their_holds(blocks):
         assert guard.stats().num_held == 0
 
 
+def test_loads_that_wait_for_memory_give_up_their_holds_when_they_are_cancelled(blocks):
+    store = MemoryStore(verifies=False)
+    keys = random_keys(8)
+    with Guard(store, budget_bytes=24 * 4096, deadline=Deadline(60.0)) as guard:
+        stored(guard, blocks, keys)
+        assert wait(guard, guard.submit_lookup(keys)).ok.all()
+        store.inject("load", "hang", 8)
+        first = guard.submit_load(keys, blocks.pieces())
+        assert wait(guard, guard.submit_lookup(keys[:2])).ok.all()
+        second = guard.submit_load(keys[:2], blocks.pieces([0, 1]))
+        guard.cancel(second)
+        assert wait(guard, second).error == "cancelled"
+        assert guard.stats().num_held == 8
+        store.release()
+        assert wait(guard, first).ok.all()
+        assert guard.stats().num_held == 0
+
+
 def test_a_jump_of_the_clock_leaves_everything_usable(blocks):
     now = [1000.0]
     store = MemoryStore(manual=True, verifies=False)

@@ -25,7 +25,7 @@ def fingerprint(salt=b""):
 class Contract:
     """Tests of one store; `open(salt)` returns a new client of it, and `spoil(store, key, byte)` changes an entry."""
 
-    # Whether two clients see the same entries.
+    # False if each client has entries of its own.
     IS_SHARED = True
 
     @pytest.fixture

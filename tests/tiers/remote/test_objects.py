@@ -123,7 +123,7 @@ def test_options_are_checked():
         ObjectStore("file:///nonexistent/folder", fingerprint=fingerprint())
 
 
-def test_nobody_listens():
+def test_an_address_without_a_server_is_refused():
     with pytest.raises(
         StoreError, match="cannot be used.*check the URL, endpoint, region and credentials".replace(".*", r"(?s:.*)")
     ):

@@ -105,7 +105,7 @@ def test_options_are_checked(url):
             RespStore(url, fingerprint=fingerprint(), **option)
 
 
-def test_nobody_listens():
+def test_an_address_without_a_server_is_refused():
     with pytest.raises(StoreError, match=r"cannot be reached.*start a server there or correct the URL"):
         RespStore("redis://127.0.0.1:1", fingerprint=fingerprint())
     with pytest.raises(StoreError, match="cannot be reached"):

@@ -11,6 +11,8 @@ from pagecore.tiers.store import Keys, Pieces
 
 # The protocol allows bulk strings of 512 MiB.
 LONGEST_BULK = 512 << 20
+# Bytes of values that are requested ahead: a server that answers more of them copies each into memory out of its cache.
+WINDOW_BYTES = 1 << 20
 
 
 class RespSession:
@@ -45,18 +47,29 @@ class RespSession:
     def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
         """Receive entries into their pieces, and verify them; an entry that fails is deleted."""
         names = self._names(keys)
-        self._connection.send([b"".join(encode(b"GET", name) for name in names)])
-        frames = np.zeros(len(keys), payload.FRAME)
+        requests = [encode(b"GET", name) for name in names]
+        sizes = pieces[:, 1].tolist()
+        spoilt = []
         error = None
-        for index, (address, nbytes) in enumerate(pieces.tolist()):
+        num_sent = waiting = 0
+        for index, name in enumerate(names):
+            begin = num_sent
+            while num_sent == index or (num_sent < len(names) and waiting + sizes[num_sent] <= WINDOW_BYTES):
+                waiting += sizes[num_sent]
+                num_sent += 1
+            if num_sent > begin:
+                self._connection.send([b"".join(requests[begin:num_sent])])
+            waiting -= sizes[index]
             try:
-                ok[index] = self._receive(address, nbytes, frames[index : index + 1])
+                frame = self._receive(pieces[index])
             except ReplyError as reply:
                 error = str(reply)
-        present = frames["magic"] != 0
-        expected = payload.frames_of(keys[ok], pieces[ok])
-        ok[ok] = frames[ok] == expected
-        spoilt = [name for name, is_spoilt in zip(names, (present & ~ok).tolist(), strict=True) if is_spoilt]
+                continue
+            if frame is not None:
+                # The payload is in the processor's cache now.
+                one = slice(index, index + 1)
+                ok[index] = frame == payload.frames_of(keys[one], pieces[one]).tobytes()
+                spoilt += [] if ok[index] else [name]
         if spoilt:
             self._delete(spoilt)
             error = f"{len(spoilt)} entries differed from their sums or sizes and were deleted"
@@ -96,23 +109,24 @@ class RespSession:
     def _names(self, keys: Keys) -> list[bytes]:
         return [self._prefix + key.tobytes() for key in keys]
 
-    def _receive(self, address: int, nbytes: int, frame: NDArray[np.void]) -> bool:
-        """Receive one value; return True if it has a frame and the size of the piece."""
+    def _receive(self, piece: NDArray[np.uint64]) -> bytes | None:
+        """Receive one value into a piece; return its frame, b"" if it has another size, or None if there is none."""
         connection = self._connection
         line = connection.line()
         if line == b"$-1":
-            return False
+            return None
         size = int(line[1:]) if line[:1] == b"$" and line[1:].isdigit() else -1
         if not 0 <= size <= LONGEST_BULK:
             raise ProtocolError(f"expected a bulk string from {connection.address.name}, got {line[:60]!r}")
-        if size == payload.FRAME_BYTES + nbytes:
-            connection.into(frame.view(np.uint8).data)
+        address, nbytes = piece.tolist()
+        frame = bytearray(payload.FRAME_BYTES if size == payload.FRAME_BYTES + nbytes else 0)
+        if frame:
+            connection.into(memoryview(frame))
             connection.into(payload.view(address, nbytes))
         else:
-            frame["magic"] = 1  # present, and not a frame
             connection.skip(size)
         connection.end_bulk()
-        return size == payload.FRAME_BYTES + nbytes
+        return bytes(frame)
 
     def _delete(self, names: list[bytes]) -> None:
         self._connection.send([encode(b"UNLINK", *names)])

@@ -1,0 +1,122 @@
+"""Remote stores for the bench "tiers": Redis over a Unix socket against redis-py, and an object store in a folder."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.runner import Bench, Job, Work
+from bench.store_load import Entries, fingerprint_of, puts_and_gets
+from bench.targets import REDIS_RATIO_MIN
+from pagecore.errors import StoreError
+from pagecore.tiers.remote.objects import ObjectStore
+from pagecore.tiers.remote.resp import RespStore
+
+SET, PIPELINE, COPY = "redis-py, a call each", "redis-py, pipeline", "shutil.copyfile"
+MIB = 1 << 20
+SECONDS_TO_START = 10.0
+
+
+def run_redis(bench: Bench, entry_bytes: int, count: int) -> None:
+    """Time puts and gets of one size in a server that this function starts and ends."""
+    if shutil.which("redis-server") is None:
+        bench.note("redis-server is not installed: no figures of Redis; make servers installs it")
+        return
+    with ExitStack() as stack:
+        path = stack.enter_context(_server(4 * count * entry_bytes + 64 * MIB))
+        fingerprint = fingerprint_of(entry_bytes)
+        store = stack.enter_context(RespStore(f"unix://{path}", fingerprint=fingerprint, ttl=3600))
+        store.name = "redis (Unix socket)"
+        written, read = Entries(count, entry_bytes), Entries(count, entry_bytes, seed=1)
+        puts, gets = _redis_py(bench, stack, path, written, read)
+        target = REDIS_RATIO_MIN if entry_bytes == MIB and SET in gets else None
+        puts_and_gets(
+            bench,
+            store,
+            written,
+            read,
+            put_controls=puts,
+            get_controls=gets,
+            at_least=None if target is None else {SET: target},
+        )
+
+
+def run_objects(bench: Bench, entry_bytes: int, count: int) -> None:
+    """Time puts and gets of one size in a temporary folder, through the page cache."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        whole = folder / "whole"
+        whole.write_bytes(np.random.default_rng(5).bytes(count * entry_bytes))
+        (folder / "objects").mkdir()
+        fingerprint = fingerprint_of(entry_bytes)
+        store = stack.enter_context(ObjectStore((folder / "objects").as_uri(), fingerprint=fingerprint))
+        store.name = "file:// (obstore)"
+        copied = Job(partial(shutil.copyfile, whole, folder / "copy"))
+        written, read = Entries(count, entry_bytes), Entries(count, entry_bytes, seed=1)
+        puts_and_gets(bench, store, written, read, put_controls={COPY: copied}, get_controls={COPY: copied})
+
+
+@contextmanager
+def _server(memory: int) -> Iterator[Path]:
+    """Start a Redis server on a Unix socket alone, which drops the oldest entries beyond `memory` bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "redis.sock"
+        options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder]
+        options += ["--maxmemory", str(memory), "--maxmemory-policy", "volatile-ttl"]
+        with subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL) as server:
+            try:
+                limit = time.monotonic() + SECONDS_TO_START
+                while not path.exists():
+                    if server.poll() is not None or time.monotonic() > limit:
+                        raise StoreError("redis-server did not start; run it by hand to see why")
+                    time.sleep(0.01)
+                yield path
+            finally:
+                server.kill()
+
+
+def _redis_py(
+    bench: Bench, stack: ExitStack, path: Path, written: Entries, read: Entries
+) -> tuple[dict[str, Work | Job], dict[str, Work | Job]]:
+    """Return the controls of puts and gets by redis-py, which move the same bytes."""
+    try:
+        module: Any = importlib.import_module("redis")
+    except ImportError:
+        bench.note("redis-py is not installed: no control of Redis but a copy in memory; pip install redis")
+        return {}, {}
+    client = stack.enter_context(module.Redis(unix_socket_path=str(path)))
+    names = [b"control:%d" % index for index in range(len(written.rows))]
+
+    def put() -> None:
+        for name, row in zip(names, written.rows, strict=True):
+            client.set(name, row.data)
+
+    def get() -> None:
+        for name, row in zip(names, read.rows, strict=True):
+            row[:] = np.frombuffer(client.get(name), np.uint8)
+
+    def put_all() -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for name, row in zip(names, written.rows, strict=True):
+                pipeline.set(name, row.data)
+            pipeline.execute()
+
+    def get_all() -> None:
+        with client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.get(name)
+            for value, row in zip(pipeline.execute(), read.rows, strict=True):
+                row[:] = np.frombuffer(value, np.uint8)
+
+    put()
+    return {SET: put, PIPELINE: put_all}, {SET: Job(get, before=put), PIPELINE: Job(get_all, before=put)}

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Install the servers that tests/tiers/servers.py starts: Redis and system libraries by apt where root runs this, moto into
+# an environment of its own, Azurite by npm, Mooncake's master into .venv. What is installed already is left alone.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+folder=build/servers
+test -f .venv/pyvenv.cfg || { echo "expected an environment in .venv; run make servers" >&2; exit 2; }
+mkdir -p "$folder"
+
+# package NAME...: install system packages, or say which are missing.
+package() {
+    if [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+        apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$@"
+    else
+        echo "missing: $*; install them with the package manager of the system" >&2
+        return 1
+    fi
+}
+
+command -v redis-server > /dev/null || package redis-server
+if [ ! -x "$folder/moto/bin/moto_server" ]; then
+    python3 -m venv "$folder/moto"
+    "$folder/moto/bin/pip" install --quiet 'moto[server]>=5'
+fi
+if [ ! -x "$folder/npm/node_modules/.bin/azurite-blob" ]; then
+    command -v npm > /dev/null || package npm
+    npm install --silent --no-fund --no-audit --prefix "$folder/npm" azurite@3
+fi
+if ! .venv/bin/python -c 'from mooncake.store import MooncakeDistributedStore' 2> /dev/null; then
+    package libibverbs1 libnuma1 libcurl4
+    .venv/bin/python -m pip install --quiet 'mooncake-transfer-engine-non-cuda>=0.3.7'
+fi
