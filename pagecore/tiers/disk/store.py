@@ -259,9 +259,11 @@ class DiskStore:
         """Wait until nothing is pending; return False if `timeout` seconds pass first. `poll` returns the batches."""
         if not self._queue.drain(timeout):
             return False
-        if self._is_usable():
-            with self._entered():
-                pass
+        if not self._is_foreign():
+            with self._lock:
+                self._ledger.collect(self._queue.poll())
+                if self._ledger.has_ready:
+                    self._queue.signal()
         return True
 
     def close(self) -> None:
@@ -294,7 +296,9 @@ class DiskStore:
             held = sum(lane.held.total() for lane in self._lanes)
             return self._ledger.stats(held)
 
-    def __len__(self) -> int:
+    @property
+    def num_entries(self) -> int:
+        """Number of published entries of all lanes."""
         return sum(len(lane.entries) for lane in self._lanes)
 
     def check_invariants(self) -> None:

@@ -67,7 +67,7 @@ def test_no_crash_makes_a_store_serve_a_wrong_block(history, folder):
         image = past.crashed(rng)
         path.write_bytes(image)
         with open_store(folder, SLOTS, (PAYLOAD,), threads=1) as store:
-            num_entries = len(store)
+            num_entries = store.num_entries
             memory.rows[:] = 0
             done = finish(store, store.submit_load(keys, memory.pieces))
         served = {keys[i].tobytes(): memory.rows[i, :PAYLOAD].tobytes() for i in np.flatnonzero(done.ok)}

@@ -64,6 +64,16 @@ def test_a_failed_write_publishes_nothing(tmp_path, error, place):
         assert get(store, range(6)).ok.all()
 
 
+def test_the_other_entries_of_a_batch_are_published(tmp_path):
+    ops = FileOps(on_write=lambda fd, parts, offset: -errno.EIO if offset == DATA + SLOT else None)
+    with open_store(tmp_path, slots=6, file_ops=ops.address) as store:
+        assert put(store, range(4)).ok.tolist() == [True, False, True, True]
+        assert look(store, range(4)).ok.tolist() == [True, False, True, True]
+    with open_store(tmp_path, slots=6) as store:
+        assert store.num_entries == 3
+        assert get(store, range(4)).ok.tolist() == [True, False, True, True]
+
+
 def test_a_write_that_fails_over_an_old_entry_is_not_served_after_reopening(tmp_path):
     ops = FileOps()
     with open_store(tmp_path, slots=2, file_ops=ops.address) as store:
@@ -129,7 +139,7 @@ def test_a_file_that_was_cut_is_a_miss(tmp_path):
         os.truncate(slab_of(store), DATA + 3 * SLOT)
         done = get(store, range(8))
         assert done.ok.tolist() == [True] * 3 + [False] * 5
-        assert len(store) == 3
+        assert store.num_entries == 3
         store.check_invariants()
 
 
@@ -149,12 +159,12 @@ def test_a_flipped_bit_of_a_payload_is_a_miss(tmp_path):
     for slot in range(7):
         flip(path, 8 * (DATA + slot * SLOT) + int(rng.integers(0, PAYLOAD * 8)))
     with open_store(tmp_path, slots=8) as store:
-        assert len(store) == 8
+        assert store.num_entries == 8
         look(store, range(8))
         done = get(store, range(8))
         assert done.ok.tolist() == [False] * 7 + [True]
         assert "sum" in done.error
-        assert len(store) == 1
+        assert store.num_entries == 1
         store.check_invariants()
         assert store.stats().num_held == 0
     with open_store(tmp_path, slots=8) as store:
@@ -189,7 +199,7 @@ def test_entries_of_another_slot_or_slab_are_not_believed(tmp_path):
         file.seek(TABLE)
         file.write(entries[128:] + entries[:128])
     with open_store(tmp_path / "b", slots=4, payloads=(PAYLOAD, PAYLOAD)) as store:
-        assert len(store) == 0
+        assert store.num_entries == 0
 
 
 def test_a_failing_load_leaves_the_slot_alone_while_another_load_reads_it(tmp_path):
@@ -319,7 +329,7 @@ def test_a_writer_that_is_killed_leaves_whole_entries(tmp_path):
                 writer.send_signal(signal.SIGKILL)
             assert writer.wait() == -signal.SIGKILL
         with open_store(tmp_path, slots=40) as store:
-            num_entries = len(store)
+            num_entries = store.num_entries
             done = get(store, range(124))
             assert done.ok.sum() >= num_entries - 4 * 4
             store.check_invariants()

@@ -136,7 +136,7 @@ def test_of_two_entries_with_one_key_the_newer_counts(tmp_path):
     entries = [bytes(data[8192 + 128 * slot : 8192 + 128 * (slot + 1)]) for slot in range(3)]
     assert len({entry[:17] for entry in entries}) == 3
     with open_store(tmp_path, slots=3) as store:
-        assert len(store) == 3
+        assert store.num_entries == 3
         assert get(store, [0]).ok.all()
         store.check_invariants()
 
@@ -159,7 +159,7 @@ def test_one_damaged_superblock_is_mended_and_two_are_refused(tmp_path):
         open_store(tmp_path)
     path.unlink()
     with open_store(tmp_path) as store:
-        assert len(store) == 0
+        assert store.num_entries == 0
 
 
 @pytest.mark.parametrize("block", [b"", b"\0" * 4096, b"x" * 4096])

@@ -48,7 +48,7 @@ def test_what_was_stored_is_loaded(tmp_path, payload):
         assert done.error is None
         store.check_invariants()
     with open_store(tmp_path, slots=5, payloads=(payload,)) as store:
-        assert len(store) == 5
+        assert store.num_entries == 5
         assert get(store, range(6)).ok.tolist() == [True] * 5 + [False]
 
 
@@ -60,7 +60,7 @@ def test_lanes_have_entries_and_sizes_of_their_own(tmp_path):
             assert put(store, range(6), lane).ok.all()
         for lane in range(3):
             assert get(store, range(6), lane).ok.all()
-        assert len(store) == 18
+        assert store.num_entries == 18
         mixed = np.concatenate([keys_of(store, [1], lane) for lane in (2, 0, 1)])
         memories = [Memory(1, payloads[lane]) for lane in (2, 0, 1)]
         pieces = np.concatenate([memory.pieces for memory in memories])
@@ -100,7 +100,7 @@ def test_the_oldest_unused_entry_is_replaced(store):
     assert put(store, [100, 101]).ok.all()
     assert get(store, range(8)).ok.tolist() == [True, True, True, False, False, True, True, True]
     assert get(store, [100, 101]).ok.all()
-    assert len(store) == 8
+    assert store.num_entries == 8
 
 
 def test_held_entries_stay(store):
@@ -296,7 +296,7 @@ def test_invalid_keys_and_pieces_are_refused_before_anything_happens(store):
         for call in (store.submit_load, store.submit_store):
             with pytest.raises(ShapeError):
                 call(keys, bad)
-    assert len(store) == 0
+    assert store.num_entries == 0
     assert store.stats().num_pending == 0
     assert store.poll() == []
 
