@@ -107,7 +107,8 @@ class Soak:
     def prompt(self) -> tuple[Tokens, Hashable]:
         """Return a new prompt, one that was asked before, or one that goes on from it."""
         draw = self.draw
-        tokens, namespace = np.empty(0, np.int32), draw.choice((None, None, "tenant"))
+        tokens: Tokens = np.empty(0, np.int32)
+        namespace: Hashable = draw.choice((None, None, "tenant"))
         if self.prompts and draw.random() < 0.85:
             tokens, namespace = draw.choice(self.prompts[-60:])
         if draw.random() < 0.4 or len(tokens) < 2:
@@ -237,7 +238,8 @@ def main(arguments: list[str] | None = None) -> int:
     counts = soak(seconds, options.seed)
     for name, value in counts.items():
         shown = ", ".join(f"{key} {count:,}" for key, count in value.items()) if isinstance(value, dict) else value
-        print(f"{name:<20} {shown:,}" if isinstance(shown, int) else f"{name:<20} {shown}")
+        is_count = isinstance(shown, int) and not isinstance(shown, bool)
+        print(f"{name:<20} {shown:,}" if is_count else f"{name:<20} {shown}")
     if options.json is not None:
         options.json.write_text(json.dumps(counts, indent=2) + "\n")
     is_right = not (counts["wrong_bytes"] or counts["leaked_threads"] or counts["leaked_descriptors"])

@@ -75,8 +75,7 @@ class Engine:
         fingerprint = Fingerprint.of(self.cache, model="soak")
         stores: list[BlockStore] = []
         try:
-            for make in makers:
-                stores.append(make(fingerprint))
+            stores.extend(make(fingerprint) for make in makers)
         except BaseException:
             for store in stores:
                 store.close()
@@ -152,5 +151,6 @@ def vectors(tokens: Tokens, namespace: Hashable, layer: int) -> NDArray[np.float
         chain = zlib.crc32(data[4 * place : 4 * place + 4], chain)
         chains[place] = chain
     spread = chains[:, None] * np.arange(1, 2 * HEAD_DIM, 2, dtype=np.uint64)
-    keys: NDArray[np.float32] = ((spread >> np.uint64(9)) & np.uint64(0xFFFF)).astype(np.float32) + 1
+    bits: NDArray[np.uint64] = spread.astype(np.uint64) // np.uint64(512) % np.uint64(65536)
+    keys = bits.astype(np.float32) + np.float32(1)
     return keys[:, None, :]

@@ -150,7 +150,7 @@ class FaultyStore:
 
 def memory_at(address: int, nbytes: int) -> NDArray[np.uint8]:
     """Return the bytes at an address as an array that aliases them."""
-    return np.frombuffer((ctypes.c_uint8 * int(nbytes)).from_address(int(address)), np.uint8)
+    return np.ctypeslib.as_array((ctypes.c_uint8 * int(nbytes)).from_address(int(address)))
 
 
 def damaged(payload: bytes, fault: str | None) -> bytes:

@@ -31,7 +31,7 @@ QUESTIONS = [np.concatenate([SYSTEM, np.arange(start, start + 90, dtype=np.int32
 
 
 def projected(tokens: NDArray[np.int32], seed: int) -> NDArray[np.float32]:
-    """Stand in for a model: values of each token that depend on all tokens before it, [tokens, HEADS, DIM]."""
+    """Return values in place of a model's: of each token that depend on all tokens before it, [tokens, HEADS, DIM]."""
     weights = np.random.default_rng(seed).standard_normal(HEADS * DIM).astype(np.float32)
     running = np.cumsum(tokens.astype(np.int64) * (np.arange(len(tokens)) + 1)) % 1009
     return (running[:, None].astype(np.float32) * weights).reshape(-1, HEADS, DIM)

@@ -68,8 +68,8 @@ class ReplayOptions:
         A store after the host: a size such as "1TiB" or "unbounded" for one that only counts, or with `attend` a folder
         and the URL of a store, such as ``redis://localhost``, which move the bytes of the replay.
     bandwidth : mapping or sequence of str
-        GB/s of "host", "disk" and "remote", such as ``{"disk": 2.5}`` or ``["disk=2.5"]``, from which the report derives
-        the time of the transfers.
+        GB/s of "host", "disk" and "remote", such as ``{"disk": 2.5}`` or ``["disk=2.5"]``, from which the report
+        derives the time of the transfers.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
     prefill_only : bool

@@ -52,7 +52,7 @@ def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
             f"{name} is {value!r}, but a replay without attend has no bytes to write; add attend, or give a size for "
             f"a simulation: one of {', '.join(unit for unit in UNITS if len(unit) == 3)}, or {UNBOUNDED!r}"
         )
-    return TierPlace(target=value)
+    return TierPlace(target=str(value))
 
 
 def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, float]:

@@ -89,7 +89,8 @@ class ReplayTiers:
         stores: list[BlockStore] = []
         host = HostTier(cache, num_blocks=num_blocks, num_states=num_states)
         try:
-            for medium, place in (("DISK", disk), ("EXTERNAL", remote)):
+            places: tuple[tuple[Medium, TierPlace | None], ...] = (("DISK", disk), ("EXTERNAL", remote))
+            for medium, place in places:
                 if place is not None:
                     stores.append(self._open(medium, place, fingerprint, trace_bytes))
             # Stores are written from the copies that a host of its own keeps; alone, it keeps what the device evicts.

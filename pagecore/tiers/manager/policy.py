@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,4 +126,4 @@ def chunks_of(positions: Sequence[Positions], payload_bytes: Sequence[int], chun
     # The number of the chunk in which each position begins.
     numbers = (np.cumsum(weights) - weights) // max(chunk_bytes, 1)
     cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), end - begin]
-    return [(begin + low, begin + high) for low, high in zip(cuts[:-1], cuts[1:], strict=True)]
+    return [(begin + low, begin + high) for low, high in pairwise(cuts)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class HostSide(Protocol):
 
     def adopt(
         self,
-        lease: Lease,
+        lease: Any,  # one that `reserve` returned
         tokens: NDArray[np.int32],
         *,
         namespace: Hashable = None,

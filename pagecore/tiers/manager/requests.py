@@ -13,6 +13,7 @@ Q5: What arrives after the deadline is published when it arrives; the request is
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -96,7 +97,7 @@ class Surroundings(Protocol):
     """The parts of a manager that a load uses."""
 
     host: HostSide
-    ports: Sequence[StorePort]
+    ports: tuple[StorePort, ...]
     planner: PrefixPlanner
     min_tokens: int
     chunk_bytes: int
@@ -169,15 +170,15 @@ class Load:
         for lane, source in enumerate(self._sources):
             positions, _ = self._pin.entries(lane)
             source[positions[positions < self._count]] = IN_HOST
-            missing = np.flatnonzero(source == ABSENT)
-            self._searched[lane] = missing[missing >= first]
+            absent = np.flatnonzero(source == ABSENT)
+            self._searched[lane] = absent[absent >= first].astype(np.int64)
         keys = np.concatenate([self.around.keys(self.request, lane, self._searched[lane]) for lane in self._lanes])
         if not len(keys):
             self._chosen = self._sources
             return
         self._num_unanswered = len(self.around.ports)
         for port in self.around.ports:
-            self._lookups.append(port.lookup(keys, lambda ok, error, port=port: self._answered(port, ok, error)))
+            self._lookups.append(port.lookup(keys, partial(self._answered, port)))
 
     def _answered(self, port: StorePort, ok: Flags, error: str | None) -> None:
         self._num_unanswered -= 1

@@ -125,8 +125,8 @@ class Tiers:
             )
         if fingerprint is not None and fingerprint.payload_bytes != host.payload_bytes:
             raise ShapeError(
-                f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries of "
-                f"{list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
+                f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries "
+                f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
             )
         self._num_promoted = self._num_found = 0
         self._hits = SecondHits(parts.block_size, host.num_blocks[0])
@@ -268,11 +268,11 @@ class Tiers:
         with Held(self._parts.state.lock):
             requests = self._stores.stats()
             loaded = requests.loaded_tokens
-            hits = {
+            hits: dict[str, int] = {
                 "GPU": self._num_found - self._num_promoted,
                 "CPU": max(self._num_promoted - sum(loaded.values()), 0),
-                **{medium: loaded[medium] for medium in ("DISK", "EXTERNAL") if medium in loaded},
             }
+            hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
             return TierStats(hits, self.host.stats(), requests)
 
     def check_invariants(self) -> None:

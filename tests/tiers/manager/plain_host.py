@@ -39,7 +39,6 @@ class PlainHost:
         self.leases = []
         self.now = 0
 
-    # What a backup does.
     def fill(self, tokens, *, namespace=None, stop=None):
         """Put every entry of a prefix into the host, with the right bytes; return the tokens for which it had room."""
         size = self.block_size

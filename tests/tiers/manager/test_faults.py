@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagecore import DeviceError
+from pagecore.errors import StoreError
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
 from tests.tiers.disk.kit import FileOps, short
@@ -173,7 +173,7 @@ def test_a_killed_writer_leaves_a_store_that_opens(tmp_path):
 
 def test_two_writers_are_refused(tmp_path):
     with Served([disk(tmp_path)]) as served:
-        with pytest.raises(DeviceError):
+        with pytest.raises(StoreError):
             disk(tmp_path)(served.fingerprint)
         served.serve(PROMPT)
 
@@ -275,18 +275,18 @@ def test_a_late_write_reaches_no_memory_of_the_cache(stored):
 
 def test_a_duplicate_key_race():
     data = {}
-    with Served([guarded(MemoryStore(data=data, delay=0.005))]) as one:
-        with Served([guarded(MemoryStore(data=data, delay=0.005))]) as two:
-            one.serve(PROMPT)
-            two.serve(PROMPT)
-            requests = [served.tiers.request(PROMPT) for served in (one, one, two)]
-            one.forget()
-            two.forget()
-            assert len(data) == 8
-            requests = [(served, served.tiers.request(PROMPT)) for served in (one, one, two)]
-            for served, request in requests:
-                assert served.tiers.wait(request, 20.0).num_tokens == 32
-                assert served.compute(PROMPT) == 32
+    stores = [guarded(MemoryStore(data=data, delay=0.005)) for _ in range(2)]
+    with Served(stores[:1]) as one, Served(stores[1:]) as two:
+        one.serve(PROMPT)
+        two.serve(PROMPT)
+        requests = [served.tiers.request(PROMPT) for served in (one, one, two)]
+        one.forget()
+        two.forget()
+        assert len(data) == 8
+        requests = [(served, served.tiers.request(PROMPT)) for served in (one, one, two)]
+        for served, request in requests:
+            assert served.tiers.wait(request, 20.0).num_tokens == 32
+            assert served.compute(PROMPT) == 32
 
 
 @pytest.mark.parametrize("writes_late", [False, True])
