@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache
+from pagecore.tiers.guard import Breaker, Deadline, Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -44,7 +45,10 @@ class Served:
             for plane in (self.cache.key(layer), self.cache.value(layer)):
                 plane.numpy()[:] = np.nan
         self.fingerprint = Fingerprint.of(self.cache, model=model)
-        stores = [make(self.fingerprint) if callable(make) else make for make in stores]
+        opened = [make(self.fingerprint) if callable(make) else make for make in stores]
+        # Patient guards: a busy machine is not a fault.
+        patient = {"deadline": Deadline(20.0), "breaker": Breaker(failures=100)}
+        stores = [store if isinstance(store, Guard) else Guard(store, **patient) for store in opened]
         self.tiers = Tiers(
             self.cache,
             HostTier(self.cache, num_blocks=host_blocks),
