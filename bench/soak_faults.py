@@ -21,6 +21,8 @@ from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 __all__ = ["FaultyStore", "RedisServer", "rot_file"]
 
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1
 FAULTS = ("error", "gone", "flip", "part", "hang", "raise")
 
 
@@ -176,6 +178,11 @@ def rot_file(folder: Path, draw: random.Random) -> None:
             file.write(bytes([byte[0] ^ (1 << draw.randrange(8))]))
 
 
+def _die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, also by an abort."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 class RedisServer:
     """A Redis server of the soak, which stops, goes on, dies and starts again."""
 
@@ -205,6 +212,7 @@ class RedisServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it makes one system call
         )
         limit = time.monotonic() + 10
         while time.monotonic() < limit:
