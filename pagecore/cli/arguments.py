@@ -82,6 +82,25 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         metavar="MEMORY",
         help="swap preempted requests out to a second memory, such as 16GiB",
     )
+    parser.add_argument("--host", metavar="MEMORY", help="continue evicted prefixes in host memory, such as 256GiB")
+    parser.add_argument(
+        "--disk",
+        metavar="DIR|SIZE",
+        help="keep them on a disk, too: a size or 'unbounded' to count only; a folder with --attend",
+    )
+    parser.add_argument(
+        "--remote",
+        metavar="URL|SIZE",
+        help="keep them in a shared store, too: a size or 'unbounded' to count only; with --attend the URL of a store, "
+        "such as redis://HOST or s3://BUCKET",
+    )
+    parser.add_argument(
+        "--bandwidth",
+        nargs="+",
+        default=(),
+        metavar="MEDIUM=GB/S",
+        help="derive the time of reads from GB/s of host, disk and remote, such as disk=2.5",
+    )
     _add_evict(parser)
     numbers = {
         "block-size": "tokens of a block",

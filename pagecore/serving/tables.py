@@ -79,6 +79,30 @@ def _replayed_states(report: ReplayReport) -> list[tuple[str, str]]:
     ]
 
 
+def _tier_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """Rows about the tiers of a replay; none without."""
+    tiers = report.tiers
+    if tiers is None:
+        return []
+    total = max(report.prefix_query_tokens, 1)
+    hits = [f"{medium} {count:,} ({count / total:.1%})" for medium, count in tiers.hit_tokens.items()]
+    rows = [
+        ("hits by medium", ", ".join(hits)),
+        ("host tier", f"{tiers.host_blocks - 1:,} blocks, {tiers.evicted_host_blocks:,} evicted"),
+    ]
+    for title, moved in (("read", tiers.read_bytes), ("written", tiers.written_bytes)):
+        rows.append((f"bytes {title}", ", ".join(f"{name} {human_bytes(count)}" for name, count in moved.items())))
+    if tiers.modelled_s:
+        times = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in tiers.modelled_s.items())
+        rows.append(("time of reads", f"{times} at the given bandwidths"))
+    if len(tiers.read_bytes) > 1:
+        late = f", {tiers.late_requests:,} late" if tiers.late_requests else ""
+        rows.append(("waited for stores", f"{tiers.waited_s:.1f} s in {tiers.requests:,} requests{late}"))
+    if tiers.failed_entries:
+        rows.append(("failed entries", f"{tiers.failed_entries:,}, which were computed again or not stored"))
+    return rows
+
+
 def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
     if report.evict == NO_REUSE:
         return []
@@ -162,6 +186,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         *_reuse_rows(report),
         *_reuse_over_time(report),
         *_replayed_states(report),
+        *_tier_rows(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens each"),

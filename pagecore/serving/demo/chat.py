@@ -215,7 +215,7 @@ class _Demo:
             verify_s=verify_s,
             verdict=verdict,
             states=self._state_figures(finished, stats),
-            host=None if self.tiers is None else self.tiers.stats(),
+            host=None if self.tiers is None else self.tiers.stats().host,
         )
 
     def _state_figures(self, finished: list[Run], stats: CacheStats) -> StateFigures | None:

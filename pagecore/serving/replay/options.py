@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,7 +13,8 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
-from pagecore.serving.reuse import POLICIES, check_policy
+from pagecore.serving.replay.tier_options import TierPlace, parse_bandwidth, parse_place
+from pagecore.serving.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int
 from pagecore.storage.pool import blocks_within
@@ -61,6 +62,14 @@ class ReplayOptions:
     swap_memory : int or str, optional
         Bytes of a second memory of the modelled machine, to which preempted requests are swapped out instead of being
         recomputed.
+    host : int or str, optional
+        Bytes of a host tier of the modelled machine, in which prefixes continue that the device evicts.
+    disk, remote : str or int, optional
+        A store after the host: a size such as "1TiB" or "unbounded" for one that only counts, or with `attend` a folder
+        and the URL of a store, such as ``redis://localhost``, which move the bytes of the replay.
+    bandwidth : mapping or sequence of str
+        GB/s of "host", "disk" and "remote", such as ``{"disk": 2.5}`` or ``["disk=2.5"]``, from which the report
+        derives the time of the transfers.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
     prefill_only : bool
@@ -85,7 +94,7 @@ class ReplayOptions:
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
         model without states; the model has no attention; the model or the policy is not known; `blocks` is a string
-        other than "unbounded"; a flag is not a bool.
+        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none".
     """
 
     memory: int | str | None = None
@@ -99,6 +108,10 @@ class ReplayOptions:
     max_tokens_per_step: int = 8192
     max_running: int = 256
     swap_memory: int | str | None = None
+    host: int | str | None = None
+    disk: int | str | None = None
+    remote: int | str | None = None
+    bandwidth: Mapping[str, float] | Sequence[str] = ()
     requests: int | None = None
     prefill_only: bool = False
     attend: bool = False
@@ -122,7 +135,12 @@ class ReplayOptions:
         if self.model is not None:
             self._read_model(self.model)
         self._check_states()
-        sizes = (("memory", self.memory, self.num_blocks), ("swap_memory", self.swap_memory, self.num_swap_blocks))
+        self._check_tiers()
+        sizes = (
+            ("memory", self.memory, self.num_blocks),
+            ("swap_memory", self.swap_memory, self.num_swap_blocks),
+            ("host", self.host, max(self.host_blocks, default=0)),
+        )
         for name, memory, blocks in sizes:
             if blocks > INT32_MAX:
                 raise ShapeError(
@@ -174,10 +192,12 @@ class ReplayOptions:
             return self.num_states or 0
         return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1]
 
-    def _divided(self, memory: int | str) -> tuple[list[int], int]:
-        """Return the blocks of each group and the state slots of a model."""
+    def _divided(self, memory: int | str, of_host: bool = False) -> tuple[list[int], int]:
+        """Return the blocks of each group and the state slots of a model, on the device or in the host tier."""
         groups = self._groups()
         one = sum(spec.nbytes for spec in self.states)
+        if of_host:
+            return divide_hybrid(groups, self.states, self.block_size, parse_memory(memory), self.state_ratio)
         if self.blocks is not None:
             held = sum(group.bytes_per_block(self.block_size) for group in groups) * self.num_blocks
             slots = math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)) if one else 0
@@ -201,6 +221,32 @@ class ReplayOptions:
         memory = parse_memory(self.swap_memory)
         return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1]
 
+    @property
+    def host_blocks(self) -> list[int]:
+        """Number of blocks of each group of the host tier, the null block counted; empty without `host`."""
+        if self.host is None:
+            return []
+        return [self._blocks_within(self.host)] if self.layers is None else self._divided(self.host, True)[0]
+
+    @property
+    def host_states(self) -> int:
+        """Number of state slots of the host tier, the null slot counted; 0 without `host` or states."""
+        return 0 if self.host is None or not self.states else self._divided(self.host, True)[1]
+
+    @property
+    def places(self) -> tuple[TierPlace | None, TierPlace | None]:
+        """Places of the disk store and the remote store."""
+        disk, remote = (
+            None if value is None else parse_place(name, value, self.attend)
+            for name, value in (("disk", self.disk), ("remote", self.remote))
+        )
+        return disk, remote
+
+    @property
+    def bytes_per_second(self) -> dict[str, float]:
+        """Bandwidth of each medium for which one is given."""
+        return parse_bandwidth(self.bandwidth)
+
     def _blocks_within(self, memory: int | str) -> int:
         return blocks_within(parse_memory(memory), self._bytes_per_block())
 
@@ -223,6 +269,19 @@ class ReplayOptions:
                 f"num_states is {self.num_states}, but the model has no recurrent states; leave it out"
             )
         object.__setattr__(self, "state_ratio", checked_ratio(self.state_ratio))
+
+    def _check_tiers(self) -> None:
+        if self.host is None:
+            for name, value in (("disk", self.disk), ("remote", self.remote), ("bandwidth", self.bandwidth)):
+                if value:
+                    raise UnsupportedOption(
+                        f"{name} is {value!r}, but there is no host tier, through which stores are read; give host, too"
+                    )
+        elif self.evict == NO_REUSE:
+            raise UnsupportedOption(
+                f"host is {self.host!r}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one"
+            )
+        _ = self.places, self.bytes_per_second
 
     def _bytes_per_block(self) -> int:
         """Return the bytes of one block in all groups."""

@@ -15,9 +15,10 @@ from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
 from pagecore.serving.replay.attend import SPEC, AttendCheck, placeholder_id
-from pagecore.serving.replay.options import UNBOUNDED, ReplayOptions
+from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
+from pagecore.serving.replay.tiered import ReplayTiers
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
 from pagecore.serving.request import Request, RequestError, Run
 from pagecore.serving.reuse import cache_options
@@ -30,6 +31,8 @@ __all__ = ["placeholder_ids", "replay"]
 
 # Length of the rows for a trace that cannot be scanned beforehand.
 LENGTH_UNSCANNED = 1 << 20
+# Blocks of a disk store for such a trace.
+DISK_BLOCKS_UNSCANNED = 1 << 14
 
 
 def replay(
@@ -71,7 +74,11 @@ def replay(
     """
     as_instance("options", options, ReplayOptions)
     check_callbacks(progress, watchers)
-    return _Replay(path, options, progress, watchers).run()
+    running = _Replay(path, options, progress, watchers)
+    try:
+        return running.run()
+    finally:
+        running.close()
 
 
 class _Replay:
@@ -94,6 +101,7 @@ class _Replay:
         self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only)
         self.num_blocks = _num_blocks(path, options, summary)
         self.cache, self.scheduler = _build(options, self.num_blocks, summary)
+        self.tiers = _build_tiers(self.cache, options, summary)
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics()
         self.states = StateUse(sum(spec.nbytes for spec in options.states)) if options.states else None
@@ -112,6 +120,8 @@ class _Replay:
                 self.check.run(step)
             self.computed_tokens += step.batch.num_tokens
             self.scheduler.commit(step)
+            if self.tiers is not None:
+                self.tiers.poll()
             stats = self.cache.stats()
             self.swapped_blocks_peak = max(self.swapped_blocks_peak, stats.num_swapped_blocks)
             if self.states is not None:
@@ -122,6 +132,11 @@ class _Replay:
                 watch(scheduler, self.metrics)
             self._end(step)
             self.progress(self.computed_tokens + scheduler.reuse.saved_prefill_tokens, self.expected_tokens)
+
+    def close(self) -> None:
+        """Close the tiers."""
+        if self.tiers is not None:
+            self.tiers.close()
 
     def _feed(self) -> None:
         """Queue requests for one step: no more can be admitted at once, and memory stays bounded."""
@@ -137,7 +152,10 @@ class _Replay:
             try:
                 # Check the lengths before the prompt, which may be long, is made.
                 scheduler.check_request(line.number, line.input_length, line.output_length)
-                scheduler.add(Request(line.number, line.prompt(), line.output_length))
+                request = Request(line.number, line.prompt(), line.output_length)
+                if self.tiers is not None:
+                    self.tiers.fetch(request.prompt)
+                scheduler.add(request)
             except RequestError as error:
                 self.refused += 1
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
@@ -195,6 +213,7 @@ class _Replay:
             rows_checked=check.rows_checked if check else None,
             max_relative_error=check.max_relative_error if check else None,
             states=None if self.states is None else self.states.report(self.cache.num_states, reuse),
+            tiers=None if self.tiers is None else self.tiers.report(),
             passed=check is None or check.passed or metrics.steps == 0,
         )
 
@@ -245,6 +264,29 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
     if options.num_swap_blocks:
         space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
     return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space)
+
+
+def _build_tiers(cache: PagedKVCache, options: ReplayOptions, summary: TraceSummary | None) -> ReplayTiers | None:
+    """Return the tiers of a replay; None without `host`."""
+    if options.host is None:
+        return None
+    scale = 1.0
+    if options.layers is None and not options.attend:
+        scale = (options.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) / sum(plane.nbytes for plane in SPEC.planes)
+    trace_bytes = 0
+    if options.attend:
+        _check_free_memory(options, options.host_blocks[0])
+        size = options.block_size * sum(plane.nbytes for plane in SPEC.planes)
+        trace_bytes = size * (DISK_BLOCKS_UNSCANNED if summary is None else summary.num_blocks)
+    return ReplayTiers(
+        cache,
+        options.host_blocks,
+        options.host_states or None,
+        *options.places,
+        scale=scale,
+        bandwidth=options.bytes_per_second,
+        trace_bytes=trace_bytes,
+    )
 
 
 def _num_states(options: ReplayOptions, summary: TraceSummary | None, rows: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pagecore.serving.replay.states import StateReport
+from pagecore.serving.replay.tiered import TierReport
 
 __all__ = ["ReplayReport"]
 
@@ -26,7 +27,8 @@ class ReplayReport:
 
     Each point of a series is the mean over `steps_per_point` steps. `prefix_hit_series` is the share of prompt tokens
     reused, None for a point without a first admission. Without attention `rows_attended`, `rows_checked` and
-    `max_relative_error` are None. `states` is None for a model without recurrent states.
+    `max_relative_error` are None. `states` is None for a model without recurrent states, and `tiers` without a
+    host tier.
     """
 
     requests_total: int
@@ -70,6 +72,7 @@ class ReplayReport:
     rows_checked: int | None = None
     max_relative_error: float | None = None
     states: StateReport | None = None
+    tiers: TierReport | None = None
     passed: bool = True
 
     def as_json(self) -> dict[str, Any]:

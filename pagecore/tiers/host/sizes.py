@@ -12,7 +12,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, as_float, ceil_div, require_int, shown
-from pagecore.storage.host_pool import SLOT_ALIGNMENT
+from pagecore.storage.pool_geometry import SLOT_ALIGNMENT
 from pagecore.storage.memory import Memory
 
 

@@ -404,6 +404,11 @@ class HostTier(EntryMethods, CopyMethods):
             )
 
     @property
+    def num_promoted_tokens(self) -> int:
+        """Tokens by which promotions extended the device's prefixes so far."""
+        return self._counts["promoted"]
+
+    @property
     def num_leases(self) -> int:
         """Leases that were neither adopted nor released."""
         return sum(one.is_held and not one.num_receipts for one in self._listed())

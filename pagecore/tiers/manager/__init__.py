@@ -1,1 +1,1 @@
-"""Tiers: a cache together with the memories in which its prefixes continue."""
+"""Tiers: a cache, its host tier and its stores as one."""

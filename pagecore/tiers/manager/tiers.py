@@ -1,8 +1,9 @@
-"""Tiers: a paged cache whose prefixes continue in host memory."""
+"""Tiers: a paged cache whose prefixes continue in host memory and in stores."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Listed
 from contextlib import suppress
 from typing import Any, Literal, Self, get_args
 
@@ -15,22 +16,32 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
 from pagecore.cache.step._plan import lacked, shortage
-from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
-from pagecore.tiers.host import _promote
-from pagecore.tiers.host.records import Backup, HostStats
+from pagecore.tiers.guard import Guard
+from pagecore.tiers.host import _backup, _promote
+from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.second_hit import SecondHits
+from pagecore.tiers.manager.stats import TierStats
+from pagecore.tiers.manager.stores import PIN_SECONDS, Agree, StoreSide
+from pagecore.tiers.store import BlockStore
 
 Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
 
 class Tiers:
-    """A paged cache and its host tier, which work together without further calls.
+    """A paged cache, its host tier and its stores, which work together without further calls.
 
     From its construction to `close`, the cache reports to the tiers: `PagedKVCache.add_sequence` first promotes what
     the host has of the prompt, `match_length` counts both, and commits and removals back up what they publish. A
     scheduler therefore uses the cache as it would without tiers.
+
+    Stores keep blocks by content, on disk or in a service that other processes and machines share. What is backed up to
+    the host is written to every store. `request` loads a prefix from the stores to the host and returns at once; `poll`
+    returns the requests that have ended, and has to be called now and then even without requests.
 
     Parameters
     ----------
@@ -38,18 +49,33 @@ class Tiers:
         A cache has at most one Tiers at a time.
     host : HostTier
         A tier of this cache.
+    stores : sequence of BlockStore
+        The nearest first. Each is wrapped in a `Guard`, unless it is one or the cache has no bytes. They belong to the
+        object: `close` closes them.
+    fingerprint : Fingerprint, optional
+        Identity of model and layout, for the keys of the stores, which need it.
     write : {"through", "second_hit", "on_release", "on_evict", "explicit"}
         The blocks that are backed up: all when a step publishes them; those that a second sequence has asked for; all
         when their sequence is removed; those that a step or promotion evicts; or only those of sequences passed to
         `save`. With "on_evict" the host holds what the device does not, and both together hit like one cache of both
         sizes; otherwise the host is a copy, and hits like one cache of its own size.
     min_tokens : int
-        Promotions that would bring fewer tokens are not worth their transfer: the tokens are computed.
+        Promotions and loads that would bring fewer tokens are not worth their transfer: the tokens are computed.
+    pin_seconds : float
+        Seconds after the end of a request for which the host keeps its prefix pinned, unless `Request.release` comes
+        first.
+    agree : callable, optional
+        For ranks that serve parts of one model: takes an int64 array and returns the elementwise minimum of the arrays
+        of all ranks, such as an all-reduce. Requests then end on all ranks with the shortest prefix, for which all
+        ranks have to make the same requests and polls in the same order.
 
     Raises
     ------
     UnsupportedOption
-        A tier of another cache, a cache that has tiers already, or an unknown `write`.
+        A tier of another cache, a cache that has tiers already, or an unknown `write`; stores without a fingerprint, or
+        for a cache with cross-attention layers, whose prefixes depend on encoder outputs that stores do not keep.
+    ShapeError
+        A fingerprint of other entries than the host has.
 
     Notes
     -----
@@ -75,9 +101,13 @@ class Tiers:
         self,
         cache: PagedKVCache,
         host: HostTier,
+        stores: Listed[BlockStore] = (),
         *,
+        fingerprint: Fingerprint | None = None,
         write: Write = "through",
         min_tokens: int = 64,
+        pin_seconds: float = PIN_SECONDS,
+        agree: Agree | None = None,
     ) -> None:
         parts = parts_of(cache)
         if not isinstance(host, HostTier) or host.cache is not cache:
@@ -87,6 +117,18 @@ class Tiers:
         self.cache, self.host, self.write = cache, host, write
         self.min_tokens = require_int("min_tokens", min_tokens, min=0, max=None)
         self._parts = parts
+        stores = tuple(stores)
+        if stores and parts.cross is not None:
+            raise UnsupportedOption(
+                "the cache has cross-attention layers, whose prefixes depend on encoder outputs; stores do not keep "
+                "these: use Tiers without stores"
+            )
+        if fingerprint is not None and fingerprint.payload_bytes != host.payload_bytes:
+            raise ShapeError(
+                f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries "
+                f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
+            )
+        self._num_promoted = self._num_found = 0
         self._hits = SecondHits(parts.block_size, host.num_blocks[0])
         self._is_closed = False
         with Held(parts.state.lock):
@@ -94,6 +136,21 @@ class Tiers:
                 raise UnsupportedOption("the cache has tiers already; close them first")
             host.is_exclusive = write == "on_evict"
             parts.state.observer = self
+        try:
+            self._stores = StoreSide(
+                cache,
+                host,
+                [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in stores],
+                fingerprint=fingerprint,
+                tree_lanes=host.tree_lanes,
+                held=lambda: Held(parts.state.lock),
+                min_tokens=self.min_tokens,
+                pin_seconds=pin_seconds,
+                agree=agree,
+            )
+        except BaseException:
+            parts.state.observer = None
+            raise
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -118,35 +175,121 @@ class Tiers:
             tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
         )
 
-    def save(self, sequences: Sequence | Iterable[Sequence]) -> int:
-        """Back up the published blocks of sequences, whatever `write` is; see `HostTier.backup`."""
-        return self.host.backup(as_list(sequences))
+    @property
+    def stores(self) -> tuple[BlockStore, ...]:
+        """The stores, the nearest first, as `Guard` wraps them."""
+        return tuple(port.store for port in self._stores.ports)
 
-    def poll(self) -> list[Backup]:
-        """Return the backups that ended since the last call; publishes those of a CUDA device."""
-        return self.host.poll()
+    def request(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        deadline: float | None = None,
+    ) -> Request:
+        """Ask for a prefix, and return at once: what the stores have of it is loaded into the host.
+
+        The stores are asked for what the host lacks, each with one batch, and the nearest that has an entry loads it.
+        Host memory is taken when the answers are there, so that a miss costs none. The request is "ready" when all that
+        was found is there, verified and published; the requests of other prompts do not delay it. At the deadline it is
+        "late", with what is there, and the batches that are still open are published when they end. `add_sequence` then
+        finds the prefix.
+
+        Parameters
+        ----------
+        tokens, namespace, spans, max_tokens
+            As for `PagedKVCache.add_sequence`.
+        deadline : float, optional
+            Seconds from now after which the request ends with what is there; None waits for the deadlines of the
+            stores.
+
+        Returns
+        -------
+        Request
+            It has ended already if there is nothing to look up.
+
+        Raises
+        ------
+        ShapeError
+            A negative deadline, or invalid tokens.
+        UnsupportedDtype
+            A namespace without a value outside of the process.
+        UnsupportedOption
+            The tiers are closed.
+        """
+        return self._stores.request(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, deadline=deadline)
+
+    def save(self, sequences: Sequence | Iterable[Sequence]) -> int:
+        """Copy the published blocks of sequences to the host and to every store, whatever `write` is.
+
+        Returns the number of blocks that were new in the host; see `HostTier.backup`.
+        """
+        copied = 0
+        with Held(self._parts.state.lock):
+            self._write()
+            for sequence in as_list(sequences):
+                copied += self.host.backup(sequence)
+                ended = self.host.poll()
+                tokens, options = sequence.tokens[: sequence.num_computed_tokens], _backup.options_of(sequence)
+                size = self.cache.block_size
+                stop = min([backup.start for backup in ended], default=len(tokens) // size * size)
+                before = Backup(tokens, options.namespace, options.spans, 0, stop)
+                self._stores.write([before, *ended])
+        return copied
+
+    def poll(self) -> list[Request]:
+        """Take the ends of transfers; return the requests that ended since the last call, other than in `request`."""
+        self._write()
+        return self._stores.poll()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `poll` has batches of stores to end; for select and epoll."""
+        return self._stores.fileno()
+
+    def wait(self, request: Request, timeout: float | None = None) -> Request:
+        """Poll until a request has ended, or `timeout` seconds have passed; return the request.
+
+        Other requests that end meanwhile are not returned by a later `poll`: look at their `state`.
+        """
+        self._stores.wait_for(request, timeout, self.poll)
+        return request
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until no copy runs; return False if `timeout` seconds pass first."""
-        return self.host.drain(timeout)
+        """Wait until no copy, load or write runs; return False if `timeout` seconds pass first."""
+        if not self.host.drain(timeout):
+            return False
+        self._write()
+        return self._stores.drain(timeout)
 
-    def stats(self) -> HostStats:
-        """Return the statistics of the host tier."""
-        return self.host.stats()
+    def stats(self) -> TierStats:
+        """Return the statistics: hits by medium, the host tier, requests and stores."""
+        with Held(self._parts.state.lock):
+            requests = self._stores.stats()
+            loaded = requests.loaded_tokens
+            hits: dict[str, int] = {
+                "GPU": self._num_found - self._num_promoted,
+                "CPU": max(self._num_promoted - sum(loaded.values()), 0),
+            }
+            hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
+            return TierStats(hits, self.host.stats(), requests)
 
     def check_invariants(self) -> None:
         """Recount both trees, their pools and all transfers; raise `PagecoreError` if anything differs."""
         with Held(self._parts.state.lock):
             self.cache.check_invariants()
             self.host.check_invariants()
+            self._stores.check_invariants()
 
     def close(self) -> None:
-        """Part from the cache, and close the host tier; a second call does nothing."""
+        """Part from the cache, end all transfers, and close stores and host tier; a second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
         with Held(self._parts.state.lock):
             self._parts.state.observer = None
+        self._stores.close()
         self.host.close()
 
     def __enter__(self) -> Self:
@@ -162,8 +305,10 @@ class Tiers:
         array = np.asarray(ids)
         if self.write == "second_hit":
             self._hits.note(array, options)
+        before = self.host.num_promoted_tokens
         with suppress(PagecoreError):  # counted by the host tier
-            self.host.promote_ids(array, options, most, self.min_tokens)
+            self._num_found += self.host.promote_ids(array, options, most, self.min_tokens)
+        self._num_promoted += self.host.num_promoted_tokens - before
 
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
         """Save what a step will evict, if the step has room."""
@@ -173,23 +318,30 @@ class Tiers:
         if any(missing):
             with suppress(PagecoreError):  # the step evicts what is left
                 self.host.spill(missing)
+            self._write()
 
     def committed(self, sequences: list[Sequence]) -> None:
         """Back up what a step has published."""
         if self.write in ("through", "second_hit"):
             for sequence in sequences:
                 self._back_up(sequence)
+            self._write()
 
     def removing(self, sequence: Sequence) -> None:
         """Back up what a sequence leaves to the prefix cache."""
         if self.write not in ("explicit", "on_evict"):
             self._back_up(sequence)
+            self._write()
         self._hits.forget(sequence)
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""
         device, host = _promote.match_both(self._parts.state, self.host._index, ids, options, most)
         return host if host - device >= max(self.min_tokens, 1) else device
+
+    def _write(self) -> None:
+        """Write what backups have published to the stores."""
+        self._stores.write(self.host.poll())
 
     def _back_up(self, sequence: Sequence) -> None:
         most = self._hits.limit(sequence) if self.write == "second_hit" else None

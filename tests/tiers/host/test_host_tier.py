@@ -227,7 +227,7 @@ def test_a_failed_copy_is_counted_and_costs_only_hits(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tiers.host._transfers.copies, "run", broken)
         assert serve(cache, range(16)) == 0
-        assert tiers.stats().num_failed == 2, "one for the commit, one for the removal"
+        assert tiers.stats().host.num_failed == 2, "one for the commit, one for the removal"
     assert serve(cache, range(16)) == 12
     cache.clear_prefix_cache()
     with monkeypatch.context() as patch:

@@ -1,0 +1,87 @@
+"""Options of the tiers of a replay: sizes, places and bandwidths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage import parse_memory
+from pagecore.storage.memory import UNITS
+
+__all__ = ["MEDIA", "TierPlace", "parse_bandwidth", "parse_place"]
+
+MEDIA = ("host", "disk", "remote")
+UNBOUNDED = "unbounded"
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlace:
+    """A store of a replay: one that only counts, of `nbytes` (None: unbounded), or a real one at `target`."""
+
+    nbytes: int | None = None
+    target: str | None = None
+
+
+def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
+    """Return the place that a value names: a size, "unbounded", or a folder or URL.
+
+    Raises
+    ------
+    ShapeError
+        A size with an unknown unit, or of 0 bytes.
+    UnsupportedOption
+        A folder or URL without `attend`, because there are no bytes to write; or a size with it.
+    """
+    is_size = isinstance(value, int) or value == UNBOUNDED or value[:1].isdigit()
+    what = "a folder" if name == "disk" else "the URL of a store"
+    if not isinstance(value, int | str) or value == "":
+        raise UnsupportedOption(f"{name} is {value!r}; expected {what}, a size such as '1TiB', or {UNBOUNDED!r}")
+    if is_size and attend:
+        raise UnsupportedOption(
+            f"{name} is {value!r}, a size for a simulation, but attend moves real bytes; give {what}, or drop attend"
+        )
+    if is_size:
+        nbytes = None if value == UNBOUNDED else parse_memory(value)
+        if nbytes == 0:
+            raise ShapeError(f"{name} is {value!r}; expected a size above 0, such as '1TiB', or leave it out")
+        return TierPlace(nbytes=nbytes)
+    if not attend:
+        raise UnsupportedOption(
+            f"{name} is {value!r}, but a replay without attend has no bytes to write; add attend, or give a size for "
+            f"a simulation: one of {', '.join(unit for unit in UNITS if len(unit) == 3)}, or {UNBOUNDED!r}"
+        )
+    return TierPlace(target=str(value))
+
+
+def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, float]:
+    """Return bytes per second of each medium; pairs such as "disk=2.5" are in GB/s.
+
+    Raises
+    ------
+    UnsupportedOption
+        A medium other than host, disk and remote, or text without a number.
+    ShapeError
+        A bandwidth that is not finite and above 0.
+    """
+    pairs: list[tuple[str, float]] = []
+    if isinstance(value, Mapping):
+        pairs = list(value.items())
+    else:
+        for text in value:
+            name, _, number = str(text).partition("=")
+            try:
+                pairs.append((name, float(number)))
+            except ValueError:
+                raise UnsupportedOption(
+                    f"bandwidth is {text!r}; expected a medium and GB/s, such as 'disk=2.5'"
+                ) from None
+    found = {}
+    for name, speed in pairs:
+        if name not in MEDIA:
+            raise UnsupportedOption(f"bandwidth is given for {name!r}; the media are {', '.join(MEDIA)}")
+        if not (math.isfinite(speed) and speed > 0):
+            raise ShapeError(f"bandwidth of {name} is {speed!r} GB/s; expected a number above 0")
+        found[name] = speed * 1e9
+    return found

@@ -1,0 +1,192 @@
+"""Tiers of a replay: host memory, a disk and a remote store, real or counted, and the time that loads take."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from pagecore.cache import PagedKVCache
+from pagecore.errors import NotEnoughMemory
+from pagecore.serving.replay.simulated_store import SimulatedStore
+from pagecore.serving.replay.tier_options import TierPlace
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.tiers import Tiers
+from pagecore.tiers.store import BlockStore, Medium
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ReplayTiers", "TierReport"]
+
+# A disk store of a replay takes at most this share of the free space of its folder.
+DISK_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierReport:
+    """Tiers of a replay.
+
+    Bytes are those of the modelled machine; with attend, those that were moved. `hit_tokens` are the prompt tokens that
+    were reused, by medium: "GPU", "CPU", "DISK" and "EXTERNAL". Tokens that preempted requests found when they returned
+    are included. `read_bytes` and `written_bytes` are by medium, too; reads of "CPU" are promotions, writes of "CPU"
+    backups. `modelled_s` is the time of the reads at the given bandwidths, by medium, and `waited_s` the measured time
+    for which requests waited for stores.
+    """
+
+    host_blocks: int
+    hit_tokens: dict[str, int]
+    read_bytes: dict[str, int]
+    written_bytes: dict[str, int]
+    requests: int
+    late_requests: int
+    failed_entries: int
+    evicted_host_blocks: int
+    modelled_s: dict[str, float]
+    waited_s: float
+
+
+class ReplayTiers:
+    """Host tier and stores of the cache of a replay.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    num_blocks : list of int
+        Blocks of each group of the host, the null block counted.
+    num_states : int or None
+        State slots of the host, the null slot counted.
+    disk, remote : TierPlace or None
+    scale : float
+        Bytes of an entry of the modelled machine over its bytes in the cache.
+    bandwidth : mapping of str to float
+        Bytes per second of "host", "disk" and "remote".
+    trace_bytes : int
+        Bytes that all blocks of the trace take, for the size of a disk store.
+    """
+
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        num_blocks: list[int],
+        num_states: int | None,
+        disk: TierPlace | None,
+        remote: TierPlace | None,
+        *,
+        scale: float,
+        bandwidth: Mapping[str, float],
+        trace_bytes: int,
+    ) -> None:
+        self._scale = scale
+        self._bandwidth = bandwidth
+        self._waited_s = 0.0
+        fingerprint = Fingerprint.of(cache, model="pagecore replay")
+        stores: list[BlockStore] = []
+        host = HostTier(cache, num_blocks=num_blocks, num_states=num_states)
+        try:
+            places: tuple[tuple[Medium, TierPlace | None], ...] = (("DISK", disk), ("EXTERNAL", remote))
+            for medium, place in places:
+                if place is not None:
+                    stores.append(self._open(medium, place, fingerprint, trace_bytes))
+            # Stores are written from the copies that a host of its own keeps; alone, it keeps what the device evicts.
+            self._tiers = Tiers(
+                cache,
+                host,
+                stores,
+                fingerprint=fingerprint,
+                write="through" if stores else "on_evict",
+                min_tokens=cache.block_size,
+            )
+        except BaseException:
+            for store in stores:
+                store.close()
+            host.close()
+            raise
+
+    def fetch(self, prompt: NDArray[np.int32]) -> None:
+        """Load what the stores have of a prompt into the host, and wait for it."""
+        start = perf_counter()
+        request = self._tiers.wait(self._tiers.request(prompt))
+        request.release()
+        self._waited_s += perf_counter() - start
+
+    def poll(self) -> None:
+        """Take the ends of writes."""
+        self._tiers.poll()
+
+    def close(self) -> None:
+        """Close stores and host; a second call does nothing."""
+        self._tiers.close()
+
+    def report(self) -> TierReport:
+        """Return the report, after all writes have ended."""
+        self._tiers.drain()
+        stats = self._tiers.stats()
+        host, requests = stats.host, stats.requests
+        # Promotions and backups move all lanes of a block; a block of the host is counted in each group.
+        each = sum(self._tiers.host.payload_bytes) * self._scale
+        size = self._tiers.cache.block_size
+        read = {"CPU": round(host.num_promoted_tokens // size * each)}
+        written = {"CPU": round(host.num_backed_up_blocks / max(len(self._tiers.host.payload_bytes), 1) * each)}
+        failed = 0
+        for store in self._tiers.stores:
+            counted = requests.stores[store.name]
+            read[store.medium] = round(counted.bytes_loaded * self._scale)
+            written[store.medium] = round(counted.bytes_stored * self._scale)
+            failed += counted.num_load_failures + counted.num_store_failures
+        names = {"CPU": "host", "DISK": "disk", "EXTERNAL": "remote"}
+        return TierReport(
+            host_blocks=max(self._tiers.host.num_blocks),
+            hit_tokens=stats.hit_tokens,
+            read_bytes=read,
+            written_bytes=written,
+            requests=requests.num_requests,
+            late_requests=requests.num_late,
+            failed_entries=failed,
+            evicted_host_blocks=host.num_evicted_blocks,
+            modelled_s={
+                medium: read[medium] / self._bandwidth[names[medium]]
+                for medium in read
+                if names[medium] in self._bandwidth
+            },
+            waited_s=self._waited_s,
+        )
+
+    def _open(self, medium: Medium, place: TierPlace, fingerprint: Fingerprint, trace_bytes: int) -> BlockStore:
+        if place.target is None:
+            nbytes = None if place.nbytes is None else int(place.nbytes / self._scale)
+            return SimulatedStore(medium, nbytes)
+        if medium == "DISK":
+            return _open_disk(Path(place.target), fingerprint, trace_bytes)
+        return _open_remote(place.target, fingerprint)
+
+
+def _open_disk(folder: Path, fingerprint: Fingerprint, trace_bytes: int) -> BlockStore:
+    """Return a disk store that holds the trace, if the folder has twice the room."""
+    from pagecore.tiers.disk import DiskStore
+
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    room = int(shutil.disk_usage(existing).free * DISK_SHARE)
+    # Entries are aligned, and files begin with their tables.
+    needed = max(trace_bytes * 5 // 4, 1 << 20)
+    if room < 1 << 20:
+        raise NotEnoughMemory(
+            f"disk {folder} has {2 * room} bytes free; a replay needs 2 MiB: free space or use another"
+        )
+    return DiskStore(folder, fingerprint=fingerprint, max_bytes=min(needed, room))
+
+
+def _open_remote(url: str, fingerprint: Fingerprint) -> BlockStore:
+    """Return the store of a URL: Redis or Valkey, or else an object store."""
+    if url.startswith(("redis://", "rediss://", "valkey://", "valkeys://", "unix://")):
+        from pagecore.tiers.remote.resp.store import RespStore
+
+        return RespStore(url, fingerprint=fingerprint)
+    from pagecore.tiers.remote.objects import ObjectStore
+
+    return ObjectStore(url, fingerprint=fingerprint)

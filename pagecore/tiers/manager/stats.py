@@ -1,0 +1,53 @@
+"""Statistics of a cache with tiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pagecore.tiers.host.records import HostStats
+from pagecore.tiers.store import StoreStats
+
+__all__ = ["RequestStats", "TierStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """Counters of the requests and stores of a cache with tiers.
+
+    Attributes
+    ----------
+    num_requests, num_ready, num_late, num_open, num_retiring : int
+        Requests made, those that ended in each way, those that have not ended, and those that have ended while stores
+        still hold memory for them.
+    loaded_tokens : dict
+        Tokens of ended requests that were loaded, by medium.
+    stores : dict
+        Counters of each store, by name.
+    """
+
+    num_requests: int = 0
+    num_ready: int = 0
+    num_late: int = 0
+    num_open: int = 0
+    num_retiring: int = 0
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
+    stores: dict[str, StoreStats] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """Statistics of `Tiers`.
+
+    Attributes
+    ----------
+    hit_tokens : dict
+        Tokens of prompts that were reused, by medium: "GPU" for the blocks of the cache, whatever its device; "CPU" for
+        tokens that were promoted and had not just been loaded; "DISK" and "EXTERNAL" for tokens that requests loaded.
+        Each `add_sequence` counts.
+    host : HostStats
+    requests : RequestStats
+    """
+
+    hit_tokens: dict[str, int]
+    host: HostStats
+    requests: RequestStats

@@ -1,0 +1,366 @@
+"""Stores of a cache with tiers: requests for prefixes, copies to the stores, and their statistics."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from threading import RLock
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
+from pagecore.tiers.manager.policy import PrefixPlanner
+from pagecore.tiers.manager.port import HostSide, Positions, Prefix, Spans
+from pagecore.tiers.manager.requests import Load, Request
+from pagecore.tiers.manager.stats import RequestStats
+from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.writes import Writer
+from pagecore.tiers.store import BlockStore, Keys
+
+__all__ = ["Agree", "StoreSide"]
+
+CHUNK_BYTES = 16 << 20
+PIN_SECONDS = 10.0
+# Elementwise minimum over all ranks of an int64 array; every rank calls it with an array of the same length.
+Agree = Callable[[NDArray[np.int64]], NDArray[np.int64]]
+
+
+class DeviceSide(Protocol):
+    """The part of a cache that a request asks."""
+
+    def match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+    ) -> int:
+        """Return the number of tokens whose prefix is cached."""
+
+
+class StoreSide:
+    """Requests and copies of one cache with a host tier and stores.
+
+    Parameters
+    ----------
+    cache : PagedKVCache
+    host : HostTier
+    stores : sequence of BlockStore
+        The nearest first. They belong to the object, which closes them.
+    fingerprint : Fingerprint
+    tree_lanes : sequence of int
+        The group of each lane of the host's tree.
+    held : callable, optional
+        Returns a context that holds the lock of the cache, which may be held already.
+    min_tokens : int
+        Fewer missing tokens are not looked up.
+    chunk_bytes : int
+        Bytes of one batch of a load or store.
+    pin_seconds : float
+        Seconds after the end of a request for which its prefix stays pinned in the host, unless it is released.
+    agree : callable, optional
+        Elementwise minimum over ranks; see `Tiers`.
+    clock : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        cache: DeviceSide,
+        host: HostSide,
+        stores: Sequence[BlockStore],
+        *,
+        fingerprint: Fingerprint | None,
+        tree_lanes: Sequence[int],
+        held: Callable[[], AbstractContextManager[object]] | None = None,
+        min_tokens: int = 64,
+        chunk_bytes: int = CHUNK_BYTES,
+        pin_seconds: float = PIN_SECONDS,
+        agree: Agree | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if stores and fingerprint is None:
+            raise UnsupportedOption(
+                f"{len(stores)} stores are given without a fingerprint, which keeps the entries of models apart; "
+                "pass fingerprint=Fingerprint.of(cache, model=...)"
+            )
+        self.host = host
+        self.ports = tuple(StorePort(store, index) for index, store in enumerate(stores))
+        self.planner = PrefixPlanner(host.tree, tree_lanes)
+        self.min_tokens = min_tokens
+        self.chunk_bytes = chunk_bytes
+        self.agrees = agree is not None
+        self._cache = cache
+        self._fingerprint = fingerprint
+        self._agree = agree
+        self._clock = clock
+        self._pin_seconds = pin_seconds
+        self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
+        self._open: list[Load] = []
+        self._retiring: list[Load] = []
+        self._pinned: list[tuple[float, Load]] = []
+        self._num_requests = self._num_ready = self._num_late = 0
+        self._loaded_tokens: dict[str, int] = {}
+        lock = RLock()
+        self._held = held if held is not None else lambda: lock
+        self._epoll: select.epoll | None = select.epoll()
+        for port in self.ports:
+            self._epoll.register(port.store.fileno(), select.EPOLLIN)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def request(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        deadline: float | None = None,
+    ) -> Request:
+        """Ask for a prefix; see `Tiers.request`."""
+        if deadline is not None and not deadline >= 0:
+            raise ShapeError(f"deadline is {deadline!r}; expected seconds from now, 0 or more, or None to wait")
+        ids = np.ascontiguousarray(tokens, dtype=np.int32)
+        # The last token is always computed: its output is asked for.
+        most = min(len(ids) - 1, len(ids) if max_tokens is None else max_tokens)
+        most = max(most, 0) // self.planner.block_size * self.planner.block_size
+        spans = None if spans is None else tuple(spans)
+        with self._held():
+            self._check_open()
+            end = None if deadline is None else self._clock() + deadline
+            request = Request(ids, namespace, spans, most, end)
+            if self.ports:
+                request.chain = self._chain(ids[:most], namespace, spans)
+            load = Load(self, request)
+            self._num_requests += 1
+            self._open.append(load)
+            load.search()
+            if not self.agrees:
+                self._advance()
+            return request
+
+    def poll(self) -> list[Request]:
+        """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
+        with self._held():
+            self._check_open()
+            for port in self.ports:
+                port.poll()
+            return self._advance()
+
+    def write(self, prefixes: Iterable[Prefix]) -> int:
+        """Write what backups have published in the host to the stores; return the number of entries.
+
+        Prefixes whose namespace has no value outside of the process are left out.
+        """
+        if not self.ports:
+            return 0
+        with self._held():
+            return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while `poll` has something to do."""
+        self._check_open()
+        assert self._epoll is not None
+        return self._epoll.fileno()
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until no batch is open, with polls; return False if `timeout` seconds pass first.
+
+        Requests that end meanwhile are not returned by a later `poll`.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self.poll()
+            if not self.num_pending and not self._open:
+                return True
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self.wait(0.05 if left is None else min(left, 0.05))
+
+    def wait_for(self, request: Request, timeout: float | None, poll: Callable[[], object]) -> None:
+        """Call `poll` until a request has ended, or `timeout` seconds have passed."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not request.has_ended:
+            poll()
+            left = 0.02 if end is None else min(end - time.monotonic(), 0.02)
+            if request.has_ended or left <= 0:
+                return
+            self.wait(left)
+
+    def wait(self, timeout: float) -> None:
+        """Wait until `poll` has something to do, `timeout` seconds at most."""
+        if self._epoll is not None:
+            self._epoll.poll(timeout)
+
+    @property
+    def num_pending(self) -> int:
+        """Number of batches that the stores have not ended."""
+        return sum(port.num_pending for port in self.ports)
+
+    def stats(self) -> RequestStats:
+        """Return the counters."""
+        with self._held():
+            return RequestStats(
+                self._num_requests,
+                self._num_ready,
+                self._num_late,
+                len(self._open),
+                len(self._retiring),
+                dict(self._loaded_tokens),
+                {port.store.name: port.stats() for port in self.ports},
+            )
+
+    def check_invariants(self) -> None:
+        """Recount what requests and copies hold; raise PagecoreError if a request or pin is lost."""
+        with self._held():
+            loads = [*self._open, *self._retiring]
+            if any(load.is_over for load in self._retiring):
+                raise PagecoreError("inconsistent tiers: a request that is over has not been retired")
+            busy = sum(load.num_batches for load in loads) + self._writer.num_batches
+            if busy != self.num_pending:
+                raise PagecoreError(
+                    f"inconsistent tiers: requests and copies wait for {busy} batches, the stores have "
+                    f"{self.num_pending}"
+                )
+            if not busy and self._writer.num_pins:
+                raise PagecoreError(f"inconsistent tiers: {self._writer.num_pins} pins of copies without a batch")
+
+    @property
+    def num_leases(self) -> int:
+        """Number of leases of the host that loads hold."""
+        return sum(load.num_leases for load in (*self._open, *self._retiring))
+
+    @property
+    def num_pins(self) -> int:
+        """Number of pins on the host that requests and copies hold."""
+        loads = {*self._open, *self._retiring, *(load for _, load in self._pinned)}
+        return sum(load.is_pinned for load in loads) + self._writer.num_pins
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End all requests, wait up to `timeout` seconds for open batches, and close the stores; idempotent."""
+        with self._held():
+            if self._epoll is None:
+                return
+            for load in (*self._open, *self._retiring):
+                load.cancel()
+            self._agree = None
+            self.agrees = False
+            with suppress(PagecoreError):
+                self.drain(timeout)
+            self._epoll.close()
+            self._epoll = None
+            for port in self.ports:
+                port.close()
+            self._advance()
+            for load in (*self._open, *self._retiring, *(load for _, load in self._pinned)):
+                load.release()
+            self._open.clear()
+            self._retiring.clear()
+            self._pinned.clear()
+
+    # -- for loads -----------------------------------------------------------------------------------------------
+
+    def device_tokens(self, request: Request, max_tokens: int) -> int:
+        """Return the tokens of a request that the device has, up to `max_tokens`."""
+        return self._cache.match_length(
+            request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=max_tokens
+        )
+
+    def keys(self, request: Request, lane: int, positions: Positions) -> Keys:
+        """Return the content keys of entries of a request."""
+        assert request.chain is not None
+        return lane_keys(request.chain[positions], lane)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _chain(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> Keys:
+        assert self._fingerprint is not None
+        return content_chain(self._fingerprint, tokens, namespace=namespace, spans=spans)
+
+    def _write(self, prefix: Prefix) -> int:
+        tokens, spans = prefix.tokens[: prefix.stop], prefix.spans
+        try:
+            chain = self._chain(tokens, prefix.namespace, spans)
+        except UnsupportedDtype:
+            return 0
+        longer = np.append(tokens, np.int32(0))  # a match leaves the last token out
+        return self._writer.write(
+            longer,
+            prefix.namespace,
+            spans,
+            prefix.start // self.planner.block_size,
+            lambda lane, places: lane_keys(chain[places], lane),
+        )
+
+    def _advance(self) -> list[Request]:
+        """Move every request on; return those that have ended."""
+        now = self._clock()
+        for load in self._open:
+            end = load.request.deadline_at
+            if end is not None and now >= end:
+                load.expire()
+        ended: list[Load] = []
+        while settled := self._settle_once():
+            ended += [load for load in settled if load.request.has_ended]
+            if self.agrees:
+                break
+        for load in ended:
+            self._end(load, now)
+        self._retire(now)
+        return [load.request for load in ended]
+
+    def _settle_once(self) -> list[Load]:
+        """Settle the stages that can end, on all ranks alike; return their loads."""
+        offers = [load.offer() for load in self._open]
+        settled = []
+        for load, (least, most) in zip(list(self._open), self._agreed(offers), strict=True):
+            if least < 0:
+                continue
+            if least < most:
+                load.cap = least  # the ranks offer again: a shorter prefix may not be reusable on all
+                continue
+            if load.settle(least):
+                self._open.remove(load)
+            settled.append(load)
+        return settled
+
+    def _agreed(self, offers: Sequence[int | None]) -> list[tuple[int, int]]:
+        """Return the least and the largest offer of all ranks for each request; -1 while one has none."""
+        if self._agree is None or not offers:
+            return [(-1, 1) if offer is None else (offer, offer) for offer in offers]
+        own = np.array([(-1, 1) if offer is None else (offer, -offer) for offer in offers], np.int64)
+        least = np.asarray(self._agree(own.reshape(-1)), np.int64).reshape(-1, 2)
+        return [(low, -high) for low, high in least.tolist()]
+
+    def _end(self, load: Load, now: float) -> None:
+        request = load.request
+        if request.state == "late":
+            self._num_late += 1
+        else:
+            self._num_ready += 1
+        for medium, count in request.loaded_tokens.items():
+            self._loaded_tokens[medium] = self._loaded_tokens.get(medium, 0) + count
+        self._retiring.append(load)
+        self._pinned.append((now + self._pin_seconds, load))
+
+    def _retire(self, now: float) -> None:
+        for load in self._retiring:
+            load.publish()
+            load.request.is_retired = load.is_over
+        self._retiring = [load for load in self._retiring if not load.is_over]
+        for end, load in self._pinned:
+            if now >= end:
+                load.release()
+        self._pinned = [(end, load) for end, load in self._pinned if load.is_pinned]
+
+    def _check_open(self) -> None:
+        if self._epoll is None:
+            raise UnsupportedOption("the tiers are closed; make new ones")

@@ -1,0 +1,126 @@
+"""Open batches of one store, and the code that waits for their ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from pagecore.tiers.manager.port import Flags
+from pagecore.tiers.store import BlockStore, Keys, Pieces, StoreStats
+
+__all__ = ["Ended", "StorePort"]
+
+Ended = Callable[[Flags, str | None], None]
+
+
+class StorePort:
+    """A store and its open tickets; every submission calls `ended` exactly once, in `poll` or in `flush`.
+
+    A submission that the store refuses by an exception ends with a failure of all keys, as an error of the store does:
+    a store may cost hits, never a request.
+
+    Parameters
+    ----------
+    store : BlockStore
+    index : int
+        Place of the store in the order of nearness.
+
+    Attributes
+    ----------
+    num_refused : int
+        Submissions that ended with an exception.
+    last_error : str or None
+        Reason of the last failure.
+    """
+
+    def __init__(self, store: BlockStore, index: int) -> None:
+        self.store = store
+        self.index = index
+        self.num_refused = 0
+        self.last_error: str | None = None
+        self._open: dict[int, tuple[Ended, int]] = {}
+        self._refused: list[tuple[Ended, int, str]] = []
+
+    @property
+    def medium(self) -> str:
+        """Medium of the store."""
+        return self.store.medium
+
+    @property
+    def num_pending(self) -> int:
+        """Number of submissions that have not ended."""
+        return len(self._open) + len(self._refused)
+
+    def lookup(self, keys: Keys, ended: Ended) -> int | None:
+        """Submit a look-up; return its ticket, or None if the store refused it."""
+        return self._submit(lambda: self.store.submit_lookup(keys), len(keys), ended)
+
+    def load(self, keys: Keys, pieces: Pieces, ended: Ended) -> int | None:
+        """Submit a load; return its ticket, or None if the store refused it."""
+        return self._submit(lambda: self.store.submit_load(keys, pieces), len(keys), ended)
+
+    def save(self, keys: Keys, pieces: Pieces, ended: Ended) -> int | None:
+        """Submit entries to be stored; return their ticket, or None if the store refused them."""
+        return self._submit(lambda: self.store.submit_store(keys, pieces), len(keys), ended)
+
+    def unlock(self, keys: Keys) -> None:
+        """Give up the holds of a look-up."""
+        if len(keys):
+            self._try(lambda: self.store.unlock(keys))
+
+    def cancel(self, ticket: int | None) -> None:
+        """Ask for an early end of a batch."""
+        if ticket is not None and ticket in self._open:
+            self._try(lambda: self.store.cancel(ticket))
+
+    def poll(self) -> int:
+        """Call the code that waits for each batch that ended; return the number of batches."""
+        refused, self._refused = self._refused, []
+        for ended, count, reason in refused:
+            ended(np.zeros(count, np.bool_), reason)
+        batches = self.store.poll()
+        for done in batches:
+            waiting = self._open.pop(done.ticket, None)
+            if waiting is None:
+                continue
+            ended, count = waiting
+            ok = np.asarray(done.ok, np.bool_)
+            if done.error is not None:
+                self.last_error = done.error
+            ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
+        return len(refused) + len(batches)
+
+    def close(self) -> None:
+        """Close the store, which ends all of its batches; those without an end count as failures."""
+        self.poll()
+        self.store.close()
+        self.poll()
+        while self._open:
+            _, (ended, count) = self._open.popitem()
+            ended(np.zeros(count, np.bool_), "the store was closed")
+
+    def stats(self) -> StoreStats:
+        """Return the counters of the store; refused submissions are included in its failures."""
+        stats = self.store.stats()
+        return replace(stats, num_load_failures=stats.num_load_failures + self.num_refused)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # as in _submit
+            self.num_refused += 1
+            self.last_error = f"{type(error).__name__}: {error}"
+
+    def _submit(self, submit: Callable[[], int], count: int, ended: Ended) -> int | None:
+        try:
+            ticket = submit()
+        except Exception as error:  # a store of the caller may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            self.num_refused += 1
+            self.last_error = reason
+            self._refused.append((ended, count, reason))
+            return None
+        self._open[ticket] = (ended, count)
+        return ticket

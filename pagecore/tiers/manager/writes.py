@@ -1,0 +1,93 @@
+"""Copies of host entries to the stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.tiers.manager.policy import chunks_of
+from pagecore.tiers.manager.port import HostSide, Positions, Reader, Spans
+from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.store import Keys, Pieces
+
+__all__ = ["Writer"]
+
+
+class Writer:
+    """Writes entries of the host to every store, and pins them until each store has read its copy.
+
+    Parameters
+    ----------
+    host : HostSide
+    ports : sequence of StorePort
+    num_groups : int
+        Lanes that are not of states.
+    chunk_bytes : int
+        A batch has about `chunk_bytes` bytes.
+    """
+
+    def __init__(self, host: HostSide, ports: Sequence[StorePort], num_groups: int, chunk_bytes: int) -> None:
+        self._host = host
+        self._ports = ports
+        self._num_groups = num_groups
+        self._chunk_bytes = chunk_bytes
+        self._open: dict[Reader, int] = {}
+
+    @property
+    def num_pins(self) -> int:
+        """Number of prefixes that are pinned while stores read them."""
+        return len(self._open)
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches that the stores have not ended."""
+        return sum(self._open.values())
+
+    def write(
+        self,
+        tokens: NDArray[np.int32],
+        namespace: Hashable,
+        spans: Spans | None,
+        start: int,
+        keys: Callable[[int, Positions], Keys],
+    ) -> int:
+        """Write the entries from `start` on of a prefix that the host has; return their number.
+
+        Parameters
+        ----------
+        tokens : ndarray of int32
+            The prefix, and at least one token more.
+        namespace, spans
+            As for `PagedKVCache.add_sequence`.
+        start : int
+            Number of blocks whose entries were written before. The deepest state is written in any case.
+        keys : callable
+            Returns the content keys of entries, for a lane and positions.
+        """
+        reader = self._host.hold(tokens, namespace=namespace, spans=spans)
+        positions: list[Positions] = []
+        pieces: list[Pieces] = []
+        for lane in range(len(self._host.payload_bytes)):
+            places, where = reader.entries(lane)
+            is_new = (places >= start) | (lane >= self._num_groups)
+            positions.append(places[is_new])
+            pieces.append(where[is_new])
+        self._open[reader] = 1  # this call
+        count = sum(map(len, positions))
+        for begin, end in chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []:
+            picked = [(lane >= begin) & (lane < end) for lane in positions]
+            entries = np.concatenate([keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
+            memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
+            for port in self._ports:
+                self._open[reader] += 1
+                port.save(entries, memory, lambda _ok, _error: self._ended(reader))
+        self._ended(reader)
+        return count
+
+    def _ended(self, reader: Reader) -> None:
+        self._open[reader] -= 1
+        if not self._open[reader]:
+            del self._open[reader]
+            reader.release()

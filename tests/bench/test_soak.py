@@ -1,0 +1,33 @@
+"""The soak in short: nothing wrong is served, nothing leaks, and it notices a wrong byte."""
+
+import numpy as np
+import pytest
+
+from bench import soak as module
+from bench import soak_engine
+
+
+@pytest.mark.slow
+def test_a_short_soak_serves_nothing_wrong_and_leaks_nothing(capsys):
+    assert module.main(["--seconds", "5", "--seed", "1"]) == 0
+    assert "nothing wrong was served and nothing leaked" in capsys.readouterr().out
+
+
+def test_the_soak_reuses_tokens_of_every_store():
+    counts = module.soak(1.5, 3, use_redis=False)
+    assert counts["wrong_bytes"] == counts["leaked_threads"] == counts["leaked_descriptors"] == 0
+    assert counts["asked_tokens"] == counts["served_tokens"] + counts["computed_tokens"]
+    assert set(counts["loaded_tokens"]) == {"DISK", "EXTERNAL"}
+    assert counts["faults"]
+
+
+def test_the_soak_notices_a_wrong_byte():
+    totals = soak_engine.Totals()
+    engine = soak_engine.Engine([], totals)
+    tokens = np.arange(40, dtype=np.int32)
+    engine.serve(tokens, None)
+    plane = engine.cache.key(0).numpy()
+    plane[np.isfinite(plane)] += 1
+    engine.serve(tokens, None)
+    engine.close()
+    assert totals.wrong_bytes > 0

@@ -1,0 +1,152 @@
+"""Replay with tiers: hits by medium against a dictionary and against a larger device, and real bytes on a disk."""
+
+import json
+
+import numpy as np
+import pytest
+
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.serving.replay import replay
+from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.simulated_store import SimulatedStore
+from pagecore.serving.replay.tier_options import parse_bandwidth, parse_place
+from pagecore.serving.replay.trace import HASH_BLOCK
+from pagecore.serving.tables import replay_rows
+from tests.tiers.blocks import random_keys, wait
+
+BLOCK_BYTES = 131072 * HASH_BLOCK
+
+
+def write_chats(path, *, requests=60, longest=6, seed=3):
+    """Write a trace in which most requests continue an earlier one."""
+    random = np.random.default_rng(seed)
+    known, lines, fresh = [[]], [], 0
+    for number in range(requests):
+        earlier = known[random.integers(len(known))] if random.random() < 0.8 else []
+        ids = [*earlier, *range(fresh, fresh + int(random.integers(1, 3)))][:longest]
+        fresh += 2
+        known.append(ids)
+        length = len(ids) * HASH_BLOCK + 1
+        lines.append({"timestamp": number, "input_length": length, "output_length": 0, "hash_ids": [*ids, fresh]})
+        fresh += 1
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.fixture
+def chats(tmp_path):
+    return write_chats(tmp_path / "chats.jsonl")
+
+
+def run(path, **options):
+    return replay(path, ReplayOptions(prefill_only=True, block_size=HASH_BLOCK, max_running=1, **options))
+
+
+def test_a_large_host_finds_everything_that_an_unbounded_device_finds(chats):
+    small = run(chats, blocks=9)
+    tiered = run(chats, blocks=9, host="64GiB")
+    unbounded = run(chats, blocks="unbounded")
+    assert small.prefix_hit_tokens < tiered.prefix_hit_tokens == unbounded.prefix_hit_tokens
+    hits = tiered.tiers.hit_tokens
+    assert hits["GPU"] > 0
+    assert hits["CPU"] > 0
+    assert sum(hits.values()) == tiered.prefix_hit_tokens
+    assert tiered.tiers.read_bytes == {"CPU": hits["CPU"] // HASH_BLOCK * BLOCK_BYTES}
+
+
+@pytest.mark.parametrize("medium", ["disk", "remote"])
+def test_an_unbounded_store_finds_everything_too(chats, medium):
+    host = 10 * BLOCK_BYTES
+    report = run(chats, blocks=9, host=host, **{medium: "unbounded"}, bandwidth=[f"{medium}=2", "host=50"])
+    assert report.prefix_hit_tokens == run(chats, blocks="unbounded").prefix_hit_tokens
+    name = {"disk": "DISK", "remote": "EXTERNAL"}[medium]
+    tiers = report.tiers
+    assert tiers.hit_tokens[name] > 0
+    assert sum(tiers.hit_tokens.values()) == report.prefix_hit_tokens
+    assert tiers.modelled_s[name] == pytest.approx(tiers.read_bytes[name] / 2e9)
+    assert tiers.read_bytes[name] % BLOCK_BYTES == 0
+    assert tiers.failed_entries == tiers.late_requests == 0
+    rows = dict(replay_rows(report))
+    assert name in rows["hits by medium"]
+    assert "given bandwidths" in rows["time of reads"]
+    json.dumps(report.as_json())
+
+
+def test_a_bounded_disk_finds_less_than_an_unbounded_one(chats):
+    options = {"blocks": 9, "host": 10 * BLOCK_BYTES}
+    none, some, every = (
+        run(chats, **options, disk=disk).prefix_hit_tokens for disk in (None, 40 * BLOCK_BYTES, "unbounded")
+    )
+    assert none < some < every
+
+
+def test_real_bytes_pass_through_a_disk_and_are_attended(tmp_path):
+    path = write_chats(tmp_path / "short.jsonl", requests=40, longest=3)
+    options = {"blocks": 5, "host": 10 * BLOCK_BYTES}
+    report = run(path, **options, attend=True, disk=str(tmp_path / "disk"))
+    assert report.passed
+    assert report.rows_checked > 0
+    assert report.tiers.hit_tokens["DISK"] > 0
+    # Blocks that the disk is still reading are pinned, so that a small host takes fewer.
+    assert report.prefix_hit_tokens <= run(path, **options, disk="unbounded").prefix_hit_tokens
+
+
+def test_real_bytes_pass_through_an_object_store(tmp_path):
+    pytest.importorskip("obstore")
+    path = write_chats(tmp_path / "short.jsonl", requests=12, longest=3)
+    (tmp_path / "objects").mkdir()
+    url = f"file://{tmp_path}/objects"
+    report = run(path, blocks=6, host=6 * BLOCK_BYTES, attend=True, remote=url)
+    assert report.passed
+    assert report.tiers.hit_tokens["EXTERNAL"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"disk": "1TiB"}, UnsupportedOption, "give host, too"),
+        ({"bandwidth": ["disk=2"]}, UnsupportedOption, "give host, too"),
+        ({"host": "1GiB", "evict": "none"}, UnsupportedOption, "a tier keeps prefixes"),
+        ({"host": "1GiB", "disk": "folder"}, UnsupportedOption, "add attend"),
+        ({"host": "1GiB", "remote": "redis://localhost"}, UnsupportedOption, "add attend"),
+        ({"host": "1GiB", "disk": "1TiB", "attend": True}, UnsupportedOption, "give a folder"),
+        ({"host": "1GiB", "disk": "0GiB"}, ShapeError, "above 0"),
+        ({"host": "1GiB", "disk": ""}, UnsupportedOption, "expected a folder"),
+        ({"host": "1GiB", "bandwidth": ["disk"]}, UnsupportedOption, "disk=2.5"),
+        ({"host": "1GiB", "bandwidth": {"disc": 1.0}}, UnsupportedOption, "media are"),
+        ({"host": "1GiB", "bandwidth": {"disk": 0.0}}, ShapeError, "above 0"),
+    ],
+)
+def test_refused_options(options, error, words):
+    with pytest.raises(error, match=words):
+        ReplayOptions(**options)
+
+
+def test_places_and_bandwidths():
+    assert parse_place("disk", "1.5TiB", False).nbytes == 3 << 39
+    assert parse_place("disk", 7, False).nbytes == 7
+    assert parse_place("remote", "unbounded", False).nbytes is None
+    assert parse_place("remote", "s3://bucket", True).target == "s3://bucket"
+    assert parse_bandwidth({"host": 50}) == {"host": 50e9}
+
+
+def test_a_simulated_store_keeps_the_entries_used_last_and_those_held():
+    store = SimulatedStore("DISK", 3000)
+    try:
+        keys = random_keys(4)
+        pieces = np.array([[0, 1000]] * 4, np.uint64)
+        assert wait(store, store.submit_store(keys[:3], pieces[:3])).ok.all()
+        assert wait(store, store.submit_lookup(keys[:1])).ok.all()
+        assert wait(store, store.submit_store(keys[3:], pieces[3:])).ok.all()
+        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [True, False, True, True]
+        big = np.array([[0, 1500]], np.uint64)
+        assert wait(store, store.submit_store(keys[1:2], big)).ok.tolist() == [False]
+        assert wait(store, store.submit_load(keys[2:], pieces[2:])).ok.all()
+        assert store.stats().num_held == 2
+        store.unlock(keys[:1])
+        store.unlock(keys[:1])
+        assert store.stats().num_held == 0
+        assert store.stats().bytes_loaded == 2000
+    finally:
+        store.close()
+        store.close()

@@ -1,0 +1,148 @@
+"""Random requests, copies, faults and evictions: nothing wrong is published, and nothing is lost."""
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagecore import AttentionSpec, PagedKVCache
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.stores import StoreSide
+from tests.faults import is_full
+from tests.tiers.manager.plain_host import NO_DEVICE, PlainHost
+from tests.tiers.manager.scripted_store import ScriptedStore
+
+BLOCK = 4
+FINGERPRINT = Fingerprint.of(
+    PagedKVCache(AttentionSpec(1, 8), block_size=BLOCK, num_blocks=9, device="none"), model="plain"
+)
+# Prompts that share prefixes: each token is one of two, and the length varies.
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=5).map(
+    lambda blocks: np.repeat(np.array([*blocks, 0], np.int32), BLOCK)[: len(blocks) * BLOCK + 1]
+)
+NAMESPACES = st.sampled_from([None, "tenant"])
+
+
+class RequestMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.requests = []
+
+    @initialize(
+        kind=st.sampled_from([{}, {"windows": (6,)}, {"states": True}, {"windows": (4, 9), "states": True}]),
+        slots=st.integers(4, 20),
+        stores=st.integers(1, 3),
+        chunk_bytes=st.sampled_from([256, 600, 1 << 20]),
+        min_tokens=st.sampled_from([1, 5]),
+    )
+    def build(self, kind, slots, stores, chunk_bytes, min_tokens):
+        self.host = PlainHost(block_size=BLOCK, slots=slots, **kind)
+        self.stores = [ScriptedStore(f"s{number}") for number in range(stores)]
+        self.side = StoreSide(
+            NO_DEVICE,
+            self.host,
+            self.stores,
+            fingerprint=FINGERPRINT,
+            tree_lanes=self.host.lanes,
+            min_tokens=min_tokens,
+            chunk_bytes=chunk_bytes,
+            clock=lambda: self.now,
+        )
+
+    def teardown(self):
+        if not hasattr(self, "side"):
+            return
+        for _ in range(4):
+            for store in self.stores:
+                store.finish_all()
+            self.side.poll()
+        for request in self.requests:
+            assert request.has_ended
+            assert request.is_retired
+        assert not self.host.leases
+        self.now += 100
+        self.side.poll()
+        assert not self.host.pins
+        assert all(not store.holds for store in self.stores)
+        self.check()
+        self.side.close(0.0)
+
+    @rule(tokens=PROMPTS, namespace=NAMESPACES, deadline=st.sampled_from([None, 0.0, 1.0]))
+    def request(self, tokens, namespace, deadline):
+        request = self.side.request(tokens, namespace=namespace, deadline=deadline)
+        self.requests.append(request)
+        if request.has_ended:
+            self.verify(request)
+
+    @rule(tokens=PROMPTS, namespace=NAMESPACES)
+    def back_up(self, tokens, namespace):
+        stop = self.host.fill(tokens, namespace=namespace)
+        if stop:
+            self.side.write([SimpleNamespace(tokens=tokens, namespace=namespace, spans=None, start=0, stop=stop)])
+
+    @rule()
+    def poll(self):
+        for request in self.side.poll():
+            self.verify(request)
+
+    def verify(self, request):
+        """Check that the prefix of a request that has just ended is there and pinned."""
+        found = self.host.match(request.tokens, namespace=request.namespace, max_tokens=request.max_tokens)
+        assert found >= request.num_tokens
+        assert request.num_tokens >= request.num_host_tokens
+        assert sum(request.loaded_tokens.values()) <= request.num_tokens
+
+    def open_batches(self):
+        return [(store, ticket) for store in self.stores for ticket in store.batches]
+
+    @precondition(lambda self: self.open_batches())
+    @rule(data=st.data())
+    def finish(self, data):
+        store, ticket = data.draw(st.sampled_from(self.open_batches()))
+        count = len(store.batches[ticket][1])
+        fails = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
+        store.finish(ticket, fails=fails, error="planted" if fails else None)
+
+    @rule(seconds=st.sampled_from([0.5, 20.0]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), what=st.sampled_from(["cancel", "release"]))
+    def give_up(self, data, what):
+        request = data.draw(st.sampled_from(self.requests))
+        if what == "cancel":
+            request.cancel()
+        elif request.has_ended:
+            request.release()
+
+    @rule(count=st.integers(1, 8))
+    def evict(self, count):
+        for lane in range(self.host.num_lanes):
+            self.host.evict(lane, count)
+
+    @rule(data=st.data())
+    def lose(self, data):
+        store = data.draw(st.sampled_from(self.stores))
+        if store.entries:
+            del store.entries[data.draw(st.sampled_from(sorted(store.entries)))]
+
+    @rule(data=st.data())
+    def break_or_mend(self, data):
+        store = data.draw(st.sampled_from(self.stores))
+        store.refuses = None if store.refuses else OSError("planted")
+
+    @invariant()
+    def check(self):
+        if hasattr(self, "side"):
+            self.host.check()
+            self.side.check_invariants()
+            assert self.side.num_leases == len(self.host.leases)
+            assert self.side.num_pins == len(self.host.pins)
+
+
+TestRequests = RequestMachine.TestCase
+TestRequests.settings = settings(max_examples=2000 if is_full() else 60, stateful_step_count=40, deadline=None)
