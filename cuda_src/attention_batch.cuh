@@ -74,8 +74,9 @@ struct Sequence {
   // The position of a row of the packed queries. Negative if the sequence has more queries than keys.
   PC_MEMBER int position(int query_row) const { return length - (queries_end - query_row); }
   // The least position of a row from `query_row` on: in a tree, any row may be the child of the last token before it.
+  template <bool kTree>
   PC_MEMBER int least_position(const PcAttentionParams& p, int query_row) const {
-    return position(p.tree.words != 0 ? queries_begin : query_row);
+    return position(kTree && p.tree.words != 0 ? queries_begin : query_row);
   }
 };
 
@@ -139,9 +140,12 @@ PC_DEVICE KeyRange attended_keys(const PcAttentionParams& p, int position, int l
 }
 
 // The first key of an item that a query may attend to, whose window begins at `begin`. An item that begins before the
-// end of the sinks has sinks only.
+// end of the sinks has sinks only, which no window leaves out.
+template <bool kSinks>
 PC_DEVICE int first_of_item(const PcAttentionParams& p, const PcWorkItem& item, int begin) {
-  return item.key_begin < p.sink_tokens ? 0 : begin;
+  // As unsigned numbers: a negative key, which no plan has, is not a sink.
+  const bool is_sinks = static_cast<pc_uint32>(item.key_begin) < static_cast<pc_uint32>(p.sink_tokens);
+  return kSinks && is_sinks ? item.key_begin : begin;
 }
 
 // A plan can be older than the lengths. Clamps the queries of an item to those that exist.
@@ -150,14 +154,20 @@ PC_DEVICE void clamp_queries(const PcAttentionParams& p, PcWorkItem& item) {
   item.query_count = clamp(item.query_count, 0, p.num_tokens - item.query_begin);
 }
 
-// Clamps the queries, and the keys to those that at least one of these queries attends to.
+// Clamps the keys to those that at least one of the queries, which are clamped, attends to.
+template <typename Options>
+PC_DEVICE void clamp_keys(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
+  const int first = sequence.position(item.query_begin);
+  const KeyRange a = attended_keys(p, sequence.least_position<Options::kTree>(p, item.query_begin), sequence.length);
+  const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
+  item.key_begin = clamp(item.key_begin, first_of_item<Options::kSinks>(p, item, a.begin), b.end);
+  item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
+}
+
+template <typename Options>
 PC_DEVICE void clamp_item(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
   clamp_queries(p, item);
-  const int first = sequence.position(item.query_begin);
-  const KeyRange a = attended_keys(p, sequence.least_position(p, item.query_begin), sequence.length);
-  const KeyRange b = attended_keys(p, first + item.query_count - 1, sequence.length);
-  item.key_begin = clamp(item.key_begin, first_of_item(p, item, a.begin), b.end);
-  item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
+  clamp_keys<Options>(p, sequence, item);
 }
 
 // ---- slots

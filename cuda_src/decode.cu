@@ -59,7 +59,7 @@ class DecodeWorker {
   PC_MEMBER int open(const PcAttentionParams& p, Rows& rows, int i, int stage, bool& /*split*/) {
     PcWorkItem item = load_item(p.schedule, i);
     const Sequence sequence = load_sequence(p, item.sequence);
-    clamp_numbers<Rows::Options::kSelected>(p, sequence, item);
+    clamp_numbers<typename Rows::Options>(p, sequence, item);
     rows.load(p, heads_, sequence, item, rule_.negate);
     token_ = ItemRounds::first_token(item) + pc_warp() * Tile::kTokens;
     keys_ = {item.key_begin, item.key_end};
@@ -138,7 +138,7 @@ class DecodeWorker {
 template <typename T, int kDim, typename Options, int kValueDim = kDim>
 PC_KERNEL(pc_decode_shape(kDim, kValueDim).threads, pc_decode_shape(kDim, kValueDim).blocks_per_sm)
 void decode(const PcAttentionParams p) {
-  using Tile = typename TileFor<DecodeTile<T, kDim, kValueDim>, Options::kSelected>::Type;
+  using Tile = TileFor<DecodeTile<T, kDim, kValueDim>, Options>;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);
   const int padding = first_padding_row(p);
@@ -154,7 +154,7 @@ void decode(const PcAttentionParams p) {
 template <typename T, int kBits, int kDim, typename Options>
 PC_KERNEL(pc_stored_shape(kBits, kDim).threads, pc_stored_shape(kBits, kDim).blocks_per_sm)
 void decode_stored(const PcStoredAttentionParams params) {
-  using Tile = typename TileFor<StoredTile<T, kBits, kDim>, Options::kSelected>::Type;
+  using Tile = TileFor<StoredTile<T, kBits, kDim>, Options>;
   const PcAttentionParams& p = params.attention;
   const Shared<pc_uint8> shared = pc_shared_buffer();
   const Heads heads = block_heads(p);

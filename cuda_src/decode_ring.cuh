@@ -15,7 +15,6 @@ struct DecodeTile {
   static constexpr int kWarps = kRing.warps;
   static constexpr int kStages = kRing.stages;
   static constexpr int kTokens = 16;
-  static constexpr bool kSelected = false;     // see TileFor
   static constexpr int kKeySteps = kDim / 16;  // of matrix instructions
   static constexpr int kValues = kValueDim;
   static constexpr int kValueTiles = kValueDim / 8;  // of O

@@ -61,7 +61,7 @@ class DecodeRows {
       score_rows_.store(pc_thread(), load_score_row<Options>(p, sequence, item, query_row, head, exists));
     }
     common_ = common_keys<Options>(p, sequence, item);
-    several_ = item.query_count > 1 || (Options::kFull && p.tree.words != 0);
+    several_ = item.query_count > 1 || (Options::kTree && p.tree.words != 0);
     softmax_.clear();
     PC_UNROLL
     for (int n = 0; n < Tile::kValueTiles; ++n) {

@@ -37,7 +37,6 @@ struct StoredTile {
   static constexpr int kWarps = kRing.warps;
   static constexpr int kStages = kRing.stages;
   static constexpr int kTokens = 16;
-  static constexpr bool kSelected = false;     // see TileFor
   static constexpr int kKeySteps = kDim / 16;  // of matrix instructions
   static constexpr int kValues = kDim;
   static constexpr int kValueTiles = kDim / 8;  // of O

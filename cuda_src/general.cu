@@ -88,7 +88,7 @@ class GeneralWorker {
     PcWorkItem item = load_item(p.schedule, i);
     const Splits splits = splits_of(item);
     const Sequence sequence = load_sequence(p, item.sequence);
-    clamp_numbers<Options::kSelected>(p, sequence, item);
+    clamp_numbers<Options>(p, sequence, item);
     if (block_.rows(item) == 0) return 0;
     const bool ends = item.query_count * heads_.count <= block_.first_row + Tile::kWarps * Tile::kRows;
     more_ = more_ || !ends;
@@ -256,8 +256,8 @@ void general(const PcAttentionParams p) {
   const int padding = first_padding_row(p);
   const WorkRange work = load_work(p.schedule, pc_block_x());
   using Plane = PlainPlane<kDim>;
-  GeneralRing<kDim, Plane, Options::kSelected> ring(shared, Plane(p.key, p.key_type, p.head_dim, heads.kv),
-                                                    Plane(p.value, p.value_type, p.value_dim, heads.kv));
+  GeneralRing<kDim, Plane, Options> ring(shared, Plane(p.key, p.key_type, p.head_dim, heads.kv),
+                                         Plane(p.value, p.value_type, p.value_dim, heads.kv));
   attend_general<kDim, Options>(p, shared, heads, padding, work, ring);
 }
 
@@ -270,8 +270,8 @@ void general_stored(const PcStoredAttentionParams p) {
   const int padding = first_padding_row(p.attention);
   const WorkRange work = load_work(p.attention.schedule, pc_block_x());
   using Plane = StoredPlane<kDim>;
-  GeneralRing<kDim, Plane, Options::kSelected> ring(shared, Plane(p.key, p.attention.head_dim, heads.kv),
-                                                    Plane(p.value, p.attention.value_dim, heads.kv));
+  GeneralRing<kDim, Plane, Options> ring(shared, Plane(p.key, p.attention.head_dim, heads.kv),
+                                         Plane(p.value, p.attention.value_dim, heads.kv));
   attend_general<kDim, Options>(p.attention, shared, heads, padding, work, ring);
 }
 

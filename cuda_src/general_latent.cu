@@ -63,12 +63,13 @@ class GeneralLatent {
     PcWorkItem item = load_item(p.schedule, i);
     const Splits splits = splits_of(item);
     const Sequence sequence = load_sequence(p, item.sequence);
-    clamp_item(p, sequence, item);
+    clamp_item<Latent>(p, sequence, item);
     const int rows = block().num_rows(item);
     if (rows == 0) return;
     load_queries(item, rows);
     if (pc_thread() < kRows) {
-      KeyRange keys = item_keys(p, sequence, item, sequence.position(item.query_begin + block().query(pc_thread())));
+      KeyRange keys =
+          item_keys<Latent>(p, sequence, item, sequence.position(item.query_begin + block().query(pc_thread())));
       if (pc_thread() >= rows) keys.end = keys.begin;
       ranges().store(pc_thread(), keys);
     }

@@ -12,7 +12,6 @@ struct GeneralTile {
   static constexpr int kWarps = kRing.warps;
   static constexpr int kStages = kRing.stages;
   static constexpr int kTokens = 8;
-  static constexpr bool kSelected = false;  // see TileFor
   static constexpr int kRows = kRing.warp_rows;
   static constexpr int kQuads = kRows / 4;
   static constexpr int kLanes = kDim < 128 ? kDim / 4 : 32;  // lanes that share a token
@@ -188,11 +187,10 @@ class PlainPlane {
 //   load_scales(tile, slot, state)      copy the scales of the rows of a tile, if there are any
 //   copy(slots, tile, which, state)     start to copy the rows of a tile; `which`: 0 for keys, 1 for values
 //   widen(tile)                         replace the rows of a tile by float32
-template <int kDim, typename Plane, bool kSelected = false>
-class GeneralRing
-    : public WarpRing<GeneralRing<kDim, Plane, kSelected>, typename TileFor<GeneralTile<kDim>, kSelected>::Type> {
-  using Tile = typename TileFor<GeneralTile<kDim>, kSelected>::Type;
-  using Base = WarpRing<GeneralRing<kDim, Plane, kSelected>, Tile>;
+template <int kDim, typename Plane, typename Options>
+class GeneralRing : public WarpRing<GeneralRing<kDim, Plane, Options>, TileFor<GeneralTile<kDim>, Options>> {
+  using Tile = TileFor<GeneralTile<kDim>, Options>;
+  using Base = WarpRing<GeneralRing<kDim, Plane, Options>, Tile>;
 
  public:
   static constexpr bool kAllLanesLocate = Plane::kHasScales;

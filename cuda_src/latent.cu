@@ -50,7 +50,7 @@ class LatentWorker {
     const PcAttentionParams& p = params_.attention;
     PcWorkItem item = load_item(p.schedule, i);
     const Sequence sequence = load_sequence(p, item.sequence);
-    clamp_item(p, sequence, item);
+    clamp_item<Latent>(p, sequence, item);
     if (block().num_rows(item) == 0) return;
     const ScoreRule rule = make_rule<Plain>(p, 0);
     rows.open(params_, block(), sequence, item, rule.negate);

@@ -221,7 +221,7 @@ class LatentRing {
 
   const PcLatentParams& params_;
   Shared<pc_uint8> shared_;
-  TileWalk<Tile::kOwn, Tile::kWarps> walk_;
+  TileWalk<Tile::kOwn, Tile::kWarps, Latent> walk_;
   unsigned num_filled_;  // tiles
 };
 

@@ -26,11 +26,12 @@ class LatentRows {
     const PcAttentionParams& p = params.attention;
     num_rows_ = block.num_rows(item);
     if (pc_thread() < Tile::kRows) {
-      KeyRange keys = item_keys(p, sequence, item, sequence.position(item.query_begin + block.query(pc_thread())));
+      KeyRange keys =
+          item_keys<Latent>(p, sequence, item, sequence.position(item.query_begin + block.query(pc_thread())));
       if (pc_thread() >= num_rows_) keys.end = keys.begin;
       ranges_.store(pc_thread(), keys);
     }
-    common_ = common_keys(p, sequence, item);
+    common_ = common_keys<Latent>(p, sequence, item);
     several_ = item.query_count > 1;
     load_queries(params, block, item, negate ? 0x80008000u : 0);
   }

@@ -115,7 +115,7 @@ class PlanSection {
     tile.query_begin = sequence.queries_begin + (t - tile_starts_.load(index)) * section_.query_tile;
     tile.query_count = min_of(section_.query_tile, sequence.queries_end - tile.query_begin);
     const int position = sequence.position(tile.query_begin), length = sequence.length;
-    const int least = sequence.least_position(p, tile.query_begin);
+    const int least = sequence.least_position<true>(p, tile.query_begin);
     tile.key_begin = max_of(attended_keys(p, least, length).begin, min_of(p.sink_tokens, length));
     tile.key_end = max_of(attended_keys(p, position + tile.query_count - 1, length).end, tile.key_begin);
     const bool is_alone = sequence.queries_end - sequence.queries_begin == tile.query_count;

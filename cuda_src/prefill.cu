@@ -78,7 +78,7 @@ class PrefillItemRun {
   // Loads the queries, and starts the copies of the first keys. Returns the first token of the first tile.
   PC_MEMBER int load(const PcAttentionParams& p, const Heads& heads, int i, bool negate) {
     {
-      const PrefillItem item(p, i);
+      const auto item = PrefillItem::load<Options>(p, i);
       keys_ = item.keys();
       copy_queries<Tile>(p, heads, item, shared_);
       feed_.start(p, item, i);
@@ -138,7 +138,8 @@ class PrefillItemRun {
     const int next = token + Tile::kTokens;
     if (p.fold_tokens != 0 && next % p.fold_tokens == 0 && next < keys_.end) {
       rows_.drop_units(sums_);
-      output_.fold(p, recompute_block_heads(p), PrefillItem(p, feed_.item()), is_first_piece(p, token), false, sums_);
+      output_.fold(p, recompute_block_heads(p), PrefillQueries(p, feed_.item()), is_first_piece(p, token), false,
+                   sums_);
     }
   }
 
@@ -147,7 +148,7 @@ class PrefillItemRun {
     pc_wait_copies<0>();
     pc_sync_block();  // all warps are done with the queries, also in an item without tiles
     rows_.drop_units(sums_);
-    const PrefillItem item(p, feed_.item());
+    const PrefillQueries item(p, feed_.item());
     const Heads heads = recompute_block_heads(p);
     if (item.splits.count > 1) {
       output_.store_part(p, heads, item, sums_);
@@ -190,7 +191,7 @@ PC_DEVICE void run_item(const PcAttentionParams& p, const Heads& heads, int i, c
 
 // Joins the parts of item i's tile if this CTA is the last to write one. Tiles of prompts have few parts: one level.
 PC_DEVICE void join_item(const PcAttentionParams& p, const Heads& heads, int i, const Shared<int>& flag) {
-  const PrefillItem item(p, i);
+  const PrefillQueries item(p, i);
   const Splits& splits = item.splits;
   if (splits.count > 1 && is_last_part(p, splits.first_row, splits.count, flag)) {
     join_parts<4>(p, heads, item.work, {splits.first_row, splits.step, splits.count}, true);

@@ -49,22 +49,37 @@ struct PrefillTile {
                 "a thread looks up one slot, and a tile has one bit for each key");
 };
 
-// An item of the schedule, clamped to the lengths. Registers are scarce: fields that the tiles do not need are loaded
-// again after the last tile.
-struct PrefillItem {
+// The queries of an item of the schedule, clamped to those that exist. Registers are scarce: what the tiles do not need
+// is loaded again after the last tile.
+struct PrefillQueries {
   Splits splits;
   PcWorkItem work;
-  Sequence sequence;
 
-  PC_MEMBER PrefillItem(const PcAttentionParams& p, int i) {
+  PC_MEMBER PrefillQueries(const PcAttentionParams& p, int i) {
     work = load_item(p.schedule, i);
     splits = splits_of(work);
-    sequence = load_sequence(p, work.sequence);
-    clamp_item(p, sequence, work);
+    clamp_queries(p, work);
   }
 
   PC_MEMBER int num_rows(const Heads& heads) const { return work.query_count * heads.count; }
+};
+
+// An item with its keys, clamped to the lengths.
+struct PrefillItem : PrefillQueries {
+  Sequence sequence;
+
+  template <typename Options>
+  PC_MEMBER static PrefillItem load(const PcAttentionParams& p, int i) {
+    PrefillItem item(p, i);
+    clamp_keys<Options>(p, item.sequence, item.work);
+    return item;
+  }
+
   PC_MEMBER KeyRange keys() const { return {work.key_begin, work.key_end}; }
+
+ private:
+  PC_MEMBER PrefillItem(const PcAttentionParams& p, int i)
+      : PrefillQueries(p, i), sequence(load_sequence(p, work.sequence)) {}
 };
 
 // Fields of an item that all threads read for each tile.
@@ -89,7 +104,7 @@ class PrefillSource {
   PC_MEMBER void start(const PcAttentionParams& p, const PrefillItem& item, int i) const {
     using Options = typename Tile::Options;
     KeyRange common = common_keys<Options>(p, item.sequence, item.work);
-    if (item.work.query_count == 1 && !(Options::kFull && p.tree.words != 0)) common = {0, 0x7fffffff};
+    if (item.work.query_count == 1 && !(Options::kTree && p.tree.words != 0)) common = {0, 0x7fffffff};
     if (pc_thread() == 0) span_.store(0, {item.sequence.table_row, i, {0, 0, 0}, common});
   }
 
@@ -204,7 +219,7 @@ class PrefillFeed : public PrefillSource<Tile> {
 
 // Starts to copy an item's queries. Rows past the rows of the item, and dims past head_dim, become 0.
 template <typename Tile>
-PC_DEVICE void copy_queries(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item,
+PC_DEVICE void copy_queries(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item,
                             const Shared<pc_uint8>& queries) {
   using Row = typename Tile::KeyRow;
   const Global<typename Tile::Element> query(p.query.data);

@@ -21,7 +21,7 @@ class PrefillOutput {
       : shared_(shared), folded_((shared + Tile::kShape.sums_begin()).template as<float>()), factor_(factor) {}
 
   // Writes the rows of an item that is a whole tile to the output.
-  PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item,
+  PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item,
                              Sums& sums) const {
     const float value_scale = load_or(p.value_scale, heads.kv, 1.0f);
     PC_UNROLL
@@ -41,7 +41,8 @@ class PrefillOutput {
   }
 
   // Writes the rows of a split to its partial rows.
-  PC_MEMBER void store_part(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, Sums& sums) const {
+  PC_MEMBER void store_part(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item,
+                            Sums& sums) const {
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       complete_softmax(sums.softmax[m]);
@@ -60,7 +61,7 @@ class PrefillOutput {
 
   // Adds a piece of an item that is a whole tile to the sum of the pieces before it: largest lse and sum in shared
   // memory, values in the partial rows that the worker has to itself. The last piece writes the output.
-  PC_MEMBER void fold(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item, bool is_first,
+  PC_MEMBER void fold(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item, bool is_first,
                       bool is_last, Sums& sums) const {
     const int tile_queries = max_of(Tile::kRows / (p.num_query_heads / p.num_kv_heads), 1);
     const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
@@ -133,7 +134,7 @@ class PrefillOutput {
 
   PC_MEMBER static int row_of(int m, int r) { return pc_warp() * Tile::kWarpRows + 16 * m + 8 * r + pc_lane() / 4; }
 
-  PC_MEMBER static RowPosition position_of(const Heads& heads, const PrefillItem& item, int m, int r) {
+  PC_MEMBER static RowPosition position_of(const Heads& heads, const PrefillQueries& item, int m, int r) {
     const int row = row_of(m, r);
     const int query = row / heads.count;
     return {row, query, item.work.query_begin + query, heads.first + row % heads.count, row < item.num_rows(heads)};
@@ -166,7 +167,7 @@ class PrefillOutput {
   }
 
   // Copies the packed rows to the output.
-  PC_MEMBER void store_rows(const PcAttentionParams& p, const Heads& heads, const PrefillItem& item) const {
+  PC_MEMBER void store_rows(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item) const {
     pc_sync_warp();
     const Global<T> out(p.out.data);
     const int end = min_of(Tile::kWarpRows, item.num_rows(heads) - pc_warp() * Tile::kWarpRows);

@@ -54,12 +54,12 @@ class PrefillRows {
     if (first <= last) {
       const int a = item.sequence.position(item.work.query_begin + first / heads.count);
       const int b = item.sequence.position(item.work.query_begin + last / heads.count);
-      const KeyRange early = item_keys(p, item.sequence, item.work, a);
-      const KeyRange late = item_keys(p, item.sequence, item.work, b);
+      const KeyRange early = item_keys<Options>(p, item.sequence, item.work, a);
+      const KeyRange late = item_keys<Options>(p, item.sequence, item.work, b);
       span = {{early.begin, late.end}, {late.begin, early.end}};
-      if (Options::kFull && p.tree.words != 0) {
+      if (Options::kTree && p.tree.words != 0) {
         const int base = item.sequence.position(item.sequence.queries_begin);
-        span.any.begin = item_keys(p, item.sequence, item.work, base).begin;
+        span.any.begin = item_keys<Options>(p, item.sequence, item.work, base).begin;
         span.common.end = min_of(early.end, base);
       }
     }

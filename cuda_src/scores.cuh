@@ -1,8 +1,8 @@
 // Scores and softmax: the transformation of products of queries and keys, masking, and the online softmax.
 //
-// Scores are base-2 logarithms. Kernels have two kinds of options. `Plain` multiplies products by the scale, and keys
-// that a query does not attend to occur only at the edges of the key range. `Full` also applies the softcap, the ALiBi
-// bias, and the mask or the tree. Sinks and the scale of values are applied after the last tile, for both kinds.
+// Scores are base-2 logarithms. `Plain` options (options.cuh) multiply products by the scale, and keys that a query
+// does not attend to occur only at the edges of the key range. `Full` also applies the softcap, the ALiBi bias, and the
+// mask or the tree. Sinks and the scale of values are applied after the last tile, for both kinds.
 //
 // The factor is never negative: for a negative scale the queries are negated once (`ScoreRule::negate`), so that the
 // largest product is the largest score.
@@ -11,33 +11,6 @@
 #include "tree.cuh"
 
 namespace pagecore {
-
-struct Plain {
-  static constexpr bool kFull = false;
-  static constexpr bool kSelected = false;  // key heads select blocks or tokens
-  // Variants of prefill.cu, for comparison on a GPU; use_prefill_variant selects one by name.
-  static constexpr bool kSlotsFirst = false;  // load all slots of a tile before the first copy
-  static constexpr bool kWholeTile = false;   // hold the scores of a whole tile, not of one half at a time
-};
-struct SlotsFirst : Plain {
-  static constexpr bool kSlotsFirst = true;
-};
-struct WholeTile : Plain {
-  static constexpr bool kWholeTile = true;
-};
-struct SlotsFirstWholeTile : Plain {
-  static constexpr bool kSlotsFirst = true;
-  static constexpr bool kWholeTile = true;
-};
-struct Full : Plain {
-  static constexpr bool kFull = true;
-};
-struct Selected : Plain {
-  static constexpr bool kSelected = true;
-};
-struct SelectedFull : Full {
-  static constexpr bool kSelected = true;
-};
 
 // ---- scores
 
@@ -88,18 +61,18 @@ struct ScoreRow {
   MaskRow mask;  // Full
 };
 
-template <bool kSelected>
+template <typename Options>
 PC_DEVICE KeyRange within_item(const PcAttentionParams& p, const KeyRange& keys, const PcWorkItem& item) {
-  const int begin = max_of(kSelected ? keys.begin : first_of_item(p, item, keys.begin), item.key_begin);
+  const int begin = max_of(first_of_item<Options::kSinks>(p, item, keys.begin), item.key_begin);
   const int end = min_of(keys.end, item.key_end);  // fault: keys_of_other_splits
   return {begin, max_of(end, begin)};
 }
 
 // Keys of the item that the query at `position` attends to, in numbers if keys are selected.
-template <bool kSelected = false>
+template <typename Options>
 PC_DEVICE KeyRange item_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item,
                              int position) {
-  return within_item<kSelected>(p, keys_in_numbers<kSelected>(p, sequence, position), item);
+  return within_item<Options>(p, keys_in_numbers<Options::kSelected>(p, sequence, position), item);
 }
 
 // `exists`: false for a row past the rows of the item, which attends to nothing.
@@ -108,31 +81,32 @@ PC_DEVICE ScoreRow load_score_row(const PcAttentionParams& p, const Sequence& se
                                   int query_row, int head, bool exists) {
   ScoreRow row;
   row.position = sequence.position(query_row);
-  if (Options::kFull && !Options::kSelected && p.tree.words != 0) {
+  if (Options::kTree && p.tree.words != 0) {
     const int own = exists ? query_row : sequence.queries_begin;
     row.position = tree_position(p, sequence, own);
-    row.keys = within_item<false>(p, tree_keys(p, sequence, own, row.position), item);
+    row.keys = within_item<Options>(p, tree_keys(p, sequence, own, row.position), item);
   } else {
-    row.keys = item_keys<Options::kSelected>(p, sequence, item, row.position);
+    row.keys = item_keys<Options>(p, sequence, item, row.position);
   }
   if (!exists) row.keys.end = row.keys.begin;
   if (Options::kFull) {
     row.slope = exists ? load_or(p.alibi_slopes, head, 0.0f) * kLog2OfE : 0.0f;
-    row.mask = !exists             ? MaskRow{0}
-               : p.tree.words != 0 ? TreeRow::pack(sequence.position(sequence.queries_begin), query_row)
-                                   : load_mask_row(p, sequence, query_row);
+    row.mask = !exists ? MaskRow{0}
+               : Options::kTree && p.tree.words != 0
+                   ? TreeRow::pack(sequence.position(sequence.queries_begin), query_row)
+                   : load_mask_row(p, sequence, query_row);
   }
   return row;
 }
 
 // Keys of the item that all of its queries attend to, ignoring the mask. A tile within this range needs no masking.
 // With a tree the range ends before the new tokens.
-template <typename Options = Plain>
+template <typename Options>
 PC_DEVICE KeyRange common_keys(const PcAttentionParams& p, const Sequence& sequence, const PcWorkItem& item) {
   const int first = sequence.position(item.query_begin);
-  const KeyRange a = item_keys<Options::kSelected>(p, sequence, item, first);
-  const KeyRange b = item_keys<Options::kSelected>(p, sequence, item, first + item.query_count - 1);
-  if (Options::kFull && p.tree.words != 0) {
+  const KeyRange a = item_keys<Options>(p, sequence, item, first);
+  const KeyRange b = item_keys<Options>(p, sequence, item, first + item.query_count - 1);
+  if (Options::kTree && p.tree.words != 0) {
     return {b.begin, min_of(a.end, sequence.position(sequence.queries_begin))};
   }
   return {b.begin, max_of(a.end, b.begin)};
@@ -156,7 +130,7 @@ PC_DEVICE bool in_mask(const PcAttentionParams& p, const ScoreRow& row, int j, i
 // Returns true if a row attends to key j, which is at `position`.
 template <typename Options>
 PC_DEVICE bool attends(const PcAttentionParams& p, const ScoreRow& row, int j, int position) {
-  if (Options::kFull && !Options::kSelected && p.tree.words != 0) return row.keys.has(j) && TreeRow(row.mask).has(p, j);
+  if (Options::kTree && p.tree.words != 0) return row.keys.has(j) && TreeRow(row.mask).has(p, j);
   return in_mask<Options>(p, row, j, position);
 }
 template <typename Options>
@@ -199,7 +173,7 @@ PC_DEVICE void transform_scores(const PcAttentionParams& p, const ScoreRule& rul
     }
   }
   if (!edge && (!Options::kFull || !masks_all_keys(p))) return;
-  if constexpr (Options::kFull) {
+  if constexpr (Options::kTree) {
     if (p.tree.words != 0) return mask_tree(p, rows, first_key, s);
   }
   PC_UNROLL
@@ -292,12 +266,3 @@ PC_DEVICE RowEnd end_row(float top, float sum, float sink) {
 }
 
 }  // namespace pagecore
-
-// The manifest names instances by these.
-using pagecore::Full;
-using pagecore::Plain;
-using pagecore::Selected;
-using pagecore::SelectedFull;
-using pagecore::SlotsFirst;
-using pagecore::SlotsFirstWholeTile;
-using pagecore::WholeTile;

@@ -94,9 +94,9 @@ PC_DEVICE KeyRange keys_in_numbers(const PcAttentionParams& p, const Sequence& s
 }
 
 // clamp_item() in numbers.
-template <bool kSelected>
+template <typename Options>
 PC_DEVICE void clamp_numbers(const PcAttentionParams& p, const Sequence& sequence, PcWorkItem& item) {
-  if constexpr (kSelected) {
+  if constexpr (Options::kSelected) {
     clamp_queries(p, item);
     const int first = sequence.position(item.query_begin);
     const KeyRange a = keys_in_numbers<true>(p, sequence, first);
@@ -104,7 +104,7 @@ PC_DEVICE void clamp_numbers(const PcAttentionParams& p, const Sequence& sequenc
     item.key_begin = clamp(item.key_begin, a.begin, b.end);
     item.key_end = item.query_count == 0 ? item.key_begin : clamp(item.key_end, item.key_begin, b.end);
   } else {
-    clamp_item(p, sequence, item);
+    clamp_item<Options>(p, sequence, item);
   }
 }
 

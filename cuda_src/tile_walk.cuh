@@ -16,6 +16,7 @@
 #pragma once
 
 #include "attention_shape.h"
+#include "options.cuh"
 #include "selected.cuh"
 
 namespace pagecore {
@@ -76,19 +77,13 @@ class NextSlot<true> {
   int entry_;
 };
 
-// Tiles of selected keys: `Type` is the tile, and Type::kSelected is true.
-template <typename Tile, bool kSelected>
-struct TileFor {
-  using Type = Tile;
-};
-template <typename Tile>
-struct TileFor<Tile, true> {
-  struct Type : Tile {
-    static constexpr bool kSelected = true;
-  };
+// A tile of an instance, for rings and walks.
+template <typename Tile, typename InstanceOptions>
+struct TileFor : Tile {
+  using Options = InstanceOptions;
 };
 
-template <int kTokens, int kWarps, bool kSelected = false>
+template <int kTokens, int kWarps, typename Options>
 class TileWalk {
   using ItemRounds = Rounds<kTokens, kWarps>;
 
@@ -145,7 +140,7 @@ class TileWalk {
       ++state.next_item;
       fetch_item(p, state);
       const Sequence sequence = load_sequence(p, item.sequence);
-      clamp_numbers<kSelected>(p, sequence, item);
+      clamp_numbers<Options>(p, sequence, item);
       if (item.query_count * state.heads <= state.first_row) continue;
       state.table_row = sequence.table_row;
       state.keys = {item.key_begin, item.key_end};
@@ -176,7 +171,7 @@ class TileWalk {
   Shared<WalkState> memory_;
   int item_word_;
   PendingSlot slot_;
-  NextSlot<kSelected> next_;
+  NextSlot<Options::kSelected> next_;
 };
 
 }  // namespace pagecore

@@ -11,6 +11,7 @@
 // slots, of which the mask leaves out other branches.
 #pragma once
 
+#include "options.cuh"
 #include "selected.cuh"
 
 namespace pagecore {

@@ -71,7 +71,7 @@ class WarpRing {
 
  private:
   Shared<pc_address> slots_;
-  TileWalk<Tile::kTokens, Tile::kWarps, Tile::kSelected> walk_;
+  TileWalk<Tile::kTokens, Tile::kWarps, typename Tile::Options> walk_;
 };
 
 // Starts to copy the rows of a tile of decode.cu to the keys and values of a stage. A lane copies one chunk of every 32
