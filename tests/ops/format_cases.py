@@ -37,7 +37,7 @@ _known: OrderedDict[bytes, tuple[Array, Array, Array]] = OrderedDict()
 
 
 def quantized(rows: Array, format: str, by_head: Array) -> tuple[Array, Array, Array]:
-    """Return codes and scales as bytes, and the numbers that they stand for, of rows ``[..., heads, dim]``."""
+    """Return codes and scales as bytes, and their numbers, of rows ``[..., heads, dim]``."""
     key = hashlib.sha256(f"{format} {rows.shape}".encode() + by_head.tobytes() + rows.tobytes()).digest()
     if key not in _known:
         parts = [twin.quantize_row(rows[:, :, head], format, float(each)) for head, each in enumerate(by_head)]
