@@ -178,6 +178,7 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_attention_kernels.GENERAL_FAULTS,
         test_padding_faults.PADDING_FAULTS,
         test_stored_faults.STORED_FAULTS,
+        test_stored_faults.UNIT_FAULTS,
         test_latent_row_faults.LATENT_ROW_FAULTS,
         test_latent_faults.LATENT_FAULTS,
         test_sparse_faults.FAULTS,

@@ -26,8 +26,6 @@ STORED_FAULTS = {
     "decode does not wait for copies": Fault("ring_wait", "", RACE),
     "decode reads the copies of other lanes": Fault("ring_barrier_after_wait", "", RACE),
     "decode multiplies a tile that is being unpacked": Fault("decode_stored_barrier_after_unpacking", "", RACE),
-    "O keeps the unit before": Fault("unit_of_sums"),
-    "a unit never becomes smaller": Fault("unit_after_a_larger_score", "largest_[r] = pc_max(largest_[r], largest);"),
     "keys past their dims": Fault("keys_past_dims", "const KeyRange own_keys = state.keys;"),
     "values past their dims": Fault("values_past_dims", "const KeyRange own_values = state.keys;"),
     "prompts read codes that have not arrived": Fault("prefill_stored_wait", "", RACE),
@@ -37,6 +35,10 @@ STORED_FAULTS = {
     "scales of prompts as words that they are not": Fault("parts_of_words"),
     "codes of prompts past their dims": Fault("prefill_codes_past_dims", "const bool exists = keys.has(token + row);"),
     "queries past their dims": Fault("stored_queries_past_dims", "if (row < item.query_count * heads.count) {"),
+}
+UNIT_FAULTS = {
+    "O keeps the unit before": Fault("unit_of_sums"),
+    "a unit never becomes smaller": Fault("unit_after_a_larger_score", "largest_[r] = pc_max(largest_[r], largest);"),
 }
 
 
@@ -57,7 +59,6 @@ def run_stored(*where: Path) -> None:
     shape = Shape((300, 70, 33), (3, 40, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
     prompts = Shape((150, 70, 33), (40, 70, 1), heads=(4, 1), dims=(96, 96), query_dtype="bfloat16")
     general = replace(prompts, query_dtype="float32")
-    halves = replace(prompts, query_dtype="float16")
     with use_runtime(runtime):
         for names, sizes in (
             (("int8_token",), shape),
@@ -70,15 +71,23 @@ def run_stored(*where: Path) -> None:
             if len(names) == 1:
                 in_last_slot(case, 2)
             check(Kit(runtime), case)
-        for sizes in (shape, halves):
-            check(Kit(runtime), scaled_values(make_format_case("int8_token", shape=sizes, scale=3.0), -4, 10))
+        runtime.finish()
+
+
+def run_units(*where: Path) -> None:
+    """Scales of tokens that differ: halves of 96 dims, and rows whose largest score comes late."""
+    runtime = EmulatedRuntime(*where)
+    halves = Shape((150, 70, 33), (40, 70, 1), heads=(4, 1), dims=(96, 96), query_dtype="float16")
+    with use_runtime(runtime):
         for queries in (4, 40):
             check(Kit(runtime), low_scores_first("int8_token", queries))
+        check(Kit(runtime), scaled_values(make_format_case("int8_token", shape=halves, scale=3.0), -4, 10))
         runtime.finish()
 
 
 def test_stored_caches_are_right_without_a_fault():
     run_stored()
+    run_units()
 
 
 @pytest.mark.parametrize("name", cases(list(STORED_FAULTS)[::2], list(STORED_FAULTS)))
@@ -87,3 +96,10 @@ def test_a_fault_planted_in_a_kernel_of_stored_caches_is_caught(tmp_path, name):
     sources = plant(tmp_path, SOURCES, fault)
     with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
         run_stored(sources, tmp_path)
+
+
+@pytest.mark.parametrize("name", cases(list(UNIT_FAULTS)[1:], list(UNIT_FAULTS)))
+def test_a_fault_planted_in_the_units_of_weights_is_caught(tmp_path, name):
+    sources = plant(tmp_path, SOURCES, UNIT_FAULTS[name])
+    with pytest.raises(AssertionError):
+        run_units(sources, tmp_path)

@@ -3,6 +3,7 @@
 #   make sanitize                    planted faults first, then every driver
 #   make sanitize SEED=7 SCALE=10    other random numbers, ten times as many rounds
 #   make -f tests/native/sanitize.mk plain           without sanitizers
+#   make -f tests/native/sanitize.mk plain LIBRARIES=build/temp.X    with the code of the package, which setup.py built
 #   make -f tests/native/sanitize.mk plain CXX=aarch64-linux-gnu-g++ LDFLAGS=-static LAUNCH=qemu-aarch64
 #
 # A sanitizer needs its own objects, in build/sanitize/KIND/. A driver consists of a room's sources, the room's tests and
@@ -23,7 +24,8 @@ ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=a
 TSAN := -fsanitize=thread
 FLAGS_asan := -Og $(ASAN)
 FLAGS_tsan := -Og $(TSAN)
-FLAGS_plain := -O2
+# Linked with the libraries of the package, drivers take longer to compile than to run.
+FLAGS_plain := $(if $(LIBRARIES),-Og,-O2)
 
 # As in setup.py.
 ISAS_x86_64 := v2 v3 v4 v4_bf16 v4_amx
@@ -40,6 +42,15 @@ CODE_index := $(wildcard pagecore/index/*.cpp pagecore/index/radix/*.cpp) $(HARN
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) \
             $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/latent_%.cpp) $(HARNESS)
 CODE_tiers := $(wildcard pagecore/tiers/*.cpp pagecore/tiers/*/*.cpp) $(HARNESS)
+ifdef LIBRARIES
+# Only what emulates AMX is compiled again; its objects come before the libraries.
+CODE_index := $(HARNESS)
+CODE_tiers := $(HARNESS)
+CODE_ops := pagecore/ops/cpu/dispatch.cpp $(patsubst %,pagecore/ops/cpu/isa/%.cpp,\
+            $(filter v4_amx latent_v4_amx,$(ISAS_$(MACHINE)) $(ISAS_$(MACHINE):%=latent_%))) $(HARNESS)
+OUT := $(OUT)/package
+LINK_LIBRARIES := -Wl,--start-group $(wildcard $(LIBRARIES)/libpagecore_*.a) -Wl,--end-group
+endif
 # The custom calls for XLA are headers that call ops.
 CODE_interop := $(CODE_ops)
 # The kernels, for tests/ops/native/panels.cpp and amx.cpp.
@@ -70,7 +81,7 @@ plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run $(OUT)/plain/interop.run $(OU
 define driver # kind, room
 OBJECTS_$(1)_$(2) := $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) $(call DRIVERS_$(1),$(2)))
 $(OUT)/$(1)/$(2): $$(OBJECTS_$(1)_$(2))
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(1)_$(2)) $$(LDFLAGS) -o $$@ $$^
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(1)_$(2)) $$(LDFLAGS) -o $$@ $$^ $$(LINK_LIBRARIES)
 # Phony, so that they run each time.
 .PHONY: $(OUT)/$(1)/$(2).run $(OUT)/$(1)/$(2).plants
 $(OUT)/$(1)/$(2).plants: $(OUT)/$(1)/$(2)

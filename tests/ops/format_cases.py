@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +32,26 @@ class StoredPlanes:
     numbers: Array
 
 
+# Results of the twin, which takes longer than most calls: the cases of many tests have the same cache.
+_known: OrderedDict[bytes, tuple[Array, Array, Array]] = OrderedDict()
+
+
+def quantized(rows: Array, format: str, by_head: Array) -> tuple[Array, Array, Array]:
+    """Return codes and scales as bytes, and their numbers, of rows ``[..., heads, dim]``."""
+    key = hashlib.sha256(f"{format} {rows.shape}".encode() + by_head.tobytes() + rows.tobytes()).digest()
+    if key not in _known:
+        parts = [twin.quantize_row(rows[:, :, head], format, float(each)) for head, each in enumerate(by_head)]
+        code_bytes, scale_bytes = (np.stack(part, 2) for part in zip(*parts, strict=True))
+        numbers = [
+            twin.dequantize_row(codes, format, scales, float(each))
+            for (codes, scales), each in zip(parts, by_head, strict=True)
+        ]
+        _known[key] = code_bytes, scale_bytes, np.stack(numbers, 2)
+        if len(_known) > 100:
+            _known.popitem(last=False)
+    return _known[key]
+
+
 def store(cache: Array, format: str | None, layout: str, factor: float | Array = 1.0) -> StoredPlanes:
     """Quantise a plain cache into codes and scales of a layout; None leaves it plain."""
     if format is None:
@@ -37,15 +59,8 @@ def store(cache: Array, format: str | None, layout: str, factor: float | Array =
     kind = FORMATS[format]
     rows = np.ascontiguousarray(cache).astype(np.float32)
     by_head = np.broadcast_to(np.asarray(factor, np.float32), (rows.shape[2],))
-    parts = [twin.quantize_row(rows[:, :, head], format, float(by_head[head])) for head in range(rows.shape[2])]
-    code_bytes, scale_bytes = (np.stack(part, 2) for part in zip(*parts, strict=True))
-    numbers = np.stack(
-        [
-            twin.dequantize_row(codes, format, scales, float(each))
-            for (codes, scales), each in zip(parts, by_head, strict=True)
-        ],
-        2,
-    )
+    code_bytes, scale_bytes, numbers = quantized(rows, format, by_head)
+    numbers = numbers.copy()
     unused = np.isnan(rows).any(-1)
     codes = empty_cache(layout, (*rows.shape[:3], kind.row_codes(rows.shape[3])), kind.dtype.numpy)
     codes[~unused] = code_bytes.view(kind.dtype.numpy)[~unused]

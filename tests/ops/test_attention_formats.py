@@ -16,6 +16,7 @@ from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, make_case, random_mask
 from tests.ops.format_cases import DIMS, FormatCase, make_format_case
 from tests.ops.test_attention_options import OPTIONS
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,10 @@ LENS = pytest.mark.parametrize("lens", [MIXED, DECODE], ids=["mixed", "decode"])
 EVERY_FORMAT = pytest.mark.parametrize("format", FORMATS)
 
 
-@pytest.fixture(params=_cpu.available_isas())
+ISAS = _cpu.available_isas()
+
+
+@pytest.fixture(params=ISAS)
 def isa(request: pytest.FixtureRequest) -> Iterator[str]:
     before = _cpu.isa()
     yield _cpu.set_isa(request.param)
@@ -64,10 +68,13 @@ def test_every_layout(lens, format, layout):
     make_format_case(format, shape=shape).check()
 
 
-@LENS
-@EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [name for name in OPTIONS if "scale" not in name or name == "negative scale"])
+PRODUCTS = ["float32", "bfloat16"]  # dtypes of queries, which products have too
+FORMAT_OPTIONS = [name for name in OPTIONS if "scale" not in name or name == "negative scale"]
+
+
+@pytest.mark.parametrize(
+    ("format", "name", "lens", "dtype"), in_turn(FORMATS, FORMAT_OPTIONS, over=[[MIXED, DECODE], PRODUCTS])
+)
 def test_every_option(lens, format, dtype, name):
     options = {key: value for key, value in OPTIONS[name].items() if key not in ("key_scale", "value_scale")}
     make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), **options).check()
@@ -104,19 +111,23 @@ def test_keys_and_values_of_different_formats(isa, lens, dtype, cache_dtype, for
 SMALLEST_DIM = {name: format.group or format.codes_per_byte for name, format in FORMATS.items()}
 
 
-@LENS
-@EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("units", [(1, 1), (5, 3), (3, 17), (8, 7)])
+@pytest.mark.parametrize(
+    ("isa", "format", "units", "lens", "dtype"),
+    in_turn(ISAS, FORMATS, [(1, 1), (5, 3), (3, 17), (8, 7)], over=[[MIXED, DECODE], PRODUCTS]),
+    indirect=["isa"],
+)
 def test_every_dim_that_the_groups_divide(isa, lens, format, dtype, units):
     unit, heads = SMALLEST_DIM[format], (5, 5) if units[0] % 2 else (6, 1)
     dims = (unit * units[0], unit * units[1])
     make_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **lens)).check()
 
 
-@EVERY_FORMAT
-@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (12, 4), (8, 2), (10, 2), (14, 2), (16, 2), (40, 2)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+HEADS = [(2, 2), (4, 2), (12, 4), (8, 2), (10, 2), (14, 2), (16, 2), (40, 2)]
+
+
+@pytest.mark.parametrize(
+    ("isa", "format", "heads", "dtype"), in_turn(ISAS, FORMATS, HEADS, over=[PRODUCTS]), indirect=["isa"]
+)
 def test_every_number_of_query_heads(isa, format, heads, dtype):
     make_format_case(format, shape=Shape(dims=(128, 128), heads=heads, query_dtype=dtype, **DECODE)).check()
 
@@ -172,9 +183,7 @@ def test_every_code_is_exact(isa, format, lone):
     np.testing.assert_array_equal(out, np.repeat(expected[:, None], heads, 1))
 
 
-@EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(("format", "threads", "dtype"), in_turn(FORMATS, [1, 2, 5], over=[PRODUCTS]))
 def test_splits_and_plans(format, dtype, threads):
     before = pagecore.num_threads()
     pagecore.set_num_threads(threads)

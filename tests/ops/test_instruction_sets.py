@@ -15,6 +15,7 @@ from pagecore.ops.cpu import _cpu
 from tests.ops.cases import DTYPES, Shape, empty_cache, make_case, random_mask
 from tests.reference import attention as reference
 from tests.reference import blocks
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -81,10 +82,11 @@ def test_writes_cast_to_the_same_bits(isa, dtype, cache_dtype):
     assert cache[1].tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("cache_dtype", DTYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [3, 124], ids=["cached", "streamed"])
-@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize(
+    ("isa", "dtype", "cache_dtype", "count", "layout"),
+    in_turn(ISAS, DTYPES, DTYPES, [3, 124], over=[["NHD", "HND"]]),
+    indirect=["isa"],
+)
 def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dtype, cache_dtype, count, layout):
     """Rows of 37 numbers start and end anywhere in a line; 124 blocks exceed the caches."""
     rng = np.random.default_rng(0)

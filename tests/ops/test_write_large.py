@@ -11,6 +11,7 @@ import pagecore
 from pagecore import ops
 from tests.ops.block_cases import poisoned, twin_of, untouched_beside
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +20,10 @@ SIZES = [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 5 << 20]
 HEADS, BLOCK = 4, 16
 
 
-@pytest.fixture(params=[1, 2, 5], ids="{} threads".format)
+THREADS = [1, 2, 5]
+
+
+@pytest.fixture(params=THREADS, ids="{} threads".format)
 def _threads(request):
     pagecore.set_num_threads(request.param)
     yield
@@ -71,9 +75,11 @@ def test_every_pair_of_dtypes_in_every_layout(layout, dtypes):
     check(key, value, *caches, runs_of_slots(60 * BLOCK, 700, 40))
 
 
-@pytest.mark.parametrize("heads", ["NHD", "HND"])
-@pytest.mark.parametrize("nbytes", SIZES)
-@pytest.mark.parametrize("offset", [0, 16, 2, 62])
+@pytest.mark.parametrize(
+    ("nbytes", "heads", "offset", "_threads"),
+    in_turn(SIZES, ["NHD", "HND"], [0, 16, 2, 62], over=[THREADS]),
+    indirect=["_threads"],
+)
 @pytest.mark.usefixtures("_threads")
 def test_bytes_next_to_the_rows_are_kept_at_every_size(heads, nbytes, offset):
     """Sizes just under, at and over the start of streaming, at addresses inside of lines."""

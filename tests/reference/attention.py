@@ -1,4 +1,4 @@
-"""Attention over a paged cache in float64, one sequence and one head at a time: the oracle of the ops.
+"""Attention over a paged cache in float64, one sequence and one key head at a time: the oracle of the ops.
 
 A key is read through the block table only if some query attends to it. A NaN in any other slot therefore appears in the
 result of a kernel that reads too much, and never in the oracle.
@@ -68,7 +68,7 @@ def fetch(cache: NDArray[Any], blocks: NDArray[Any], wanted: Bool, head: int, sc
     return rows
 
 
-def attend_head(
+def attend_heads(
     q: Float,
     k: Float,
     v: Float,
@@ -76,27 +76,29 @@ def attend_head(
     *,
     scale: float,
     softcap: float,
-    slope: float,
-    sink: float | None,
-    distances: NDArray[Any] | None = None,
+    slopes: Float,
+    sinks: Float,
+    distances: NDArray[Any],
 ) -> tuple[Float, Float]:
-    """One head of one sequence: ``q [n, D]``, ``k [s, D]``, ``v [s, Dv]`` -> output ``[n, Dv]`` and lse ``[n]``."""
-    query_len, seq_len = attended.shape
-    scores = scale * (q @ k.T)
-    if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    p = np.arange(seq_len - query_len, seq_len)[:, None]
-    scores = scores + slope * (np.arange(seq_len)[None, :] - p if distances is None else distances)
-    out, lse = np.zeros((query_len, v.shape[1])), np.full(query_len, -np.inf)
-    for i in range(query_len):
-        logits = scores[i, attended[i]]
-        everything = logits if sink is None else np.append(logits, sink)
-        if everything.size == 0 or everything.max() == -np.inf:
-            continue
-        top = everything.max()
-        lse[i] = top + np.log(np.exp(everything - top).sum())
-        out[i] = np.exp(logits - lse[i]) @ v[attended[i]]
-    return out, lse
+    """Query heads of a key head: ``q [g, n, D]``, ``k [s, D]``, ``v [s, Dv]`` -> ``[g, n, Dv]`` and lse ``[g, n]``.
+
+    A sink of -infinity is none. ``distances [n, s]`` are positions of keys less those of queries.
+    """
+    with np.errstate(all="ignore"):  # of NaN and infinities
+        scores = scale * (q @ k.T)
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        logits = np.where(attended, scores + slopes[:, None, None] * distances, -np.inf)
+        top = np.maximum(logits.max(axis=-1, initial=-np.inf), sinks[:, None])
+        origin = np.where(top == -np.inf, 0.0, top)
+        lse = origin + np.log(np.exp(logits - origin[..., None]).sum(axis=-1) + np.exp(sinks[:, None] - origin))
+        weights = np.where((lse == -np.inf)[..., None], 0.0, np.exp(logits - lse[..., None]))
+        if np.isfinite(v).all():
+            return weights @ v, lse
+        out = np.zeros((*lse.shape, v.shape[1]))
+        for i in range(len(attended)):  # a key that a row does not attend to may be NaN, and 0 * NaN is NaN
+            out[:, i] = weights[:, i, attended[i]] @ v[attended[i]]
+        return out, lse
 
 
 def paged_attention(
@@ -131,6 +133,7 @@ def paged_attention(
     k_scales = np.broadcast_to(np.asarray(1.0 if key_scale is None else key_scale, np.float64), num_kv_heads)
     v_scales = np.broadcast_to(np.asarray(1.0 if value_scale is None else value_scale, np.float64), num_kv_heads)
     slopes = np.zeros(num_heads) if alibi_slopes is None else np.asarray(alibi_slopes, np.float64)
+    sink_numbers = np.full(num_heads, -np.inf) if sinks is None else np.asarray(sinks, np.float64)
     flat_mask = None if mask is None else np.asarray(mask)
 
     out = np.zeros((num_tokens, num_heads, value_cache.shape[3]))
@@ -144,7 +147,7 @@ def paged_attention(
             own_mask = flat_mask[mask_start : mask_start + shape[0] * shape[1]].reshape(shape)
             mask_start += shape[0] * shape[1]
         attended = allowed(*shape, causal=causal, window=window, chunk=chunk, sink_tokens=sink_tokens, mask=own_mask)
-        distances = None
+        distances = np.arange(seq_len)[None, :] - np.arange(seq_len - shape[0], seq_len)[:, None]
         if tree_mask is not None:
             own = None if positions is None else np.asarray(positions)[first:end]
             bits = np.asarray(tree_mask).astype(np.uint64)
@@ -152,19 +155,25 @@ def paged_attention(
             attended, keys, at = tree_view(rows_of_bits, seq_len, positions=own, window=window, chunk=chunk)
             distances = keys - at[:, None]
         wanted = attended.any(axis=0)
-        for h in range(num_heads):
-            kv_head = h // (num_heads // num_kv_heads)
-            out[first:end, h], lse[first:end, h] = attend_head(
-                query[first:end, h].astype(np.float64),
-                fetch(key_cache, block_table[row], wanted, kv_head, k_scales[kv_head]),
-                fetch(value_cache, block_table[row], wanted, kv_head, v_scales[kv_head]),
-                attended,
-                scale=scale,
-                softcap=softcap,
-                slope=slopes[h],
-                sink=None if sinks is None else float(np.asarray(sinks)[h]),
-                distances=distances,
-            )
+        group = num_heads // num_kv_heads
+        at_once = max(1, min(group, 2**22 // max(1, shape[0] * shape[1])))
+        for kv_head in range(num_kv_heads):
+            k = fetch(key_cache, block_table[row], wanted, kv_head, k_scales[kv_head])
+            v = fetch(value_cache, block_table[row], wanted, kv_head, v_scales[kv_head])
+            for begin in range(kv_head * group, (kv_head + 1) * group, at_once):
+                heads = slice(begin, min(begin + at_once, (kv_head + 1) * group))
+                result, own_lse = attend_heads(
+                    query[first:end, heads].astype(np.float64).swapaxes(0, 1),
+                    k,
+                    v,
+                    attended,
+                    scale=scale,
+                    softcap=softcap,
+                    slopes=slopes[heads],
+                    sinks=sink_numbers[heads],
+                    distances=distances,
+                )
+                out[first:end, heads], lse[first:end, heads] = result.swapaxes(0, 1), own_lse.T
     return out, lse
 
 

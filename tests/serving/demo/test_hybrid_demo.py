@@ -10,6 +10,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.demo import DemoConfig, chat_turns, demo, served
 from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.tables import demo_rows
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -52,18 +53,16 @@ def test_the_table_of_the_hybrid_demo_reports_states(report):
     assert rows["checkpoints"] == f"{states.checkpoints} kept, {states.evicted} evicted"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"kinds": ("mamba2", "attention")},
-        {"kinds": ("delta", "attention")},
-        {"in_place": False},
-        {"chunk": 32, "interval": 64},
-        {"kinds": ("mamba2", "window", "delta", "attention")},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("swap", [False, True])
+OPTIONS = [
+    {"kinds": ("mamba2", "attention")},
+    {"kinds": ("delta", "attention")},
+    {"in_place": False},
+    {"chunk": 32, "interval": 64},
+    {"kinds": ("mamba2", "window", "delta", "attention")},
+]
+
+
+@pytest.mark.parametrize(("options", "swap"), in_turn(OPTIONS, over=[[True, False]]), ids=str)
 def test_every_token_is_verified_with_other_layers_and_grids(options, swap):
     sizes = HybridSizes(**options)
     config = DemoConfig.hybrid(num_requests=8, model=sizes, num_blocks=(75, 53)[: sizes.num_groups], swap=swap)
@@ -117,7 +116,7 @@ def test_verification_fails_when_states_are_wrong(monkeypatch, broken):
         return output
 
     monkeypatch.setattr(served, "advance", wrong)
-    verdict = demo(DemoConfig.hybrid()).verdict
+    verdict = demo(FEW).verdict
     assert not verdict.passed
     assert "the computation from scratch chooses" in verdict.wrong[0]
 
@@ -133,7 +132,7 @@ def test_verification_fails_when_a_cached_state_is_overwritten(monkeypatch):
         return sequence
 
     monkeypatch.setattr(PagedKVCache, "add_sequence", careless)
-    assert not demo(DemoConfig.hybrid()).verdict.passed
+    assert not demo(FEW).verdict.passed
 
 
 @pytest.mark.parametrize(
