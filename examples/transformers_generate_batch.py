@@ -1,6 +1,6 @@
-"""Continuous batching of Hugging Face transformers with pagecore's attention: the tokens of SDPA, several times as fast.
+"""`generate_batch` of Hugging Face transformers with pagecore's attention: the tokens of SDPA, several times as fast.
 
-`model.generate_batch` keeps its scheduler, its paged cache and its prefix sharing. With SDPA it masks the keys of all
+transformers keeps its scheduler, its paged cache and its prefix sharing. With SDPA it masks the keys of all
 other requests for each query, and gathers every key in each layer; pagecore reads the blocks where they are.
 
 Run it: TRANSFORMERS_OFFLINE=1 python examples/transformers_generate_batch.py [prompts] [tokens]

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, __version__
 
 from pagecore.errors import DeviceError, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.batched_attention import BATCH_NAME, REMEDY, batch_keywords
@@ -99,7 +99,9 @@ class BatchedAttention:
             return
         if hasattr(self._model, _MANAGER):
             self._model.destroy_cached_continuous_batching_manager()
-        running = {name for cache in self._caches for each in cache.cache_allocators.values() for name in each.block_table}
+        running = {
+            name for cache in self._caches for each in cache.cache_allocators.values() for name in each.block_table
+        }
         if running:
             raise UnsupportedOption(
                 f"{len(running)} requests of generate_batch hold blocks that only this attention can read; stop their "
@@ -128,13 +130,13 @@ class BatchedAttention:
 
     @untraced
     def _enter(
-        self, model: torch.nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]
+        self, _: torch.nn.Module, arguments: tuple[Any, ...], given: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         cache = given.get("cache")
         if not isinstance(cache, self._cache_class):
             return None
         self._caches.add(cache)
-        return arguments, batch_keywords(given, cache.dtype, self._errors)
+        return arguments, batch_keywords(given, given["cache"].dtype, self._errors)
 
 
 def _cache_class() -> type:
@@ -143,11 +145,9 @@ def _cache_class() -> type:
         import transformers.generation.continuous_batching.cache_allocators  # noqa: F401
         from transformers.generation.continuous_batching.cache import PagedAttentionCache
     except ImportError as error:
-        from transformers import __version__
-
         raise UnsupportedOption(
             f"transformers {__version__} has another paged cache than use_in_generate_batch serves; install "
-            "transformers 5.23"
+            "transformers 5.18 to 5.23"
         ) from error
     cache_class: type = PagedAttentionCache
     return cache_class
@@ -196,14 +196,14 @@ def _check_layers(model: PreTrainedModel) -> None:
             )
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     for module in model.get_decoder().modules():
-        layer, own = getattr(module, "layer_idx", None), getattr(module, "head_dim", dim)
-        if layer is None:
+        if not hasattr(module, "layer_idx"):
             continue
+        number, own = module.layer_idx, getattr(module, "head_dim", dim)
         if hasattr(module, "kv_lora_rank"):
-            raise UnsupportedOption(f"layer {layer} stores latents, which generate_batch cannot; {REMEDY}")
+            raise UnsupportedOption(f"layer {number} stores latents, which generate_batch cannot; {REMEDY}")
         if isinstance(own, int) and own != dim:
             raise UnsupportedOption(
-                f"layer {layer} has heads of dim {own}, but generate_batch stores {dim} in all layers; {REMEDY}"
+                f"layer {number} has heads of dim {own}, but generate_batch stores {dim} in all layers; {REMEDY}"
             )
 
 

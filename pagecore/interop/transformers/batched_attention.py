@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from transformers import AttentionInterface
+from packaging.version import parse
+from transformers import AttentionInterface, __version__
 from transformers.masking_utils import AttentionMaskInterface
 
 import pagecore
@@ -29,7 +30,8 @@ from pagecore.interop.transformers.batched_layout import (
 from pagecore.interop.transformers.implementation import NAME
 from pagecore.interop.transformers.tracing import untraced
 
-BATCH_NAME = f"{NAME}_flash"
+# Continuous batching before 5.19 asks for a prefix.
+BATCH_NAME = f"paged|{NAME}_flash" if parse(__version__) < parse("5.19") else f"{NAME}_flash"
 REMEDY = "call model.generate with a PagedCache"
 _PASS = "pagecore_batch"
 
@@ -61,12 +63,13 @@ def batch_keywords(given: dict[str, Any], dtype: torch.dtype, errors: list[Pagec
     past = np.zeros(len(counts), np.int64)
     past[counts > 0] = _numbers(given["position_ids"])[0][starts[:-1][counts > 0]]
     requests, groups = Requests(starts, past), {}
-    for allocator in cache.cache_allocators.values():
+    keys = given["cu_seq_lens_k"]
+    for kind, allocator in cache.cache_allocators.items():
         groups[allocator.index] = lay_out(
             layout_of(allocator),
             requests,
             _numbers(given["read_index"][allocator.index]),
-            _numbers(given["cu_seq_lens_k"][allocator.layer_type]),
+            _numbers(keys[kind] if isinstance(keys, dict) else keys),
             _numbers(given["write_index"][allocator.index]),
         )
     mask = torch.zeros(1, 1, 1, 1, dtype=dtype)
@@ -136,14 +139,14 @@ def _attend(
     _check(batch, layer, allocator, (query, key, value), attention_mask, options)
     group = batch.groups[allocator.index]
     caches = caches_of(allocator, layer)
-    new = [array[0].transpose(0, 1) for array in (key, value)]
+    new = key[0].transpose(0, 1), value[0].transpose(0, 1)
     scaling, sinks = options.get("scaling"), options.get("s_aux")
     arguments: dict[str, Any] = {"softcap": options.get("softcap") or 0.0}
     arguments |= {"scale": scaling} if scaling is not None else {}
     arguments |= {"sinks": sinks.detach()} if sinks is not None else {}
     # Copies keys that the new ones overwrite, so it comes before the write.
     late = None if group.gathered is None else _gathered_keys(group.gathered, caches, new)
-    pagecore.write_kv(*new, *caches, group.slots)
+    pagecore.write_kv(new[0], new[1], caches[0], caches[1], group.slots)
     rows = query[0].transpose(0, 1)
     if group.in_place is not None and group.in_place.tokens is None:
         return _attend_part(group.in_place, rows, caches, arguments)[None]
@@ -181,7 +184,7 @@ def _attend_part(
 
 
 def _gathered_keys(
-    gathered: Gathered, caches: tuple[torch.Tensor, torch.Tensor], new: list[torch.Tensor]
+    gathered: Gathered, caches: tuple[torch.Tensor, torch.Tensor], new: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return keys and values in blocks of their own: cached ones, and the new ones after them."""
     block_size = caches[0].shape[1]
