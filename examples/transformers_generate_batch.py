@@ -52,12 +52,15 @@ def main(num_prompts: int = 16, num_tokens: int = 512) -> None:
     model = make_model()
     prompts = torch.randint(2, 2000, (num_prompts, num_tokens)).tolist()
     generate(model, [[2, 3, 4]])  # the first call takes longer
-    expected, sdpa = generate(model, prompts)
-    with use_in_generate_batch(model):
-        generate(model, [[2, 3, 4]])
-        tokens, paged = generate(model, prompts)
-    if tokens != expected:
-        raise SystemExit("the tokens differ from those of SDPA")
+    sdpa = paged = 0.0
+    for _ in range(2):  # the faster of two runs each
+        expected, rate = generate(model, prompts)
+        sdpa = max(sdpa, rate)
+        with use_in_generate_batch(model):
+            tokens, rate = generate(model, prompts)
+        paged = max(paged, rate)
+        if tokens != expected:
+            raise SystemExit("the tokens differ from those of SDPA")
     print(f"{num_prompts} prompts of {num_tokens} tokens, {NEW_TOKENS} new tokens each: identical to SDPA")
     print(f"SDPA {sdpa:.1f} tokens/s, pagecore {paged:.1f} tokens/s: {paged / sdpa:.1f} times as fast")
 
