@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 PROMISED = {
     "torch_batching": "same tokens as alone: True",
     "transformers_generate": "gpt_neox     identical to DynamicCache",
+    "transformers_generate_batch": "identical to SDPA",
     "transformers_hybrid": "granitemoehybrid identical to DynamicCache",
     "transformers_whisper": "whisper  identical to its own cache; 188 blocks of encoder tokens, held 564 times",
     "own_request_table": "0 blocks held after all requests have left",
@@ -30,7 +31,7 @@ PROMISED = {
     "snapkv": "the error is below 0.05: True",
     "shared_store": "the second process reused 720 of 750 tokens; every reused value was verified",
 }
-SLOW = {"transformers_generate", "transformers_hybrid", "transformers_whisper"}
+SLOW = {"transformers_generate", "transformers_generate_batch", "transformers_hybrid", "transformers_whisper"}
 
 
 @pytest.mark.parametrize(

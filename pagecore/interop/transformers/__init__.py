@@ -8,9 +8,12 @@ Importing this package registers the attention implementation "pagecore"::
 """
 
 from pagecore.interop.transformers.attention import register
+from pagecore.interop.transformers.batched import BatchedAttention, use_in_generate_batch
+from pagecore.interop.transformers.batched_attention import register_batched
 from pagecore.interop.transformers.cache import PagedCache
 from pagecore.interop.transformers.crossed import PagedEncoderDecoderCache
 
-__all__ = ["PagedCache", "PagedEncoderDecoderCache"]
+__all__ = ["BatchedAttention", "PagedCache", "PagedEncoderDecoderCache", "use_in_generate_batch"]
 
 register()
+register_batched()
