@@ -20,7 +20,7 @@ from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
 
-__all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
+__all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec
@@ -134,7 +134,7 @@ def read_model_config(
     given_type = whole.given("model_type")
     if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
         return _encoder_decoder(whole, dtype, sinks, format)
-    model_type, fields = _text_model(whole)
+    model_type, fields = text_model(whole)
     family = _SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
@@ -173,7 +173,7 @@ def _max_length(fields: Fields) -> int | None:
     return None if length is None else fields.integer("max_position_embeddings")
 
 
-def _text_model(whole: Fields) -> tuple[str, Fields]:
+def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
     model_type = _model_type(whole)
     if model_type not in TEXT_MODELS:
