@@ -131,7 +131,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _add_device(group: argparse._ArgumentGroup) -> None:
     """Add the fields of `DeviceOptions`; an option that is not given is None."""
-    group.add_argument("--weights", help="auto (counted), a format (fp8, int4, bfloat16 ...), or bytes on one rank (auto)")
+    group.add_argument(
+        "--weights", help="auto (counted), a format (fp8, int4, bfloat16 ...), or bytes on one rank (auto)"
+    )
     numbers = {
         "--data-parallel": "groups of data-parallel attention (1)",
         "--chunked-prefill-size": "tokens of prompts in a step (by device)",

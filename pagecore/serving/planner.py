@@ -21,7 +21,16 @@ from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 
-__all__ = ["ContextPlan", "DeviceOptions", "GroupPlan", "MemoryPlan", "ModelPlan", "StatePlan", "plan_memory", "plan_model"]
+__all__ = [
+    "ContextPlan",
+    "DeviceOptions",
+    "GroupPlan",
+    "MemoryPlan",
+    "ModelPlan",
+    "StatePlan",
+    "plan_memory",
+    "plan_model",
+]
 
 # Default lengths of requests to plan for; the longest that the model supports is added.
 CONTEXTS = (2048, 8192, 32768)

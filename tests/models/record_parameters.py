@@ -22,8 +22,13 @@ OTHERS = {"llama-4-scout": LLAMA_4_SCOUT} | {name: {"model_type": name} for name
 def count(config):
     """Return the parameters of the model that generates text; tied ones count once."""
     import torch
-    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForImageTextToText
-    from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
 
     kinds = [AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM, AutoModelForCausalLM]
     kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModel)

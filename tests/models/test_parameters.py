@@ -56,7 +56,10 @@ def test_counts_of_published_files():
         ("llama", {"num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": True}),
         ("gemma3_text", {"head_dim": 24, "num_key_value_heads": 1}),
         ("qwen3_moe", {"num_experts": 6, "moe_intermediate_size": 40, "mlp_only_layers": [1], "head_dim": 16}),
-        ("deepseek_v3", {"n_routed_experts": 8, "moe_intermediate_size": 24, "first_k_dense_replace": 2}),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 4, "n_routed_experts": 8, "moe_intermediate_size": 24, "first_k_dense_replace": 2},
+        ),
         ("jamba", {"num_experts": 4, "num_key_value_heads": 2, "mamba_expand": 3}),
     ],
 )
@@ -86,7 +89,7 @@ def test_a_missing_size_is_named(config, field):
 
 def test_a_tower_of_an_unknown_type_is_refused():
     config = config_of("qwen2.5-vl-7b") | {"vision_config": {"model_type": "eye", "hidden_size": 8}}
-    with pytest.raises(UnsupportedOption, match='vision_config.model_type is "eye", a vision tower that is unknown'):
+    with pytest.raises(UnsupportedOption, match=r'vision_config\.model_type is "eye", a vision tower that is unknown'):
         count_parameters(config)
 
 
@@ -175,7 +178,7 @@ def test_mxfp4_applies_to_experts_only():
 @pytest.mark.parametrize(
     ("change", "weights", "reason"),
     [
-        ({}, "fp7", "weights is \"?'fp7'"),
+        ({}, "fp7", 'weights is "fp7"; use'),
         ({"quantization_config": {"quant_method": "aqlm"}}, "auto", 'quant_method is "aqlm", whose bytes are unknown'),
         ({"quantization_config": {"quant_method": "gptq", "bits": "few"}}, "auto", "bits is"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "auto", "config_groups is missing"),

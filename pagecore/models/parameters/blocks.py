@@ -42,7 +42,7 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
 
 def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: LatentSpec) -> None:
     """Add the projections and norms of a layer with latents, and of its indexer."""
-    hidden, heads = fields.integer("hidden_size"), spec.num_query_heads
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     key_dim, value_dim = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
     has_bias = is_true(fields, traits.qkv_bias)
     queries = heads * (key_dim + spec.rope_dim)
@@ -114,9 +114,9 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
         tally.norm(hidden)
     if experts.has_shared_gate:
         tally.linear(hidden, 1, split=Split.COPY, kind=Kind.OTHER)
-    add_mlp_of = _shared_width(fields, experts, width)
-    if add_mlp_of:
-        add_mlp(tally, fields, traits, add_mlp_of)
+    shared = _shared_width(fields, experts, width)
+    if shared:
+        add_mlp(tally, fields, traits, shared)
 
 
 def _shared_width(fields: Fields, experts: Experts, width: int) -> int:

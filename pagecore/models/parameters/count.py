@@ -94,7 +94,7 @@ def _add_text_model(tally: Tally, config: Any, whole: Fields, fields: Fields, mo
         for spec in specs:
             kv_heads = max(kv_heads, getattr(spec, "num_kv_heads", 1))
         if model_type == "zamba2":
-            _add_zamba_layer(tally, fields, traits, specs, is_first=False)
+            _add_zamba_layer(tally, fields, specs)
         else:
             _add_layer(tally, fields, traits, specs, layer, model_type)
     if model_type == "zamba2":
@@ -170,7 +170,7 @@ def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
     )
 
 
-def _add_zamba_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], is_first: bool) -> None:
+def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any]) -> None:
     """Add Mamba of a layer, and what a layer with attention has of its own: a projection and adapters."""
     hidden = fields.integer("hidden_size")
     for spec in specs:

@@ -92,7 +92,9 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
         found = WEIGHT_FORMATS[weights]
         return found if weights in _DTYPES else replace(found, other_bits=_dtype_bits(whole, text))
     if weights != "auto":
-        raise UnsupportedOption(f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}")
+        raise UnsupportedOption(
+            f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}"
+        )
     for part in (text, whole):
         given = part.given("quantization_config")
         if isinstance(given, Mapping):
@@ -121,7 +123,9 @@ def _quantised(fields: Fields) -> WeightFormat:
         if fields.given("load_in_8bit") or fields.given("_load_in_8bit"):
             return WEIGHT_FORMATS["int8"]
         # Absolute maxima of 64 elements are stored in float32, or in 8 bits with maxima of their own.
-        scales = Fraction(8, 64) + Fraction(32, 64 * 256) if fields.given("bnb_4bit_use_double_quant") else Fraction(1, 2)
+        scales = (
+            Fraction(8, 64) + Fraction(32, 64 * 256) if fields.given("bnb_4bit_use_double_quant") else Fraction(1, 2)
+        )
         return WeightFormat("int4", 4 + scales)
     if method == "compressed-tensors":
         return _compressed(fields)

@@ -104,9 +104,7 @@ _SHARED = Experts("n_routed_experts", shared="n_shared_experts", rule="after")
 _DEEPSEEK = Traits(experts=_SHARED, qkv_bias="attention_bias", output_bias="attention_bias")
 _DENSE_LATENT = Traits(qkv_bias="attention_bias", output_bias="attention_bias")
 _QWEN_NEXT_EXPERTS = Experts(shared="shared_expert_intermediate_size", rule="step", has_shared_gate=True)
-_QWEN_NEXT = Traits(
-    qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", has_gated_queries=True
-)
+_QWEN_NEXT = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", has_gated_queries=True)
 _QWEN_NEXT_MOE = Traits(
     qkv_bias="attention_bias",
     output_bias="attention_bias",

@@ -149,9 +149,7 @@ def _images(image: ImageMemory | None, options: DeviceOptions) -> list[MemoryCla
     count, cached = options.images, device_bytes("embedding_cache", options.embedding_cache)
     what = f"{count:,} images of {image.size:,} x {image.size:,} pixels"
     return [
-        MemoryClass(
-            names[0], count * image.activations, "while images are encoded", f"estimate: widest layer, {what}"
-        ),
+        MemoryClass(names[0], count * image.activations, "while images are encoded", f"estimate: widest layer, {what}"),
         MemoryClass(
             names[1], count * image.pixels, "from arrival until images are encoded", f"exact for {what} in float32"
         ),

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.serving.budget.presets import DRAFTS, Preset, preset_for
+from pagecore.serving.budget.presets import Preset, draft_bytes, preset_for
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import require_int, shown
 
 __all__ = ["DeviceOptions"]
 
+BYTES_MAX = 1 << 60
 Config = str | os.PathLike[str] | Mapping[str, Any]
 
 
@@ -73,8 +74,7 @@ class DeviceOptions:
         fraction: object = self.static_fraction
         if fraction is not None and not (isinstance(fraction, int | float) and 0 < fraction < 1):
             raise ShapeError(f"static_fraction is {shown(fraction)}; it must be above 0 and below 1")
-        if self.draft is not None and self.draft not in DRAFTS:
-            raise UnsupportedOption(f"draft is {shown(self.draft)}; use one of {', '.join(DRAFTS)}, or None")
+        draft_bytes(self.draft)
         if self.draft_model is not None and self.draft == "ngram":
             raise UnsupportedOption("draft is 'ngram', which needs no draft_model; leave draft_model out")
         device_bytes("embedding_cache", self.embedding_cache)
@@ -99,11 +99,11 @@ class DeviceOptions:
 
 
 def device_bytes(name: str, memory: object) -> int:
-    """Return a number of bytes, or of a string such as "80GiB"; raise ShapeError for a fraction."""
+    """Return a number of bytes up to 1 EiB, or of a string such as "80GiB"; raise ShapeError for a fraction."""
     given: Any = memory
     if isinstance(given, float):
         raise ShapeError(f"{name} is {shown(given)}; give bytes, or a str such as '80GiB'")
     try:
-        return parse_memory(given)
+        return require_int(name, parse_memory(given), min=0, max=BYTES_MAX)
     except ShapeError as error:
         raise ShapeError(str(error).replace("memory is", f"{name} is", 1)) from None

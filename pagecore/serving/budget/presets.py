@@ -17,6 +17,7 @@ __all__ = [
     "MIB",
     "Preset",
     "chunk_bytes",
+    "draft_bytes",
     "preset_for",
     "reserved_bytes",
     "static_fraction",
@@ -60,7 +61,7 @@ _LARGEST = (16384, 512, 512)
 
 def preset_for(memory: int, ranks: int = 1) -> Preset:
     """Return the preset of a device with `memory` bytes, as one of `ranks` tensor-parallel ranks."""
-    memory, ranks = require_int("memory", memory, max=None), require_int("ranks", ranks)
+    memory, ranks = require_int("memory", memory, min=0, max=None), require_int("ranks", ranks)
     chunk, few, many = next((preset[1:] for preset in _PRESETS if memory < preset[0]), _LARGEST)
     return Preset(chunk, few if ranks < 4 else many)
 
@@ -107,7 +108,7 @@ def draft_bytes(draft: str | None) -> int:
     """Return the bytes that are reserved for a kind of draft; raise UnsupportedOption for an unknown one."""
     if draft is None:
         return 0
-    if draft not in DRAFTS:
+    if not isinstance(draft, str) or draft not in DRAFTS:
         raise UnsupportedOption(f"draft is {shown(draft)}; use one of {', '.join(DRAFTS)}, or None")
     return DRAFTS[draft] * MIB
 
@@ -133,7 +134,7 @@ def static_fraction(
     """
     chosen = preset_for(memory, ranks) if preset is None else preset
     reserved = reserved_bytes(chosen, ranks=ranks, stages=stages, data_parallel=data_parallel, draft=draft)
-    return max(0, memory - reserved) / memory
+    return max(0, memory - reserved) / memory if memory else 0.0
 
 
 def vision_factor(layers: int, hidden_size: int) -> float:
