@@ -35,7 +35,7 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, copies=2)
     tally.linear(width, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION)
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
-        tally.add(2 * dim if traits.qk_norm == "head" else width + kv_width)
+        tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
     if spec.sinks is not None:
         tally.add(heads)
 
@@ -88,6 +88,12 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
         return bool(listed[layer] == "sparse")
     if experts.rule == "after":
         return layer >= fields.integer(experts.dense, min=0)
+    if experts.rule == "range":
+        first, last = fields.integer("moe_layer_start_index", min=0), fields.integer("moe_layer_end_index", min=-1)
+        # -1 is the last layer.
+        return (
+            (layer + 1) % fields.integer("moe_layer_interval") == 0 and first <= layer and (last < 0 or layer <= last)
+        )
     if experts.rule == "step":
         without: Any = fields.given("mlp_only_layers") or ()
         return layer not in without and (layer + 1) % fields.integer("decoder_sparse_step") == 0
@@ -110,6 +116,8 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
     tally.linear(width, hidden, kind=Kind.EXPERT, copies=count)
     if experts.has_biases:
         tally.add(count * (width * (1 + traits.is_gated) + hidden), Kind.OTHER, Split.TENSOR)
+    if experts.has_score_bias:
+        tally.add(count)
     if experts.has_norm:
         tally.norm(hidden)
     if experts.has_shared_gate:
@@ -124,4 +132,4 @@ def _shared_width(fields: Fields, experts: Experts, width: int) -> int:
     if not experts.shared or fields.value(experts.shared) is None:
         return 0
     number = fields.integer(experts.shared, min=0)
-    return number * width if experts.shared.startswith(("n_", "num_")) else number
+    return number * width if experts.shared.startswith(("n_", "num_", "moe_num_")) else number

@@ -12,7 +12,15 @@ from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import FAMILIES
 from pagecore.models.fields import Fields, open_config
 from pagecore.models.hybrids import HYBRIDS
-from pagecore.models.parameters.blocks import add_attention, add_experts, add_latent_attention, add_mlp, has_experts
+from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.parameters.blocks import (
+    add_attention,
+    add_experts,
+    add_latent_attention,
+    add_mlp,
+    has_experts,
+    is_true,
+)
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
@@ -28,6 +36,7 @@ __all__ = ["count_parameters"]
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("tie_word_embeddings", "mlp_layer_types", "moe_layers", "mlp_only_layers", "n_inner")),
     **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias", "use_qk_norm", "use_bias"), False),
+    **dict.fromkeys(("use_qkv_bias", "qk_layernorm", "lm_head_bias"), False),
     **dict.fromkeys(("mamba_proj_bias", "mamba_rms_norm", "conv_bias", "add_bias_linear"), False),
     **dict.fromkeys(("use_conv_bias", "mamba_conv_bias", "block_auto_adjust_ff_dim"), True),
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "num_mem_blocks"), 1),
@@ -80,7 +89,7 @@ def count_parameters(config: str | os.PathLike[str] | Mapping[str, Any]) -> Para
 def _add_text_model(tally: Tally, config: Any, whole: Fields, fields: Fields, model_type: str) -> int:
     """Add the text model; return its number of key-value heads."""
     model = read_model_config(config, dtype="bfloat16", format=None)
-    family, traits = {**FAMILIES, **HYBRIDS}[model_type], TRAITS.get(model_type)
+    family, traits = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}[model_type], TRAITS.get(model_type)
     if traits is None:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
@@ -106,6 +115,7 @@ def _add_text_model(tally: Tally, config: Any, whole: Fields, fields: Fields, mo
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:
     hidden = fields.integer("hidden_size")
     tally.norm(hidden, bias=traits.norm_bias, copies=traits.norms)
+    tally.add(traits.activation)
     for spec in specs:
         if isinstance(spec, StateSpec):
             RECURRENT[model_type](tally, fields, spec)
@@ -202,11 +212,12 @@ def _add_ends(tally: Tally, whole: Fields, fields: Fields, traits: Traits, hidde
     vocab = fields.integer("vocab_size")
     tied = next((part.given("tie_word_embeddings") for part in (whole, fields) if _has_tie(part)), traits.is_tied)
     tally.add(vocab * hidden * (1 if tied else 2), Kind.EMBEDDING, Split.TENSOR)
-    if traits.has_head_bias:
+    if is_true(fields, traits.has_head_bias):
         tally.add(vocab)
     if traits.has_positions:
         tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
-    tally.norm(hidden, bias=traits.norm_bias)
+    if traits.norms:
+        tally.norm(hidden, bias=traits.norm_bias)
 
 
 def _has_tie(fields: Fields) -> bool:

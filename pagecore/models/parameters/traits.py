@@ -1,4 +1,4 @@
-"""Structure of the layers of each family, as far as it decides the number of parameters.
+"""Structure of the layers of each family: the parts that decide its number of parameters.
 
 Source: the configuration and modeling files of transformers 5.
 """
@@ -23,11 +23,12 @@ class Experts:
         Field with the width of the shared expert, or with the number of shared experts of `width`; "" without one.
     rule : str
         Rule for the layers that have experts: "every", "after" (all but the first `dense` layers), "step" (Qwen),
-        "period" (Jamba) or "interleaved" (Llama 4).
+        "period" (Jamba), "interleaved" (Llama 4) or "range" (Ernie).
     dense : str
         Field with the number of first layers without experts, for the rule "after".
-    has_shared_gate, has_biases, has_norm : bool
-        The shared expert has a gate; router and experts have biases; a norm follows the experts.
+    has_shared_gate, has_biases, has_norm, has_score_bias : bool
+        The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
+        a bias that is a parameter.
     """
 
     count: str = "num_experts"
@@ -38,6 +39,7 @@ class Experts:
     has_shared_gate: bool = False
     has_biases: bool = False
     has_norm: bool = False
+    has_score_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Traits:
     qkv_bias, output_bias, mlp_bias : str or bool
         Field that is true if the projections have biases, or the fact itself.
     norms : int
-        Norms of a layer over the hidden size.
+        Norms of a layer over the hidden size; with 0 there is none after the last layer either.
     norm_bias : bool
         Norms have biases.
     qk_norm : {"", "head", "width", "heads"}
@@ -62,8 +64,10 @@ class Traits:
         Queries have a gate of their own width.
     is_tied : bool
         Default of `tie_word_embeddings`.
-    has_head_bias : bool
+    has_head_bias : str or bool
         The output head has a bias.
+    activation : int
+        Parameters of the activation of a layer.
     has_positions : bool
         Positions are embedded.
     experts : Experts, optional
@@ -83,7 +87,8 @@ class Traits:
     is_gated: bool = True
     has_gated_queries: bool = False
     is_tied: bool = False
-    has_head_bias: bool = False
+    has_head_bias: str | bool = False
+    activation: int = 0
     has_positions: bool = False
     experts: Experts | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
@@ -113,6 +118,12 @@ _QWEN_NEXT_MOE = Traits(
     experts=_QWEN_NEXT_EXPERTS,
 )
 _OLMO = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="width")
+_ERNIE = Traits(qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", is_tied=True)
+_GRANITE_MOE = Traits(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    experts=Experts("num_local_experts", "intermediate_size"),
+)
 _MAMBA = Traits(norms=1, is_tied=True)
 
 TRAITS: Mapping[str, Traits] = {
@@ -238,4 +249,80 @@ TRAITS: Mapping[str, Traits] = {
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
     "mamba2": Traits(norms=1),
+    "afmoe": Traits(
+        norms=4,
+        qk_norm="head",
+        has_gated_queries=True,
+        experts=Experts(shared="num_shared_experts", rule="after", dense="num_dense_layers", has_score_bias=True),
+    ),
+    "apertus": Traits(
+        qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", is_gated=False, activation=2
+    ),
+    "arcee": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_gated=False),
+    "cwm": _LLAMA,
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": Traits(
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        is_tied=True,
+        experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", has_score_bias=True),
+    ),
+    "exaone4": Traits(qk_norm="head"),
+    "flex_olmo": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="width",
+        experts=Experts(width="intermediate_size"),
+    ),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+    ),
+    "helium": Traits(qkv_bias="attention_bias", mlp_bias="mlp_bias"),
+    "hunyuan_v1_dense": Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head"),
+    "internlm3": _LLAMA,
+    "jais2": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        norm_bias=True,
+        is_gated=False,
+        defaults={"attention_bias": True, "mlp_bias": True},
+    ),
+    "ministral3": Traits(),
+    "nanochat": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=0, is_gated=False),
+    "nemotron": Traits(
+        qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", norm_bias=True, is_gated=False
+    ),
+    "olmo": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=0),
+    "olmoe": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="width",
+        experts=Experts(width="intermediate_size"),
+    ),
+    "persimmon": Traits(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        is_gated=False,
+        qk_norm="head",
+        qk_norm_field="qk_layernorm",
+        defaults={"qk_layernorm": True},
+    ),
+    "phimoe": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norm_bias=True,
+        has_head_bias="lm_head_bias",
+        experts=Experts("num_local_experts", "intermediate_size"),
+    ),
+    "smollm3": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_tied=True),
+    "solar_open": Traits(qkv_bias="attention_bias", experts=Experts("n_routed_experts", shared="n_shared_experts")),
+    "stablelm": Traits(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="heads", qk_norm_field="qk_layernorm"),
+    "vaultgemma": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
 }
