@@ -17,7 +17,7 @@ from pagecore.serving.budget import (
     vision_factor,
 )
 from pagecore.serving.planner import plan_memory, plan_model
-from tests.models.test_parameters import config_of
+from tests.models.test_parameters import RECORDED, config_of
 
 GIB, MIB = 1 << 30, 1 << 20
 LLAMA = json.loads((Path(__file__).parents[1] / "models" / "llama-3.1-8b.json").read_text())
@@ -256,3 +256,15 @@ def test_foreign_values_are_accepted_or_raise_our_errors(name, value):
             plan_model(LLAMA, device_memory="80GiB", options=DeviceOptions(**{name: value}))
     except PagecoreError:
         pass
+
+
+@pytest.mark.parametrize("options", [None, DeviceOptions(data_parallel=8, weights="int4", draft="eagle")])
+def test_every_recorded_model_is_planned_on_a_device(options):
+    for name in RECORDED:
+        ranks = 1 if options is None else 8
+        plan = plan_model(config_of(name), device_memory="4TiB", dtype="bfloat16", ranks=ranks, options=options)
+        device = plan.device
+        assert [each.name for each in device.classes] == SIX
+        assert sum(each.nbytes for each in device.classes) + device.free == 4 << 40
+        assert device.parameters == count_parameters(config_of(name)).total
+        json.dumps(plan.as_json())
