@@ -123,9 +123,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="CONFIG", help="a Hugging Face config.json, or its folder")
-    parser.add_argument("--memory", required=True, help="KV memory on one rank: bytes, or such as 40GiB")
+    memory = parser.add_mutually_exclusive_group(required=True)
+    memory.add_argument("--memory", help="KV memory on one rank: bytes, or such as 40GiB")
+    memory.add_argument("--device-memory", help="memory of a device, such as 80GiB, for weights, cache and activations")
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of tensor-parallel ranks (1)")
     parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens of a block (16)")
+    _add_device(parser.add_argument_group("with --device-memory"))
     parser.add_argument(
         "--context",
         type=int,
@@ -190,6 +193,26 @@ def _add_whatif(parser: argparse.ArgumentParser) -> None:
     for kind, text in (("html", "a page with charts"), ("png", "a picture"), ("json", "the figures")):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {text} to FILE")
     parser.set_defaults(command=whatif.show_whatif)
+
+
+def _add_device(group: argparse._ArgumentGroup) -> None:
+    """Add the fields of `DeviceOptions`; an option that is not given is None."""
+    group.add_argument(
+        "--weights", help="auto (counted), a format (fp8, int4, bfloat16 ...), or bytes on one rank (auto)"
+    )
+    numbers = {
+        "--data-parallel": "groups of data-parallel attention (1)",
+        "--chunked-prefill-size": "tokens of prompts in a step (by device)",
+        "--graph-batch": "requests of the largest graph (by device)",
+        "--images": "images that are encoded in one step (1)",
+        "--image-size": "pixels along each side of an image (the model's, or 1024)",
+    }
+    for name, text in numbers.items():
+        group.add_argument(name, type=int, metavar="N", help=text)
+    group.add_argument("--static-fraction", type=float, metavar="F", help="share of weights and cache (by reserves)")
+    group.add_argument("--draft", metavar="KIND", help="speculation: standalone, eagle or ngram")
+    group.add_argument("--draft-model", metavar="CONFIG", help="config of the draft")
+    group.add_argument("--embedding-cache", metavar="BYTES", help="memory for embeddings of images (100MiB)")
 
 
 def _add_state_ratio(parser: argparse.ArgumentParser) -> None:

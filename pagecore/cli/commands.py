@@ -112,14 +112,18 @@ def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, tim
 def show_plan(arguments: argparse.Namespace) -> int:
     """Print the blocks, tokens and requests of a model that fit into a memory."""
     require("plan", "rich")
-    from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows, state_columns
-    from pagecore.serving.planner import plan_model
+    from pagecore.serving.plan_tables import class_columns, context_columns, group_columns, plan_rows, state_columns
+    from pagecore.serving.planner import DeviceOptions, plan_model
 
     if arguments.json is not None:
         check_writable("--json", arguments.json)
+    given = {field.name: getattr(arguments, field.name) for field in fields(DeviceOptions)}
+    chosen = {name: value for name, value in given.items() if value is not None}
     plan = plan_model(
         arguments.model,
         arguments.memory,
+        device_memory=arguments.device_memory,
+        options=DeviceOptions(**chosen) if chosen else None,
         ranks=arguments.ranks,
         block_size=arguments.block_size,
         context=arguments.context,
@@ -128,10 +132,13 @@ def show_plan(arguments: argparse.Namespace) -> int:
         format=None if arguments.kv_format == "none" else arguments.kv_format,
     )
     print_table(f"pagecore plan {arguments.model}", plan_rows(plan))
-    for title, (headings, lines) in (("groups", group_columns(plan)), ("states", state_columns(plan))):
+    tables = {"memory": class_columns(plan), "groups": group_columns(plan), "states": state_columns(plan)}
+    for title, (headings, lines) in tables.items():
         if lines:
             print_columns(title, headings, lines)
     print_columns("concurrent requests", *context_columns(plan))
+    for advice in () if plan.device is None else plan.device.advice:
+        print(f"advice: {advice.text}{'' if advice.suffices else ', which does not suffice alone'}")
     if arguments.json is not None:
         write_json(arguments.json, plan)
     return 0

@@ -11,20 +11,21 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import FAMILIES, FLAT, RENAMED, TEXT_MODELS
+from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, FLAT, RENAMED, TEXT_MODELS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
+from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.quantization import requested_format
 from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
 
-__all__ = ["ModelConfig", "read_model_config", "specs_from_config"]
+__all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec
-_SERVED = {**FAMILIES, **HYBRIDS}
+_SERVED = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,20 @@ def specs_from_config(
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
-    cohere2, granite, seed_oss and minimax_m2, and the text models of the multimodal gemma3, llama4, mistral3, glm4v,
-    qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
-    glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
-    that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state
-    give a `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h,
-    granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2 and lfm2_moe, and of mamba, mamba2 and falcon_mamba, which
-    have no attention. The decoders of whisper, bart and t5 give an `AttentionSpec` for each layer, and then a
-    `CrossSpec` for the cross attention of each. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
-    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
-    attention, and that the family does not read, raises; it is never ignored.
+    cohere2, granite, seed_oss, minimax_m2, afmoe, apertus, arcee, cwm, ernie4_5, ernie4_5_moe, exaone4, flex_olmo,
+    granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2, ministral3, nanochat, nemotron, olmo,
+    olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and the text models of the multimodal
+    gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision,
+    cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any
+    of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4,
+    longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`, that of deepseek_v32 and
+    glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state give a `StateSpec`: those
+    of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid, falcon_h1, jamba, bamba,
+    zamba2, lfm2 and lfm2_moe, and of mamba, mamba2 and falcon_mamba, which have no attention. The decoders of whisper,
+    bart and t5 give an `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. Other
+    states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have the defaults of
+    transformers 5. A field that would change the cache or the attention, and that the family does not read, raises; it
+    is never ignored.
 
     Parameters
     ----------
@@ -134,7 +139,7 @@ def read_model_config(
     given_type = whole.given("model_type")
     if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
         return _encoder_decoder(whole, dtype, sinks, format)
-    model_type, fields = _text_model(whole)
+    model_type, fields = text_model(whole)
     family = _SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
@@ -173,9 +178,20 @@ def _max_length(fields: Fields) -> int | None:
     return None if length is None else fields.integer("max_position_embeddings")
 
 
-def _text_model(whole: Fields) -> tuple[str, Fields]:
+def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
     model_type = _model_type(whole)
+    if model_type in ANY_TEXT_MODEL:
+        fields = whole.inner("text_config")
+        if fields.given("model_type") is None:
+            return ANY_TEXT_MODEL[model_type], fields
+        inner = _model_type(fields)
+        if inner not in _SERVED:
+            raise UnsupportedOption(
+                f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be one of "
+                f"{', '.join(sorted(_SERVED))}"
+            )
+        return inner, fields
     if model_type not in TEXT_MODELS:
         return model_type, whole
     expected = TEXT_MODELS[model_type]
@@ -199,11 +215,11 @@ def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> 
 
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    if not isinstance(model_type, str) or model_type not in {*_SERVED, *TEXT_MODELS}:
+    if not isinstance(model_type, str) or model_type not in {*_SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL}:
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*_SERVED, *TEXT_MODELS, *ENCODER_DECODERS]))
+        known = ", ".join(sorted([*_SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *ENCODER_DECODERS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
             "model pass a list of specs"

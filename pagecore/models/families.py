@@ -13,7 +13,19 @@ from pagecore.models.indexer import every_layer_indexes, layers_that_index
 from pagecore.models.states import States
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["FAMILIES", "FLAT", "GROUPED", "LATENT", "RENAMED", "TEXT_MODELS", "Family"]
+__all__ = [
+    "ANY_TEXT_MODEL",
+    "FAMILIES",
+    "FLAT",
+    "GEMMA_2",
+    "GROUPED",
+    "LATENT",
+    "MISTRAL",
+    "RENAMED",
+    "TEXT_MODELS",
+    "Family",
+    "layers_with_rope",
+]
 
 
 def _layers(fields: Fields) -> int:
@@ -97,7 +109,8 @@ def _all_but_every_nth_layer(fields: Fields, layer: int) -> bool:
     return (layer + 1) % fields.integer("sliding_window_pattern") != 0
 
 
-def _layers_with_rope(fields: Fields, layer: int) -> bool:
+def layers_with_rope(fields: Fields, layer: int) -> bool:
+    """Return True if a layer has rotary positions: as listed, or all but every nth layer."""
     listed = fields.value("no_rope_layers")
     if not listed:
         return (layer + 1) % fields.integer("no_rope_layer_interval") != 0
@@ -250,7 +263,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_vl_moe_text": Family({**GROUPED, "num_key_value_heads": 16}),
     "olmo2": Family(GROUPED),
     "olmo3": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, _all_but_every_fourth_layer),
-    "llama4_text": Family(LLAMA_4, _layers_with_rope, has_chunks=True),
+    "llama4_text": Family(LLAMA_4, layers_with_rope, has_chunks=True),
     "starcoder2": Family({**GROUPED, "num_key_value_heads": 2, "sliding_window": None}, _every_layer),
     "cohere": Family(GROUPED),
     "cohere2": Family(COHERE_2, _all_but_every_nth_layer),
@@ -274,7 +287,6 @@ TEXT_MODELS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
-    "mistral3": "mistral",
     "glm4v": "glm4v_text",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -282,6 +294,19 @@ TEXT_MODELS: Mapping[str, str] = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+}
+# Multimodal models whose `text_config` may be of any family, with the type that a missing `model_type` means.
+ANY_TEXT_MODEL: Mapping[str, str] = {
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "idefics3": "llama",
+    "internvl": "qwen2",
+    "llava": "llama",
+    "llava_next": "llama",
+    "llava_onevision": "qwen2",
+    "mistral3": "mistral",
+    "smolvlm": "llama",
+    "vipllava": "llama",
 }
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})

@@ -35,6 +35,7 @@ def divide_hybrid(
     memory: int,
     state_ratio: SupportsFloat,
     num_states: int | None = None,
+    max_tokens: int | None = None,
 ) -> tuple[list[int], int]:
     """Return the blocks of each group and the state slots, the null ones counted, as `PagedKVCache` divides `memory`.
 
@@ -49,7 +50,7 @@ def divide_hybrid(
         keeping = StateLayers(states) if states else None
         ratio = None if keeping is None or num_states is not None else state_ratio
         slots, left = size_states(keeping, num_states, ratio, memory, 1, "none")
-        return count_blocks(groups, block_size, None, left), slots
+        return count_blocks(groups, block_size, None, left, max_tokens=max_tokens), slots
     return [], StatePool.slots_for(memory, states)
 
 

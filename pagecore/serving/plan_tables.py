@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pagecore.serving.plans import GroupPlan, ModelPlan
     from pagecore.storage import Spec
 
-__all__ = ["context_columns", "group_columns", "plan_rows", "state_columns"]
+__all__ = ["class_columns", "context_columns", "group_columns", "plan_rows", "state_columns"]
 
 Columns = tuple[list[str], list[list[str]]]
 
@@ -21,10 +21,8 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
     longest = "" if model.max_length is None else f", up to {model.max_length:,} tokens"
     where = "the largest group" if len(memory.groups) > 1 else "the pool"
     rank = f" on each of {memory.ranks} ranks" if memory.ranks > 1 else ""
-    rows = [
-        ("model", f"{model.model_type}, {model.num_layers} layers{longest}"),
-        ("memory", f"{human_bytes(memory.memory)} for the cache{rank}"),
-    ]
+    rows = [("model", f"{model.model_type}, {model.num_layers} layers{longest}"), *_device_rows(plan)]
+    rows.append(("memory", f"{human_bytes(memory.memory)} for the cache{rank}"))
     if memory.groups:
         rows += [
             ("bytes per token", f"{human_bytes(memory.bytes_per_token)} in all layers{rank}"),
@@ -39,6 +37,31 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
             ("state slots", f"{states.num_slots - 1:,}{share}"),
         ]
     return rows
+
+
+def _device_rows(plan: ModelPlan) -> list[tuple[str, str]]:
+    device = plan.device
+    if device is None:
+        return []
+    ranks = f", one of {device.ranks} ranks" if device.ranks > 1 else ""
+    groups = f" in {device.data_parallel} groups of attention" if device.data_parallel > 1 else ""
+    vision = f", with a factor of {device.vision_factor:.4g} for vision" if device.vision_factor != 1 else ""
+    return [
+        ("device", f"{human_bytes(device.device_memory)}{ranks}{groups}"),
+        ("steps", f"prefill of {device.chunked_prefill_size:,} tokens, graphs of {device.graph_batch:,} requests"),
+        ("static fraction", f"{device.static_fraction:.6f} for weights and cache{vision}"),
+    ]
+
+
+def class_columns(plan: ModelPlan) -> Columns:
+    """Return the headings and lines of the table of a device's memory; no lines for a plan of the cache alone."""
+    headings = ["memory", "on each rank", "taken", "certainty"]
+    device = plan.device
+    if device is None:
+        return headings, []
+    lines = [[each.name, human_bytes(each.nbytes), each.taken, each.certainty] for each in device.classes]
+    last = ["missing", human_bytes(-device.free)] if device.free < 0 else ["left", human_bytes(device.free)]
+    return headings, [*lines, [*last, "", ""]]
 
 
 def group_columns(plan: ModelPlan) -> Columns:

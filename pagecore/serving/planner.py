@@ -12,13 +12,25 @@ from pagecore.cache.demand import blocks_at_once
 from pagecore.cache.layers import Group, Layers
 from pagecore.errors import ShapeError
 from pagecore.models import read_model_config
+from pagecore.serving.budget import DeviceOptions
+from pagecore.serving.budget.device import plan_device
+from pagecore.serving.budget.options import device_bytes
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, slots_held
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 
-__all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "StatePlan", "plan_memory", "plan_model"]
+__all__ = [
+    "ContextPlan",
+    "DeviceOptions",
+    "GroupPlan",
+    "MemoryPlan",
+    "ModelPlan",
+    "StatePlan",
+    "plan_memory",
+    "plan_model",
+]
 
 # Default lengths of requests to plan for; the longest that the model supports is added.
 CONTEXTS = (2048, 8192, 32768)
@@ -33,6 +45,7 @@ def plan_memory(
     context: SupportsIndex | Iterable[SupportsIndex] = (),
     state_ratio: SupportsFloat = 0.9,
     device: str = "cpu",
+    max_tokens: int | None = None,
 ) -> MemoryPlan:
     """Plan the blocks, tokens and requests that fit into the memory of one rank.
 
@@ -65,6 +78,8 @@ def plan_memory(
         Bytes of states over bytes of blocks, for a model with both.
     device : str
         Device whose free memory a fraction refers to.
+    max_tokens : int, optional
+        The longest sequence; groups are divided as by ``PagedKVCache(max_tokens_per_sequence=max_tokens)``.
 
     Returns
     -------
@@ -86,8 +101,9 @@ def plan_memory(
     block_size = require_int("block_size", block_size)
     contexts = [require_int("context", length) for length in _listed(context)]
     groups, states = arrange_hybrid(specs, TensorParallel(0, ranks))
+    longest = None if max_tokens is None else require_int("max_tokens", max_tokens)
     budget = parse_memory(memory, device)
-    num_blocks, num_slots = divide_hybrid(groups, states, block_size, budget, state_ratio)
+    num_blocks, num_slots = divide_hybrid(groups, states, block_size, budget, state_ratio, max_tokens=longest)
     planned = tuple(_group(group, blocks, block_size) for group, blocks in zip(groups, num_blocks, strict=True))
     ratio = float(state_ratio) if groups and states else None
     plan = MemoryPlan(
@@ -104,7 +120,7 @@ def plan_memory(
 
 def plan_model(
     config: str | os.PathLike[str] | Mapping[str, Any],
-    memory: Memory,
+    memory: Memory | None = None,
     *,
     ranks: int = 1,
     block_size: int = 16,
@@ -113,27 +129,70 @@ def plan_model(
     format: str | None = "auto",
     state_ratio: SupportsFloat = 0.9,
     device: str = "cpu",
+    device_memory: int | str | None = None,
+    options: DeviceOptions | None = None,
 ) -> ModelPlan:
-    """Plan a model from its config.json.
+    """Plan a model from its config.json, for a memory of the cache or for the whole memory of a device.
 
-    `context` defaults to a few lengths up to the longest of the model; `dtype` and `format` are those of
-    `specs_from_config`.
+    Groups are divided as by ``PagedKVCache(memory=..., max_tokens_per_sequence=...)`` with the longest sequence of the
+    model.
+
+    Parameters
+    ----------
+    config : str, path or dict
+        As for `specs_from_config`, as are `dtype` and `format`.
+    memory : int, str or float, optional
+        Memory for keys, values and states on one rank, as for `plan_memory`.
+    ranks, block_size, state_ratio, device
+        As for `plan_memory`.
+    context : int or iterable of int, optional
+        Lengths of requests to plan for; a few lengths up to the longest of the model by default.
+    device_memory : int or str, optional
+        Memory of one device, such as "80GiB", in place of `memory`: weights and reserves are subtracted from it.
+    options : DeviceOptions, optional
+        Weights, parallelism, steps, drafts and images, for `device_memory`.
+
+    Returns
+    -------
+    ModelPlan
+
+    Raises
+    ------
+    NotEnoughMemory
+        As `plan_memory`; or `device_memory` is smaller than weights and reserves: the message has the missing GiB.
+    ConfigError
+        The config lacks a field that a figure needs; the message names it.
+    ShapeError
+        `memory` and `device_memory`, or neither; `options` without `device_memory`.
     """
+    if (memory is None) == (device_memory is None):
+        raise ShapeError(
+            f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
+        )
     model = read_model_config(config, dtype=dtype, format=format)
+    longest = model.max_length or INT32_MAX
     if context is None:
-        longest = model.max_length or INT32_MAX
         lengths = [length for length in CONTEXTS if length < longest]
         context = [*lengths, longest] if model.max_length else lengths
-    plan = plan_memory(
-        model.layers,
-        memory,
-        ranks=ranks,
-        block_size=block_size,
-        context=context,
-        state_ratio=state_ratio,
-        device=device,
-    )
-    return ModelPlan(model, plan)
+
+    def plan(layers: Layers, memory: Memory, ranks: int) -> MemoryPlan:
+        return plan_memory(
+            layers,
+            memory,
+            ranks=ranks,
+            block_size=block_size,
+            context=context,
+            state_ratio=state_ratio,
+            device=device,
+            max_tokens=model.max_length,
+        )
+
+    if device_memory is None:
+        if options is not None:
+            raise ShapeError("options are given without device_memory; give device_memory instead of memory")
+        assert memory is not None
+        return ModelPlan(model, plan(model.layers, memory, ranks))
+    return plan_device(config, model, device_bytes("device_memory", device_memory), ranks, options, plan)
 
 
 def blocks_held(spec: Spec, context: SupportsIndex, block_size: SupportsIndex) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pagecore.models import ModelConfig
+from pagecore.serving.budget.classes import DevicePlan
 from pagecore.storage import Spec, StateSpec
 from pagecore.storage.attended import chunk_of, sink_tokens_of
 from pagecore.storage.cross_spec import is_cross
@@ -206,10 +207,20 @@ class MemoryPlan:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """A model, and the plan of its memory."""
+    """A model, and the plan of its memory.
+
+    Attributes
+    ----------
+    model : ModelConfig
+    memory : MemoryPlan
+        Memory of the cache.
+    device : DevicePlan or None
+        Memory of the whole device; None if the plan was made for a memory of the cache.
+    """
 
     model: ModelConfig
     memory: MemoryPlan
+    device: DevicePlan | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return model and plan as one dict of plain values."""
@@ -218,7 +229,7 @@ class ModelPlan:
             "num_layers": self.model.num_layers,
             "max_length": self.model.max_length,
         }
-        return model | self.memory.as_json()
+        return model | self.memory.as_json() | {"device": None if self.device is None else self.device.as_json()}
 
 
 def _planes(spec: Spec) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from tests.cli.command_line import call, refused, write_trace
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
+from tests.models.test_parameters import config_of
 
 GEMMA = PUBLISHED["gemma-2-9b"]
 
@@ -72,6 +73,34 @@ def test_latents_of_deepseek_v3_are_counted(capsys, tmp_path):
     assert blocks == {"auto": 2387, "float8_e4m3fn": 4774, "fp8_ds_mla": 4192, "nvfp4": 7813}
     code, out, _ = call(capsys, "plan", deepseek, "--memory", "40GiB", "--kv-format", "nvfp4")
     assert (code, "latent 352" in out) == (0, True)
+
+
+def test_a_device_is_planned_with_its_weights_and_reserves(capsys, tmp_path):
+    llama, out_file = Path(__file__).parents[1] / "models" / "llama-3.1-8b.json", tmp_path / "plan.json"
+    code, out, err = call(capsys, "plan", llama, "--device-memory", "80GiB", "--ranks", 4, "--json", out_file)
+    assert (code, err) == (0, "")
+    for part in ("80.0 GiB, one of 4 ranks", "0.825000", "multimodal", "8,030,261,248", "127,507 of 16 tokens"):
+        assert part in out
+    report = json.loads(out_file.read_text())["device"]
+    assert (report["graph_batch"], report["free"], report["advice"]) == (512, 0, [])
+    options = ["--weights", "fp8", "--chunked-prefill-size", 4096, "--graph-batch", 16, "--draft", "eagle"]
+    options += ["--static-fraction", 0.75, "--data-parallel", 2, "--ranks", 2, "--kv-format", "float8_e4m3fn"]
+    assert call(capsys, "plan", llama, "--device-memory", "40GiB", *options, "--json", out_file)[0] == 0
+    report = json.loads(out_file.read_text())["device"]
+    assert (report["weight_format"], report["static_fraction"], report["data_parallel"]) == ("fp8", 0.75, 2)
+    assert report["classes"][2]["nbytes"] == (512 + 6144 + 32 + 256 + 16 * 2 * 3 + 2048) << 20
+    assert "6.96 GiB are missing" in refused(capsys, "plan", llama, "--device-memory", "8GiB")
+    assert "without device_memory" in refused(capsys, "plan", llama, "--memory", "8GiB", "--images", 3)
+    refused(capsys, "plan", llama, "--memory", "8GiB", "--device-memory", "8GiB")
+
+
+def test_advice_is_printed(capsys, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config_of("qwen2.5-vl-7b")))
+    code, out, err = call(capsys, "plan", path, "--device-memory", "80GiB", "--images", 200, "--image-size", 1024)
+    assert (code, err) == (0, "")
+    assert "advice: chunked_prefill_size=2048" in out
+    assert "missing" in out
 
 
 def test_states_of_qwen3_next_are_planned(capsys, tmp_path):

@@ -94,6 +94,11 @@ def test_a_plan_counts_the_blocks_of_encoder_tokens():
     assert plan.as_json()["groups"][1]["cross"] is True
 
 
+def test_the_default_split_of_whisper_is_by_its_own_length():
+    (context,) = plan_model(WHISPER_TINY, "1GiB", context=448).memory.contexts
+    assert context.requests >= 0.97 * context.best_requests
+
+
 @pytest.mark.parametrize("model_type", ["whisper", "bart", "t5"])
 def test_defaults_are_those_of_transformers(model_type):
     transformers = require("transformers")

@@ -10,7 +10,8 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
-from pagecore.models.families import FAMILIES
+from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES
+from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.storage import LatentSpec
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
@@ -64,7 +65,10 @@ def test_max_length_is_that_of_the_file(name):
 
 
 def test_every_family_is_among_the_published_configs():
-    assert {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]} == set(FAMILIES)
+    assert {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]} == {
+        *FAMILIES,
+        *LLAMA_KIN,
+    }
 
 
 def test_windows_of_gemma_2_and_gemma_3():
@@ -182,3 +186,26 @@ def test_longcat_counts_layers_by_either_name():
         specs_from_config(base | {"num_hidden_layers": 5})
     with pytest.raises(ConfigError, match="num_hidden_layers is 4; it must be 6, twice num_layers"):
         specs_from_config(base | {"num_layers": 3, "num_hidden_layers": 4})
+
+
+@pytest.mark.parametrize("wrapper", ANY_TEXT_MODEL)
+@pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b", "the fewest fields of ministral3", "command-r7b"])
+def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):
+    found = read_model_config({"model_type": wrapper, "text_config": PUBLISHED[name]})
+    assert found == read_model_config(PUBLISHED[name])
+
+
+def test_a_wrapper_of_an_unknown_text_model_is_refused_by_name():
+    config = {"model_type": "llava", "text_config": {"model_type": "opt", "hidden_size": 8}}
+    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "opt", which is unknown'):
+        specs_from_config(config)
+    with pytest.raises(ConfigError, match="text_config is missing"):
+        specs_from_config({**PUBLISHED["llama-3-8b"], "model_type": "llava"})
+    nested = {"model_type": "llava", "text_config": {"model_type": "internvl", "text_config": {}}}
+    with pytest.raises(UnsupportedOption, match="internvl"):
+        specs_from_config(nested)
+
+
+def test_a_text_config_without_a_type_has_that_of_the_wrapper():
+    text = {name: value for name, value in PUBLISHED["llama-3-8b"].items() if name != "model_type"}
+    assert read_model_config({"model_type": "llava", "text_config": text}).model_type == "llama"

@@ -1,0 +1,135 @@
+"""Parameters of attention, MLPs and mixtures of experts.
+
+Source: the modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pagecore.models.fields import Fields
+from pagecore.models.parameters.tally import Kind, Split, Tally
+from pagecore.models.parameters.traits import Experts, Traits
+from pagecore.storage import AttentionSpec, LatentSpec
+
+__all__ = ["add_attention", "add_experts", "add_latent_attention", "add_mlp", "expert_count", "has_experts", "is_true"]
+
+# Names of the number of routed experts; transformers writes some of them under another name than the published file.
+_COUNTS = ("n_routed_experts", "num_experts", "num_local_experts")
+
+
+def is_true(fields: Fields, what: str | bool) -> bool:
+    """Return a flag, or the value of the field that a name refers to."""
+    return fields.flag(what) if isinstance(what, str) else what
+
+
+def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionSpec, inputs: int | None = None) -> None:
+    """Add the projections and norms of a layer with keys and values; queries and keys read `inputs` features."""
+    hidden, dim = fields.integer("hidden_size"), spec.head_dim
+    heads = spec.num_query_heads or spec.num_kv_heads
+    width, kv_width = heads * dim, spec.num_kv_heads * dim
+    has_bias = is_true(fields, traits.qkv_bias)
+    inputs = inputs or hidden
+    queries = width * (1 + traits.has_gated_queries)
+    tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION)
+    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, copies=2)
+    tally.linear(width, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION)
+    if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
+        tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
+    if spec.sinks is not None:
+        tally.add(heads)
+
+
+def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: LatentSpec) -> None:
+    """Add the projections and norms of a layer with latents, and of its indexer."""
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    key_dim, value_dim = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
+    has_bias = is_true(fields, traits.qkv_bias)
+    queries = heads * (key_dim + spec.rope_dim)
+    rank = None if fields.value("q_lora_rank") is None else fields.integer("q_lora_rank")
+    if rank is None:
+        tally.linear(hidden, queries, split=Split.ATTENTION)
+    else:
+        tally.linear(hidden, rank, bias=has_bias, split=Split.COPY)
+        tally.norm(rank)
+        tally.linear(rank, queries, split=Split.ATTENTION)
+    tally.linear(hidden, spec.latent_dim + spec.rope_dim, bias=has_bias, split=Split.COPY)
+    tally.norm(spec.latent_dim)
+    tally.linear(spec.latent_dim, heads * (key_dim + value_dim), split=Split.ATTENTION)
+    tally.linear(heads * value_dim, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION)
+    if spec.index_dim is not None and rank is not None:
+        index_heads = fields.integer("index_n_heads")
+        tally.linear(rank, index_heads * spec.index_dim, split=Split.COPY)
+        tally.linear(hidden, spec.index_dim, split=Split.COPY)
+        tally.linear(hidden, index_heads, split=Split.COPY)
+        tally.norm(spec.index_dim, bias=True)
+
+
+def add_mlp(tally: Tally, fields: Fields, traits: Traits, width: int, kind: Kind = Kind.LINEAR) -> None:
+    """Add an MLP of `width` features, with a gate or without."""
+    hidden, has_bias = fields.integer("hidden_size"), is_true(fields, traits.mlp_bias)
+    tally.linear(hidden, width, bias=has_bias, kind=kind, copies=1 + traits.is_gated)
+    tally.linear(width, hidden, bias=has_bias, kind=kind)
+
+
+def expert_count(fields: Fields, experts: Experts) -> int:
+    """Return the number of routed experts; 0 for null, which means dense layers."""
+    names = [experts.count, *(name for name in _COUNTS if name != experts.count)]
+    name = next((each for each in names if fields.given(each) is not None), experts.count)
+    return fields.integer(name, min=0) if fields.value(name) is not None else 0
+
+
+def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
+    """Return True if a layer has a mixture of experts."""
+    if experts is None or not expert_count(fields, experts):
+        return False
+    listed: Any = fields.given("mlp_layer_types")
+    if isinstance(listed, list | tuple) and layer < len(listed):
+        return bool(listed[layer] == "sparse")
+    if experts.rule == "after":
+        return layer >= fields.integer(experts.dense, min=0)
+    if experts.rule == "range":
+        first, last = fields.integer("moe_layer_start_index", min=0), fields.integer("moe_layer_end_index", min=-1)
+        # -1 is the last layer.
+        return (
+            (layer + 1) % fields.integer("moe_layer_interval") == 0 and first <= layer and (last < 0 or layer <= last)
+        )
+    if experts.rule == "step":
+        without: Any = fields.given("mlp_only_layers") or ()
+        return layer not in without and (layer + 1) % fields.integer("decoder_sparse_step") == 0
+    if experts.rule == "period":
+        return layer % fields.integer("expert_layer_period") == fields.integer("expert_layer_offset", min=0)
+    if experts.rule == "interleaved":
+        numbered: Any = fields.given("moe_layers")
+        if numbered is not None:
+            return layer in numbered
+        return (layer + 1) % fields.integer("interleave_moe_layer_step") == 0
+    return True
+
+
+def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) -> None:
+    """Add a router, the routed experts and the shared expert of a layer."""
+    hidden, count = fields.integer("hidden_size"), expert_count(fields, experts)
+    width = fields.integer(experts.width)
+    tally.linear(hidden, count, bias=experts.has_biases, split=Split.COPY, kind=Kind.OTHER)
+    tally.linear(hidden, width, kind=Kind.EXPERT, copies=count * (1 + traits.is_gated))
+    tally.linear(width, hidden, kind=Kind.EXPERT, copies=count)
+    if experts.has_biases:
+        tally.add(count * (width * (1 + traits.is_gated) + hidden), Kind.OTHER, Split.TENSOR)
+    if experts.has_score_bias:
+        tally.add(count)
+    if experts.has_norm:
+        tally.norm(hidden)
+    if experts.has_shared_gate:
+        tally.linear(hidden, 1, split=Split.COPY, kind=Kind.OTHER)
+    shared = _shared_width(fields, experts, width)
+    if shared:
+        add_mlp(tally, fields, traits, shared)
+
+
+def _shared_width(fields: Fields, experts: Experts, width: int) -> int:
+    """Return the width of the shared expert; 0 without one."""
+    if not experts.shared or fields.value(experts.shared) is None:
+        return 0
+    number = fields.integer(experts.shared, min=0)
+    return number * width if experts.shared.startswith(("n_", "num_", "moe_num_")) else number

@@ -1,0 +1,109 @@
+"""Parameters of layers with recurrent states, from the planes of the state and the flags of the config.
+
+Source: the modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pagecore.models.fields import Fields
+from pagecore.models.parameters.tally import Kind, Split, Tally
+from pagecore.storage import StateSpec
+from pagecore.storage.checks import ceil_div
+
+__all__ = ["RECURRENT"]
+
+Adder = Callable[[Tally, Fields, StateSpec], None]
+
+
+def _convolution(tally: Tally, spec: StateSpec, bias: bool = False) -> int:
+    """Add a depthwise convolution; return its channels."""
+    channels, kept = spec.planes[0].shape
+    tally.add(channels * (kept + 1 + bias), Kind.OTHER, Split.TENSOR)
+    return channels
+
+
+def _delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
+    heads, value_dim, _ = spec.planes[1].shape
+    tally.linear(hidden, channels + heads * value_dim)
+    tally.linear(hidden, 2 * heads)
+    tally.add(2 * heads, Kind.OTHER, Split.TENSOR)
+    tally.norm(value_dim)
+    tally.linear(heads * value_dim, hidden)
+
+
+def _kimi_delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
+    heads, dim, _ = spec.planes[1].shape
+    width = heads * dim
+    tally.linear(hidden, channels)
+    # The gates of forgetting and of the output have low rank.
+    tally.linear(hidden, dim, copies=2, split=Split.COPY)
+    tally.linear(dim, width, copies=2)
+    tally.linear(hidden, heads)
+    tally.add(width + heads, Kind.OTHER, Split.TENSOR)
+    tally.norm(dim)
+    tally.linear(width, hidden)
+
+
+def _mamba_1(rank_field: str, conv_bias: str, proj_bias: str, has_norms: bool = False) -> Adder:
+    def add(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+        hidden, has_bias = fields.integer("hidden_size"), fields.flag(proj_bias)
+        channels = _convolution(tally, spec, fields.flag(conv_bias))
+        state = spec.planes[1].shape[-1]
+        automatic = fields.given(rank_field) in (None, "auto")
+        rank = ceil_div(hidden, 16) if automatic else fields.integer(rank_field)
+        tally.linear(hidden, 2 * channels, bias=has_bias)
+        tally.linear(channels, rank + 2 * state)
+        tally.linear(rank, channels, bias=True)
+        tally.add(channels * (state + 1), Kind.OTHER, Split.TENSOR)
+        tally.linear(channels, hidden, bias=has_bias)
+        if has_norms:
+            tally.norm(rank + 2 * state)
+
+    return add
+
+
+def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "") -> Adder:
+    def add(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+        hidden, has_bias = fields.integer("hidden_size"), fields.flag(proj_bias)
+        channels = _convolution(tally, spec, fields.flag(conv_bias))
+        heads, dim, _ = spec.planes[1].shape
+        tally.linear(hidden, heads * dim + channels + heads, bias=has_bias)
+        tally.add(3 * heads, Kind.OTHER, Split.TENSOR)
+        if not norm or fields.flag(norm):
+            tally.add(heads * dim, Kind.OTHER, Split.TENSOR)
+        tally.linear(heads * dim, hidden, bias=has_bias)
+
+    return add
+
+
+def _short_convolution(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    hidden, has_bias = fields.integer("hidden_size"), fields.flag("conv_bias")
+    _convolution(tally, spec, has_bias)
+    tally.linear(hidden, 3 * hidden, bias=has_bias)
+    tally.linear(hidden, hidden, bias=has_bias)
+
+
+_OF_MAMBA = _mamba_1("time_step_rank", "use_conv_bias", "use_bias")
+_NAMED = _mamba_2("mamba_conv_bias", "mamba_proj_bias")
+
+RECURRENT: Mapping[str, Adder] = {
+    "qwen3_next": _delta_rule,
+    "qwen3_5_text": _delta_rule,
+    "qwen3_5_moe_text": _delta_rule,
+    "kimi_linear": _kimi_delta_rule,
+    "nemotron_h": _mamba_2("use_conv_bias", "use_bias"),
+    "granitemoehybrid": _NAMED,
+    "falcon_h1": _mamba_2("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm"),
+    "jamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias", has_norms=True),
+    "bamba": _NAMED,
+    "zamba2": _mamba_2("use_conv_bias", "add_bias_linear"),
+    "lfm2": _short_convolution,
+    "lfm2_moe": _short_convolution,
+    "mamba": _OF_MAMBA,
+    "falcon_mamba": _OF_MAMBA,
+    "mamba2": _mamba_2("use_conv_bias", "use_bias"),
+}

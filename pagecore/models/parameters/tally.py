@@ -1,0 +1,108 @@
+"""Counts of parameters, sorted by the ranks that hold them and by the weights that quantisation applies to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from pagecore.storage.checks import ceil_div
+
+__all__ = ["Kind", "Parameters", "Split", "Tally"]
+
+
+class Split(Enum):
+    """Ranks that hold a parameter."""
+
+    TENSOR = "each rank has its share"
+    ATTENTION = "each rank of an attention group has its share"
+    KEY_VALUE = "each rank of an attention group has its share of the heads, or a copy of one"
+    COPY = "each rank has a copy"
+
+
+class Kind(Enum):
+    """Groups of parameters that quantised checkpoints treat alike."""
+
+    LINEAR = "matrices of layers"
+    EXPERT = "matrices of experts"
+    EMBEDDING = "embeddings and the output head"
+    VISION = "encoders of images and audio, and their projectors"
+    OTHER = "norms, biases, routers, convolutions"
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters of a model.
+
+    Attributes
+    ----------
+    counts : mapping of (Split, Kind) to int
+    kv_heads : int
+        Key-value heads of the model: ranks beyond this number hold copies of keys' and values' projections.
+    """
+
+    counts: Mapping[tuple[Split, Kind], int]
+    kv_heads: int = 1
+
+    @property
+    def total(self) -> int:
+        """Parameters of the whole model; tied embeddings count once."""
+        return sum(self.counts.values())
+
+    def of_kind(self, kind: Kind) -> int:
+        """Return the parameters of one kind in the whole model."""
+        return sum(count for (_, each), count in self.counts.items() if each is kind)
+
+    def on_rank(self, ranks: int = 1, data_parallel: int = 1) -> dict[Kind, int]:
+        """Return the parameters of each kind on one rank.
+
+        Parameters
+        ----------
+        ranks : int
+            Tensor-parallel ranks.
+        data_parallel : int
+            Groups of data-parallel attention; each group has a copy of the attention, split over ``ranks /
+            data_parallel`` ranks.
+        """
+        group = max(1, ranks // data_parallel)
+        share = {
+            Split.TENSOR: ranks,
+            Split.ATTENTION: group,
+            Split.KEY_VALUE: min(group, self.kv_heads),
+            Split.COPY: 1,
+        }
+        found: Counter[Kind] = Counter()
+        for (split, kind), count in self.counts.items():
+            found[kind] += ceil_div(count, share[split])
+        return dict(found)
+
+
+class Tally:
+    """A counter of parameters to which the blocks of a model are added."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[Split, Kind]] = Counter()
+
+    def add(self, count: int, kind: Kind = Kind.OTHER, split: Split = Split.COPY) -> None:
+        """Add `count` parameters."""
+        self.counts[split, kind] += count
+
+    def linear(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        split: Split = Split.TENSOR,
+        kind: Kind = Kind.LINEAR,
+        copies: int = 1,
+    ) -> None:
+        """Add `copies` matrices of ``outputs x inputs``, each with a bias if it has one."""
+        self.add(copies * inputs * outputs, kind, split)
+        if bias:
+            self.add(copies * outputs, Kind.VISION if kind is Kind.VISION else Kind.OTHER)
+
+    def norm(self, dim: int, *, bias: bool = False, copies: int = 1) -> None:
+        """Add `copies` norms with a weight, and a bias if they have one."""
+        self.add(copies * dim * (1 + bias))

@@ -1,0 +1,328 @@
+"""Structure of the layers of each family: the parts that decide its number of parameters.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["TRAITS", "Experts", "Traits"]
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Layers with a mixture of experts.
+
+    Parameters
+    ----------
+    count, width : str
+        Fields with the number of routed experts and the width of each.
+    shared : str
+        Field with the width of the shared expert, or with the number of shared experts of `width`; "" without one.
+    rule : str
+        Rule for the layers that have experts: "every", "after" (all but the first `dense` layers), "step" (Qwen),
+        "period" (Jamba), "interleaved" (Llama 4) or "range" (Ernie).
+    dense : str
+        Field with the number of first layers without experts, for the rule "after".
+    has_shared_gate, has_biases, has_norm, has_score_bias : bool
+        The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
+        a bias that is a parameter.
+    """
+
+    count: str = "num_experts"
+    width: str = "moe_intermediate_size"
+    shared: str = ""
+    rule: str = "every"
+    dense: str = "first_k_dense_replace"
+    has_shared_gate: bool = False
+    has_biases: bool = False
+    has_norm: bool = False
+    has_score_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Differences of a family from Llama.
+
+    Parameters
+    ----------
+    qkv_bias, output_bias, mlp_bias : str or bool
+        Field that is true if the projections have biases, or the fact itself.
+    norms : int
+        Norms of a layer over the hidden size; with 0 there is none after the last layer either.
+    norm_bias : bool
+        Norms have biases.
+    qk_norm : {"", "head", "width", "heads"}
+        Norms of queries and keys: none, of one head's dim, of all heads' width, or of a dim for each head.
+    qk_norm_field : str
+        Field that is true if the family has these norms; "" for always.
+    is_gated : bool
+        MLPs have a gate.
+    has_gated_queries : bool
+        Queries have a gate of their own width.
+    is_tied : bool
+        Default of `tie_word_embeddings`.
+    has_head_bias : str or bool
+        The output head has a bias.
+    activation : int
+        Parameters of the activation of a layer.
+    has_positions : bool
+        Positions are embedded.
+    experts : Experts, optional
+    defaults : mapping
+        Defaults of fields that these parameters name.
+    aliases : mapping
+        The family's own names of fields.
+    """
+
+    qkv_bias: str | bool = False
+    output_bias: str | bool = False
+    mlp_bias: str | bool = False
+    norms: int = 2
+    norm_bias: bool = False
+    qk_norm: str = ""
+    qk_norm_field: str = ""
+    is_gated: bool = True
+    has_gated_queries: bool = False
+    is_tied: bool = False
+    has_head_bias: str | bool = False
+    activation: int = 0
+    has_positions: bool = False
+    experts: Experts | None = None
+    defaults: Mapping[str, object] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+_BIASED: Mapping[str, object] = {"attention_bias": True}
+_LLAMA = Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias")
+_QWEN_2 = Traits(qkv_bias=True)
+_QWEN_3 = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head")
+_QWEN_3_MOE = Traits(
+    qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", experts=Experts(rule="step")
+)
+_GLM = Traits(qkv_bias="attention_bias")
+_GLM_4 = Traits(qkv_bias="attention_bias", norms=4)
+_GEMMA_2 = Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=4, is_tied=True)
+_SHARED = Experts("n_routed_experts", shared="n_shared_experts", rule="after")
+_DEEPSEEK = Traits(experts=_SHARED, qkv_bias="attention_bias", output_bias="attention_bias")
+_DENSE_LATENT = Traits(qkv_bias="attention_bias", output_bias="attention_bias")
+_QWEN_NEXT_EXPERTS = Experts(shared="shared_expert_intermediate_size", rule="step", has_shared_gate=True)
+_QWEN_NEXT = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", has_gated_queries=True)
+_QWEN_NEXT_MOE = Traits(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm="head",
+    has_gated_queries=True,
+    experts=_QWEN_NEXT_EXPERTS,
+)
+_OLMO = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="width")
+_ERNIE = Traits(qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", is_tied=True)
+_GRANITE_MOE = Traits(
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    experts=Experts("num_local_experts", "intermediate_size"),
+)
+_MAMBA = Traits(norms=1, is_tied=True)
+
+TRAITS: Mapping[str, Traits] = {
+    "llama": _LLAMA,
+    "qwen2": _QWEN_2,
+    "qwen2_moe": Traits(qkv_bias="qkv_bias", experts=_QWEN_NEXT_EXPERTS, defaults={"qkv_bias": True}),
+    "qwen3": _QWEN_3,
+    "qwen3_moe": _QWEN_3_MOE,
+    "mistral": Traits(),
+    "ministral": Traits(),
+    "mixtral": Traits(experts=Experts("num_local_experts", "intermediate_size")),
+    "gemma": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
+    "gemma2": _GEMMA_2,
+    "gemma3_text": Traits(
+        qkv_bias="attention_bias", output_bias="attention_bias", norms=4, is_tied=True, qk_norm="head"
+    ),
+    "phi": Traits(
+        qkv_bias=True, output_bias=True, mlp_bias=True, norms=1, norm_bias=True, is_gated=False, has_head_bias=True
+    ),
+    "phi3": Traits(),
+    "gpt_neox": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias=True,
+        norm_bias=True,
+        is_gated=False,
+        defaults=_BIASED,
+    ),
+    "gpt_oss": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("num_local_experts", "intermediate_size", has_biases=True),
+        defaults=_BIASED,
+    ),
+    "gpt2": Traits(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        is_gated=False,
+        is_tied=True,
+        has_positions=True,
+        aliases={"intermediate_size": "n_inner"},
+    ),
+    "glm": _GLM,
+    "glm4": _GLM_4,
+    "glm4_moe": Traits(qkv_bias="attention_bias", qk_norm="head", qk_norm_field="use_qk_norm", experts=_SHARED),
+    "glm4v_text": Traits(qkv_bias="attention_bias", norms=4, defaults=_BIASED),
+    "qwen2_vl_text": _QWEN_2,
+    "qwen2_5_vl_text": _QWEN_2,
+    "qwen3_vl_text": _QWEN_3,
+    "qwen3_vl_moe_text": _QWEN_3_MOE,
+    "olmo2": _OLMO,
+    "olmo3": _OLMO,
+    "llama4_text": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("num_local_experts", "intermediate_size", shared="intermediate_size", rule="interleaved"),
+    ),
+    "starcoder2": Traits(
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        norm_bias=True,
+        is_gated=False,
+        is_tied=True,
+        defaults={"use_bias": True},
+    ),
+    "cohere": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norms=1,
+        is_tied=True,
+        qk_norm="heads",
+        qk_norm_field="use_qk_norm",
+    ),
+    "cohere2": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=1, is_tied=True),
+    "granite": _LLAMA,
+    "seed_oss": Traits(
+        qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", defaults=_BIASED
+    ),
+    "minimax_m2": Traits(qk_norm="width", experts=Experts("num_local_experts", "intermediate_size")),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "kimi_k2": _DEEPSEEK,
+    "axk1": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True),
+    ),
+    "glm4_moe_lite": _DEEPSEEK,
+    "minicpm3": _DENSE_LATENT,
+    "mistral4": _DEEPSEEK,
+    "deepseek_v32": _DEEPSEEK,
+    "glm_moe_dsa": _DEEPSEEK,
+    "longcat_flash": Traits(
+        qkv_bias="attention_bias", output_bias="attention_bias", aliases={"intermediate_size": "ffn_hidden_size"}
+    ),
+    "youtu": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
+    "qwen3_next": _QWEN_NEXT_MOE,
+    "qwen3_5_text": _QWEN_NEXT,
+    "qwen3_5_moe_text": _QWEN_NEXT_MOE,
+    "kimi_linear": Traits(experts=Experts(shared="num_shared_experts", rule="after")),
+    "nemotron_h": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        norms=1,
+        is_gated=False,
+        experts=Experts("n_routed_experts", shared="moe_shared_expert_intermediate_size"),
+    ),
+    "granitemoehybrid": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+    ),
+    "falcon_h1": _LLAMA,
+    "jamba": Traits(experts=Experts(width="intermediate_size", rule="period")),
+    "bamba": _LLAMA,
+    "zamba2": Traits(is_tied=True),
+    "lfm2": Traits(is_tied=True, qk_norm="head"),
+    "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
+    "mamba": _MAMBA,
+    "falcon_mamba": _MAMBA,
+    "mamba2": Traits(norms=1),
+    "afmoe": Traits(
+        norms=4,
+        qk_norm="head",
+        has_gated_queries=True,
+        experts=Experts(shared="num_shared_experts", rule="after", dense="num_dense_layers", has_score_bias=True),
+    ),
+    "apertus": Traits(
+        qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", is_gated=False, activation=2
+    ),
+    "arcee": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_gated=False),
+    "cwm": _LLAMA,
+    "ernie4_5": _ERNIE,
+    "ernie4_5_moe": Traits(
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        mlp_bias="use_bias",
+        is_tied=True,
+        experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", has_score_bias=True),
+    ),
+    "exaone4": Traits(qk_norm="head"),
+    "flex_olmo": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="width",
+        experts=Experts(width="intermediate_size"),
+    ),
+    "granitemoe": _GRANITE_MOE,
+    "granitemoeshared": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+    ),
+    "helium": Traits(qkv_bias="attention_bias", mlp_bias="mlp_bias"),
+    "hunyuan_v1_dense": Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head"),
+    "internlm3": _LLAMA,
+    "jais2": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        norm_bias=True,
+        is_gated=False,
+        defaults={"attention_bias": True, "mlp_bias": True},
+    ),
+    "ministral3": Traits(),
+    "nanochat": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=0, is_gated=False),
+    "nemotron": Traits(
+        qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", norm_bias=True, is_gated=False
+    ),
+    "olmo": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=0),
+    "olmoe": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="width",
+        experts=Experts(width="intermediate_size"),
+    ),
+    "persimmon": Traits(
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        is_gated=False,
+        qk_norm="head",
+        qk_norm_field="qk_layernorm",
+        defaults={"qk_layernorm": True},
+    ),
+    "phimoe": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norm_bias=True,
+        has_head_bias="lm_head_bias",
+        experts=Experts("num_local_experts", "intermediate_size"),
+    ),
+    "smollm3": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_tied=True),
+    "solar_open": Traits(qkv_bias="attention_bias", experts=Experts("n_routed_experts", shared="n_shared_experts")),
+    "stablelm": Traits(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="heads", qk_norm_field="qk_layernorm"),
+    "vaultgemma": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
+}

@@ -1,0 +1,197 @@
+"""Plan of a device: weights and reserves first, then the cache in what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pagecore.errors import NotEnoughMemory, ShapeError
+from pagecore.models import ModelConfig, read_model_config
+from pagecore.models.parameters import (
+    Parameters,
+    WeightFormat,
+    count_parameters,
+    vision_tower,
+    weight_format,
+)
+from pagecore.serving.budget.advice import advise, advise_contexts
+from pagecore.serving.budget.classes import DevicePlan, MemoryClass
+from pagecore.serving.budget.images import ImageMemory, image_memory
+from pagecore.serving.budget.options import Config, DeviceOptions, device_bytes
+from pagecore.serving.budget.presets import GIB, Preset, draft_bytes, reserved_bytes, vision_factor
+from pagecore.serving.plans import MemoryPlan, ModelPlan
+from pagecore.storage.checks import require_int
+
+__all__ = ["plan_device"]
+
+Planner = Callable[[Any, int, int], MemoryPlan]
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights of a model on one rank; `parameters` and `format` are None for bytes that the caller gave."""
+
+    nbytes: int
+    parameters: Parameters | None = None
+    format: WeightFormat | None = None
+
+    @property
+    def certainty(self) -> str:
+        if self.parameters is None or self.format is None:
+            return "given"
+        text = f"{self.parameters.total:,} parameters in {self.format.name}"
+        if self.format.is_quantised:
+            return f"estimate: {text} with scales; layers that the checkpoint leaves unquantised are larger"
+        return f"exact: {text}"
+
+
+def plan_device(
+    config: Config, model: ModelConfig, memory: int, ranks: int, options: DeviceOptions | None, plan: Planner
+) -> ModelPlan:
+    """Return the plan of a device with `memory` bytes.
+
+    Parameters
+    ----------
+    config : str, path or dict
+    model : ModelConfig
+        The config as read for the cache.
+    memory : int
+        Bytes of the device.
+    ranks : int
+        Tensor-parallel ranks.
+    options : DeviceOptions or None
+    plan : callable
+        Plans a cache from layers, bytes and ranks.
+
+    Raises
+    ------
+    NotEnoughMemory
+        Weights and reserves leave no memory for the cache.
+    """
+    options = DeviceOptions() if options is None else options
+    ranks, groups = require_int("ranks", ranks), options.data_parallel
+    if ranks % groups:
+        raise ShapeError(f"data_parallel is {groups}; it must divide ranks, which is {ranks}")
+    preset = options.preset(memory, ranks)
+    weights = _weights(config, options, ranks)
+    draft = None if options.draft_model is None else read_model_config(options.draft_model)
+    reserved = _reserved(preset, options, ranks)
+    tower = vision_tower(config)
+    itemsize = 2 if weights.format is None else weights.format.other_bits // 8
+    image = None if tower is None else image_memory(tower, options.image_size, itemsize)
+    factor = 1.0 if tower is None else vision_factor(tower.layers, tower.hidden)
+    fraction = options.static_fraction
+    if fraction is None:
+        fraction = max(0, memory - reserved) / memory * factor if memory else 0.0
+    static = int(memory * fraction)
+    if static <= weights.nbytes:
+        raise _missing(model, memory, static, weights, ranks, options, preset)
+    layers = model.layers if draft is None else (*model.layers, *draft.layers)
+    cache = plan(layers, static - weights.nbytes, ranks // groups)
+    classes = (
+        MemoryClass("weights", weights.nbytes, "when the model is loaded, for good", weights.certainty),
+        MemoryClass("KV", cache.memory, "when the cache is made, for good", "exact: the blocks and states below"),
+        _activations(reserved, preset, options),
+        *_images(image, options),
+    )
+    device = DevicePlan(
+        device_memory=memory,
+        ranks=ranks,
+        data_parallel=groups,
+        chunked_prefill_size=preset.chunked_prefill_size,
+        graph_batch=preset.graph_batch,
+        static_fraction=fraction,
+        vision_factor=factor,
+        parameters=None if weights.parameters is None else weights.parameters.total,
+        weight_format=None if weights.format is None else weights.format.name,
+        classes=classes,
+    )
+    least = min((_bytes_of(cache, number) for number in range(len(cache.contexts))), default=0)
+    per_image = 0 if image is None else image.activations + image.pixels + image.embeddings
+    found = advise(device, weights.nbytes + least, options.images, per_image)
+    if not found and any(context.best_requests == 0 for context in cache.contexts):
+        found = advise_contexts(device, [_bytes_of(cache, number) for number in range(len(cache.contexts))])
+    return ModelPlan(model, cache, replace(device, advice=found))
+
+
+def _weights(config: Config, options: DeviceOptions, ranks: int) -> _Weights:
+    if not options.counts_parameters:
+        return _Weights(device_bytes("weights", options.weights))
+    format = weight_format(config, str(options.weights))
+    parameters = count_parameters(config)
+    return _Weights(format.nbytes(parameters, ranks, options.data_parallel), parameters, format)
+
+
+def _reserved(preset: Preset, options: DeviceOptions, ranks: int) -> int:
+    """Return the reserved bytes; the reserve of a draft holds its weights at least."""
+    kind = options.draft_kind
+    reserved = reserved_bytes(preset, ranks=ranks, data_parallel=options.data_parallel, draft=kind)
+    if options.draft_model is None:
+        return reserved
+    draft = weight_format(options.draft_model).nbytes(count_parameters(options.draft_model), ranks)
+    return reserved + max(0, draft - draft_bytes(kind))
+
+
+def _activations(reserved: int, preset: Preset, options: DeviceOptions) -> MemoryClass:
+    parts = [f"prefill of {preset.chunked_prefill_size:,} tokens", f"graphs of up to {preset.graph_batch:,} requests"]
+    if options.data_parallel > 1:
+        parts.append(f"{options.data_parallel} groups of attention")
+    if options.draft_kind is not None:
+        parts.append(f"a draft ({options.draft_kind})")
+    return MemoryClass("activations", reserved, "in each step: " + ", ".join(parts), "rule of SGLang, not of the model")
+
+
+def _images(image: ImageMemory | None, options: DeviceOptions) -> list[MemoryClass]:
+    names = ("vision activations", "pixels", "multimodal embeddings")
+    if image is None:
+        return [MemoryClass(name, 0, "never", "exact: no vision tower") for name in names]
+    count, cached = options.images, device_bytes("embedding_cache", options.embedding_cache)
+    what = f"{count:,} images of {image.size:,} x {image.size:,} pixels"
+    return [
+        MemoryClass(names[0], count * image.activations, "while images are encoded", f"estimate: widest layer, {what}"),
+        MemoryClass(
+            names[1], count * image.pixels, "from arrival until images are encoded", f"exact for {what} in float32"
+        ),
+        MemoryClass(
+            names[2],
+            count * image.embeddings + cached,
+            "until the prompt is computed; a cache for good",
+            f"exact for {count:,} x {image.tokens:,} tokens, and the cache",
+        ),
+    ]
+
+
+def _bytes_of(cache: MemoryPlan, number: int) -> int:
+    """Return the bytes of one request of a planned context, the null blocks included."""
+    context = cache.contexts[number]
+    blocks = sum(
+        (held + 1) * group.bytes_per_block for held, group in zip(context.blocks_per_request, cache.groups, strict=True)
+    )
+    slots = 0 if cache.states is None else (context.slots_per_request + 1) * cache.states.bytes_per_slot
+    return blocks + slots
+
+
+def _missing(
+    model: ModelConfig,
+    memory: int,
+    static: int,
+    weights: _Weights,
+    ranks: int,
+    options: DeviceOptions,
+    preset: Preset,
+) -> NotEnoughMemory:
+    """Return the error for weights that leave no memory for a cache."""
+    where = f" on each of {ranks} ranks" if ranks > 1 else ""
+    text = f"device_memory is {memory / GIB:.2f} GiB, and the weights of {model.model_type} take "
+    text += f"{weights.nbytes / GIB:.2f} GiB{where}"
+    if weights.nbytes > memory:
+        text += f": {(weights.nbytes - memory) / GIB:.2f} GiB are missing for the weights alone"
+    else:
+        text += (
+            f", of {static / GIB:.2f} GiB that the reserves leave: {(weights.nbytes - static) / GIB:.2f} GiB are "
+            "missing, and the cache needs more"
+        )
+        if options.static_fraction is None and preset.chunked_prefill_size > 2048:
+            text += "; use a chunked_prefill_size of 2048"
+    return NotEnoughMemory(text + "; use more ranks, or weights of fewer bits (fp8, int4)")

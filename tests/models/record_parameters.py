@@ -1,0 +1,54 @@
+"""Write parameters.json, the number of parameters of the models that transformers builds from the published configs.
+
+Run manually, with torch and transformers installed:
+
+    python -m tests.models.record_parameters
+
+Every model is built whole on torch's meta device (no weights), with its vision tower or its encoder.
+"""
+
+import json
+from pathlib import Path
+
+from tests.models.hybrids import HYBRIDS
+from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
+from tests.models.record import transformers_config
+
+FILE = Path(__file__).with_name("parameters.json")
+# Models whose configs attended.json and stored.json do not have.
+OTHERS = {"llama-4-scout": LLAMA_4_SCOUT} | {name: {"model_type": name} for name in ("bart", "t5", "whisper")}
+
+
+def count(config):
+    """Return the parameters of the model that generates text; tied ones count once."""
+    import torch
+    from transformers import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSpeechSeq2Seq,
+    )
+
+    kinds = [AutoModelForImageTextToText, AutoModelForSpeechSeq2Seq, AutoModelForSeq2SeqLM, AutoModelForCausalLM]
+    kind = next((each for each in kinds if type(config) in each._model_mapping), AutoModel)
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in kind.from_config(config).parameters())
+
+
+def record():
+    from transformers import AutoConfig
+
+    result = {}
+    for name, published in {**PUBLISHED, **HYBRIDS, **OTHERS}.items():
+        config = AutoConfig.for_model(**transformers_config(published))
+        result[name] = {"parameters": count(config)}
+        if name in OTHERS:
+            result[name]["config"] = config.to_dict()
+        print(name, result[name]["parameters"], flush=True)
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(case)}" for name, case in result.items())
+    FILE.write_text(f"{{\n{lines}\n}}\n")
+
+
+if __name__ == "__main__":
+    record()

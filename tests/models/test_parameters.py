@@ -1,0 +1,191 @@
+"""Counts of parameters, compared with models that transformers builds (see `record_parameters.py`), and their bytes."""
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models import ConfigError
+from pagecore.models.families import FAMILIES
+from pagecore.models.hybrids import HYBRIDS as HYBRID_FAMILIES
+from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
+from pagecore.models.parameters.traits import TRAITS
+from tests.capabilities import require
+from tests.models.published import PUBLISHED
+
+FOLDER = Path(__file__).parent
+RECORDED = json.loads((FOLDER / "parameters.json").read_text())
+WRITTEN = json.loads((FOLDER / "attended.json").read_text()) | json.loads((FOLDER / "stored.json").read_text())
+LLAMA = json.loads((FOLDER / "llama-3.1-8b.json").read_text())
+DEEPSEEK = json.loads((FOLDER / "deepseek-v3.json").read_text())
+
+
+def config_of(name):
+    case = WRITTEN.get(name)
+    return RECORDED[name]["config"] if case is None else case["to_dict_adds"] | case["to_diff_dict"]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_counts_equal_those_of_transformers(name):
+    expected = RECORDED[name]["parameters"]
+    if name == "longcat-flash":
+        # transformers gives the experts that return their input the weights of a gate; published checkpoints do not.
+        expected -= 28 * 256 * 2 * 2048 * 6144
+    assert count_parameters(config_of(name)).total == expected
+
+
+def test_every_family_is_counted():
+    assert set(TRAITS) == {*FAMILIES, *LLAMA_KIN, *HYBRID_FAMILIES}
+
+
+def test_counts_of_published_files():
+    assert count_parameters(FOLDER / "llama-3.1-8b.json").total == 8_030_261_248
+    small = LLAMA | {"tie_word_embeddings": True}
+    assert count_parameters(small).total == 8_030_261_248 - 128256 * 4096
+    assert count_parameters(LLAMA | {"attention_bias": True, "mlp_bias": True}).total == 8_030_261_248 + 32 * (
+        4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [
+        ("llama", {"num_key_value_heads": 2, "attention_bias": True, "tie_word_embeddings": True}),
+        ("gemma3_text", {"head_dim": 24, "num_key_value_heads": 1}),
+        ("qwen3_moe", {"num_experts": 6, "moe_intermediate_size": 40, "mlp_only_layers": [1], "head_dim": 16}),
+        (
+            "deepseek_v3",
+            {"num_key_value_heads": 4, "n_routed_experts": 8, "moe_intermediate_size": 24, "first_k_dense_replace": 2},
+        ),
+        ("jamba", {"num_experts": 4, "num_key_value_heads": 2, "mamba_expand": 3}),
+    ],
+)
+def test_other_sizes_equal_models_that_transformers_builds_now(model_type, sizes):
+    torch, transformers = require("torch"), require("transformers")
+    general = {"vocab_size": 129, "hidden_size": 96, "intermediate_size": 168, "num_hidden_layers": 5}
+    config = transformers.AutoConfig.for_model(model_type, **{**general, "num_attention_heads": 4, **sizes})
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert count_parameters(config.to_dict()).total == sum(each.numel() for each in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        (LLAMA, "vocab_size"),
+        (LLAMA, "intermediate_size"),
+        (DEEPSEEK | {"vocab_size": 9, "intermediate_size": 9, "moe_intermediate_size": 9}, "first_k_dense_replace"),
+        (PUBLISHED["qwen3-30b-a3b"] | {"vocab_size": 9}, "moe_intermediate_size"),
+    ],
+)
+def test_a_missing_size_is_named(config, field):
+    config = {name: value for name, value in config.items() if name != field}
+    with pytest.raises(ConfigError, match=f"{field} is missing; add it"):
+        count_parameters(config)
+
+
+def test_a_tower_of_an_unknown_type_is_refused():
+    config = config_of("qwen2.5-vl-7b") | {"vision_config": {"model_type": "eye", "hidden_size": 8}}
+    with pytest.raises(UnsupportedOption, match=r'vision_config\.model_type is "eye", a vision tower that is unknown'):
+        count_parameters(config)
+
+
+def test_sizes_of_vision_towers():
+    qwen = vision_tower(config_of("qwen2.5-vl-7b"))
+    assert (qwen.layers, qwen.hidden, qwen.width, qwen.frames, qwen.text_hidden) == (32, 1280, 3420, 2, 3584)
+    assert (qwen.patches(1024), qwen.tokens(1024)) == (74 * 74, 1369)
+    assert (vision_tower(config_of("gemma-3-4b")).tokens(896), vision_tower(LLAMA)) == (256, None)
+    assert vision_tower(config_of("qwen3-vl-4b")).depths == 4
+
+
+def test_ranks_share_matrices_and_copy_norms():
+    parameters = count_parameters(LLAMA)
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    ends, norms = 2 * 128256 * 4096, 65 * 4096
+    for ranks in (1, 2, 8):
+        assert parameters.on_rank(ranks) == {
+            Kind.LINEAR: layers // ranks,
+            Kind.EMBEDDING: ends // ranks,
+            Kind.OTHER: norms,
+        }
+    # 8 heads of keys and values over 16 ranks: each rank holds a copy of one.
+    shared = 32 * (2 * 4096 * 4096 + 3 * 4096 * 14336) // 16 + 32 * 2 * 4096 * 1024 // 8
+    assert parameters.on_rank(16)[Kind.LINEAR] == shared
+    # Two groups of data-parallel attention: attention over 4 of the 8 ranks.
+    grouped = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024) // 4 + 32 * 3 * 4096 * 14336 // 8
+    assert parameters.on_rank(8, data_parallel=2)[Kind.LINEAR] == grouped
+
+
+QUANTISED = [
+    ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8", 8 + Fraction(32, 128 * 128)),
+    ({"quant_method": "fp8"}, "fp8", 8),
+    ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "int4", 4 + Fraction(20, 128)),
+    ({"quant_method": "awq", "bits": 4, "group_size": 64}, "int4", 4 + Fraction(20, 64)),
+    ({"quant_method": "gptq", "bits": 8, "group_size": -1}, "int8", 8),
+    ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8", 8),
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4", Fraction(9, 2)),
+    ({"quant_method": "mxfp4"}, "mxfp4", Fraction(17, 4)),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", Fraction(9, 2)),
+    ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, "fp8", 8),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": 4, "group_size": 128}}},
+        },
+        "int4",
+        4 + Fraction(16, 128),
+    ),
+    (
+        {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}},
+        },
+        "fp8",
+        8,
+    ),
+]
+
+
+@pytest.mark.parametrize(("quantised", "name", "bits"), QUANTISED)
+def test_formats_of_checkpoints(quantised, name, bits):
+    found = weight_format(LLAMA | {"quantization_config": quantised})
+    assert (found.name, found.bits, found.other_bits, found.is_quantised) == (name, bits, 16, True)
+
+
+def test_bytes_of_formats():
+    parameters = count_parameters(LLAMA)
+    matrices = parameters.of_kind(Kind.LINEAR)
+    others = parameters.total - matrices
+    assert weight_format(LLAMA).nbytes(parameters) == 2 * 8_030_261_248
+    assert weight_format(LLAMA, "float32").nbytes(parameters) == 4 * 8_030_261_248
+    assert weight_format(LLAMA, "fp8").nbytes(parameters) == matrices + 2 * others
+    assert weight_format(LLAMA, "nvfp4").nbytes(parameters) == matrices * 9 // 16 + 2 * others
+    assert weight_format(LLAMA | {"torch_dtype": "float32"}, "fp8").nbytes(parameters) == matrices + 4 * others
+
+
+def test_mxfp4_applies_to_experts_only():
+    config = config_of("gpt-oss-20b") | {"quantization_config": {"quant_method": "mxfp4"}}
+    parameters = count_parameters(config)
+    experts = parameters.of_kind(Kind.EXPERT)
+    assert experts == 24 * 32 * 3 * 2880 * 2880
+    expected = experts * 17 // 32 + 2 * (parameters.total - experts)
+    assert weight_format(config).nbytes(parameters) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "weights", "reason"),
+    [
+        ({}, "fp7", 'weights is "fp7"; use'),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "auto", 'quant_method is "aqlm", whose bytes are unknown'),
+        ({"quantization_config": {"quant_method": "gptq", "bits": "few"}}, "auto", "bits is"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "auto", "config_groups is missing"),
+    ],
+)
+def test_unknown_formats_are_refused_by_name(change, weights, reason):
+    with pytest.raises(UnsupportedOption, match=reason):
+        weight_format(LLAMA | change, weights)
+    assert "bfloat16" in WEIGHT_FORMATS
