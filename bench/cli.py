@@ -34,6 +34,7 @@ NAMES = (
     "states",
     "dispatch",
     "replay",
+    "metrics",
 )
 # Benches that need a GPU.
 GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill", "gpu_sparse")

@@ -86,7 +86,9 @@ class BlockLives:
             watched.append(watched_pool(pool, np.sort(blocks), *self._durations.values()))
         with Held(self._parts.state.lock):
             if self._parts.prefix.is_watched:
-                raise UnsupportedOption("the lives of this cache's blocks are timed already; close the other object first")
+                raise UnsupportedOption(
+                    "the lives of this cache's blocks are timed already; close the other object first"
+                )
             self._parts.prefix.watch(watched)
         self._is_open = True
 

@@ -141,7 +141,9 @@ PAGECORE = (
         "pagecore_cached_blocks", "gauge", "Blocks that the prefix cache holds.", lambda r: r.stats.num_cached_blocks
     ),
     Family(
-        "pagecore_fragmentation", "gauge", "Share of the slots in used blocks without a token.",
+        "pagecore_fragmentation",
+        "gauge",
+        "Share of the slots in used blocks without a token.",
         lambda r: r.stats.fragmentation,
     ),
     Family("pagecore_tokens", "gauge", "Computed tokens of all sequences.", lambda r: r.stats.num_tokens),
@@ -149,7 +151,9 @@ PAGECORE = (
     Family("pagecore_state_slots", "gauge", "Slots of recurrent states by state.", _states, "state"),
     Family("pagecore_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
     Family("pagecore_swaps", "counter", "Preemptions that swapped the run out.", lambda r: r.figures.num_swaps),
-    Family("pagecore_forks", "counter", "Samples forked from the first of their request.", lambda r: r.figures.num_forks),
+    Family(
+        "pagecore_forks", "counter", "Samples forked from the first of their request.", lambda r: r.figures.num_forks
+    ),
     Family(
         "pagecore_prefix_query_tokens",
         "counter",
