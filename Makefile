@@ -64,7 +64,7 @@ lint: $(VENV)/.lint build
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it runs pycodestyle from the PATH
 	$(BIN)/mypy
 	$(BIN)/stubtest $(STUBTEST) $$(git ls-files 'pagecore/*.pyi' ':!pagecore/interop' | sed 's/\.pyi$$//; s,/,.,g')
-	$(BIN)/codespell $$(git ls-files)
+	$(BIN)/codespell $$(git ls-files ':!third_party')
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
 # BENCH takes names and options of `python -m bench`, such as make bench BENCH="cpu_attention --quick". Without torch (the

@@ -13,9 +13,11 @@ __all__ = [
     "InvalidBlock",
     "InvalidSequence",
     "NotEnoughMemory",
+    "NotRegistered",
     "OutOfBlocks",
     "OutOfRows",
     "PagecoreError",
+    "PeerError",
     "ShapeError",
     "UnsupportedDtype",
     "UnsupportedOption",
@@ -67,6 +69,14 @@ class DoubleFree(PagecoreError, ValueError):
 
 class InvalidSequence(PagecoreError, LookupError):
     """A sequence or row is unknown, removed, foreign, duplicated, or in the wrong state for the call."""
+
+
+class NotRegistered(PagecoreError, LookupError):
+    """Nothing is registered under the device type and id."""
+
+
+class PeerError(PagecoreError, ConnectionError):
+    """Another process closed its connection, did not answer in time, or sent something else than was expected."""
 
 
 class ShapeError(PagecoreError, ValueError):

@@ -81,18 +81,38 @@ def pinned(nbytes, device, *, bint zeroed=False):
     NotEnoughMemory
         The host cannot allocate the pinned memory.
     """
-    cdef ArrayView view
     memory = cuda.runtime().allocate_pinned(nbytes)
     if zeroed:
         memory.fill(0)
-    view.data = <char*><uintptr_t>memory.ctypes.data
+    return mapped(memory.ctypes.data, nbytes, device, memory)
+
+
+def mapped(address, nbytes, device, owner):
+    """Return memory that a CUDA device can access as a tensor of bytes on that device.
+
+    Parameters
+    ----------
+    address, nbytes : int
+        Page-locked host memory, which the device accesses over its bus, or memory of the device.
+    device : str
+        A CUDA device.
+    owner : object
+        Owner of the memory; the tensor keeps it alive.
+
+    Returns
+    -------
+    Tensor
+        ``[nbytes]``, uint8.
+    """
+    cdef ArrayView view
+    view.data = <char*><uintptr_t>address
     view.dtype = as_dtype("uint8").code
     view.ndim = 1
     view.shape[0] = nbytes
     set_contiguous_strides(view)
     view.device_type = CUDA
     view.device_id = device_index(device)
-    return tensor_of(view, memory)
+    return tensor_of(view, owner)
 
 
 def empty(shape, dtype="float32", device="cpu", *, stream=None):

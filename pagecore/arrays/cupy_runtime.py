@@ -17,13 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays.runtime import DeviceProperties, Event
-from pagecore.errors import DeviceError, NotEnoughMemory
+from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 
 INSTALL = "install pagecore[cuda12] or pagecore[cuda13] to match the driver's CUDA version"
 # A kernel needs an attribute to use more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
 # cudaErrorMemoryAllocation; CuPy does not export it.
 _ERROR_MEMORY_ALLOCATION = 2
+# cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy does not export them.
+_REGISTER_FLAGS = 3
+# cudaErrorInvalidValue and cudaErrorNotSupported: replies to memory that other processes cannot open.
+_ERRORS_NOT_SHAREABLE = (1, 801)
 # Major versions with architecture-specific instructions (sm_90a); their cubins run on that one architecture.
 _ARCHITECTURE_SPECIFIC = {9, 10, 11}
 
@@ -90,6 +94,60 @@ class CupyRuntime:
                     f"the host cannot allocate {num_bytes:,} bytes of pinned memory: {error}"
                 ) from error
         return np.ndarray(num_bytes, np.uint8, memory)
+
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        """Page-lock host memory by cudaHostRegister."""
+        with self._on(device):
+            try:
+                self._runtime.hostRegister(address, num_bytes, _REGISTER_FLAGS)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _ERROR_MEMORY_ALLOCATION:
+                    raise
+                raise NotEnoughMemory(
+                    f"the host cannot page-lock {num_bytes:,} bytes: {error}; raise `ulimit -l`, or use less memory"
+                ) from error
+            if int(self._runtime.pointerGetAttributes(address).devicePointer) != address:
+                self._runtime.hostUnregister(address)
+                raise DeviceError(
+                    f"cuda:{device} sees registered host memory at another address than the host does; use memory that "
+                    "CUDA allocates, such as a SwapSpace"
+                )
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`."""
+        with self._on(None):
+            self._runtime.hostUnregister(address)
+
+    def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
+        """Return the handle of cudaIpcGetMemHandle and the offset in the allocation."""
+        with self._on(device):
+            try:
+                handle = bytes(self._runtime.ipcGetMemHandle(address))
+            except self._runtime.CUDARuntimeError as error:
+                if error.status not in _ERRORS_NOT_SHAREABLE:
+                    raise
+                raise UnsupportedOption(
+                    f"the memory at {address:#x} of cuda:{device} has no IPC handle ({error}): memory of cuMemCreate, "
+                    "such as torch's expandable_segments, of cudaMallocAsync and of the host has none; allocate the "
+                    "pool with cudaMalloc, or share host memory by a descriptor"
+                ) from error
+            return handle, address - allocation_start(address)
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        """Map an allocation by cudaIpcOpenMemHandle."""
+        with self._on(device):
+            try:
+                return int(self._runtime.ipcOpenMemHandle(handle))
+            except self._runtime.CUDARuntimeError as error:
+                raise DeviceError(
+                    f"cuda:{device} cannot open the IPC handle ({error}); the exporting process must be another one, "
+                    "still alive, and on the same device"
+                ) from error
+
+    def close_ipc(self, address: int, device: int) -> None:
+        """Unmap an allocation by cudaIpcCloseMemHandle."""
+        with self._on(device):
+            self._runtime.ipcCloseMemHandle(address)
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses."""
@@ -311,6 +369,19 @@ def import_cupy() -> Any:
     if getattr(cupy.cuda.runtime, "is_hip", False):
         raise DeviceError(f"CuPy is built for ROCm, which is not supported: {INSTALL}")
     return cupy
+
+
+def allocation_start(address: int) -> int:
+    """Return the start of the allocation that holds a device address (cuMemGetAddressRange; CuPy lacks it)."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"the CUDA driver cannot be loaded: {error}") from error
+    status = libcuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    if status:
+        raise DeviceError(f"cuMemGetAddressRange failed with status {status} for address {address:#x}")
+    return base.value
 
 
 def _count_devices(runtime: Any) -> int:

@@ -70,6 +70,24 @@ class Runtime(Protocol):
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
         """Allocate page-locked host memory, from which copies are asynchronous; the array owns it."""
 
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        """Page-lock host memory, so that every device accesses it at its own address; both are multiples of a page."""
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`; the work of devices on the memory has finished."""
+
+    def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
+        """Return a handle of the allocation that holds a device address, and the offset of the address in it.
+
+        UnsupportedOption for memory that other processes cannot open, such as that of cuMemCreate.
+        """
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        """Map the allocation of another process by its handle; return its address."""
+
+    def close_ipc(self, address: int, device: int) -> None:
+        """Unmap an allocation that `open_ipc` returned; the work of devices on it has finished."""
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses, on a device or on the host."""
 

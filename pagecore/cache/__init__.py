@@ -2,6 +2,7 @@
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.config import PagedCacheConfig, StaticCacheConfig, effective_length, make_cache
+from pagecore.cache.embeddings import EmbeddingCache
 from pagecore.cache.inspect.block_map import BlockMap
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers import Alias
@@ -18,6 +19,7 @@ __all__ = [
     "BlockMap",
     "CacheStats",
     "CrossArrays",
+    "EmbeddingCache",
     "KVCache",
     "PagedCacheConfig",
     "PagedKVCache",

@@ -10,6 +10,7 @@ from pagecore.cache.layers import Group
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import KVLayout, KVPool
 from pagecore.storage.adoption import Span, refuse_overlap, tensors_of
+from pagecore.storage.allocation import checked_allocator
 from pagecore.storage.checks import INT32_MAX, shown
 from pagecore.storage.layout import as_layout
 
@@ -48,6 +49,16 @@ def buffers_of(
         tensors_of(given, _one_block(group, block_size, layout), device)
         for given, group in zip(_split(buffers, len(groups)), groups, strict=True)
     ]
+
+
+def check_source(allocator: object, buffers: object, device: str) -> None:
+    """Raise UnsupportedOption for an allocator that the cache cannot use."""
+    if checked_allocator(allocator) is None:
+        return
+    if buffers is not None:
+        raise UnsupportedOption("buffers and allocator are given; give one of them")
+    if device == "none":
+        raise UnsupportedOption("allocator is given, but device is 'none': such a cache has no bytes; leave it out")
 
 
 def count_adopted(

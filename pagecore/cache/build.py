@@ -9,7 +9,7 @@ from typing import SupportsFloat, SupportsIndex
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import lifecycle
 from pagecore.cache._state import CacheState
-from pagecore.cache.adopted import buffers_of, count_adopted
+from pagecore.cache.adopted import buffers_of, check_source, count_adopted
 from pagecore.cache.cross.build import make_cross
 from pagecore.cache.layer_ops import LayerOps, layer_ops
 from pagecore.cache.layers import Layer, Layers, arrange
@@ -23,11 +23,13 @@ from pagecore.cache.limits import (
     slot_dtype,
 )
 from pagecore.cache.parts import CacheParts, CrossParts
+from pagecore.cache.saver import checked_saver
 from pagecore.cache.state_layers import size_states, state_layers
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
+from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import ceil_div, flag, require_int
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
@@ -54,6 +56,8 @@ def build_parts(
     recompute_last_block: bool = False,
     num_states: SupportsIndex | None = None,
     state_ratio: SupportsFloat = 0.9,
+    allocator: Allocator | None = None,
+    memory_saver: bool = False,
 ) -> CacheParts:
     """Return the parts of a cache; see `PagedKVCache` for the arguments and errors."""
     refuse_unserved(prefix_cache, eviction_policy)
@@ -71,6 +75,9 @@ def build_parts(
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
     keeping = state_layers(placed, groups)
     num_slots, memory = size_states(keeping, num_states, state_ratio, memory, max_sequences, device)
+    check_source(allocator, buffers, device)
+    saver = checked_saver(memory_saver, allocator, buffers, device)
+    source = allocator if saver is None else saver.allocate
     given = buffers_of(buffers, groups, block_size, layout, memory, device)
     if given is not None and num_blocks is None:
         blocks = count_adopted(given, groups, block_size, layout)
@@ -87,7 +94,7 @@ def build_parts(
     )
     staging = Staging(tables, device) if device.startswith("cuda") else None
     specs = () if keeping is None else keeping.specs
-    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots)
+    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots, source)
     ops = _ops_of(placed, device)
     cross = make_cross(groups, blocks, block_size, max_sequences, device)
     attended = [group.attended for group in groups[:num_token_groups]]
@@ -114,6 +121,7 @@ def build_parts(
         scrub=scrub,
         parallel=ranks,
         cross=cross,
+        saver=saver,
     )
     if scrub:
         store.zero_adopted()  # last: if the cache cannot be made, the caller's memory is unchanged

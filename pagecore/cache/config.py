@@ -18,6 +18,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_memory
+from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
@@ -66,6 +67,8 @@ class PagedCacheConfig:
         Slots for states, for models with layers that keep them, see `PagedKVCache`.
     state_ratio : float
         Bytes of states over bytes of blocks, if `memory` is divided among them.
+    memory_saver : bool
+        Let the cache give its memory back to the system for a time, see `PagedKVCache.release_memory`.
 
     Raises
     ------
@@ -88,6 +91,7 @@ class PagedCacheConfig:
     recompute_last_block: bool = False
     num_states: int | None = None
     state_ratio: float = 0.9
+    memory_saver: bool = False
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
@@ -101,6 +105,7 @@ class PagedCacheConfig:
         if self.num_states is not None:
             put("num_states", require_int("num_states", self.num_states, min=2, max=None))
         put("state_ratio", checked_ratio(self.state_ratio))
+        put("memory_saver", flag("memory_saver", self.memory_saver))
         put("block_size", require_int("block_size", self.block_size))
         put("max_sequences", require_int("max_sequences", self.max_sequences, max=None))
         put("max_tokens_per_sequence", _optional_length("max_tokens_per_sequence", self.max_tokens_per_sequence))
@@ -194,6 +199,7 @@ def make_cache(
     model_max_length: int | None = None,
     buffers: object = None,
     clock: Callable[[], float] | None = None,
+    allocator: Allocator | None = None,
 ) -> PagedKVCache: ...
 @overload
 def make_cache(
@@ -213,6 +219,7 @@ def make_cache(
     model_max_length: int | None = None,
     buffers: object = None,
     clock: Callable[[], float] | None = None,
+    allocator: Allocator | None = None,
 ) -> PagedKVCache | StaticKVCache:
     """Make the cache that a config describes, for one model.
 
@@ -232,6 +239,8 @@ def make_cache(
         each group has the number of blocks that its buffers hold.
     clock : callable, optional
         Clock of a paged cache, see `PagedKVCache`.
+    allocator : callable, optional
+        Source of the memory of a paged cache, see `PagedKVCache`.
 
     Returns
     -------
@@ -253,7 +262,7 @@ def make_cache(
     ((1, 8, 256, 64), DType('float32'))
     """
     if isinstance(config, StaticCacheConfig):
-        for name, given in (("buffers", buffers), ("clock", clock)):
+        for name, given in (("buffers", buffers), ("clock", clock), ("allocator", allocator)):
             if given is not None:
                 raise UnsupportedOption(f"{name} is given for a static cache; leave it out, or use a PagedCacheConfig")
         length = effective_length(config.max_length, model_max_length)
@@ -284,8 +293,10 @@ def make_cache(
         recompute_last_block=config.recompute_last_block,
         num_states=config.num_states,
         state_ratio=config.state_ratio,
+        memory_saver=config.memory_saver,
         buffers=buffers,
         clock=time.monotonic if clock is None else clock,
+        allocator=allocator,
     )
 
 

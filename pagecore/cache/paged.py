@@ -20,6 +20,7 @@ from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
 from pagecore.cache.prefix.retention import Spans, checked_rank, retention_options, reusable
+from pagecore.cache.saver import SaverMethods
 from pagecore.cache.step._step import abandon_steps, take_step
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.cache.step.prepare import new_batch, ready, refusal
@@ -27,11 +28,12 @@ from pagecore.cache.step.run import attend_step, write_step
 from pagecore.cache.swap.methods import SwapMethods
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import KVLayout, TensorParallel
+from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import ceil_div, require_int
 from pagecore.storage.memory import Memory
 
 
-class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
+class PagedKVCache(SwapMethods, CompactMethods, SaverMethods, CacheReader):
     """The keys and values of many sequences, in blocks of shared memory; every call takes the cache's lock.
 
     Parameters
@@ -86,6 +88,14 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         Memory of the caller on `device`, adopted instead of allocated, in the order that `layout` describes: for one
         group the `buffers` of `KVPool`, for several groups a list with one such entry per group. The cache aliases the
         arrays and keeps them alive. It does not write to them before the first step, unless `scrub` is True.
+    allocator : callable, optional
+        Returns the memory of blocks and states for ``allocator(bytes, device)``: any array that `as_tensor` accepts, of
+        at least that number of bytes, contiguous and aligned to 64 bytes, from a framework's pool or memory that NVLink
+        or NVSHMEM reaches. It is called once for each buffer of a pool, while the cache is made. The cache keeps the
+        arrays alive. Exclusive with `buffers`.
+    memory_saver : bool
+        Allocate memory whose pages `release_memory` gives back to the system, for ``device="cpu"``. Exclusive with
+        `buffers` and `allocator`.
     scrub : bool
         Keep the values of one namespace out of the blocks of every other one; see Notes. Refused for ``device="none"``.
     recompute_last_block : bool
@@ -159,6 +169,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
         recompute_last_block: bool = False,
         num_states: SupportsIndex | None = None,
         state_ratio: SupportsFloat = 0.9,
+        allocator: Allocator | None = None,
+        memory_saver: bool = False,
     ) -> None:
         super().__init__(
             build_parts(
@@ -181,6 +193,8 @@ class PagedKVCache(SwapMethods, CompactMethods, CacheReader):
                 recompute_last_block=recompute_last_block,
                 num_states=num_states,
                 state_ratio=state_ratio,
+                allocator=allocator,
+                memory_saver=memory_saver,
             )
         )
 

@@ -30,6 +30,13 @@ class SwappedBlocks(Protocol):
         """Recount every block from the sequences that hold it."""
 
 
+class SavedMemory(Protocol):
+    """Memory of a cache whose pages can be given back; see `pagecore.cache.saver`."""
+
+    def require_memory(self) -> None:
+        """Raise DeviceError while the pages are given back."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossParts:
     """Parts of a cache that only cross attention needs.
@@ -80,6 +87,8 @@ class CacheParts:
     parallel : TensorParallel
     cross : CrossParts or None
         Parts of cross attention; None for a cache without it.
+    saver : SavedMemory or None
+        Memory whose pages can be given back; None for a cache without `memory_saver`.
     swap_spaces : WeakSet of SwappedBlocks
         Swap spaces that serve the cache.
     """
@@ -101,6 +110,7 @@ class CacheParts:
     scrub: bool
     parallel: TensorParallel
     cross: CrossParts | None = None
+    saver: SavedMemory | None = None
     swap_spaces: weakref.WeakSet[SwappedBlocks] = field(default_factory=weakref.WeakSet)
 
     @property

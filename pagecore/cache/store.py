@@ -14,7 +14,8 @@ from pagecore.cache.layers import Group, Layer
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.index import StateBuffers
 from pagecore.ops import copy_blocks, transfer_blocks
-from pagecore.storage import KVLayout, KVPool, StatePool, StateSpec
+from pagecore.storage import KVLayout, KVPool, Region, StatePool, StateSpec
+from pagecore.storage.allocation import Allocator
 from pagecore.storage.layout import as_layout
 
 
@@ -39,6 +40,8 @@ class Store:
         Spec of each layer that keeps a state.
     num_states : int
         Slots of the states, including the null slot.
+    allocator : callable, optional
+        Gives the memory of blocks and states, for (bytes, device).
     """
 
     def __init__(
@@ -52,17 +55,30 @@ class Store:
         scrub: bool = False,
         states: tuple[StateSpec, ...] = (),
         num_states: int = 0,
+        allocator: Allocator | None = None,
     ) -> None:
         order = as_layout("layerwise" if layout is None else layout)
         given = [None] * len(groups) if buffers is None else buffers
         made = [] if device == "none" else list(zip(groups, num_blocks, given, strict=True))
         self.pools = [
-            KVPool(group.spec, group.num_layers, n, block_size, order, device, own, scrub=scrub and own is None)
+            KVPool(
+                group.spec,
+                group.num_layers,
+                n,
+                block_size,
+                order,
+                device,
+                own,
+                scrub=scrub and own is None,
+                allocator=allocator,
+            )
             for group, n, own in made
         ]
         refuse_shared(self.pools)
         self._is_adopted = buffers is not None
-        self.states = StatePool(states, num_states, device=device) if states and device != "none" else None
+        self.states = None
+        if states and device != "none":
+            self.states = StatePool(states, num_states, device=device, allocator=allocator)
         self._scrubs = scrub
         if scrub and self.states is not None:
             self.states.zero(range(1, num_states))
@@ -72,6 +88,16 @@ class Store:
     def nbytes(self) -> int:
         """Bytes of all pools."""
         return sum(pool.nbytes for pool in self.pools) + (0 if self.states is None else self.states.nbytes)
+
+    def regions(self) -> list[Region]:
+        """Return the memory of all pools as regions; with several groups their names end in the group."""
+        several = len(self.pools) > 1
+        found = [
+            region._replace(name=f"{region.name} of group {group}") if several else region
+            for group, pool in enumerate(self.pools)
+            for region in pool.regions()
+        ]
+        return found if self.states is None else found + self.states.regions()
 
     def pool(self, layer: Layer) -> KVPool:
         """Return the pool of a layer that attends; raise DeviceError for a cache without bytes."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
-from pagecore.storage.checks import as_tuple, member, require_int, shown
+from pagecore.storage.checks import as_tuple, ceil_div, member, require_int, shown
 from pagecore.storage.spec import Plane, Spec
 
 # Axes: L(ayer) B(lock) C(plane) N(token) H(ead) D(im). A named order fixes the outer three, and `heads` the others.
@@ -53,6 +53,9 @@ class KVLayout:
         The stored planes. With C they share one buffer, even if their last extents differ.
     num_layers, num_blocks, block_size : int, optional
         The sizes; `bind` can set them later.
+    block_alignment : int
+        The stride between blocks is rounded up to a multiple of this number of bytes, a power of two; for I/O that
+        bypasses the page cache, 4096. Above 1 only if B is the outermost axis.
 
     Raises
     ------
@@ -73,6 +76,7 @@ class KVLayout:
     num_layers: int | None = None
     num_blocks: int | None = None
     block_size: int | None = None
+    block_alignment: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planes", _planes_of(self.planes))
@@ -90,6 +94,15 @@ class KVLayout:
             )
         else:
             self._check_spelled()
+        alignment = require_int("block_alignment", self.block_alignment)
+        object.__setattr__(self, "block_alignment", alignment)
+        if alignment & (alignment - 1):
+            raise ShapeError(f"block_alignment is {alignment}; it must be a power of two")
+        if alignment > 1 and NAMED.get(self.order, self.order)[0] != "B":
+            raise UnsupportedOption(
+                f"block_alignment is {alignment}, but B is not the outermost axis of layout {self.order!r}; use "
+                "'blockwise'"
+            )
 
     def _check_spelled(self) -> None:
         axes = self.order
@@ -140,6 +153,13 @@ class KVLayout:
         return self.plane_layout(0).strides["B"]
 
     @property
+    def block_nbytes(self) -> int:
+        """Bytes of one block in all layers and planes, without padding."""
+        num_layers, _, block_size = self._sizes()
+        counts = {"token": block_size, "block": 1}
+        return num_layers * sum(plane.nbytes * counts[plane.per] for plane in self.planes)
+
+    @property
     def layer_stride(self) -> int:
         """Bytes from one layer to the next; ShapeError if each layer has a buffer of its own."""
         if "L" not in self.axes:
@@ -181,8 +201,13 @@ class KVLayout:
         return self.planes if "C" in self.axes else (self.planes[number % self._buffers_per_layer],)
 
     def buffer_shape(self, buffer: SupportsIndex) -> tuple[int, ...] | None:
-        """Return the extents of a buffer in the order of `axes`; None if planes of unequal shape or dtype share it."""
+        """Return the extents of a buffer in the order of `axes`.
+
+        None if planes of unequal shape or dtype share it, or if there are bytes between blocks.
+        """
         planes = self.planes_of(buffer)
+        if self.block_alignment > 1:
+            return None
         return tuple(self._extents(planes[0])[axis] for axis in self.axes) if _are_alike(planes) else None
 
     def plane_layout(self, index: SupportsIndex, layer: SupportsIndex = 0) -> PlaneLayout:
@@ -216,6 +241,8 @@ class KVLayout:
                     f"layout {self.order!r} puts {axis} outside C, but the planes differ in {axis}: "
                     f"{[extent[axis] for extent in extents]}; move C further out or leave it out"
                 )
+            if axis == "B" and self.block_alignment > 1:
+                below = [ceil_div(size, self.block_alignment) * self.block_alignment for size in below]
             for i, extent in enumerate(extents):
                 strides[i][axis] = below[i]
                 below[i] *= extent[axis]

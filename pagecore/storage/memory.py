@@ -19,6 +19,7 @@ UNITS: dict[str, int] = {"": 1, "B": 1} | {
     for power, letter in enumerate("KMGTP", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
+CGROUP = Path("/sys/fs/cgroup")
 _BUDGET = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?)\s*([A-Za-z]*)\s*")
 
 Memory = int | float | str
@@ -65,7 +66,8 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
 def free_memory(device: str = "cpu") -> int:
     """Return the free memory of a device in bytes.
 
-    On the host this is the memory that the kernel reports as available, limited by the cgroup. On a CUDA device it is
+    On the host this is the memory that the kernel reports as available, limited by the cgroup, in which the inactive
+    part of the page cache counts as free. On a CUDA device it is
     the memory that the driver reports as free; memory that a framework's allocator caches counts as used.
 
     Raises
@@ -79,7 +81,9 @@ def free_memory(device: str = "cpu") -> int:
         return cuda.runtime().memory_info(index)[0]
     available = _host_available()
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
-    return available if limit is None or used is None else max(0, min(available, limit - used))
+    if limit is None or used is None:
+        return available
+    return max(0, min(available, limit - max(0, used - _inactive_file())))
 
 
 def _host_available() -> int:
@@ -89,9 +93,18 @@ def _host_available() -> int:
     raise NotEnoughMemory("/proc/meminfo does not report MemAvailable; give the budget in bytes")
 
 
+def _inactive_file() -> int:
+    """Return the bytes of the cgroup's page cache that the kernel reclaims first."""
+    try:
+        found = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return 0 if found is None else int(found[1])
+
+
 def _cgroup(name: str) -> int | None:
     try:
-        text = (Path("/sys/fs/cgroup") / name).read_text().strip()
+        text = (CGROUP / name).read_text().strip()
     except OSError:
         return None
     return int(text) if text.isdigit() else None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import SupportsIndex
 
-from pagecore.arrays import Tensor, cuda, empty, strided, zeros
-from pagecore.arrays.devices import device_index, device_name
-from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
+from pagecore.arrays import Tensor, empty, strided, zeros
+from pagecore.arrays.devices import device_name
+from pagecore.errors import NotEnoughMemory, UnsupportedOption
 from pagecore.storage.adoption import Span, adopt
+from pagecore.storage.allocation import Allocator, allocated, checked_allocator, fill_zeros
 from pagecore.storage.checks import LAYERS_MAX, flag, member, require_int, shown
 from pagecore.storage.layout import KVLayout, as_layout
 from pagecore.storage.memory import Memory, parse_memory
+from pagecore.storage.regions import Region
 from pagecore.storage.spec import Plane, Spec, check_spec
 
 
@@ -39,10 +41,15 @@ class KVPool:
         Zero all bytes that the layout needs, also in `buffers`; see `zero`. By default host memory initially contains
         whatever the heap held, and `buffers` are unchanged.
 
+    allocator : callable, optional
+        Returns the memory of a buffer for ``allocator(bytes, device)``, instead of pagecore's own allocation: any array
+        that `as_tensor` accepts, of at least that number of bytes, contiguous and aligned to 64 bytes. The pool keeps
+        it alive, and zeroes it as its own. Exclusive with `buffers`.
+
     Raises
     ------
     ShapeError, DeviceError, UnsupportedOption, UnsupportedDtype
-        Invalid sizes, device or buffers.
+        Invalid sizes, device, buffers or allocator.
     NotEnoughMemory
         The allocation failed.
 
@@ -68,6 +75,7 @@ class KVPool:
         buffers: object = None,
         *,
         scrub: bool = False,
+        allocator: Allocator | None = None,
     ) -> None:
         check_spec(spec)
         is_scrubbed = flag("scrub", scrub)
@@ -77,9 +85,14 @@ class KVPool:
         self.num_blocks = require_int("num_blocks", num_blocks, min=2)
         self.block_size = require_int("block_size", block_size)
         self.layout = as_layout(layout).bind(spec.planes, self.num_layers, self.num_blocks, self.block_size)
-        # Spans of the adopted memory; empty without `buffers`.
+        # Spans of the caller's memory; empty if the pool allocates its own.
         self.spans: tuple[Span, ...] = ()
-        if buffers is None:
+        source = checked_allocator(allocator)
+        if source is not None:
+            if buffers is not None:
+                raise UnsupportedOption("buffers and allocator are given; give one of them")
+            self._buffers, self.spans = self._allocate_from(source)
+        elif buffers is None:
             self._buffers = self._allocate(is_scrubbed)
         else:
             self._buffers, self.spans = adopt(buffers, self.layout, self.device)
@@ -88,7 +101,7 @@ class KVPool:
             name: tuple(self._view(index, layer) for layer in range(self.num_layers))
             for index, name in enumerate(names)
         }
-        if is_scrubbed and buffers is not None:
+        if (source is not None and (is_scrubbed or self.device != "cpu")) or (is_scrubbed and buffers is not None):
             self.zero()
         elif buffers is None and self.device == "cpu" and not is_scrubbed:
             self._zero_null_block()
@@ -112,6 +125,13 @@ class KVPool:
     def buffers(self) -> tuple[Tensor, ...]:
         """The memory as flat uint8 tensors, one for each buffer of the layout; no copies."""
         return self._buffers
+
+    def regions(self) -> list[Region]:
+        """Return the memory as regions, one for each buffer, to register it with NIXL or Mooncake in one call."""
+        return [
+            Region(self.layout.buffer_name(number), buffer.pointer, buffer.nbytes, self.device)
+            for number, buffer in enumerate(self._buffers)
+        ]
 
     def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
         """Return one plane of one layer, ``[num_blocks, block_size, *plane.shape]``; it aliases the pool.
@@ -152,18 +172,7 @@ class KVPool:
         DeviceError
             The current stream is being captured; nothing was written.
         """
-        index = device_index(self.device)
-        if index is None:
-            for buffer in self._buffers:
-                buffer.numpy().fill(0)
-            return
-        runtime = cuda.runtime()
-        stream = runtime.current_stream(index)
-        if runtime.is_capturing(stream):
-            raise DeviceError(f"stream {stream:#x} is being captured; zero the pool before the capture")
-        for buffer in self._buffers:
-            runtime.fill(buffer.pointer, 0, buffer.nbytes, stream)
-        runtime.synchronize(stream, index)
+        fill_zeros(self._buffers, self.device)
 
     @classmethod
     def blocks_for(cls, memory: Memory, spec: Spec, num_layers: int, block_size: int = 16, device: str = "cpu") -> int:
@@ -187,6 +196,11 @@ class KVPool:
         # Host memory is only committed when it is touched; device memory is committed at once.
         make = empty if self.device == "cpu" and not scrub else zeros
         return tuple(make((size,), "uint8", self.device) for size in sizes)
+
+    def _allocate_from(self, allocator: Allocator) -> tuple[tuple[Tensor, ...], tuple[Span, ...]]:
+        sizes = [self.layout.buffer_nbytes(i) for i in range(self.layout.num_buffers)]
+        buffers = [allocated(allocator, size, self.device) for size in sizes]
+        return adopt(buffers, self.layout, self.device)
 
     def _view(self, index: int, layer: int) -> Tensor:
         plane = self.spec.planes[index]

@@ -9,14 +9,15 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 
-from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
+from pagecore.arrays import Tensor, empty, strided, zeros
 from pagecore.arrays.devices import device_name
-from pagecore.errors import DeviceError, InvalidBlock, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import InvalidBlock, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import copy_blocks, transfer_blocks
-from pagecore.storage.adoption import Span, refuse_overlap
+from pagecore.storage.allocation import Allocator, checked_allocator
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_float, as_tuple, member, require_int, shown
 from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.spec import Plane
+from pagecore.storage.regions import Region
+from pagecore.storage.state_memory import adopted_views, allocated_views, slotwise_views
 from pagecore.storage.state_spec import StateSpec
 
 Specs = StateSpec | Iterable[StateSpec]
@@ -43,6 +44,12 @@ class StatePool:
         Memory of the caller, used instead of allocated: layer by layer, and within a layer plane by plane, writable
         C-contiguous arrays ``[num_slots, *plane.shape]`` of the plane's dtype, of any type that `as_tensor` accepts.
         The views alias them and keep them alive. Nothing is written.
+    slot_bytes : int, optional
+        Store slot by slot instead: `buffers` is one contiguous array of at least ``num_slots * slot_bytes`` bytes. A
+        slot holds its planes layer by layer, as one run of bytes; the distance between slots is `slot_bytes`.
+    allocator : callable, optional
+        Returns the memory of each plane of each layer for ``allocator(bytes, device)``, see `KVPool`. Exclusive with
+        `buffers`.
 
     Raises
     ------
@@ -74,18 +81,33 @@ class StatePool:
         *,
         num_layers: int | None = None,
         device: str = "cpu",
-        buffers: Iterable[object] | None = None,
+        buffers: Any = None,
+        slot_bytes: SupportsIndex | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         self.specs = listed_specs(specs, num_layers)
         self.num_slots = require_int("num_slots", num_slots, min=2)
         self.device = device_name(device)
         places = [(layer, plane) for layer, spec in enumerate(self.specs) for plane in spec.planes]
         shapes = [(self.num_slots, *plane.shape) for _, plane in places]
-        if buffers is None:
+        # The memory, one region each: a tensor for each view, or one for all of them.
+        self._memory: list[Tensor] | None = None
+        source = checked_allocator(allocator)
+        if source is not None and buffers is not None:
+            raise UnsupportedOption("buffers and allocator are given; give one of them")
+        if slot_bytes is not None:
+            if buffers is None:
+                raise UnsupportedOption("slot_bytes is given without buffers; pass one array of bytes as buffers")
+            step = require_int("slot_bytes", slot_bytes, max=None)
+            flat, views = slotwise_views(buffers, [plane for _, plane in places], self.num_slots, step, self.device)
+            self._memory = [flat]
+        elif source is not None:
+            views = allocated_views(source, places, self.num_slots, self.device)
+        elif buffers is None:
             make = empty if self.device == "cpu" else zeros
             views = [make(shape, plane.dtype, self.device) for shape, (_, plane) in zip(shapes, places, strict=True)]
         else:
-            views = _adopted(buffers, places, self.num_slots, self.device)
+            views = adopted_views(buffers, places, self.num_slots, self.device)
         self._views = {(layer, plane.name): view for (layer, plane), view in zip(places, views, strict=True)}
         self._zeros = _zeros_for(views, self.device)
         if buffers is None and self.device == "cpu":
@@ -122,6 +144,15 @@ class StatePool:
         if name not in names:
             raise UnsupportedOption(f"plane {shown(name)} is not stored; layer {number} has {', '.join(names)}")
         return self._views[number, name]
+
+    def regions(self) -> list[Region]:
+        """Return the memory as regions, to register it with a transfer library."""
+        if self._memory is not None:
+            return [Region("states", flat.pointer, flat.nbytes, self.device) for flat in self._memory]
+        return [
+            Region(f"state {name!r} of layer {layer}", view.pointer, view.nbytes, self.device)
+            for (layer, name), view in self._views.items()
+        ]
 
     def planes(self) -> list[Tensor]:
         """Return every plane of every layer, layer by layer; they alias the pool."""
@@ -270,33 +301,6 @@ def slot_numbers(name: str, given: Any) -> np.ndarray[tuple[int], np.dtype[np.in
     if slots.dtype.kind not in "iu":
         raise UnsupportedDtype(f"{name} is {slots.dtype}; expected integers")
     return slots.astype(np.int64)
-
-
-def _adopted(buffers: Iterable[object], places: list[tuple[int, Plane]], num_slots: int, device: str) -> list[Tensor]:
-    """Check the caller's arrays, one for each plane of each layer, and return them as tensors."""
-    given = as_tuple("buffers", buffers, "a list of arrays, layer by layer and within a layer plane by plane")
-    if len(given) != len(places):
-        raise ShapeError(f"{len(given)} buffers are given; expected {len(places)}, one for each plane of each layer")
-    views: list[Tensor] = []
-    for array, (layer, plane) in zip(given, places, strict=True):
-        view, name = as_tensor(array), f"buffer of plane {plane.name!r} of layer {layer}"
-        shape = (num_slots, *plane.shape)
-        if view.device != device:
-            raise DeviceError(f"the {name} is on {view.device}; the pool is on {device}: pass memory there")
-        if view.dtype != plane.dtype:
-            raise UnsupportedDtype(f"the {name} is {view.dtype}; expected {plane.dtype}")
-        if view.shape != shape:
-            raise ShapeError(f"the {name} has shape {view.shape}; expected {shape}")
-        if view.readonly:
-            raise UnsupportedOption(f"the {name} is read-only; pass a writable array")
-        if view.strides != strided(view, shape).strides:
-            raise ShapeError(f"the {name} has strides {view.strides}; pass a C-contiguous array")
-        views.append(view)
-    names = [f"buffer of plane {plane.name!r} of layer {layer}" for layer, plane in places]
-    refuse_overlap(
-        Span(name, view.pointer, view.pointer + view.nbytes) for name, view in zip(names, views, strict=True)
-    )
-    return views
 
 
 def _zeros_for(planes: list[Tensor], device: str) -> list[tuple[list[Tensor], list[Tensor]]]:

@@ -81,6 +81,14 @@ class FakeCuda:
         device, kind = self.homes.get(address, (-1, 0))
         return types.SimpleNamespace(device=device, type=kind, devicePointer=address if kind else 0, hostPointer=0)
 
+    def hostRegister(self, address: int, size: int, flags: int) -> None:
+        self.call("hostRegister", address, size, flags)
+        self.homes.setdefault(address, (0, 1))
+
+    def hostUnregister(self, address: int) -> None:
+        self.call("hostUnregister", address)
+        self.homes.pop(address)
+
     def launchKernel(self, *arguments: int) -> None:
         (parameters,) = arguments[9:10]
         struct = ctypes.c_void_p.from_address(parameters).value
@@ -151,9 +159,15 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         streamWaitEvent=forwarded("streamWaitEvent"),
         streamSynchronize=forwarded("streamSynchronize"),
         streamIsCapturing=forwarded("streamIsCapturing", True),
+        ipcGetMemHandle=forwarded("ipcGetMemHandle", bytes(range(64))),
+        ipcOpenMemHandle=forwarded("ipcOpenMemHandle", 12_345),
+        ipcCloseMemHandle=forwarded("ipcCloseMemHandle"),
         **{
             name: getattr(cuda, name)
-            for name in ("getDevice", "setDevice", "getDeviceCount", "getDeviceProperties", "pointerGetAttributes")
+            for name in (
+                *("getDevice", "setDevice", "getDeviceCount", "getDeviceProperties", "pointerGetAttributes"),
+                *("hostRegister", "hostUnregister"),
+            )
         },
     )
     driver = types.SimpleNamespace(

@@ -48,6 +48,23 @@ class FakeRuntime:
     def allocate_pinned(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return np.empty(num_bytes, np.uint8)
 
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        self.calls.append(("register_host", address, num_bytes, device))
+
+    def unregister_host(self, address: int) -> None:
+        self.calls.append(("unregister_host", address))
+
+    def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
+        self.calls.append(("export_ipc", address, device))
+        return (address - address % 4096).to_bytes(64, "little"), address % 4096
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        self.calls.append(("open_ipc", handle, device))
+        return int.from_bytes(handle, "little")
+
+    def close_ipc(self, address: int, device: int) -> None:
+        self.calls.append(("close_ipc", address, device))
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.calls.append(("copy", num_bytes, stream))
         ctypes.memmove(target, source, num_bytes)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays import cuda
+from pagecore.arrays import cuda, cupy_runtime
 from pagecore.arrays.cuda import use_runtime
 from pagecore.arrays.cupy_runtime import CupyRuntime, external_stream
 from pagecore.arrays.runtime import DeviceProperties
-from pagecore.errors import DeviceError, NotEnoughMemory
+from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
 from tests.capabilities import require
 
@@ -130,6 +130,52 @@ def test_pinned_memory_is_an_array_that_owns_it(fake, runtime, size):
     assert array.dtype == np.uint8
     assert array.tolist() == [3] * size
     assert fake.calls == [("alloc_pinned_memory", 0, max(size, 1))]
+
+
+def test_host_memory_is_registered_for_every_device_and_at_its_own_address(fake, runtime):
+    runtime.register_host(4096, 8192, 1)
+    assert ("hostRegister", 1, 4096, 8192, 3) in fake.calls
+    runtime.unregister_host(4096)
+    assert fake.calls[-1][0::2] == ("hostUnregister", 4096)
+    fake.homes[8192] = (0, 0)  # seen at another address
+    with pytest.raises(DeviceError, match="sees registered host memory at another address"):
+        runtime.register_host(8192, 4096, 0)
+    assert fake.calls[-1][0::2] == ("hostUnregister", 8192)
+
+
+def test_memory_that_cannot_be_page_locked_is_an_error(fake, runtime):
+    fake.failures["hostRegister"] = CUDARuntimeError("cudaErrorMemoryAllocation: out of memory", 2)
+    with pytest.raises(NotEnoughMemory, match="cannot page-lock 4,096 bytes"):
+        runtime.register_host(4096, 4096, 0)
+    fake.failures["hostRegister"] = CUDARuntimeError(BROKEN, 700)
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:0"):
+        runtime.register_host(4096, 4096, 0)
+
+
+def test_memory_is_shared_by_the_handle_of_its_allocation(fake, runtime, monkeypatch):
+    monkeypatch.setattr(cupy_runtime, "allocation_start", lambda address: 4096)
+    assert runtime.export_ipc(5000, 1) == (bytes(range(64)), 904)
+    assert ("ipcGetMemHandle", 1, 5000) in fake.calls
+    assert runtime.open_ipc(b"handle", 1) == 12_345
+    assert ("ipcOpenMemHandle", 1, b"handle") in fake.calls
+    runtime.close_ipc(12_345, 1)
+    assert ("ipcCloseMemHandle", 1, 12_345) in fake.calls
+
+
+@pytest.mark.parametrize("status", [1, 801])
+def test_memory_that_has_no_handle_is_refused_by_name(fake, runtime, status):
+    fake.failures["ipcGetMemHandle"] = CUDARuntimeError("cudaErrorInvalidValue: invalid argument", status)
+    with pytest.raises(UnsupportedOption, match=r"memory of cuMemCreate, such as torch's expandable_segments"):
+        runtime.export_ipc(5000, 0)
+
+
+def test_handles_that_cannot_be_made_or_opened_are_errors_of_the_device(fake, runtime):
+    fake.failures["ipcGetMemHandle"] = CUDARuntimeError(BROKEN, 700)
+    with pytest.raises(DeviceError, match="CUDA failed on cuda:0"):
+        runtime.export_ipc(5000, 0)
+    fake.failures["ipcOpenMemHandle"] = CUDARuntimeError("cudaErrorDeviceUninitialized", 201)
+    with pytest.raises(DeviceError, match=r"cannot open the IPC handle \(cudaErrorDeviceUninitialized\)"):
+        runtime.open_ipc(b"handle", 0)
 
 
 def test_copies_and_fills_use_the_stream(fake, runtime):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays.runtime import DeviceProperties, Event
-from pagecore.errors import DeviceError
+from pagecore.errors import DeviceError, UnsupportedOption
 from tests.emulator import build
 from tests.emulator.streams import Marker, Streams
 
@@ -99,6 +99,8 @@ class EmulatedRuntime:
         event_synchronizes, loads. Work of kernels: read_bytes, copied_bytes (asynchronous), written_bytes;
         matrix_loads, and matrix_conflicts (extra passes over the banks of shared memory for them); most_accesses, the
         largest number of accesses to device memory of a thread between two collectives, added up over launches.
+    allocated : dict
+        Bytes of each allocation of device memory, by address.
     launched : list of str
         Names of the launched instances, in order.
     """
@@ -120,6 +122,7 @@ class EmulatedRuntime:
         self.launched: list[str] = []
         self.total_bytes = 1 << 34
         self._used_bytes = 0
+        self.allocated: dict[int, int] = {}
         self._sources, self._folder = sources, folder
         self._num_devices = num_devices
         self._properties = DeviceProperties("emulated", "sm_90a", num_multiprocessors, SHARED_BYTES, 228 * 1024)
@@ -145,6 +148,7 @@ class EmulatedRuntime:
         if not address:
             raise DeviceError(f"the emulated device cannot allocate {num_bytes} bytes")
         self._used_bytes += num_bytes
+        self.allocated[address] = max(num_bytes, 1)
         memory = Memory(address, num_bytes)
         memory.finalizer = finalizer = weakref.finalize(memory, self._free, address, num_bytes, stream)
         finalizer.atexit = False
@@ -153,6 +157,7 @@ class EmulatedRuntime:
     def _free(self, address: int, num_bytes: int, stream: int) -> None:
         """Free memory in the order of the stream for which it was allocated."""
         self._used_bytes -= num_bytes
+        self.allocated.pop(address, None)
         self.streams.submit(stream, lambda: self._engine.pc_release(address))
 
     def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
@@ -163,6 +168,32 @@ class EmulatedRuntime:
         self._engine.pc_add_host_memory(address, array.nbytes)
         weakref.finalize(array, self._engine.pc_release, address).atexit = False
         return array[:num_bytes]
+
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        self.counts["registrations"] += 1
+        if address % 4096 or num_bytes % 4096:
+            raise DeviceError(f"{num_bytes} bytes at {address:#x} are not whole pages")
+        self._engine.pc_add_host_memory(address, num_bytes)
+
+    def unregister_host(self, address: int) -> None:
+        self.counts["registrations"] -= 1
+        self._engine.pc_release(address)
+
+    def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
+        for start, size in self.allocated.items():
+            if start <= address < start + size:
+                return start.to_bytes(64, "little"), address - start
+        raise UnsupportedOption(f"the memory at {address:#x} has no IPC handle; memory of cuMemCreate has none")
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        address = int.from_bytes(handle, "little")
+        if address not in self.allocated:
+            raise DeviceError("the handle's process has ended")
+        self.counts["opened"] += 1
+        return address
+
+    def close_ipc(self, address: int, device: int) -> None:
+        self.counts["opened"] -= 1
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.counts["copies"] += 1

@@ -27,7 +27,7 @@ from pagecore.cache.step._plan import shortage
 from pagecore.cache.swap.shortage import shortage_with_swapped
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateTable
-from pagecore.storage import Spec
+from pagecore.storage import Region, Spec
 from pagecore.storage.checks import require_int
 
 NONE = np.zeros(0, np.int32)
@@ -117,6 +117,13 @@ class CacheReader(PartsOwner):
     def nbytes(self) -> int:
         """Bytes of all planes in all pools of this rank, states included."""
         return self._parts.store.nbytes
+
+    def regions(self) -> list[Region]:
+        """Return the memory of all planes and states as regions, to register it with NIXL or Mooncake in one call.
+
+        Empty for a cache without bytes.
+        """
+        return self._parts.store.regions()
 
     # -- layers and arrays ---------------------------------------------------------------------------------------
 

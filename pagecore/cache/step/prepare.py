@@ -47,6 +47,8 @@ def ready(
     before its arrays are allocated; otherwise blocks are counted once, when they are taken.
     """
     handle = None
+    if parts.saver is not None:
+        parts.saver.require_memory()
     if parts.staging is not None:
         handle = parts.staging.stream_of(stream)
     elif stream is not None:

@@ -37,6 +37,8 @@ def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks
 
 def move_in(parts: CacheParts, sequences: Any) -> OutOfBlocks | OutOfRows | None:
     """Move sequences back into rows and blocks of the cache; return None, or the error if rows or blocks are short."""
+    if parts.saver is not None:
+        parts.saver.require_memory()
     return swap_in(parts.state, sequences, partial(_short_of_cache, parts), partial(_moves, parts))
 
 

@@ -1,0 +1,146 @@
+"""Memory saver: a cache gives the pages of its memory back to the system, and takes fresh ones later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagecore.arrays import Tensor
+from pagecore.cache import lifecycle
+from pagecore.cache._lock import Held
+from pagecore.cache.parts import CacheParts, PartsOwner
+from pagecore.cache.prefix._evict import unused_states
+from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.storage import HostMemory
+from pagecore.storage.checks import flag, shown
+
+TAGS = ("kv",)
+
+
+class MemorySaver:
+    """Allocator of a cache whose pages can be given back while all addresses stay valid.
+
+    Attributes
+    ----------
+    is_released : bool
+    """
+
+    def __init__(self) -> None:
+        self.is_released = False
+        self._memories: list[HostMemory] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all memory."""
+        return sum(memory.nbytes for memory in self._memories)
+
+    def allocate(self, nbytes: int, device: str) -> Tensor:  # noqa: ARG002
+        """Return zeroed host memory whose pages are taken when they are first touched."""
+        memory = HostMemory(nbytes, touch=False)
+        self._memories.append(memory)
+        return memory.tensor()
+
+    def release(self) -> None:
+        """Give all pages back."""
+        for memory in self._memories:
+            memory.discard()
+        self.is_released = True
+
+    def require_memory(self) -> None:
+        """Raise DeviceError while the memory is released."""
+        if self.is_released:
+            raise DeviceError("the memory of the cache is released; call resume_memory() first")
+
+
+def checked_saver(memory_saver: bool, allocator: object, buffers: object, device: str) -> MemorySaver | None:
+    """Return the saver of a cache on `device`, or None; raise UnsupportedOption for options that exclude it."""
+    if not flag("memory_saver", memory_saver):
+        return None
+    if buffers is not None or allocator is not None:
+        raise UnsupportedOption("memory_saver is True, but the memory is the caller's; leave buffers and allocator out")
+    if device != "cpu":
+        raise UnsupportedOption(
+            f"memory_saver is True, but device is {device!r}; it serves 'cpu': on CUDA remove the cache and make it "
+            "again, or pass an allocator over memory that can be unmapped"
+        )
+    return MemorySaver()
+
+
+class SaverMethods(PartsOwner):
+    """`PagedKVCache.release_memory` and `resume_memory`."""
+
+    def release_memory(self, tags: Iterable[str] = TAGS) -> int:
+        """Give the pages of the cache's memory back to the system; addresses and views stay valid.
+
+        The content is lost: the prefix cache is cleared first. Until `resume_memory`, steps and `swap_in` are refused;
+        sequences may be added and removed, and those that are swapped out keep their blocks in their spaces.
+
+        Parameters
+        ----------
+        tags : iterable of str
+            Kinds of memory; "kv" is the only one.
+
+        Returns
+        -------
+        int
+            Bytes of the memory that was released.
+
+        Raises
+        ------
+        UnsupportedOption
+            A cache without `memory_saver`, another tag, or sequences or transfers that hold blocks or states; remove
+            them or swap them out. Nothing was changed.
+
+        Notes
+        -----
+        After SGLang's ``release_memory_occupation``, by which a trainer takes the memory of an engine between rollouts.
+        """
+        parts, saver = self._parts, _saver_of(self._parts)
+        _check_tags(tags)
+        with Held(parts.state.lock):
+            _refuse_held(parts)
+            lifecycle.clear(parts.state)
+            saver.release()
+        return saver.nbytes
+
+    def resume_memory(self, tags: Iterable[str] = TAGS) -> None:
+        """Let the cache be used again after `release_memory`, with zeros in all blocks; otherwise do nothing.
+
+        Raises
+        ------
+        UnsupportedOption
+            A cache without `memory_saver`, or another tag.
+        """
+        saver = _saver_of(self._parts)
+        _check_tags(tags)
+        with Held(self._parts.state.lock):
+            saver.is_released = False
+
+
+def _saver_of(parts: CacheParts) -> MemorySaver:
+    if parts.saver is None:
+        raise UnsupportedOption("the cache was made without memory_saver; pass memory_saver=True")
+    assert isinstance(parts.saver, MemorySaver)
+    return parts.saver
+
+
+def _check_tags(tags: Iterable[str]) -> None:
+    listed = [tags] if isinstance(tags, str) else list(tags)
+    wrong = [tag for tag in listed if tag not in TAGS]
+    if wrong or not listed:
+        raise UnsupportedOption(f"tags are {shown(listed)}; a cache has the tag 'kv' alone")
+
+
+def _refuse_held(parts: CacheParts) -> None:
+    """Raise UnsupportedOption if anything but the prefix cache holds blocks or states."""
+    available = lifecycle.available(parts.state)
+    held = sum(pool.num_blocks - 1 - left for pool, left in zip(parts.block_pools, available, strict=True))
+    states = parts.state.states
+    held_states = 0
+    if states is not None:
+        cached = 0 if parts.prefix is None else unused_states(parts.prefix)
+        held_states = states.slots.num_used - cached
+    if held or held_states:
+        raise UnsupportedOption(
+            f"sequences or transfers hold {held} blocks and {held_states} states; remove the sequences, or swap them "
+            "out, before release_memory"
+        )
