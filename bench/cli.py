@@ -29,12 +29,12 @@ NAMES = (
     "cpu_attention",
     "formats",
     "latent",
+    "metrics",
     "sparse",
     "trees",
     "states",
     "dispatch",
     "replay",
-    "metrics",
 )
 # Benches that need a GPU.
 GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill", "gpu_sparse")
