@@ -25,12 +25,12 @@ class FakeEvent:
 
 class FakeRuntime:
     def __init__(self, num_devices: int = 2, stream: int = 7, capturing: tuple[int, ...] = ()) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.devices, self.stream, self.capturing = num_devices, stream, capturing
-        self.events = 0
         # Reserved addresses: the array, and True where memory is mapped; and the bytes that may be mapped.
         self.ranges: dict[int, tuple[Any, bool]] = {}
         self.room = 1 << 30
+        self.calls: list[tuple[Any, ...]] = []
+        self.devices, self.stream, self.capturing = num_devices, stream, capturing
+        self.events = 0
 
     def num_devices(self) -> int:
         return self.devices
