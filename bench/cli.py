@@ -29,6 +29,7 @@ NAMES = (
     "cpu_attention",
     "formats",
     "latent",
+    "metrics",
     "sparse",
     "trees",
     "states",

@@ -31,7 +31,7 @@ ROOMS = {
 GLUE = {"translate.hpp", "numpy_array.hpp", "exchange.hpp"}
 OPTIONAL = {
     *("cupy", "torch", "jax", "transformers", "rich", "matplotlib"),
-    *("msgspec", "obstore", "zmq", "mooncake", "nixl", "zstandard"),
+    *("msgspec", "obstore", "zmq", "mooncake", "nixl", "zstandard", "prometheus_client"),
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.arrays import driver_memory
 from pagecore.arrays.runtime import DeviceProperties, Event
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 
@@ -149,6 +150,32 @@ class CupyRuntime:
         """Unmap an allocation by cudaIpcCloseMemHandle."""
         with self._on(device):
             self._runtime.ipcCloseMemHandle(address)
+
+    def memory_granularity(self, device: int) -> int:
+        """Return the least size of memory that cuMemCreate makes."""
+        with self._on(device):
+            return driver_memory.granularity(device)
+
+    def reserve_address(self, num_bytes: int, device: int) -> int:
+        """Reserve addresses by cuMemAddressReserve."""
+        with self._on(device):
+            return driver_memory.reserve_address(num_bytes)
+
+    def map_memory(self, address: int, num_bytes: int, device: int) -> None:
+        """Put memory at reserved addresses by cuMemCreate, cuMemMap and cuMemSetAccess."""
+        with self._on(device):
+            driver_memory.map_memory(address, num_bytes, device)
+
+    def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
+        """Wait for the device, which cuMemUnmap does not, and give memory back."""
+        with self._on(device):
+            self._runtime.deviceSynchronize()
+            driver_memory.unmap_memory(address, num_bytes)
+
+    def free_address(self, address: int, num_bytes: int, device: int) -> None:
+        """Give addresses back by cuMemAddressFree."""
+        with self._on(device):
+            driver_memory.free_address(address, num_bytes)
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses."""

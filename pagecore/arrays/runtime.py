@@ -91,6 +91,21 @@ class Runtime(Protocol):
     def close_ipc(self, address: int, device: int) -> None:
         """Unmap an allocation that `open_ipc` returned; the work of devices on it has finished."""
 
+    def memory_granularity(self, device: int) -> int:
+        """Return the bytes of which reserved and mapped sizes are multiples."""
+
+    def reserve_address(self, num_bytes: int, device: int) -> int:
+        """Reserve addresses without memory, which `map_memory` puts there; return the first."""
+
+    def map_memory(self, address: int, num_bytes: int, device: int) -> None:
+        """Put new device memory, with any content, at a range of `reserve_address`; NotEnoughMemory without effect."""
+
+    def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
+        """Wait for all work of the device, and give the memory of a range back; its addresses stay reserved."""
+
+    def free_address(self, address: int, num_bytes: int, device: int) -> None:
+        """Give back a range of reserved addresses, which has no memory."""
+
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses, on a device or on the host."""
 

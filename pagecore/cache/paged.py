@@ -95,8 +95,8 @@ class PagedKVCache(SwapMethods, CompactMethods, SaverMethods, CacheReader):
         or NVSHMEM reaches. It is called once for each buffer of a pool, while the cache is made. The cache keeps the
         arrays alive. Exclusive with `buffers`.
     memory_saver : bool
-        Allocate memory whose pages `release_memory` gives back to the system, for ``device="cpu"``. Exclusive with
-        `buffers` and `allocator`.
+        Allocate memory whose pages `release_memory` gives back to the system, or on CUDA to the device. On CUDA each
+        buffer takes whole pages, of 2 MiB on most devices. Exclusive with `buffers` and `allocator`.
     scrub : bool
         Keep the values of one namespace out of the blocks of every other one; see Notes. Refused for ``device="none"``.
     recompute_last_block : bool

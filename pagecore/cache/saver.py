@@ -12,6 +12,7 @@ from pagecore.cache.prefix._evict import unused_states
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import HostMemory
 from pagecore.storage.checks import flag, shown
+from pagecore.storage.device_memory import DeviceMemory
 
 TAGS = ("kv",)
 
@@ -26,24 +27,37 @@ class MemorySaver:
 
     def __init__(self) -> None:
         self.is_released = False
-        self._memories: list[HostMemory] = []
+        self._memories: list[HostMemory | DeviceMemory] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of all memory."""
         return sum(memory.nbytes for memory in self._memories)
 
-    def allocate(self, nbytes: int, device: str) -> Tensor:  # noqa: ARG002
-        """Return zeroed host memory whose pages are taken when they are first touched."""
-        memory = HostMemory(nbytes, touch=False)
+    def allocate(self, nbytes: int, device: str) -> Tensor:
+        """Return memory: on the host zeroed, with pages that are taken when they are first touched."""
+        memory = HostMemory(nbytes, touch=False) if device == "cpu" else DeviceMemory(nbytes, device)
         self._memories.append(memory)
         return memory.tensor()
 
     def release(self) -> None:
         """Give all pages back."""
+        self.is_released = True  # first: a failure leaves a part of the memory, which `resume` completes
         for memory in self._memories:
             memory.discard()
-        self.is_released = True
+
+    def resume(self) -> None:
+        """Take all memory again, or none; zeros are in it."""
+        if not self.is_released:
+            return
+        try:
+            for memory in self._memories:
+                if isinstance(memory, DeviceMemory):
+                    memory.restore()
+        except BaseException:
+            self.release()
+            raise
+        self.is_released = False
 
     def require_memory(self) -> None:
         """Raise DeviceError while the memory is released."""
@@ -57,11 +71,8 @@ def checked_saver(memory_saver: bool, allocator: object, buffers: object, device
         return None
     if buffers is not None or allocator is not None:
         raise UnsupportedOption("memory_saver is True, but the memory is the caller's; leave buffers and allocator out")
-    if device != "cpu":
-        raise UnsupportedOption(
-            f"memory_saver is True, but device is {device!r}; it serves 'cpu': on CUDA remove the cache and make it "
-            "again, or pass an allocator over memory that can be unmapped"
-        )
+    if device == "none":
+        raise UnsupportedOption("memory_saver is True, but device is 'none': such a cache has no bytes; leave it out")
     return MemorySaver()
 
 
@@ -69,7 +80,10 @@ class SaverMethods(PartsOwner):
     """`PagedKVCache.release_memory` and `resume_memory`."""
 
     def release_memory(self, tags: Iterable[str] = TAGS) -> int:
-        """Give the pages of the cache's memory back to the system; addresses and views stay valid.
+        """Give the pages of the cache's memory back to the system or device; addresses and views stay valid.
+
+        On CUDA the call waits for all work of the device. Captured graphs stay valid, and may run after the memory is
+        resumed.
 
         The content is lost: the prefix cache is cleared first. Until `resume_memory`, steps and `swap_in` are refused;
         sequences may be added and removed, and those that are swapped out keep their blocks in their spaces.
@@ -109,11 +123,13 @@ class SaverMethods(PartsOwner):
         ------
         UnsupportedOption
             A cache without `memory_saver`, or another tag.
+        NotEnoughMemory
+            The device has less memory than the cache had; the memory stays released.
         """
         saver = _saver_of(self._parts)
         _check_tags(tags)
         with Held(self._parts.state.lock):
-            saver.is_released = False
+            saver.resume()
 
 
 def _saver_of(parts: CacheParts) -> MemorySaver:

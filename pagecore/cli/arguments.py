@@ -117,6 +117,9 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--attend", action="store_true", help="write and attend real keys and values, and check samples against float64"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE")
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this port of 127.0.0.1 meanwhile"
+    )
     _add_pictures(parser)
     parser.set_defaults(command=commands.run_replay)
 

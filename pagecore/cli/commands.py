@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pagecore.cli.metrics import served_metrics
 from pagecore.cli.outcomes import REFUSED, WRONG, fail
 from pagecore.cli.output import (
     check_writable,
@@ -24,7 +25,7 @@ from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.reuse import POLICIES
 
 if TYPE_CHECKING:
-    from pagecore.serving.pictures import Timeline
+    from pagecore.serving.pictures import Timeline, Watcher
     from pagecore.serving.replay import ReplayReport
 
 UPDATE_STEPS = 64
@@ -76,7 +77,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     timeline = recorder(arguments.plot)
-    report = _replay_with_progress(arguments.trace, options, arguments.live, timeline)
+    with served_metrics(arguments.metrics_port) as exporting:
+        report = _replay_with_progress(arguments.trace, options, arguments.live, timeline, exporting)
     from pagecore.serving.tables import replay_rows
 
     print_table(f"pagecore replay {arguments.trace}", replay_rows(report))
@@ -92,7 +94,9 @@ def run_replay(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, timeline: Timeline | None) -> ReplayReport:
+def _replay_with_progress(
+    trace: str, options: ReplayOptions, is_live: bool, timeline: Timeline | None, exporting: list[Watcher]
+) -> ReplayReport:
     from pagecore.serving.replay import replay
 
     with watched(is_live, timeline) as (bar, watchers):
@@ -106,7 +110,7 @@ def _replay_with_progress(trace: str, options: ReplayOptions, is_live: bool, tim
             if steps % UPDATE_STEPS == 0:
                 bar.update(task, completed=done, total=total)
 
-        return replay(trace, options, advance, watchers)
+        return replay(trace, options, advance, [*watchers, *exporting])
 
 
 def show_plan(arguments: argparse.Namespace) -> int:

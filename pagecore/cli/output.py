@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from pagecore.serving.whatif import WhatIf
 
 
-def require(feature: str, package: str) -> None:
-    """Raise MissingExtraError if `package`, which `feature` needs, is not installed."""
+def require(feature: str, package: str, extra: str = "cli") -> None:
+    """Raise MissingExtraError if `package`, which `feature` needs and `extra` installs, is not installed."""
     if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(f"{feature} needs {package}, which is not installed; run pip install 'pagecore[cli]'")
+        raise MissingExtraError(
+            f"{feature} needs {package}, which is not installed; run pip install 'pagecore[{extra}]'"
+        )
 
 
 def recorder(path: Path | None) -> Timeline | None:

@@ -19,6 +19,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.serving.figures import SchedulerFigures, read_figures
 from pagecore.serving.limits import choose_limits
 from pagecore.serving.outputs import list_outputs, sort_outputs
 from pagecore.serving.request import Request, Run, token_ids
@@ -46,7 +47,7 @@ class Scheduler:
     properties show which: `step` is the open step (its `state` shows if it is committed), and `waiting` lists the
     queue.
 
-    A scheduler is not thread-safe: use it from one thread at a time.
+    A scheduler is not thread-safe: use it from one thread at a time. Only `figures` may be called from others.
 
     Parameters
     ----------
@@ -167,6 +168,10 @@ class Scheduler:
     def reuse(self) -> Reuse:
         """Tokens that the admissions so far found in the prefix cache."""
         return self._settled().reuse
+
+    def figures(self) -> SchedulerFigures:
+        """Return the counts of this scheduler; unlike everything else, other threads may call this at any time."""
+        return read_figures(self._roster)
 
     def check_invariants(self) -> None:
         """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""

@@ -159,6 +159,7 @@ def make_cupy(cuda: FakeCuda) -> types.ModuleType:
         streamWaitEvent=forwarded("streamWaitEvent"),
         streamSynchronize=forwarded("streamSynchronize"),
         streamIsCapturing=forwarded("streamIsCapturing", True),
+        deviceSynchronize=forwarded("deviceSynchronize"),
         ipcGetMemHandle=forwarded("ipcGetMemHandle", bytes(range(64))),
         ipcOpenMemHandle=forwarded("ipcOpenMemHandle", 12_345),
         ipcCloseMemHandle=forwarded("ipcCloseMemHandle"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.arrays.runtime import DeviceProperties
+from pagecore.errors import NotEnoughMemory
 
 
 class FakeEvent:
@@ -28,6 +29,9 @@ class FakeEvent:
 
 class FakeRuntime:
     def __init__(self, num_devices: int = 2, stream: int = 7, capturing: tuple[int, ...] = ()) -> None:
+        # Reserved addresses: the array, and True where memory is mapped; and the bytes that may be mapped.
+        self.ranges: dict[int, tuple[Any, bool]] = {}
+        self.room = 1 << 30
         self.calls: list[tuple[Any, ...]] = []
         self.devices, self.stream, self.capturing = num_devices, stream, capturing
         self.events = self.streams = 0
@@ -68,6 +72,41 @@ class FakeRuntime:
 
     def close_ipc(self, address: int, device: int) -> None:
         self.calls.append(("close_ipc", address, device))
+
+    def memory_granularity(self, device: int) -> int:
+        return 1 << 16
+
+    def reserve_address(self, num_bytes: int, device: int) -> int:
+        assert num_bytes > 0
+        assert num_bytes % (1 << 16) == 0
+        kept = np.full(num_bytes + 256, 0xEE, np.uint8)
+        address = -(-kept.ctypes.data // 256) * 256
+        self.ranges[address] = (kept, False)
+        self.calls.append(("reserve_address", address, num_bytes, device))
+        return address
+
+    def map_memory(self, address: int, num_bytes: int, device: int) -> None:
+        kept, is_mapped = self.ranges[address]
+        assert not is_mapped
+        if num_bytes > self.room:
+            raise NotEnoughMemory("the fake device is full")
+        self.room -= num_bytes
+        kept.fill(0xAB)
+        self.ranges[address] = (kept, True)
+        self.calls.append(("map_memory", address, num_bytes, device))
+
+    def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
+        kept, is_mapped = self.ranges[address]
+        assert is_mapped
+        self.room += num_bytes
+        kept.fill(0xEE)
+        self.ranges[address] = (kept, False)
+        self.calls.append(("unmap_memory", address, num_bytes, device))
+
+    def free_address(self, address: int, num_bytes: int, device: int) -> None:
+        _, is_mapped = self.ranges.pop(address)
+        assert not is_mapped
+        self.calls.append(("free_address", address, num_bytes, device))
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.calls.append(("copy", num_bytes, stream))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays import cuda, cupy_runtime
+from pagecore.arrays import cuda, cupy_runtime, driver_memory
 from pagecore.arrays.cuda import use_runtime
 from pagecore.arrays.cupy_runtime import CupyRuntime, external_stream
 from pagecore.arrays.runtime import DeviceProperties
@@ -176,6 +176,34 @@ def test_handles_that_cannot_be_made_or_opened_are_errors_of_the_device(fake, ru
     fake.failures["ipcOpenMemHandle"] = CUDARuntimeError("cudaErrorDeviceUninitialized", 201)
     with pytest.raises(DeviceError, match=r"cannot open the IPC handle \(cudaErrorDeviceUninitialized\)"):
         runtime.open_ipc(b"handle", 0)
+
+
+def test_mapped_memory_is_given_back_after_the_work_of_its_device(fake, runtime, monkeypatch):
+    def record(name, result=None):
+        def called(*arguments):
+            fake.call(name, *arguments)
+            return result
+
+        monkeypatch.setattr(driver_memory, name, called)
+
+    record("granularity", 4096)
+    record("reserve_address", 1 << 40)
+    for name in ("map_memory", "unmap_memory", "free_address"):
+        record(name)
+    assert runtime.memory_granularity(1) == 4096
+    assert runtime.reserve_address(8192, 1) == 1 << 40
+    runtime.map_memory(1 << 40, 8192, 1)
+    runtime.unmap_memory(1 << 40, 8192, 1)
+    runtime.free_address(1 << 40, 8192, 1)
+    assert [call for call in fake.calls if call[0] != "setDevice"] == [
+        ("granularity", 1, 1),
+        ("reserve_address", 1, 8192),
+        ("map_memory", 1, 1 << 40, 8192, 1),
+        ("deviceSynchronize", 1),
+        ("unmap_memory", 1, 1 << 40, 8192),
+        ("free_address", 1, 1 << 40, 8192),
+    ]
+    assert fake.getDevice() == 0
 
 
 def test_copies_and_fills_use_the_stream(fake, runtime):

@@ -23,10 +23,12 @@ stay unpublished until the next commit.
 
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libcpp.span cimport span
 
 from pagecore.cache._kept cimport kept_keys
 from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.cache.prefix._watched cimport WatchedPool
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint, State, States
@@ -177,6 +179,11 @@ cdef class PrefixCache:
 
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
         """Hold the match of a new sequence, and count it as a hit or a miss."""
+        cdef int32_t lane
+        if found.shared_blocks > 0 and isinstance(self.pools[0], WatchedPool):
+            for lane in range(self.num_lanes):
+                self.tree.copy_shared_raw(found, lane, span[int32_t](self.ids.data(), <size_t>found.shared_blocks))
+                (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), <size_t>found.shared_blocks)
         self.tree.lock_shared_raw(found, sequence.hold.receipt)
         sequence.hold.published = <int32_t>found.shared_blocks
         sequence.hold.offered_state = <int32_t>(found.blocks * self.block_size) if found.state >= 0 else 0
@@ -349,6 +356,18 @@ cdef class PrefixCache:
         return pool.free_raw(&old, 1)
 
     # -- for Python ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_watched(self):
+        """The lives of blocks are timed."""
+        return isinstance(self.pools[0], WatchedPool)
+
+    def watch(self, list watched):
+        """Count references through a WatchedPool of each group from now on; None ends that."""
+        if watched is None:
+            self.pools[:] = [(<WatchedPool>pool).pool for pool in self.pools] if self.is_watched else self.pools
+        else:
+            self.pools[:] = [watched[group] for group in self.groups]
 
     def figures(self):
         """Return the fields of `CacheStats` that concern the prefix cache."""

@@ -1,0 +1,51 @@
+"""Counts of a scheduler that other threads may read while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagecore.serving.reuse import Reuse
+
+if TYPE_CHECKING:
+    from pagecore.serving.roster import Roster
+
+__all__ = ["SchedulerFigures", "read_figures"]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerFigures:
+    """Counts of a scheduler at one moment.
+
+    Attributes
+    ----------
+    num_running, num_waiting, num_waiting_tokens : int
+        Admitted runs, runs in the queue, and the tokens that these have to compute.
+    num_preemptions, num_swaps, num_forks : int
+        Totals since the scheduler was made.
+    reuse : Reuse
+    new_token_ratio : float or None
+        Share of its remaining tokens that admission reserves for each run; None for a scheduler without such a ratio.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    num_preemptions: int
+    num_swaps: int
+    num_forks: int
+    reuse: Reuse
+    new_token_ratio: float | None = None
+
+
+def read_figures(roster: Roster) -> SchedulerFigures:
+    """Return the counts of a roster. Each is read at once; counts of one transition may be read before and after it."""
+    return SchedulerFigures(
+        num_running=len(roster.running),
+        num_waiting=len(roster.waiting),
+        num_waiting_tokens=roster.num_waiting_tokens,
+        num_preemptions=roster.num_preemptions,
+        num_swaps=roster.num_swaps,
+        num_forks=roster.num_forks,
+        reuse=roster.reuse,
+    )

@@ -1,0 +1,188 @@
+"""Names of the metrics, and their values from one reading.
+
+The names of vLLM and SGLang are those that published dashboards query. A counter's name gets the suffix ``_total``, and
+a histogram's the suffixes ``_bucket``, ``_count`` and ``_sum``, as Prometheus prescribes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+from pagecore.cache import CacheStats
+from pagecore.cache.inspect.block_life import DurationHistogram
+from pagecore.serving.figures import SchedulerFigures
+
+__all__ = ["FAMILIES", "Family", "Reading", "Value"]
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Everything that one scrape reads."""
+
+    figures: SchedulerFigures
+    stats: CacheStats
+    lives: Mapping[str, DurationHistogram] = field(default_factory=dict)
+    hit_tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+# A number, a histogram, or a number for each value of the family's own label; None: the metric does not apply.
+Value = float | DurationHistogram | Mapping[str, float] | None
+
+
+@dataclass(frozen=True)
+class Family:
+    """One metric: its name, kind, help text, function of a reading, and own label, if it has one."""
+
+    name: str
+    kind: Kind
+    help: str
+    value: Callable[[Reading], Value]
+    label: str | None = None
+
+
+def _life(name: str) -> Callable[[Reading], Value]:
+    return lambda reading: reading.lives.get(name)
+
+
+def _lives(prefix: str) -> Iterator[Family]:
+    texts = {
+        "lifetime": "Seconds from caching a block to its eviction, of sampled blocks.",
+        "idle_before_evict": "Seconds from the last use of a cached block to its eviction, of sampled blocks.",
+        "reuse_gap": "Seconds between two uses of a cached block, of sampled blocks.",
+    }
+    for name, text in texts.items():
+        yield Family(f"{prefix}block_{name}_seconds", "histogram", text, _life(name))
+
+
+def _states(reading: Reading) -> Value:
+    stats = reading.stats
+    if not stats.num_states:
+        return None
+    return {"free": stats.num_free_states, "held": stats.num_states - stats.num_free_states}
+
+
+def _blocks(reading: Reading) -> Value:
+    stats = reading.stats
+    return {"free": stats.num_free_blocks, "used": stats.num_used_blocks, "evictable": stats.num_evictable_blocks}
+
+
+VLLM = (
+    Family(
+        "vllm:num_requests_running",
+        "gauge",
+        "Sequences that run; samples of a request count one by one.",
+        lambda r: r.figures.num_running,
+    ),
+    Family(
+        "vllm:num_requests_waiting",
+        "gauge",
+        "Requests in the queue, preempted requests included.",
+        lambda r: r.figures.num_waiting,
+    ),
+    Family(
+        "vllm:kv_cache_usage_perc",
+        "gauge",
+        "Share of the blocks that sequences use; 1 is all of them.",
+        lambda r: r.stats.utilization,
+    ),
+    Family(
+        "vllm:prefix_cache_queries",
+        "counter",
+        "Prompt tokens of admitted requests.",
+        lambda r: r.figures.reuse.prefix_query_tokens,
+    ),
+    Family(
+        "vllm:prefix_cache_hits",
+        "counter",
+        "Prompt tokens of admitted requests that were cached.",
+        lambda r: r.figures.reuse.prefix_hit_tokens,
+    ),
+    Family("vllm:num_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
+    *_lives("vllm:kv_"),
+)
+
+SGLANG = (
+    Family("sglang:num_running_reqs", "gauge", "Sequences that run.", lambda r: r.figures.num_running),
+    Family("sglang:num_queue_reqs", "gauge", "Requests in the queue.", lambda r: r.figures.num_waiting),
+    Family("sglang:token_usage", "gauge", "Share of the cache in use, in blocks.", lambda r: r.stats.utilization),
+    Family(
+        "sglang:cache_hit_rate",
+        "gauge",
+        "Share of the prompt tokens so far that were cached.",
+        lambda r: r.figures.reuse.token_hit_rate,
+    ),
+    Family(
+        "sglang:new_token_ratio",
+        "gauge",
+        "Share of its remaining tokens that admission reserves for each run.",
+        lambda r: r.figures.new_token_ratio,
+    ),
+)
+
+PAGECORE = (
+    Family("pagecore_running", "gauge", "Sequences that run.", lambda r: r.figures.num_running),
+    Family("pagecore_waiting", "gauge", "Requests in the queue.", lambda r: r.figures.num_waiting),
+    Family(
+        "pagecore_waiting_tokens",
+        "gauge",
+        "Tokens that the queued requests have to compute.",
+        lambda r: r.figures.num_waiting_tokens,
+    ),
+    Family(
+        "pagecore_block_utilization", "gauge", "Share of the blocks that sequences use.", lambda r: r.stats.utilization
+    ),
+    Family("pagecore_blocks", "gauge", "Blocks of all groups by state.", _blocks, "state"),
+    Family(
+        "pagecore_cached_blocks", "gauge", "Blocks that the prefix cache holds.", lambda r: r.stats.num_cached_blocks
+    ),
+    Family(
+        "pagecore_fragmentation",
+        "gauge",
+        "Share of the slots in used blocks without a token.",
+        lambda r: r.stats.fragmentation,
+    ),
+    Family("pagecore_tokens", "gauge", "Computed tokens of all sequences.", lambda r: r.stats.num_tokens),
+    Family("pagecore_swapped_blocks", "gauge", "Blocks in swap spaces.", lambda r: r.stats.num_swapped_blocks),
+    Family("pagecore_state_slots", "gauge", "Slots of recurrent states by state.", _states, "state"),
+    Family("pagecore_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
+    Family("pagecore_swaps", "counter", "Preemptions that swapped the run out.", lambda r: r.figures.num_swaps),
+    Family(
+        "pagecore_forks", "counter", "Samples forked from the first of their request.", lambda r: r.figures.num_forks
+    ),
+    Family(
+        "pagecore_prefix_query_tokens",
+        "counter",
+        "Prompt tokens of requests at their first admission.",
+        lambda r: r.figures.reuse.prefix_query_tokens,
+    ),
+    Family(
+        "pagecore_prefix_hit_tokens",
+        "counter",
+        "Prompt tokens of requests that were cached at their first admission.",
+        lambda r: r.figures.reuse.prefix_hit_tokens,
+    ),
+    Family(
+        "pagecore_recovered_tokens",
+        "counter",
+        "Tokens that preempted requests found cached when they returned.",
+        lambda r: r.figures.reuse.num_recovered_tokens,
+    ),
+    Family("pagecore_evicted_blocks", "counter", "Blocks evicted.", lambda r: r.stats.num_evicted_blocks),
+    Family("pagecore_evicted_states", "counter", "Recurrent states evicted.", lambda r: r.stats.num_evicted_states),
+    Family("pagecore_copied_blocks", "counter", "Blocks copied on write.", lambda r: r.stats.num_copied_blocks),
+    *_lives("pagecore_"),
+    Family(
+        "pagecore_tier_hit_tokens",
+        "counter",
+        "Prompt tokens that were reused, by the medium that had them.",
+        lambda r: r.hit_tokens or None,
+        "medium",
+    ),
+)
+
+FAMILIES: Mapping[str, tuple[Family, ...]] = MappingProxyType({"vllm": VLLM, "sglang": SGLANG, "pagecore": PAGECORE})

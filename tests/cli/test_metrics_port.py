@@ -1,0 +1,69 @@
+"""Metrics of a replay on a port."""
+
+import importlib.util
+import re
+import socket
+import threading
+import urllib.request
+
+import pytest
+
+from pagecore.serving import replay as package
+from tests.capabilities import require
+from tests.cli.command_line import call, refused
+
+parser = require("prometheus_client.parser")
+
+
+def test_a_replay_is_scraped_while_it_runs(capsys, monkeypatch, trace):
+    scrapes = []
+
+    def replay_and_scrape(path, options, progress, watchers):
+        (url,) = re.findall(r"^metrics at (http://127\.0\.0\.1:\d+/metrics)$", capsys.readouterr().err, re.MULTILINE)
+
+        def scrape(scheduler, metrics):
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                text = answer.read().decode()
+            families = parser.text_string_to_metric_families(text)
+            values = {sample.name: sample.value for family in families for sample in family.samples}
+            assert values["pagecore_running"] == values["vllm:num_requests_running"] == scheduler.num_running
+            assert values["vllm:prefix_cache_queries_total"] == scheduler.reuse.prefix_query_tokens
+            scrapes.append(values)
+
+        report = replayed(path, options, progress, [*watchers, scrape])
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            assert f"pagecore_preemptions_total {float(report.preemptions)}" in answer.read().decode()
+        return report
+
+    replayed = package.replay
+    monkeypatch.setattr(package, "replay", replay_and_scrape)
+    threads = threading.active_count()
+    code, out, _ = call(capsys, "replay", trace, "--blocks", 24, "--metrics-port", 0)
+    assert code == 0
+    assert "prompt tokens" in out
+    assert len(scrapes) > 8
+    assert scrapes[-1]["pagecore_evicted_blocks_total"] > 0
+    assert threading.active_count() == threads
+
+
+def test_a_port_in_use_is_refused_before_the_replay(capsys, monkeypatch, trace):
+    monkeypatch.setattr(package, "replay", lambda *arguments: pytest.fail("it was replayed"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = refused(capsys, "replay", trace, "--metrics-port", port)
+    assert f"port {port} of 127.0.0.1 cannot be opened: Address already in use; use another port" in error
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_ports_outside_their_range_are_refused(capsys, trace, port):
+    assert f"port is {port}" in refused(capsys, "replay", trace, "--metrics-port", port)
+
+
+def test_without_the_package_the_error_names_the_extra(capsys, monkeypatch, trace):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "prometheus_client" else found(name))
+    error = refused(capsys, "replay", trace, "--metrics-port", 0)
+    assert "--metrics-port needs prometheus_client" in error
+    assert "pip install 'pagecore[metrics]'" in error
