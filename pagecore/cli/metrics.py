@@ -32,9 +32,9 @@ def served_metrics(port: int | None) -> Iterator[list[Watcher]]:
     registry = CollectorRegistry()
     exporters: list[Exporter] = []
 
-    def attach(scheduler: Scheduler, _metrics: Metrics) -> None:
+    def attach(scheduler: Scheduler, metrics: Metrics) -> None:
         if not exporters:
-            exporters.append(Exporter(scheduler, registry))
+            exporters.append(Exporter(scheduler, registry, tiers=metrics.tiers))
 
     with MetricsServer(registry, port) as server:
         print(f"metrics at {server.url}", file=sys.stderr)

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pagecore.cache import CacheStats
     from pagecore.serving.reuse import Reuse
 
-__all__ = ["Histogram", "Metrics", "Series"]
+__all__ = ["Histogram", "Metrics", "Series", "TierCounts", "TierSource"]
 
 # Values below 128 are exact; above, each octave has 128 buckets, so a percentile is off by less than 1 in 128.
 BUCKET_BITS = 7
 BUCKETS = 1 << BUCKET_BITS
+
+
+class TierCounts(Protocol):
+    """Statistics of tiers."""
+
+    @property
+    def hit_tokens(self) -> Mapping[str, int]:
+        """Prompt tokens that were reused so far, by medium."""
+
+
+class TierSource(Protocol):
+    """Tiers of a cache. `stats` may be called from any thread."""
+
+    def stats(self) -> TierCounts:
+        """Return the statistics so far."""
 
 
 class Histogram:
@@ -121,9 +138,12 @@ class Metrics:
         Blocks evicted so far.
     index_ns : Histogram
         Time in the cache, `Step.index_ns`; the caller adds it.
+    tiers : TierSource or None
+        Tiers of the cache.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tiers: TierSource | None = None) -> None:
+        self.tiers = tiers
         self.steps = 0
         self.utilization = Series()
         self.fragmentation = Series()

@@ -9,7 +9,6 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
@@ -312,6 +311,8 @@ def _advise(address: int, nbytes: int, advice: int) -> int:
 
 def _touch(address: int, nbytes: int, node: int | None) -> None:
     """Make all pages present by several threads."""
+    from concurrent.futures import ThreadPoolExecutor  # takes long to import, and few processes need it
+
     allowed = os.sched_getaffinity(0)
     cpus = allowed if node is None else cpus_of(node) or allowed
     num_threads = min(len(cpus), _THREADS_MAX, ceil_div(nbytes, _BYTES_PER_THREAD))

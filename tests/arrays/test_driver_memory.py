@@ -1,4 +1,4 @@
-"""Virtual memory of the driver: the calls of libcuda, recorded by a stand-in."""
+"""Virtual memory of the driver: the calls of libcuda, recorded by a substitute."""
 
 import ctypes
 

@@ -46,6 +46,24 @@ def test_a_replay_is_scraped_while_it_runs(capsys, monkeypatch, trace):
     assert threading.active_count() == threads
 
 
+def test_hits_of_tiers_are_served(capsys, monkeypatch, trace):
+    pages = []
+
+    def replay_and_scrape(path, options, progress, watchers):
+        (url,) = re.findall(r"^metrics at (\S+)$", capsys.readouterr().err, re.MULTILINE)
+
+        def scrape(scheduler, metrics):
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                pages.append(answer.read().decode())
+
+        return replayed(path, options, progress, [*watchers, scrape])
+
+    replayed = package.replay
+    monkeypatch.setattr(package, "replay", replay_and_scrape)
+    assert call(capsys, "replay", trace, "--blocks", 24, "--host", "64MiB", "--metrics-port", 0)[0] == 0
+    assert 'pagecore_tier_hit_tokens_total{medium="CPU"}' in pages[-1]
+
+
 def test_a_port_in_use_is_refused_before_the_replay(capsys, monkeypatch, trace):
     monkeypatch.setattr(package, "replay", lambda *arguments: pytest.fail("it was replayed"))
     with socket.socket() as taken:

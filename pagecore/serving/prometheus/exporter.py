@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pagecore.cache.inspect.block_life import BlockLives, DurationHistogram
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.checks import as_instance
+from pagecore.serving.metrics import TierSource
 from pagecore.serving.prometheus.client import import_client
 from pagecore.serving.prometheus.families import FAMILIES, Family, Reading, Value
 from pagecore.serving.scheduler import Scheduler
@@ -19,26 +20,11 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
-__all__ = ["Exporter", "TierCounts", "TierSource"]
+__all__ = ["Exporter"]
 
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 # Labels of metrics of their own.
 RESERVED = {"le", "state", "medium"}
-
-
-class TierCounts(Protocol):
-    """Statistics of tiers."""
-
-    @property
-    def hit_tokens(self) -> Mapping[str, int]:
-        """Prompt tokens that were reused so far, by medium."""
-
-
-class TierSource(Protocol):
-    """Tiers of a cache. `stats` may be called from any thread."""
-
-    def stats(self) -> TierCounts:
-        """Return the statistics so far."""
 
 
 class Exporter:
@@ -57,8 +43,7 @@ class Exporter:
     labels : mapping of str to str, optional
         Labels of every metric, such as ``{"model_name": "llama", "engine": "0"}``, by which vLLM's dashboards select.
     tiers : optional
-        Tiers of the cache: an object whose ``stats()`` has `hit_tokens`, the reused tokens by medium. By default the
-        scheduler's, if it has tiers.
+        Tiers of the cache: an object whose ``stats()`` has `hit_tokens`, the reused tokens by medium.
     block_share : float
         Share of the blocks whose lives in the prefix cache are timed, 0 to 1; 0 times none.
 
@@ -82,7 +67,7 @@ class Exporter:
         as_instance("scheduler", scheduler, Scheduler)
         self._families = _chosen(names)
         self._labels = _checked_labels({} if labels is None else labels)
-        self._tiers = getattr(scheduler, "tiers", None) if tiers is None else tiers
+        self._tiers = tiers
         if self._tiers is not None and not callable(getattr(self._tiers, "stats", None)):
             raise UnsupportedOption(f"tiers is {self._tiers!r}; expected an object with a method stats")
         share = as_float("block_share", block_share)

@@ -103,7 +103,7 @@ class _Replay:
         self.cache, self.scheduler = _build(options, self.num_blocks, summary)
         self.tiers = _build_tiers(self.cache, options, summary)
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
-        self.metrics = Metrics()
+        self.metrics = Metrics(self.tiers)
         self.states = StateUse(sum(spec.nbytes for spec in options.states)) if options.states else None
         self.requests = self.finished = self.refused = 0
         self.prompt_tokens = self.generated_tokens = self.computed_tokens = 0

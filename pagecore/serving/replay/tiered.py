@@ -15,6 +15,7 @@ from pagecore.serving.replay.simulated_store import SimulatedStore
 from pagecore.serving.replay.tier_options import TierPlace
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.tiers import Tiers
 from pagecore.tiers.store import BlockStore, Medium
 
@@ -118,6 +119,10 @@ class ReplayTiers:
     def poll(self) -> None:
         """Take the ends of writes."""
         self._tiers.poll()
+
+    def stats(self) -> TierStats:
+        """Return the statistics of the tiers so far."""
+        return self._tiers.stats()
 
     def close(self) -> None:
         """Close stores and host; a second call does nothing."""

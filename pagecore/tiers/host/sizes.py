@@ -12,8 +12,8 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, as_float, ceil_div, require_int, shown
-from pagecore.storage.pool_geometry import SLOT_ALIGNMENT
 from pagecore.storage.memory import Memory
+from pagecore.storage.pool_geometry import LANE_ALIGNMENT, SLOT_ALIGNMENT
 
 
 def size_tier(
@@ -51,12 +51,13 @@ def size_tier(
     if slots and num_states is None:
         of_groups = sum(pool.num_blocks * size for pool, size in zip(parts.tables.pools, bytes_of, strict=True))
         slots = max(2, min(budget * slots // (slots * each + of_groups), INT32_MAX))
-    left = budget - slots * each
+    # Lanes are aligned, too.
+    left = budget - slots * each - LANE_ALIGNMENT * (len(groups) + (slots > 0))
     least = sum(2 * size for size in bytes_of)
     if left < least:
         raise NotEnoughMemory(
             f"memory is {shown(budget)} bytes; {slots} state slots and two blocks of each group take "
-            f"{shown(slots * each + least)}, rounded up to pages: give more memory, or num_blocks"
+            f"{shown(budget - left + least)}, rounded up to pages: give more memory, or num_blocks"
         )
     counted = divide_memory(groups, parts.block_size, left, parts.max_tokens_per_sequence)
     # The division counts payloads; entries are aligned.

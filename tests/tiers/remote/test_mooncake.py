@@ -13,7 +13,7 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.remote.mooncake import MooncakeStore
 from pagecore.tiers.store import BlockStore
-from tests.capabilities import require
+from tests.capabilities import missing, require
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
 from tests.tiers.remote.contract import NBYTES, fingerprint
 
@@ -145,9 +145,8 @@ def test_a_dead_master_is_a_failed_batch_and_close_leaves_no_thread(tmp_path):
 
     before = threading.active_count()
     command, server = mooncake_command(tmp_path)
-    with subprocess.Popen(
-        [find(command[0]), *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
+    program = find(command[0]) or missing("mooncake", f"{command[0]} is not installed; make servers installs it")
+    with subprocess.Popen([program, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             end = time.monotonic() + 20
             while True:
