@@ -21,8 +21,8 @@ from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 __all__ = ["FaultyStore", "RedisServer", "rot_file"]
 
-LIBC = ctypes.CDLL(None)
-PR_SET_PDEATHSIG = 1
+# The kernel ends a server when its parent ends, also by an abort.
+DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 FAULTS = ("error", "gone", "flip", "part", "hang", "raise")
 
 
@@ -178,11 +178,6 @@ def rot_file(folder: Path, draw: random.Random) -> None:
             file.write(bytes([byte[0] ^ (1 << draw.randrange(8))]))
 
 
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends, also by an abort."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 class RedisServer:
     """A Redis server of the soak, which stops, goes on, dies and starts again."""
 
@@ -208,11 +203,10 @@ class RedisServer:
         """Start the server, empty, and wait until it answers."""
         options = ["--port", str(self.port), "--save", "", "--maxmemory", "8mb", "--maxmemory-policy", "allkeys-lru"]
         self._process = subprocess.Popen(
-            ["redis-server", *options, "--bind", "127.0.0.1", "--dir", str(self.folder)],
+            [*DIE_WITH_PARENT, "redis-server", *options, "--bind", "127.0.0.1", "--dir", str(self.folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it makes one system call
         )
         limit = time.monotonic() + 10
         while time.monotonic() < limit:

@@ -127,6 +127,7 @@ class EmulatedRuntime:
         self.total_bytes = 1 << 34
         self._used_bytes = 0
         self.allocated: dict[int, int] = {}
+        self._reserved: dict[int, NDArray[np.uint8]] = {}
         self._sources, self._folder = sources, folder
         self._num_devices = num_devices
         self._properties = DeviceProperties("emulated", "sm_90a", num_multiprocessors, SHARED_BYTES, 228 * 1024)
@@ -198,6 +199,29 @@ class EmulatedRuntime:
 
     def close_ipc(self, address: int, device: int) -> None:
         self.counts["opened"] -= 1
+
+    def memory_granularity(self, device: int) -> int:
+        return 1 << 16
+
+    def reserve_address(self, num_bytes: int, device: int) -> int:
+        kept = np.zeros(num_bytes + 256, np.uint8)
+        address = -(-kept.ctypes.data // 256) * 256
+        self._reserved[address] = kept
+        return address
+
+    def map_memory(self, address: int, num_bytes: int, device: int) -> None:
+        self._reserved[address].fill(0xFF)
+        self._used_bytes += num_bytes
+        self._engine.pc_add_host_memory(address, num_bytes)
+
+    def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
+        for stream in self.streams.known():
+            self.streams.drain(stream)
+        self._used_bytes -= num_bytes
+        self._engine.pc_release(address)
+
+    def free_address(self, address: int, num_bytes: int, device: int) -> None:
+        del self._reserved[address]
 
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         self.counts["copies"] += 1

@@ -59,6 +59,10 @@ class Streams:
         self._next += 0x10
         return self._next
 
+    def known(self) -> list[int]:
+        """Return the streams to which work was submitted."""
+        return list(self._queues)
+
     def submit(self, stream: int, work: Work) -> None:
         """Run work in the order of a stream."""
         if stream in self._captures:

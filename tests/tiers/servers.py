@@ -27,7 +27,6 @@ from pathlib import Path
 import pytest
 
 from tests.capabilities import missing
-from tests.tiers.supervisor import die_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDERS = [
@@ -37,6 +36,8 @@ FOLDERS = [
     Path(sys.executable).parent,
 ]
 SECONDS_TO_START = 60.0
+# The kernel kills the server when the thread that made it ends. JAX would warn of `preexec_fn`, code in the child.
+DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 
 def find(program: str) -> str | None:
@@ -179,11 +180,10 @@ class PrivateRedis:
     def start(self) -> None:
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                self.command,
+                [*DIE_WITH_PARENT, *self.command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=die_with_parent,  # noqa: PLW1509
             )
         wait_until_it_answers("redis", self.server, self.process, self.log)
 

@@ -271,9 +271,10 @@ class ReplayOptions:
         object.__setattr__(self, "state_ratio", checked_ratio(self.state_ratio))
 
     def _check_tiers(self) -> None:
+        speeds = self.bytes_per_second or None
         if self.host is None:
-            for name, value in (("disk", self.disk), ("remote", self.remote), ("bandwidth", self.bandwidth)):
-                if value:
+            for name, value in (("disk", self.disk), ("remote", self.remote), ("bandwidth", speeds)):
+                if value is not None:
                     raise UnsupportedOption(
                         f"{name} is {value!r}, but there is no host tier, through which stores are read; give host, too"
                     )
@@ -281,7 +282,7 @@ class ReplayOptions:
             raise UnsupportedOption(
                 f"host is {self.host!r}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one"
             )
-        _ = self.places, self.bytes_per_second
+        _ = self.places
 
     def _bytes_per_block(self) -> int:
         """Return the bytes of one block in all groups."""

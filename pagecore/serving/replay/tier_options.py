@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
+from pagecore.storage.checks import as_float
 from pagecore.storage.memory import UNITS
 
 __all__ = ["MEDIA", "TierPlace", "parse_bandwidth", "parse_place"]
@@ -34,10 +35,10 @@ def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
     UnsupportedOption
         A folder or URL without `attend`, because there are no bytes to write; or a size with it.
     """
-    is_size = isinstance(value, int) or value == UNBOUNDED or value[:1].isdigit()
     what = "a folder" if name == "disk" else "the URL of a store"
-    if not isinstance(value, int | str) or value == "":
+    if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
         raise UnsupportedOption(f"{name} is {value!r}; expected {what}, a size such as '1TiB', or {UNBOUNDED!r}")
+    is_size = isinstance(value, int) or value == UNBOUNDED or value[:1].isdigit()
     if is_size and attend:
         raise UnsupportedOption(
             f"{name} is {value!r}, a size for a simulation, but attend moves real bytes; give {what}, or drop attend"
@@ -61,13 +62,15 @@ def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, flo
     Raises
     ------
     UnsupportedOption
-        A medium other than host, disk and remote, or text without a number.
+        A medium other than host, disk and remote, text without a number, or neither a mapping nor a list of text.
     ShapeError
         A bandwidth that is not finite and above 0.
     """
     pairs: list[tuple[str, float]] = []
     if isinstance(value, Mapping):
         pairs = list(value.items())
+    elif isinstance(value, str) or not isinstance(value, Iterable):
+        raise UnsupportedOption(f"bandwidth is {value!r}; expected a list such as ['disk=2.5'], in GB/s")
     else:
         for text in value:
             name, _, number = str(text).partition("=")
@@ -81,7 +84,8 @@ def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, flo
     for name, speed in pairs:
         if name not in MEDIA:
             raise UnsupportedOption(f"bandwidth is given for {name!r}; the media are {', '.join(MEDIA)}")
-        if not (math.isfinite(speed) and speed > 0):
-            raise ShapeError(f"bandwidth of {name} is {speed!r} GB/s; expected a number above 0")
-        found[name] = speed * 1e9
+        rate = as_float(f"bandwidth of {name}", speed)
+        if not (math.isfinite(rate) and rate > 0):
+            raise ShapeError(f"bandwidth of {name} is {rate!r} GB/s; expected a number above 0")
+        found[name] = rate * 1e9
     return found
