@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import as_float
+from pagecore.storage.checks import as_float, as_tuple
 from pagecore.storage.memory import UNITS
 
 __all__ = ["MEDIA", "TierPlace", "parse_bandwidth", "parse_place"]
@@ -69,10 +69,8 @@ def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, flo
     pairs: list[tuple[str, float]] = []
     if isinstance(value, Mapping):
         pairs = list(value.items())
-    elif isinstance(value, str) or not isinstance(value, Iterable):
-        raise UnsupportedOption(f"bandwidth is {value!r}; expected a list such as ['disk=2.5'], in GB/s")
     else:
-        for text in value:
+        for text in as_tuple("bandwidth", value, "a list such as ['disk=2.5'], in GB/s"):
             name, _, number = str(text).partition("=")
             try:
                 pairs.append((name, float(number)))
