@@ -93,7 +93,7 @@ def _tier_rows(report: ReplayReport) -> list[tuple[str, str]]:
     for title, moved in (("read", tiers.read_bytes), ("written", tiers.written_bytes)):
         rows.append((f"bytes {title}", ", ".join(f"{name} {human_bytes(count)}" for name, count in moved.items())))
     if tiers.modelled_s:
-        times = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in tiers.modelled_s.items())
+        times = ", ".join(f"{name} {seconds:,.3f} s" for name, seconds in tiers.modelled_s.items())
         rows.append(("time of reads", f"{times} at the given bandwidths"))
     if len(tiers.read_bytes) > 1:
         late = f", {tiers.late_requests:,} late" if tiers.late_requests else ""
