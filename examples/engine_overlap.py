@@ -75,17 +75,18 @@ class Engine:
             self.cache.write(layer, key, value, batch)
             return self.cache.attend(layer, query, batch)
 
-        token_ids, positions = (torch.from_dlpack(each)[: batch.num_tokens] for each in (batch.token_ids, batch.positions))
+        arrays = (batch.token_ids, batch.positions, batch.cu_query_lens, batch.seq_lens)
+        token_ids, positions, starts, lengths = map(torch.from_dlpack, arrays)
         if last_ids is not None:
             token_ids[torch.from_numpy(step.unknown_positions)] = last_ids[torch.from_numpy(step.unknown_outputs)]
         rows = torch.tensor(step.output_rows, dtype=torch.int64)
-        ends, lengths = torch.from_dlpack(batch.cu_query_lens)[rows + 1], torch.from_dlpack(batch.seq_lens)[rows]
         seeds = torch.tensor([seed_of(run) for run in step.outputs], dtype=torch.int64)
-        logits = self.model(token_ids, positions, attend, ends - 1)
+        count = batch.num_tokens
+        logits = self.model(token_ids[:count], positions[:count], attend, starts[rows + 1] - 1)
         self.counts["steps"] += 1
-        self.counts["computed"] += batch.num_tokens
+        self.counts["computed"] += count
         self.counts["ahead"] += len(step.unknown_positions)
-        return sample(logits, seeds, lengths).to(torch.int32)
+        return sample(logits, seeds, lengths[rows]).to(torch.int32)
 
     def accept(self, step: Step, ids: Tensor | None) -> list[Run]:
         """Read ids back, which waits for the step, and pass them to the scheduler."""
@@ -126,10 +127,12 @@ def main() -> int:
         engine.scheduler.check_invariants()
         outputs.append({seed_of(run): run.tokens.tolist() for run in runs})
         generated = sum(run.num_generated for run in runs)
-        print(f"{'with' if overlap else 'without'} overlap: {counts['steps']} steps, {counts['computed']} tokens computed,")
-        print(f"  {generated} generated, {counts['sampled'] - generated} of the sampled ones dropped,")
-        print(f"  {counts['ahead']} computed before the host knew them, {generated / seconds:.0f} tokens/s")
-        print(f"  {engine.scheduler.num_preemptions} preemptions, {engine.scheduler.reuse.prefix_hit_tokens} tokens reused")
+        print(f"{'with' if overlap else 'without'} overlap:")
+        print(f"  {counts['steps']} steps, {counts['computed']} tokens computed, {generated / seconds:.0f} tokens/s")
+        print(f"  {generated} tokens generated; {counts['sampled'] - generated} more were sampled and dropped")
+        print(f"  {counts['ahead']} tokens computed before the host knew their ids")
+        reused = engine.scheduler.reuse.prefix_hit_tokens
+        print(f"  {engine.scheduler.num_preemptions} preemptions, {reused} prompt tokens reused")
 
     lengths = {request.id: len(request.prompt) for request in make_requests()}
     wrong = 0
@@ -139,7 +142,8 @@ def main() -> int:
             print(f"the output of seed {seed} differs: {text}")
     stopped = sum(text[-1] == STOP_ID for text in outputs[1].values())
     is_equal = outputs[0] == outputs[1]
-    print(f"{len(outputs[1])} outputs, {stopped} of them ended at the stop id; equal with and without overlap: {is_equal}")
+    print(f"{len(outputs[1])} outputs, {stopped} of them ended at the stop id")
+    print(f"equal with and without overlap: {is_equal}")
     print(f"every output equals that of the model without a cache: {not wrong}")
     return 0 if is_equal and not wrong else 1
 
