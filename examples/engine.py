@@ -2,14 +2,14 @@
 
 The pool is too small for the requests, so that the scheduler preempts runs: some are swapped out, the others computed
 again. Prompts are computed in chunks, shared prefixes are reused, requests have parallel samples, one forward pass
-fails, one request is cancelled. At the end every output is
-compared with the same model without a cache; the exit status is 1 if one differs.
+fails, one request is cancelled, and others end at a stop id. At the end every output is compared with the same model
+without a cache; the exit status is 1 if one differs.
 
 Run it: python examples/engine.py
 """
 
 import sys
-from dataclasses import dataclass
+from collections import Counter
 from time import perf_counter
 
 import torch
@@ -17,17 +17,9 @@ from tiny_llama import DIM, HEADS, KV_HEADS, LAYERS, VOCABULARY, TinyLlama, firs
 from torch import Tensor
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
-from pagecore.serving.request import Request, Run, State
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import Step
+from pagecore.serving import Request, Run, Scheduler, State, Step
 
-
-@dataclass
-class Counts:
-    steps: int = 0
-    computed: int = 0
-    sampled: int = 0
-    mixed: int = 0  # steps with decodes and chunks of prompts
+STOP_IDS = (3, 5, 7, 9)
 
 
 class Engine:
@@ -47,7 +39,7 @@ class Engine:
             max_tokens_per_step=max_tokens_per_step,
             swap_space=SwapSpace(self.cache, num_blocks=num_swap_blocks),
         )
-        self.counts = Counts()
+        self.counts: Counter[str] = Counter()
         self.failures = {9}  # steps whose forward pass fails
 
     def add(self, request: Request) -> Run:
@@ -59,24 +51,24 @@ class Engine:
         step = self.scheduler.schedule()
         if step is None:
             return None
-        self.counts.steps += 1
+        self.counts["steps"] += 1
         try:
             logits = self.forward(step)
         except RuntimeError as error:
-            print(f"step {self.counts.steps}: {error}; its tokens are computed again")
+            print(f"step {self.counts['steps']}: {error}; its tokens are computed again")
             self.scheduler.abandon(step)
             return []
         self.scheduler.commit(step)
         ids = self.sample(step, logits)
-        self.counts.computed += step.batch.num_tokens
-        self.counts.sampled += len(ids)
-        self.counts.mixed += 0 < step.num_decodes < len(step.runs)
+        self.counts["computed"] += step.batch.num_tokens
+        self.counts["sampled"] += len(ids)
+        self.counts["mixed"] += 0 < step.num_decodes < len(step.runs)
         return self.scheduler.accept(step, ids.numpy())
 
     def forward(self, step: Step) -> Tensor:
         """Return the logits of the outputs of a step ``[len(step.outputs), VOCABULARY]``."""
         batch = step.batch
-        if self.counts.steps in self.failures:
+        if self.counts["steps"] in self.failures:
             raise RuntimeError("the device is out of order")
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -108,7 +100,8 @@ def make_requests() -> list[Request]:
     for number in range(16):
         question = torch.randint(VOCABULARY, (9 + 7 * number,), generator=random)
         prompt = torch.cat([systems[number % 2], question])
-        requests.append(Request(number, prompt.numpy(), max_new_tokens=24 + number, samples=1 + (number % 5 == 4)))
+        samples, stop_ids = 1 + (number % 5 == 4), STOP_IDS if number % 3 == 0 else ()
+        requests.append(Request(number, prompt.numpy(), 24 + number, samples, stop_token_ids=stop_ids))
     return requests
 
 
@@ -126,16 +119,16 @@ def verify(model: TinyLlama, runs: list[Run]) -> bool:
 def main() -> int:
     torch.set_num_threads(1)  # the model is too small for several threads
     model = TinyLlama().eval()
-    engine = Engine(model, num_blocks=57, num_swap_blocks=25, max_tokens_per_step=64)
+    engine = Engine(model, num_blocks=45, num_swap_blocks=13, max_tokens_per_step=64)
     requests = make_requests()
     runs = [engine.add(request) for request in requests[:10]]
     ended: list[Run] = []
     start = perf_counter()
     while (finished := engine.step()) is not None:
         ended += finished
-        if engine.counts.steps == 5:
+        if engine.counts["steps"] == 5:
             runs += [engine.add(request) for request in requests[10:]]
-        if engine.counts.steps == 20:
+        if engine.counts["steps"] == 20:
             engine.scheduler.cancel(runs[3])
             ended.append(runs[3])
     seconds = perf_counter() - start
@@ -143,9 +136,12 @@ def main() -> int:
     scheduler, counts = engine.scheduler, engine.counts
     scheduler.check_invariants()
     cancelled = sum(run.state is State.CANCELLED for run in ended)
-    print(f"{len(requests)} requests, {len(ended)} outputs, {cancelled} of them cancelled")
-    print(f"{counts.steps} steps, {counts.mixed} of them with decodes and prompts")
-    print(f"{counts.computed} tokens computed, {counts.sampled} sampled, {counts.sampled / seconds:.0f} tokens/s")
+    stopped = sum(run.num_generated < run.request.max_new_tokens for run in ended) - cancelled
+    print(f"{len(requests)} requests, {len(ended)} outputs: {cancelled} cancelled, {stopped} ended at a stop id")
+    print(f"{counts['steps']} steps, {counts['mixed']} of them with decodes and prompts")
+    print(
+        f"{counts['computed']} tokens computed, {counts['sampled']} sampled, {counts['sampled'] / seconds:.0f} tokens/s"
+    )
     print(f"{scheduler.reuse.prefix_hit_tokens} of {scheduler.reuse.prefix_query_tokens} prompt tokens reused")
     print(f"{scheduler.num_preemptions} preemptions, {scheduler.num_swaps} of them swapped out")
     right = verify(model, ended)
