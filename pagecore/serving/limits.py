@@ -9,7 +9,6 @@ from pagecore.cache.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_flag
 from pagecore.serving.future import future_ratios
-from pagecore.serving.queue import POLICIES
 from pagecore.serving.request import RequestError
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import as_float, require_int
@@ -18,7 +17,10 @@ if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
     from pagecore.serving.future import Ratios
 
-__all__ = ["Limits", "choose_limits"]
+__all__ = ["POLICIES", "Limits", "choose_limits"]
+
+# Orders of the queue.
+POLICIES = ("fcfs", "lpm", "priority")
 
 # Methods of a cache that the scheduler calls.
 CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")

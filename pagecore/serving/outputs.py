@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.serving.request import Run, State
-from pagecore.serving.step import NOTHING
+from pagecore.serving.step import no_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,7 +48,7 @@ def find_unknown(rows: StepRows, previous: Step | None) -> tuple[NDArray[np.int6
     Decodes come first in a batch and have one token each, so that the position of their token is their row.
     """
     if previous is None or not rows.num_decodes:
-        return NOTHING, NOTHING
+        return no_indices(), no_indices()
     positions = np.arange(rows.num_decodes)
     decodes = rows.runs[: rows.num_decodes]
     if decodes == previous.outputs[: rows.num_decodes]:

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from pagecore.serving.request import Run
     from pagecore.serving.roster import Roster
 
-__all__ = ["MATCHED_MAX", "POLICIES", "Queue"]
+__all__ = ["MATCHED_MAX", "Queue"]
 
-POLICIES = ("fcfs", "lpm", "priority")
 # "lpm" looks up the prefixes of the oldest runs of the queue, up to this number; SGLang has the same limit.
 MATCHED_MAX = 128
 

@@ -306,6 +306,9 @@ class Scheduler(SchedulerView):
     def commit(self, step: Step) -> None:
         """Mark the tokens of a step as computed, and fork complete prompts into their samples.
 
+        On the host the forward pass must have finished. On a device it may still run, because later work of the cache
+        follows it in the order of the stream.
+
         Raises
         ------
         InvalidSequence

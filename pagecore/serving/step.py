@@ -14,10 +14,12 @@ if TYPE_CHECKING:
     from pagecore.cache import Batch
     from pagecore.serving.request import Run
 
-__all__ = ["Step", "StepState"]
+__all__ = ["Step", "StepState", "no_indices"]
 
-NOTHING: NDArray[np.int64] = np.empty(0, np.int64)
-NOTHING.flags.writeable = False
+
+def no_indices() -> NDArray[np.int64]:
+    """Return an empty array of indices."""
+    return np.empty(0, np.int64)
 
 
 class StepState(Enum):
@@ -36,9 +38,9 @@ class Step:
     Attributes
     ----------
     batch : Batch
-        Prepared for `runs`, row by row; valid until the next step is scheduled. With overlap, two batches alternate in
-        a cache on the host, and a batch is valid until the next step but one is scheduled. On a device it is one batch
-        with fixed addresses, which the next step overwrites in the order of the stream.
+        Prepared for `runs`, row by row; its arrays are valid until the next step is scheduled. With overlap, two
+        batches alternate in a cache on the host, whose arrays are valid until the next step but one is scheduled. On a
+        device it is one batch with fixed addresses, which the next step overwrites in the order of the stream.
     runs : list of Run
         First the decoding runs with one token each, then the runs with a chunk of their prompt.
     counts : list of int
@@ -72,8 +74,8 @@ class Step:
     output_rows: list[int]
     index_ns: int
     unsampled: list[Run] = field(default_factory=list)
-    unknown_positions: NDArray[np.int64] = field(default_factory=lambda: NOTHING)
-    unknown_outputs: NDArray[np.int64] = field(default_factory=lambda: NOTHING)
+    unknown_positions: NDArray[np.int64] = field(default_factory=no_indices)
+    unknown_outputs: NDArray[np.int64] = field(default_factory=no_indices)
     state: StepState = StepState.SCHEDULED
     finished: tuple[Run, ...] = ()
 
