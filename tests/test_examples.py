@@ -14,6 +14,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 PROMISED = {
+    "engine": "every output equals that of the model without a cache: True",
+    "engine_overlap": "every output equals that of the model without a cache: True",
+    "engine_cache": "every output equals that of the model without a cache: True",
+    "tiny_llama": "the model draws the same tokens again: True",
     "torch_batching": "same tokens as alone: True",
     "transformers_generate": "gpt_neox     identical to DynamicCache",
     "transformers_generate_batch": "identical to SDPA",
@@ -48,3 +52,32 @@ def test_the_example_runs(path):
     ran = subprocess.run([sys.executable, path], env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     assert PROMISED.get(path.stem, "\n") in ran.stdout
+
+
+SPOILT = """
+import itertools, runpy, sys
+from pagecore import PagedKVCache
+
+attend, calls = PagedKVCache.attend, itertools.count()
+
+
+def spoilt(self, layer, query, batch, **options):
+    attended = attend(self, layer, query, batch, **options)
+    return -attended if 90 <= next(calls) < 120 else attended
+
+
+PagedKVCache.attend = spoilt
+for path in sys.argv[1:]:
+    calls = itertools.count()
+    print("status", runpy.run_path(path)["main"]())
+"""
+
+
+def test_engines_notice_wrong_attention():
+    require("torch")
+    paths = sorted((ROOT / "examples").glob("engine*.py"))
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'examples'}"}
+    command = [sys.executable, "-c", SPOILT, *map(str, paths)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("status 1") == len(paths) == 3

@@ -93,7 +93,7 @@ def _tier_rows(report: ReplayReport) -> list[tuple[str, str]]:
     for title, moved in (("read", tiers.read_bytes), ("written", tiers.written_bytes)):
         rows.append((f"bytes {title}", ", ".join(f"{name} {human_bytes(count)}" for name, count in moved.items())))
     if tiers.modelled_s:
-        times = ", ".join(f"{name} {seconds:,.1f} s" for name, seconds in tiers.modelled_s.items())
+        times = ", ".join(f"{name} {seconds:,.3f} s" for name, seconds in tiers.modelled_s.items())
         rows.append(("time of reads", f"{times} at the given bandwidths"))
     if len(tiers.read_bytes) > 1:
         late = f", {tiers.late_requests:,} late" if tiers.late_requests else ""
@@ -182,7 +182,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         ("requests finished", f"{report.requests_finished:,} of {report.requests_total:,}"),
         ("requests refused", f"{report.requests_refused:,}, too long for the cache"),
         ("tokens", f"{report.prompt_tokens:,} prompt, {report.generated_tokens:,} generated"),
-        ("computed", f"{report.computed_tokens:,} tokens ({rate:,.0f} per second)"),
+        ("computed", f"{report.computed_tokens:,} tokens"),
         *_reuse_rows(report),
         *_reuse_over_time(report),
         *_replayed_states(report),
@@ -197,7 +197,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
             "index time per step",
             f"p50 {report.index_us_p50:.1f} us, p99 {report.index_us_p99:.1f} us, max {report.index_us_max:.1f} us",
         ),
-        ("wall time", f"{report.wall_s:.1f} s"),
+        ("wall time", f"{report.wall_s:.1f} s, {rate:,.0f} computed tokens per second of it"),
     ]
     if report.num_swap_blocks is not None:
         swap = f"{report.num_swap_blocks - 1:,} blocks, at most {report.swapped_blocks_peak:,} of them in use"

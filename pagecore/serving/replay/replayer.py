@@ -213,7 +213,7 @@ class _Replay:
             rows_checked=check.rows_checked if check else None,
             max_relative_error=check.max_relative_error if check else None,
             states=None if self.states is None else self.states.report(self.cache.num_states, reuse),
-            tiers=None if self.tiers is None else self.tiers.report(),
+            tiers=None if self.tiers is None else self.tiers.report(reuse.saved_prefill_tokens),
             passed=check is None or check.passed or metrics.steps == 0,
         )
 

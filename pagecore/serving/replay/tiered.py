@@ -128,10 +128,13 @@ class ReplayTiers:
         """Close stores and host; a second call does nothing."""
         self._tiers.close()
 
-    def report(self) -> TierReport:
-        """Return the report, after all writes have ended."""
+    def report(self, reused_tokens: int) -> TierReport:
+        """Return the report of a replay that reused `reused_tokens`, after all writes have ended."""
         self._tiers.drain()
         stats = self._tiers.stats()
+        # The scheduler adds a waiting prompt again and again until it fits, and each time finds it on the device.
+        hits = stats.hit_tokens
+        hits = hits | {"GPU": max(reused_tokens - sum(hits.values()) + hits["GPU"], 0)}
         host, requests = stats.host, stats.requests
         # Promotions and backups move all lanes of a block; a block of the host is counted in each group.
         each = sum(self._tiers.host.payload_bytes) * self._scale
@@ -147,7 +150,7 @@ class ReplayTiers:
         names = {"CPU": "host", "DISK": "disk", "EXTERNAL": "remote"}
         return TierReport(
             host_blocks=max(self._tiers.host.num_blocks),
-            hit_tokens=stats.hit_tokens,
+            hit_tokens=hits,
             read_bytes=read,
             written_bytes=written,
             requests=requests.num_requests,

@@ -235,7 +235,8 @@ class _Line:
         try:
             fields = json.loads(text)
         except UnicodeDecodeError:
-            self.refuse("not UTF-8 text")
+            packed = text.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))  # gzip, zstd
+            self.refuse("not UTF-8 text" + ("; decompress it first, or pass '-' and pipe it in" if packed else ""))
         except RecursionError:
             self.refuse("JSON is nested too deeply")
         except ValueError as error:

@@ -256,7 +256,11 @@ def test_a_report_is_available_as_json_and_as_a_table(trace):
     report = replay(trace, ReplayOptions(blocks=1000, requests=3))
     assert json.loads(json.dumps(report.as_json()))["requests_finished"] == 3
     assert "max_relative_error" not in report.as_json()
-    assert dict(replay_rows(report))["requests finished"] == "3 of 3"
+    rows = dict(replay_rows(report))
+    assert rows["requests finished"] == "3 of 3"
+    assert rows["computed"] == f"{report.computed_tokens:,} tokens"
+    rate = report.computed_tokens / report.wall_s
+    assert rows["wall time"] == f"{report.wall_s:.1f} s, {rate:,.0f} computed tokens per second of it"
 
 
 def test_a_sparkline_is_at_most_as_long_as_requested():

@@ -54,6 +54,16 @@ def test_a_large_host_finds_everything_that_an_unbounded_device_finds(chats):
     assert tiered.tiers.read_bytes == {"CPU": hits["CPU"] // HASH_BLOCK * BLOCK_BYTES}
 
 
+def test_hits_by_medium_count_each_admission_once_although_waiting_prompts_are_added_repeatedly(chats):
+    options = ReplayOptions(
+        prefill_only=True, block_size=HASH_BLOCK, blocks=13, host=40 * BLOCK_BYTES, disk="unbounded", max_running=8
+    )
+    report = replay(chats, options)
+    hits = report.tiers.hit_tokens
+    assert sum(hits.values()) == report.saved_prefill_tokens
+    assert min(hits.values()) > 0
+
+
 @pytest.mark.parametrize("medium", ["disk", "remote"])
 def test_an_unbounded_store_finds_everything_too(chats, medium):
     host = 10 * BLOCK_BYTES

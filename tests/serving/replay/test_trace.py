@@ -1,5 +1,6 @@
 """Traces: the requests that are read, and the errors of malformed lines."""
 
+import gzip
 import json
 import os
 import sys
@@ -102,6 +103,13 @@ def test_a_malformed_line_is_reported_by_number_and_reason(trace, line, reason):
 def test_text_that_is_not_utf8_is_reported_by_line(trace):
     trace.write_bytes(json.dumps(GOOD).encode() + b"\n\xff\xfe\n")
     with pytest.raises(TraceError, match="line 2: not UTF-8"):
+        list(read_trace(trace))
+
+
+def test_a_compressed_trace_is_refused_with_the_remedy(tmp_path):
+    trace = tmp_path / "trace.jsonl.gz"
+    trace.write_bytes(gzip.compress(json.dumps(GOOD).encode()))
+    with pytest.raises(TraceError, match="line 1: not UTF-8 text; decompress it first, or pass '-'"):
         list(read_trace(trace))
 
 
