@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from pagecore.models.parameters.vision import add_vision
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["count_parameters"]
+__all__ = ["count_parameters", "mtp_specs"]
 
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
@@ -104,6 +104,27 @@ def count_parameters(
     return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
 
 
+def mtp_specs(
+    config: str | os.PathLike[str] | Mapping[str, Any], layers: Sequence[object]
+) -> tuple[AttentionSpec | LatentSpec, ...]:
+    """Return the specs of a model's layers for the prediction of further tokens, to be planned as layers of its cache.
+
+    Parameters
+    ----------
+    config : str, path or dict
+        As for `specs_from_config`.
+    layers : sequence of specs
+        Specs of the model, whose dtype and format these layers share.
+
+    Raises
+    ------
+    UnsupportedOption
+        The model has no such layers, or the family's are not known.
+    """
+    model_type, fields = text_model(open_config(config))
+    return (mtp_spec(layers),) * count_mtp_layers(fields, model_type)
+
+
 def _add_text_model(
     tally: Tally, config: Any, whole: Fields, fields: Fields, model_type: str, stage: range | None, mtp: bool
 ) -> tuple[int, bool]:
@@ -144,8 +165,9 @@ def _checked(layers: range, count: int) -> range:
 
 
 def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelConfig, model_type: str) -> None:
+    count = count_mtp_layers(fields, model_type)
     own = replace(traits, experts=None) if is_dense_mtp(model_type) else traits
-    for number in range(count_mtp_layers(fields, model_type)):
+    for number in range(count):
         _add_layer(tally, fields, own, [mtp_spec(model.layers)], model.num_layers + number, model_type)
         add_mtp_ends(tally, fields.integer("hidden_size"), model_type)
 
@@ -256,7 +278,7 @@ def _add_ends(
     """Add the embeddings of the first stage, and the last norm and the output head of the last stage."""
     vocab = fields.integer("vocab_size")
     tied = next((part.given("tie_word_embeddings") for part in (whole, fields) if _has_tie(part)), traits.is_tied)
-    is_copied = is_last and not (tied and is_first)
+    is_copied = is_last and not (tied and traits.can_tie and is_first)
     tally.add(vocab * hidden * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
     if traits.has_positions and is_first:
         tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
