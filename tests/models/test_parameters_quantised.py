@@ -37,7 +37,7 @@ def by_hand(sides, code_bits, group, scale_bits, each=0, inputs_bits=0):
     return total // 8
 
 
-# Sides that are no multiples of 128.
+# No side is a multiple of 128.
 SMALL = LLAMA | {"num_hidden_layers": 2, "hidden_size": 320, "intermediate_size": 744, "num_attention_heads": 10}
 SMALL |= {"num_key_value_heads": 5, "vocab_size": 1000}
 ATTENTION = [(320, 320), (160, 320), (160, 320), (320, 320)]

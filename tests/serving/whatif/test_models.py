@@ -1,4 +1,4 @@
-"""What-ifs of models with windows, several groups or recurrent states, against replays of the same models."""
+"""Hit curves of models with windows, several groups or recurrent states, against replays of the same models."""
 
 import json
 
