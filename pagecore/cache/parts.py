@@ -45,6 +45,8 @@ class SwappedBlocks(Protocol):
 class SavedMemory(Protocol):
     """Memory of a cache whose pages can be given back; see `pagecore.cache.saver`."""
 
+    is_released: bool
+
     def require_memory(self) -> None:
         """Raise DeviceError while the pages are given back."""
 

@@ -85,8 +85,10 @@ class SaverMethods(PartsOwner):
         On CUDA the call waits for all work of the device. Captured graphs stay valid, and may run after the memory is
         resumed.
 
-        The content is lost: the prefix cache is cleared first. Until `resume_memory`, steps and `swap_in` are refused;
-        sequences may be added and removed, and those that are swapped out keep their blocks in their spaces.
+        The content is lost: the prefix cache is cleared first. A host tier keeps its copies, and `Tiers` that write
+        "on_evict" first move all cached prefixes there; sequences find them again after `resume_memory`. Until then,
+        steps, promotions and `swap_in` are refused; sequences may be added and removed, and those that are swapped out
+        keep their blocks in their spaces.
 
         Parameters
         ----------
@@ -111,7 +113,12 @@ class SaverMethods(PartsOwner):
         parts, saver = self._parts, _saver_of(self._parts)
         _check_tags(tags)
         with Held(parts.state.lock):
+            observer = None if parts.prefix is None else parts.state.observer
+            if observer is not None:
+                observer.settling()
             _refuse_held(parts)
+            if observer is not None:
+                observer.releasing()
             lifecycle.clear(parts.state)
             saver.release()
         return saver.nbytes

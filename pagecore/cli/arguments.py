@@ -205,6 +205,7 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
     )
     numbers = {
         "--data-parallel": "groups of data-parallel attention (1)",
+        "--pipeline-stages": "stages among which the layers are divided, of --ranks ranks each (1)",
         "--chunked-prefill-size": "tokens of prompts in a step (by device)",
         "--graph-batch": "requests of the largest graph (by device)",
         "--images": "images that are encoded in one step (1)",
@@ -213,7 +214,7 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
     for name, text in numbers.items():
         group.add_argument(name, type=int, metavar="N", help=text)
     group.add_argument("--static-fraction", type=float, metavar="F", help="share of weights and cache (by reserves)")
-    group.add_argument("--draft", metavar="KIND", help="speculation: standalone, eagle or ngram")
+    group.add_argument("--draft", metavar="KIND", help="speculation: standalone, eagle, ngram, or mtp (the checkpoint's own layers)")
     group.add_argument("--draft-model", metavar="CONFIG", help="config of the draft")
     group.add_argument("--embedding-cache", metavar="BYTES", help="memory for embeddings of images (100MiB)")
 

@@ -3,6 +3,7 @@
 from pagecore.storage.attention_spec import AttentionSpec
 from pagecore.storage.checkpoint_pool import CheckpointPool
 from pagecore.storage.cross_spec import CrossSpec
+from pagecore.storage.figures import MemoryFigures, memory_figures
 from pagecore.storage.host_memory import HostMemory
 from pagecore.storage.host_pool import HostPool
 from pagecore.storage.latent_spec import LatentSpec
@@ -24,6 +25,7 @@ __all__ = [
     "KVLayout",
     "KVPool",
     "LatentSpec",
+    "MemoryFigures",
     "Plane",
     "Region",
     "Spec",
@@ -31,6 +33,7 @@ __all__ = [
     "StateSpec",
     "TensorParallel",
     "free_memory",
+    "memory_figures",
     "parse_memory",
     "state_budget",
 ]

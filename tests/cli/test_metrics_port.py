@@ -3,6 +3,8 @@
 import importlib.util
 import re
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 
@@ -11,6 +13,17 @@ import pytest
 from pagecore.serving import replay as package
 from tests.capabilities import require
 from tests.cli.command_line import call, refused
+
+# A program that waits for its standard input between the last step of a replay and its report.
+PAUSE = """
+def report(self):
+    print("served", file=sys.stderr, flush=True)
+    sys.stdin.readline()
+    return end(self)
+r._Replay._report = report
+from pagecore.cli import main
+sys.exit(main())
+"""
 
 parser = require("prometheus_client.parser")
 
@@ -62,6 +75,26 @@ def test_hits_of_tiers_are_served(capsys, monkeypatch, trace):
     monkeypatch.setattr(package, "replay", replay_and_scrape)
     assert call(capsys, "replay", trace, "--blocks", 24, "--host", "64MiB", "--metrics-port", 0)[0] == 0
     assert 'pagecore_tier_hit_tokens_total{medium="CPU"}' in pages[-1]
+
+
+def test_a_replay_in_a_process_of_its_own_is_scraped_at_the_given_port(trace):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "pagecore", "replay", str(trace), "--blocks", "24", "--metrics-port", str(port)]
+    code = f"import time, sys, runpy; import pagecore.serving.replay.replayer as r; end = r._Replay._report\n{PAUSE}"
+    command[1:3] = ["-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr.readline().decode() == f"metrics at http://127.0.0.1:{port}/metrics\n"
+        assert process.stderr.readline() == b"served\n"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        out, _ = process.communicate(b"\n", timeout=60)
+    assert process.returncode == 0
+    assert b"prompt tokens" in out
+    for name in ("vllm:kv_cache_usage_perc", "sglang:token_usage", "pagecore_prefix_hit_tokens_total"):
+        assert re.search(rf"^{name} [0-9.e+-]+$", text, re.MULTILINE)
+    assert float(re.search(r"^vllm:prefix_cache_queries_total (\S+)$", text, re.MULTILINE)[1]) > 0
 
 
 def test_a_port_in_use_is_refused_before_the_replay(capsys, monkeypatch, trace):

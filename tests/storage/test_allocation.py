@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, KVPool, PagedCacheConfig, PagedKVCache, StatePool, StateSpec, empty, make_cache
+from pagecore import AttentionSpec, CrossSpec, KVPool, LatentSpec, PagedCacheConfig, PagedKVCache, StatePool, StateSpec, empty, make_cache
 from pagecore.arrays.cuda import use_runtime
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage import HostMemory
@@ -95,6 +95,38 @@ def test_regions_of_a_cache_are_all_of_its_memory():
     assert names[2].startswith("state ")
     assert PagedKVCache(SPEC, num_blocks=9, **options).regions()[0].name == "buffer of 'key', 'value'"
     assert PagedKVCache(SPEC, num_blocks=9, device="none", **options).regions() == []
+
+
+@pytest.mark.parametrize("format", ["float8_token", "int4_token", "nvfp4", "mxfp8"])
+@pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNHD"])
+def test_planes_of_scales_come_from_the_allocator_too(format, layout):
+    source = Pool()
+    pool = KVPool(AttentionSpec(2, 32, dtype="float32", format=format), 2, 5, 4, layout, allocator=source)
+    names = [plane.name for plane in pool.spec.planes]
+    assert "key_scale" in names
+    assert all(source.owns(pool.plane(name, layer)) for name in names for layer in range(2))
+    assert [(one.address, one.nbytes) for one in pool.regions()] == [(one.pointer, one.nbytes) for one in source.given]
+    assert sum(region.nbytes for region in pool.regions()) == pool.nbytes
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [LatentSpec(32, 8, scale=1.0)],
+        [LatentSpec(32, 8, scale=1.0, index_dim=16)],
+        [AttentionSpec(2, 8, dtype="float32", num_query_heads=2, sinks=(0.5, -1.0))],
+        [AttentionSpec(2, 8, dtype="float32", window=6, sink_tokens=4)],
+        [SPEC, CrossSpec(2, 8, dtype="float32", num_query_heads=2, max_tokens=12)],
+    ],
+    ids=["latents", "index keys", "sinks", "sink tokens", "cross attention"],
+)
+def test_layers_of_every_kind_come_from_the_allocator(specs):
+    source = Pool()
+    cache = PagedKVCache(specs, block_size=4, num_blocks=9, max_sequences=4, allocator=source)
+    planes = [(plane.name, layer) for layer, spec in enumerate(specs) for plane in spec.planes]
+    assert all(source.owns(cache.plane(name, layer)) for name, layer in planes)
+    assert [(one.address, one.nbytes) for one in cache.regions()] == [(one.pointer, one.nbytes) for one in source.given]
+    assert sum(nbytes for nbytes, _ in source.calls) == cache.nbytes
 
 
 def test_memory_of_another_owner_lives_as_long_as_the_pool():

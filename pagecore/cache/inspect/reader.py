@@ -278,7 +278,9 @@ class CacheReader(PartsOwner):
                 return 0
             found = self._parts.prefix.match_length(ids, options, most)
             observer = self._parts.state.observer
-            return found if observer is None else max(found, observer.match_ids(ids, options, most))
+            if observer is None or (self._parts.saver is not None and self._parts.saver.is_released):
+                return found
+            return max(found, observer.match_ids(ids, options, most))
 
     def shortage(
         self, sequences: Listed[Sequence], counts: ArrayLike, *, step_tokens: SupportsIndex | None = None

@@ -31,3 +31,9 @@ class PrefixObserver(Protocol):
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""
+
+    def settling(self) -> None:
+        """Wait for the copies that hold blocks of the cache, and end them."""
+
+    def releasing(self) -> None:
+        """Note that the cache is about to evict all that it has cached; may save it, and waits for the copies."""

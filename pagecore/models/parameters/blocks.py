@@ -31,9 +31,10 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     has_bias = is_true(fields, traits.qkv_bias)
     inputs = inputs or hidden
     queries = width * (1 + traits.has_gated_queries)
-    tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION)
-    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, copies=2)
-    tally.linear(width, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION)
+    tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
+    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
+    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
+    tally.linear(width, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION, name="o_proj")
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
         tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
     if spec.sinks is not None:
@@ -48,28 +49,31 @@ def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: Lat
     queries = heads * (key_dim + spec.rope_dim)
     rank = None if fields.value("q_lora_rank") is None else fields.integer("q_lora_rank")
     if rank is None:
-        tally.linear(hidden, queries, split=Split.ATTENTION)
+        tally.linear(hidden, queries, split=Split.ATTENTION, name="q_proj")
     else:
-        tally.linear(hidden, rank, bias=has_bias, split=Split.COPY)
+        tally.linear(hidden, rank, bias=has_bias, split=Split.COPY, name="q_a_proj")
         tally.norm(rank)
-        tally.linear(rank, queries, split=Split.ATTENTION)
-    tally.linear(hidden, spec.latent_dim + spec.rope_dim, bias=has_bias, split=Split.COPY)
+        tally.linear(rank, queries, split=Split.ATTENTION, name="q_b_proj")
+    rows, has_output_bias = spec.latent_dim + spec.rope_dim, is_true(fields, traits.output_bias)
+    tally.linear(hidden, rows, bias=has_bias, split=Split.COPY, name="kv_a_proj_with_mqa")
     tally.norm(spec.latent_dim)
-    tally.linear(spec.latent_dim, heads * (key_dim + value_dim), split=Split.ATTENTION)
-    tally.linear(heads * value_dim, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION)
+    tally.linear(spec.latent_dim, heads * (key_dim + value_dim), split=Split.ATTENTION, name="kv_b_proj")
+    tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
     if spec.index_dim is not None and rank is not None:
         index_heads = fields.integer("index_n_heads")
-        tally.linear(rank, index_heads * spec.index_dim, split=Split.COPY)
-        tally.linear(hidden, spec.index_dim, split=Split.COPY)
-        tally.linear(hidden, index_heads, split=Split.COPY)
+        tally.linear(rank, index_heads * spec.index_dim, split=Split.COPY, name="indexer.wq_b")
+        tally.linear(hidden, spec.index_dim, split=Split.COPY, name="indexer.wk")
+        # Checkpoints keep the weights of the heads as they are.
+        tally.linear(hidden, index_heads, split=Split.COPY, kind=Kind.OTHER)
         tally.norm(spec.index_dim, bias=True)
 
 
-def add_mlp(tally: Tally, fields: Fields, traits: Traits, width: int, kind: Kind = Kind.LINEAR) -> None:
-    """Add an MLP of `width` features, with a gate or without."""
+def add_mlp(tally: Tally, fields: Fields, traits: Traits, width: int, inside: str = "") -> None:
+    """Add an MLP of `width` features, with a gate or without; `inside` is the name of its own module and a dot."""
     hidden, has_bias = fields.integer("hidden_size"), is_true(fields, traits.mlp_bias)
-    tally.linear(hidden, width, bias=has_bias, kind=kind, copies=1 + traits.is_gated)
-    tally.linear(width, hidden, bias=has_bias, kind=kind)
+    first = "gate_proj" if traits.is_gated else "up_proj"
+    tally.linear(hidden, width, bias=has_bias, copies=1 + traits.is_gated, name=f"{inside}{first}")
+    tally.linear(width, hidden, bias=has_bias, name=f"{inside}down_proj")
 
 
 def expert_count(fields: Fields, experts: Experts) -> int:
@@ -112,8 +116,9 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
     hidden, count = fields.integer("hidden_size"), expert_count(fields, experts)
     width = fields.integer(experts.width)
     tally.linear(hidden, count, bias=experts.has_biases, split=Split.COPY, kind=Kind.OTHER)
-    tally.linear(hidden, width, kind=Kind.EXPERT, copies=count * (1 + traits.is_gated))
-    tally.linear(width, hidden, kind=Kind.EXPERT, copies=count)
+    first = "gate_proj" if traits.is_gated else "up_proj"
+    tally.linear(hidden, width, kind=Kind.EXPERT, copies=count * (1 + traits.is_gated), name=f"experts.0.{first}")
+    tally.linear(width, hidden, kind=Kind.EXPERT, copies=count, name="experts.0.down_proj")
     if experts.has_biases:
         tally.add(count * (width * (1 + traits.is_gated) + hidden), Kind.OTHER, Split.TENSOR)
     if experts.has_score_bias:
@@ -124,7 +129,7 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
         tally.linear(hidden, 1, split=Split.COPY, kind=Kind.OTHER)
     shared = _shared_width(fields, experts, width)
     if shared:
-        add_mlp(tally, fields, traits, shared)
+        add_mlp(tally, fields, traits, shared, "shared_experts.")
 
 
 def _shared_width(fields: Fields, experts: Experts, width: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from pagecore.errors import UnsupportedOption
-from pagecore.models.config import read_model_config, text_model
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.models.config import ModelConfig, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import FAMILIES
 from pagecore.models.fields import Fields, open_config
@@ -22,6 +23,7 @@ from pagecore.models.parameters.blocks import (
     is_true,
 )
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
+from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
 from pagecore.models.parameters.traits import TRAITS, Experts, Traits
@@ -29,7 +31,7 @@ from pagecore.models.parameters.vision import add_vision
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["count_parameters"]
+__all__ = ["count_parameters", "mtp_specs"]
 
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
@@ -49,16 +51,23 @@ _DEFAULTS: Mapping[str, object] = {
 }
 
 
-def count_parameters(config: str | os.PathLike[str] | Mapping[str, Any]) -> Parameters:
+def count_parameters(
+    config: str | os.PathLike[str] | Mapping[str, Any], *, layers: range | None = None, mtp: bool = False
+) -> Parameters:
     """Count the parameters of a model from its config.
 
-    The counts equal those of the models that transformers builds, vision towers included. Layers for the prediction of
-    further tokens (`num_nextn_predict_layers`), which transformers does not build, are not counted.
+    The counts equal those of the models that transformers builds, vision towers included.
 
     Parameters
     ----------
     config : str, path or dict
         As for `specs_from_config`.
+    layers : range, optional
+        Layers of one pipeline stage. The stage of the first layer has the embedding and the vision tower, that of the
+        last one the norm and the head; a head that is tied to the embedding is a copy there, except in a single stage.
+    mtp : bool
+        Add the layers for the prediction of further tokens (`num_nextn_predict_layers`) after the last layer.
+        transformers does not build them, and engines load them only as a draft.
 
     Returns
     -------
@@ -68,26 +77,58 @@ def count_parameters(config: str | os.PathLike[str] | Mapping[str, Any]) -> Para
     ------
     ConfigError
         The config lacks a size; the message names the field.
+    ShapeError
+        `layers` are not layers of the model.
     UnsupportedOption
-        The family, or its vision tower, is unknown.
+        The family, or its vision tower, is unknown; stages of a model with an encoder; `mtp` of a model without such
+        layers.
     """
     whole = open_config(config)
     tally = Tally()
     model_type = whole.given("model_type")
     if isinstance(model_type, str) and model_type in ENCODER_DECODERS:
         family = ENCODER_DECODERS[model_type]
+        if layers is not None or mtp:
+            raise UnsupportedOption(
+                f"{whole.source}: {model_type} has an encoder, whose parameters are counted as a whole; leave pipeline "
+                "stages and drafts of further tokens out"
+            )
         whole.defaults = {**_DEFAULTS, **family.defaults}
         whole.aliases = family.aliases
         add_encoder_decoder(tally, whole, model_type)
-        return Parameters(dict(tally.counts), whole.integer("num_attention_heads"))
+        return Parameters(dict(tally.counts), whole.integer("num_attention_heads"), dict(tally.matrices))
     model_type, fields = text_model(whole)
-    kv_heads = _add_text_model(tally, config, whole, fields, model_type)
-    add_vision(tally, whole, fields.integer("hidden_size"))
-    return Parameters(dict(tally.counts), kv_heads)
+    kv_heads, is_first = _add_text_model(tally, config, whole, fields, model_type, layers, mtp)
+    if is_first:
+        add_vision(tally, whole, fields.integer("hidden_size"))
+    return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
 
 
-def _add_text_model(tally: Tally, config: Any, whole: Fields, fields: Fields, model_type: str) -> int:
-    """Add the text model; return its number of key-value heads."""
+def mtp_specs(
+    config: str | os.PathLike[str] | Mapping[str, Any], layers: Sequence[object]
+) -> tuple[AttentionSpec | LatentSpec, ...]:
+    """Return the specs of a model's layers for the prediction of further tokens, to be planned as layers of its cache.
+
+    Parameters
+    ----------
+    config : str, path or dict
+        As for `specs_from_config`.
+    layers : sequence of specs
+        Specs of the model, whose dtype and format these layers share.
+
+    Raises
+    ------
+    UnsupportedOption
+        The model has no such layers, or the family's are not known.
+    """
+    model_type, fields = text_model(open_config(config))
+    return (mtp_spec(layers),) * count_mtp_layers(fields, model_type)
+
+
+def _add_text_model(
+    tally: Tally, config: Any, whole: Fields, fields: Fields, model_type: str, stage: range | None, mtp: bool
+) -> tuple[int, bool]:
+    """Add the text model, or a stage of it; return its number of key-value heads, and True for the first stage."""
     model = read_model_config(config, dtype="bfloat16", format=None)
     family, traits = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}[model_type], TRAITS.get(model_type)
     if traits is None:
@@ -96,33 +137,55 @@ def _add_text_model(tally: Tally, config: Any, whole: Fields, fields: Fields, mo
         )
     fields.defaults = {"max_position_embeddings": None, **_DEFAULTS, **family.defaults, **traits.defaults}
     fields.aliases = {**family.aliases, **traits.aliases}
+    count = model.num_layers
+    layers = _checked(range(count) if stage is None else stage, count)
     hidden = fields.integer("hidden_size")
-    kv_heads = 1
-    for layer, own in enumerate(model.specs_by_layer):
-        specs = [model.layers[number] for number in own]
-        for spec in specs:
-            kv_heads = max(kv_heads, getattr(spec, "num_kv_heads", 1))
+    kv_heads = max((getattr(spec, "num_kv_heads", 1) for spec in model.layers), default=1)
+    attending: list[AttentionSpec] = []
+    for layer in layers:
+        specs = [model.layers[number] for number in model.specs_by_layer[layer]]
+        attending += [spec for spec in specs if isinstance(spec, AttentionSpec)]
         if model_type == "zamba2":
-            _add_zamba_layer(tally, fields, specs)
+            _add_zamba_layer(tally, fields, specs, layer)
         else:
             _add_layer(tally, fields, traits, specs, layer, model_type)
     if model_type == "zamba2":
-        _add_shared_blocks(tally, fields, traits, [s for s in model.layers if isinstance(s, AttentionSpec)])
-    _add_ends(tally, whole, fields, traits, hidden)
-    return kv_heads
+        _add_shared_blocks(tally, fields, traits, attending)
+    is_first, is_last = layers.start == 0, layers.stop == count
+    _add_ends(tally, whole, fields, traits, hidden, is_first, is_last)
+    if mtp and is_last:
+        _add_mtp_layers(tally, fields, traits, model, model_type)
+    return kv_heads, is_first
+
+
+def _checked(layers: range, count: int) -> range:
+    if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
+        raise ShapeError(f"layers is {layers!r}; expected a range of one or more of the {count} layers of the model")
+    return layers
+
+
+def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelConfig, model_type: str) -> None:
+    count = count_mtp_layers(fields, model_type)
+    own = replace(traits, experts=None) if is_dense_mtp(model_type) else traits
+    for number in range(count):
+        _add_layer(tally, fields, own, [mtp_spec(model.layers)], model.num_layers + number, model_type)
+        add_mtp_ends(tally, fields.integer("hidden_size"), model_type)
 
 
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:
     hidden = fields.integer("hidden_size")
     tally.norm(hidden, bias=traits.norm_bias, copies=traits.norms)
     tally.add(traits.activation)
+    path = f"model.layers.{layer}"
     for spec in specs:
+        tally.module = f"{path}.{'mixer' if isinstance(spec, StateSpec) else 'self_attn'}"
         if isinstance(spec, StateSpec):
             RECURRENT[model_type](tally, fields, spec)
         elif isinstance(spec, LatentSpec):
             add_latent_attention(tally, fields, traits, spec)
         else:
             add_attention(tally, fields, traits, spec)
+    tally.module = f"{path}.mlp"
     if model_type in ("mamba", "falcon_mamba", "mamba2"):
         return
     if model_type == "nemotron_h":
@@ -180,9 +243,10 @@ def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
     )
 
 
-def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any]) -> None:
+def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int) -> None:
     """Add Mamba of a layer, and what a layer with attention has of its own: a projection and adapters."""
     hidden = fields.integer("hidden_size")
+    tally.module = f"model.layers.{layer}.mamba"
     for spec in specs:
         if isinstance(spec, StateSpec):
             RECURRENT["zamba2"](tally, fields, spec)
@@ -201,21 +265,27 @@ def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any]) -> None:
 def _add_shared_blocks(tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec]) -> None:
     """Add the blocks of attention that the layers of Zamba2 share."""
     hidden = fields.integer("hidden_size")
-    for _ in range(min(fields.integer("num_mem_blocks"), len(specs))):
+    for block in range(min(fields.integer("num_mem_blocks"), len(specs))):
+        tally.module = f"model.shared_transformer.{block}"
         add_attention(tally, fields, traits, specs[0], inputs=2 * hidden)
         add_mlp(tally, fields, traits, fields.integer("intermediate_size"))
         tally.norm(3 * hidden)
 
 
-def _add_ends(tally: Tally, whole: Fields, fields: Fields, traits: Traits, hidden: int) -> None:
-    """Add the embeddings, the last norm and the output head."""
+def _add_ends(
+    tally: Tally, whole: Fields, fields: Fields, traits: Traits, hidden: int, is_first: bool, is_last: bool
+) -> None:
+    """Add the embeddings of the first stage, and the last norm and the output head of the last stage."""
     vocab = fields.integer("vocab_size")
     tied = next((part.given("tie_word_embeddings") for part in (whole, fields) if _has_tie(part)), traits.is_tied)
-    tally.add(vocab * hidden * (1 if tied else 2), Kind.EMBEDDING, Split.TENSOR)
+    is_copied = is_last and not (tied and traits.can_tie and is_first)
+    tally.add(vocab * hidden * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
+    if traits.has_positions and is_first:
+        tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
+    if not is_last:
+        return
     if is_true(fields, traits.has_head_bias):
         tally.add(vocab)
-    if traits.has_positions:
-        tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
     if traits.norms:
         tally.norm(hidden, bias=traits.norm_bias)
 

@@ -18,7 +18,9 @@ from pagecore.models.config import text_model
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields, open_config, shown
-from pagecore.models.parameters.tally import Kind, Parameters
+from pagecore.models.parameters.tally import QUANTISED_KINDS, Kind, Matrix, Parameters
+from pagecore.models.parameters.unquantised import names_module, unquantised_modules
+from pagecore.storage.checks import ceil_div
 
 __all__ = ["WEIGHT_FORMATS", "WeightFormat", "weight_format"]
 
@@ -31,17 +33,38 @@ class WeightFormat:
     ----------
     name : str
     bits : Fraction
-        Bits of an element of a layer's matrix, its share of the scales included.
+        Mean bits of an element of a layer's matrix, its share of the scales included; matrices whose sides are not
+        multiples of `group` have more.
     other_bits : int
         Bits of a parameter that is not quantised: of embeddings, norms, biases, routers and vision towers.
     is_experts_only : bool
         Matrices outside of experts are not quantised.
+    element_bits : int
+        Bits of an element alone; 0 if `bits` are exact.
+    group : (int, int)
+        Outputs and inputs that share a scale; 0 is all of them.
+    scale_bits : int
+        Bits of a scale, and of a zero point if there is one.
+    matrix_bits, input_bits : int
+        Bits of each matrix, such as a global scale, and of each of its inputs, such as the order of GPTQ's columns.
+    unquantised : tuple of str
+        Patterns of the modules that the checkpoint does not quantise: names, globs, and regular expressions after
+        "re:".
+    is_read : bool
+        True if the format is that of a `quantization_config`, not a name that the caller gave.
     """
 
     name: str
     bits: Fraction
     other_bits: int = 16
     is_experts_only: bool = False
+    element_bits: int = 0
+    group: tuple[int, int] = (0, 0)
+    scale_bits: int = 0
+    matrix_bits: int = 0
+    input_bits: int = 0
+    unquantised: tuple[str, ...] = ()
+    is_read: bool = False
 
     @property
     def is_quantised(self) -> bool:
@@ -49,12 +72,37 @@ class WeightFormat:
         return self.name not in _DTYPES
 
     def nbytes(self, parameters: Parameters, ranks: int = 1, data_parallel: int = 1) -> int:
-        """Return the bytes of the weights on one rank."""
+        """Return the bytes of the weights on one rank, scales included."""
         total = Fraction(0)
         for kind, count in parameters.on_rank(ranks, data_parallel).items():
-            is_stored = kind is Kind.EXPERT or (kind is Kind.LINEAR and not self.is_experts_only)
-            total += count * (self.bits if is_stored else self.other_bits)
+            if kind not in QUANTISED_KINDS or not self.is_quantised:
+                total += count * self.other_bits
+        if self.is_quantised:
+            shares = parameters.shares(ranks, data_parallel)
+            for matrix, copies in parameters.matrices.items():
+                total += Fraction(copies * self._matrix(matrix), shares[matrix.split])
         return math.ceil(total / 8)
+
+    def count_unquantised(self, parameters: Parameters) -> int:
+        """Return the parameters of layers' matrices that the checkpoint leaves unquantised."""
+        return sum(m.inputs * m.outputs * n for m, n in parameters.matrices.items() if not self._stores(m))
+
+    def _stores(self, matrix: Matrix) -> bool:
+        if self.is_experts_only and matrix.kind is not Kind.EXPERT:
+            return False
+        return not any(names_module(pattern, matrix.name) for pattern in self.unquantised)
+
+    def _matrix(self, matrix: Matrix) -> int | Fraction:
+        """Return the bits of a matrix."""
+        elements = matrix.inputs * matrix.outputs
+        if not self._stores(matrix):
+            return elements * self.other_bits
+        if not self.element_bits:
+            return elements * self.bits
+        outputs, inputs = self.group
+        groups = ceil_div(matrix.outputs, outputs or matrix.outputs) * ceil_div(matrix.inputs, inputs or matrix.inputs)
+        codes = elements * self.element_bits + groups * self.scale_bits
+        return codes + self.matrix_bits + matrix.inputs * self.input_bits
 
 
 _DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -108,20 +156,24 @@ def _dtype_bits(whole: Fields, text: Fields) -> int:
 
 
 def _quantised(fields: Fields) -> WeightFormat:
+    found = _method(fields)
+    return replace(found, unquantised=unquantised_modules(fields), is_read=True)
+
+
+def _method(fields: Fields) -> WeightFormat:
     method = fields.given("quant_method")
     if fields.given("quant_algo") is not None or isinstance(fields.given("quantization"), Mapping):
         return _modelopt(fields)
     if method in ("fp8", "fbgemm_fp8"):
-        block: Any = fields.given("weight_block_size")
-        scales = Fraction(32, block[0] * block[1]) if isinstance(block, list | tuple) and len(block) == 2 else 0
-        return replace(WEIGHT_FORMATS["fp8"], bits=Fraction(8) + scales)
+        return _float8(fields.given("weight_block_size"), 32, is_by_row=method == "fbgemm_fp8")
     if method == "mxfp4":
-        return replace(WEIGHT_FORMATS["mxfp4"], is_experts_only=True)
+        return replace(_grouped("mxfp4", 4, 32, 8), is_experts_only=True)
     if method in ("gptq", "awq"):
-        return _integers(fields, "bits", _group_size(fields.given("group_size")), has_zeros=True)
+        found = _integers(fields, "bits", _group_size(fields.given("group_size")), has_zeros=True)
+        return replace(found, input_bits=32) if method == "gptq" else found
     if method == "bitsandbytes":
         if fields.given("load_in_8bit") or fields.given("_load_in_8bit"):
-            return WEIGHT_FORMATS["int8"]
+            return replace(WEIGHT_FORMATS["int8"], element_bits=8, group=(1, 0), scale_bits=32)
         # Absolute maxima of 64 elements are stored in float32, or in 8 bits with maxima of their own.
         scales = (
             Fraction(8, 64) + Fraction(32, 64 * 256) if fields.given("bnb_4bit_use_double_quant") else Fraction(1, 2)
@@ -132,10 +184,32 @@ def _quantised(fields: Fields) -> WeightFormat:
     return _refuse(fields, "quant_method")
 
 
+def _float8(block: object, scale_bits: int, is_by_row: bool = False) -> WeightFormat:
+    """Return float8 with a scale of each block, of each output, or of each matrix."""
+    sides: Any = block
+    if isinstance(sides, list | tuple) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
+        bits = Fraction(8) + Fraction(scale_bits, sides[0] * sides[1])
+        return WeightFormat("fp8", bits, element_bits=8, group=(sides[0], sides[1]), scale_bits=scale_bits)
+    return WeightFormat("fp8", Fraction(8), element_bits=8, group=(int(is_by_row), 0), scale_bits=scale_bits)
+
+
+def _grouped(name: str, bits: int, size: int, scale_bits: int, matrix_bits: int = 0) -> WeightFormat:
+    """Return a format whose scales are those of `size` inputs of an output; 0 for all inputs."""
+    mean = Fraction(bits) + (Fraction(scale_bits, size) if size else 0)
+    return WeightFormat(
+        name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits
+    )
+
+
 def _modelopt(fields: Fields) -> WeightFormat:
     inner = fields.given("quantization")
     part = Fields(inner, fields.source, fields.name("quantization")) if isinstance(inner, Mapping) else fields
     name = _ALGORITHMS.get(str(part.given("quant_algo")).upper())
+    if name == "nvfp4":
+        # Global scales of weights and inputs.
+        return _grouped("nvfp4", 4, 16, 8, matrix_bits=64)
+    if name == "fp8":
+        return replace(_float8(None, 32), matrix_bits=32)
     return WEIGHT_FORMATS[name] if name is not None else _refuse(part, "quant_algo")
 
 
@@ -148,19 +222,19 @@ def _compressed(fields: Fields) -> WeightFormat:
             part = Fields(weights, fields.source, fields.name(f"config_groups.{name}.weights"))
             size = _group_size(weights.get("group_size"))
             if weights.get("type") == "float" and weights.get("num_bits") == 4:
-                return WEIGHT_FORMATS["nvfp4" if size == 16 else "mxfp4"]
+                return _grouped("nvfp4", 4, 16, 8, matrix_bits=64) if size == 16 else _grouped("mxfp4", 4, 32, 8)
             if weights.get("type") == "float" and weights.get("num_bits") == 8:
-                return WEIGHT_FORMATS["fp8"]
+                block = weights.get("block_structure") if weights.get("strategy") == "block" else None
+                return _float8(block, 16, is_by_row=weights.get("strategy") == "channel")
             return _integers(part, "num_bits", size, has_zeros=not weights.get("symmetric", True))
     return _refuse(fields, "config_groups")
 
 
 def _integers(fields: Fields, name: str, group: int, has_zeros: bool) -> WeightFormat:
     bits = fields.given(name)
-    if bits not in (2, 3, 4, 8):
+    if type(bits) is not int or bits not in (2, 3, 4, 8):
         return _refuse(fields, name)
-    scales = Fraction(16 + (bits if has_zeros else 0), group) if group else Fraction(0)
-    return WeightFormat(f"int{bits}", bits + scales)
+    return _grouped(f"int{bits}", bits, group, 16 + (bits if has_zeros else 0))
 
 
 def _group_size(given: object) -> int:

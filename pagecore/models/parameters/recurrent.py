@@ -27,25 +27,25 @@ def _convolution(tally: Tally, spec: StateSpec, bias: bool = False) -> int:
 def _delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
     heads, value_dim, _ = spec.planes[1].shape
-    tally.linear(hidden, channels + heads * value_dim)
-    tally.linear(hidden, 2 * heads)
+    tally.linear(hidden, channels + heads * value_dim, name="in_proj_qkvz")
+    tally.linear(hidden, 2 * heads, name="in_proj_ba")
     tally.add(2 * heads, Kind.OTHER, Split.TENSOR)
     tally.norm(value_dim)
-    tally.linear(heads * value_dim, hidden)
+    tally.linear(heads * value_dim, hidden, name="out_proj")
 
 
 def _kimi_delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
     heads, dim, _ = spec.planes[1].shape
     width = heads * dim
-    tally.linear(hidden, channels)
+    tally.linear(hidden, channels, name="q_proj")
     # The gates of forgetting and of the output have low rank.
-    tally.linear(hidden, dim, copies=2, split=Split.COPY)
-    tally.linear(dim, width, copies=2)
-    tally.linear(hidden, heads)
+    tally.linear(hidden, dim, copies=2, split=Split.COPY, name="f_a_proj")
+    tally.linear(dim, width, copies=2, name="f_b_proj")
+    tally.linear(hidden, heads, name="b_proj")
     tally.add(width + heads, Kind.OTHER, Split.TENSOR)
     tally.norm(dim)
-    tally.linear(width, hidden)
+    tally.linear(width, hidden, name="o_proj")
 
 
 def _mamba_1(rank_field: str, conv_bias: str, proj_bias: str, has_norms: bool = False) -> Adder:
@@ -55,11 +55,11 @@ def _mamba_1(rank_field: str, conv_bias: str, proj_bias: str, has_norms: bool = 
         state = spec.planes[1].shape[-1]
         automatic = fields.given(rank_field) in (None, "auto")
         rank = ceil_div(hidden, 16) if automatic else fields.integer(rank_field)
-        tally.linear(hidden, 2 * channels, bias=has_bias)
-        tally.linear(channels, rank + 2 * state)
-        tally.linear(rank, channels, bias=True)
+        tally.linear(hidden, 2 * channels, bias=has_bias, name="in_proj")
+        tally.linear(channels, rank + 2 * state, name="x_proj")
+        tally.linear(rank, channels, bias=True, name="dt_proj")
         tally.add(channels * (state + 1), Kind.OTHER, Split.TENSOR)
-        tally.linear(channels, hidden, bias=has_bias)
+        tally.linear(channels, hidden, bias=has_bias, name="out_proj")
         if has_norms:
             tally.norm(rank + 2 * state)
 
@@ -71,11 +71,11 @@ def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "") -> Adder:
         hidden, has_bias = fields.integer("hidden_size"), fields.flag(proj_bias)
         channels = _convolution(tally, spec, fields.flag(conv_bias))
         heads, dim, _ = spec.planes[1].shape
-        tally.linear(hidden, heads * dim + channels + heads, bias=has_bias)
+        tally.linear(hidden, heads * dim + channels + heads, bias=has_bias, name="in_proj")
         tally.add(3 * heads, Kind.OTHER, Split.TENSOR)
         if not norm or fields.flag(norm):
             tally.add(heads * dim, Kind.OTHER, Split.TENSOR)
-        tally.linear(heads * dim, hidden, bias=has_bias)
+        tally.linear(heads * dim, hidden, bias=has_bias, name="out_proj")
 
     return add
 
@@ -83,8 +83,8 @@ def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "") -> Adder:
 def _short_convolution(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     hidden, has_bias = fields.integer("hidden_size"), fields.flag("conv_bias")
     _convolution(tally, spec, has_bias)
-    tally.linear(hidden, 3 * hidden, bias=has_bias)
-    tally.linear(hidden, hidden, bias=has_bias)
+    tally.linear(hidden, 3 * hidden, bias=has_bias, name="in_proj")
+    tally.linear(hidden, hidden, bias=has_bias, name="out_proj")
 
 
 _OF_MAMBA = _mamba_1("time_step_rank", "use_conv_bias", "use_bias")

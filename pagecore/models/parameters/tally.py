@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["Kind", "Parameters", "Split", "Tally"]
+__all__ = ["QUANTISED_KINDS", "Kind", "Matrix", "Parameters", "Split", "Tally"]
 
 
 class Split(Enum):
@@ -31,19 +31,48 @@ class Kind(Enum):
     OTHER = "norms, biases, routers, convolutions"
 
 
+# Kinds of parameters that quantised checkpoints store with scales.
+QUANTISED_KINDS = (Kind.LINEAR, Kind.EXPERT)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix of ``outputs x inputs`` that checkpoints may quantise.
+
+    Attributes
+    ----------
+    name : str
+        Name of the module in a checkpoint of transformers, such as "model.layers.3.self_attn.q_proj". Up-projections
+        are counted under the name of the gate, and all experts of a layer under one name.
+    inputs, outputs : int
+    split : Split
+    kind : Kind
+        `Kind.LINEAR` or `Kind.EXPERT`.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    split: Split
+    kind: Kind
+
+
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters of a model.
+    """Parameters of a model, or of some of its layers.
 
     Attributes
     ----------
     counts : mapping of (Split, Kind) to int
     kv_heads : int
         Key-value heads of the model: ranks beyond this number hold copies of keys' and values' projections.
+    matrices : mapping of Matrix to int
+        Number of each matrix; their elements are in `counts`, too.
     """
 
     counts: Mapping[tuple[Split, Kind], int]
     kv_heads: int = 1
+    matrices: Mapping[Matrix, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -65,24 +94,39 @@ class Parameters:
             Groups of data-parallel attention; each group has a copy of the attention, split over ``ranks /
             data_parallel`` ranks.
         """
-        group = max(1, ranks // data_parallel)
-        share = {
-            Split.TENSOR: ranks,
-            Split.ATTENTION: group,
-            Split.KEY_VALUE: min(group, self.kv_heads),
-            Split.COPY: 1,
-        }
+        share = self.shares(ranks, data_parallel)
         found: Counter[Kind] = Counter()
         for (split, kind), count in self.counts.items():
             found[kind] += ceil_div(count, share[split])
         return dict(found)
 
 
+    def shares(self, ranks: int = 1, data_parallel: int = 1) -> dict[Split, int]:
+        """Return the number of ranks that share a parameter of each split."""
+        group = max(1, ranks // data_parallel)
+        return {
+            Split.TENSOR: ranks,
+            Split.ATTENTION: group,
+            Split.KEY_VALUE: min(group, self.kv_heads),
+            Split.COPY: 1,
+        }
+
+
 class Tally:
-    """A counter of parameters to which the blocks of a model are added."""
+    """A counter of parameters to which the blocks of a model are added.
+
+    Attributes
+    ----------
+    counts : Counter of (Split, Kind)
+    matrices : Counter of Matrix
+    module : str
+        Name of the module whose matrices are added next.
+    """
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[Split, Kind]] = Counter()
+        self.matrices: Counter[Matrix] = Counter()
+        self.module = ""
 
     def add(self, count: int, kind: Kind = Kind.OTHER, split: Split = Split.COPY) -> None:
         """Add `count` parameters."""
@@ -97,9 +141,12 @@ class Tally:
         split: Split = Split.TENSOR,
         kind: Kind = Kind.LINEAR,
         copies: int = 1,
+        name: str = "",
     ) -> None:
-        """Add `copies` matrices of ``outputs x inputs``, each with a bias if it has one."""
+        """Add `copies` matrices of ``outputs x inputs``, each with a bias if it has one; `name` is that in the module."""
         self.add(copies * inputs * outputs, kind, split)
+        if kind in QUANTISED_KINDS:
+            self.matrices[Matrix(f"{self.module}.{name}" if name else self.module, inputs, outputs, split, kind)] += copies
         if bias:
             self.add(copies * outputs, Kind.VISION if kind is Kind.VISION else Kind.OTHER)
 

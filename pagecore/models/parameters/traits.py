@@ -64,6 +64,8 @@ class Traits:
         Queries have a gate of their own width.
     is_tied : bool
         Default of `tie_word_embeddings`.
+    can_tie : bool
+        The family reads `tie_word_embeddings`.
     has_head_bias : str or bool
         The output head has a bias.
     activation : int
@@ -87,6 +89,7 @@ class Traits:
     is_gated: bool = True
     has_gated_queries: bool = False
     is_tied: bool = False
+    can_tie: bool = True
     has_head_bias: str | bool = False
     activation: int = 0
     has_positions: bool = False
@@ -226,12 +229,13 @@ TRAITS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT_MOE,
-    "kimi_linear": Traits(experts=Experts(shared="num_shared_experts", rule="after")),
+    "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
     "nemotron_h": Traits(
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         mlp_bias="mlp_bias",
         norms=1,
+        can_tie=False,
         is_gated=False,
         experts=Experts("n_routed_experts", shared="moe_shared_expert_intermediate_size"),
     ),

@@ -65,6 +65,10 @@ class DevicePlan:
         Bytes of the device.
     ranks, data_parallel : int
         Tensor-parallel ranks, and groups of data-parallel attention.
+    pipeline_stages, stage : int
+        Pipeline stages, and the number from 0 of the one that the plan describes: the worst.
+    layers : (int, int)
+        First layer of this stage, and the one after its last.
     chunked_prefill_size, graph_batch : int
         Sizes of the steps that the reserves are computed from.
     static_fraction : float
@@ -72,7 +76,7 @@ class DevicePlan:
     vision_factor : float
         Factor of the static fraction; 1 without a vision tower.
     parameters : int or None
-        Parameters of the model; None if the weights were given in bytes.
+        Parameters of the whole model, those of a draft of the kind "mtp" included; None if the weights were given in bytes.
     weight_format : str or None
     classes : tuple of MemoryClass
         The six classes.
@@ -89,6 +93,9 @@ class DevicePlan:
     vision_factor: float
     parameters: int | None
     weight_format: str | None
+    pipeline_stages: int = 1
+    stage: int = 0
+    layers: tuple[int, int] = (0, 0)
     classes: tuple[MemoryClass, ...]
     advice: tuple[Advice, ...] = ()
 

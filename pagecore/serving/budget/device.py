@@ -10,8 +10,10 @@ from pagecore.errors import NotEnoughMemory, ShapeError
 from pagecore.models import ModelConfig, read_model_config
 from pagecore.models.parameters import (
     Parameters,
+    VisionTower,
     WeightFormat,
     count_parameters,
+    mtp_specs,
     vision_tower,
     weight_format,
 )
@@ -20,7 +22,9 @@ from pagecore.serving.budget.classes import DevicePlan, MemoryClass
 from pagecore.serving.budget.images import ImageMemory, image_memory
 from pagecore.serving.budget.options import Config, DeviceOptions, device_bytes
 from pagecore.serving.budget.presets import GIB, Preset, draft_bytes, reserved_bytes, vision_factor
+from pagecore.serving.budget.stages import Stage, stages_of
 from pagecore.serving.plans import MemoryPlan, ModelPlan
+from pagecore.storage import Spec
 from pagecore.storage.checks import require_int
 
 __all__ = ["plan_device"]
@@ -30,7 +34,7 @@ Planner = Callable[[Any, int, int], MemoryPlan]
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """Weights of a model on one rank; `parameters` and `format` are None for bytes that the caller gave."""
+    """Weights of a stage on one rank; `parameters` and `format` are None for bytes that the caller gave."""
 
     nbytes: int
     parameters: Parameters | None = None
@@ -41,15 +45,32 @@ class _Weights:
         if self.parameters is None or self.format is None:
             return "given"
         text = f"{self.parameters.total:,} parameters in {self.format.name}"
-        if self.format.is_quantised:
-            return f"estimate: {text} with scales; layers that the checkpoint leaves unquantised are larger"
-        return f"exact: {text}"
+        if not self.format.is_quantised:
+            return f"exact: {text}"
+        if not self.format.is_read:
+            return f"estimate: {text} with scales; layers that a checkpoint leaves unquantised are larger"
+        left = self.format.count_unquantised(self.parameters)
+        return f"by quantization_config: {text} with scales" + (f", {left:,} of layers unquantised" if left else "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """What the plans of all stages have in common."""
+
+    config: Config
+    model: ModelConfig
+    memory: int
+    ranks: int
+    options: DeviceOptions
+    preset: Preset
+    tower: VisionTower | None
+    plan: Planner
 
 
 def plan_device(
     config: Config, model: ModelConfig, memory: int, ranks: int, options: DeviceOptions | None, plan: Planner
 ) -> ModelPlan:
-    """Return the plan of a device with `memory` bytes.
+    """Return the plan of a device with `memory` bytes: of the worst one, if there are pipeline stages.
 
     Parameters
     ----------
@@ -59,7 +80,7 @@ def plan_device(
     memory : int
         Bytes of the device.
     ranks : int
-        Tensor-parallel ranks.
+        Tensor-parallel ranks of a stage.
     options : DeviceOptions or None
     plan : callable
         Plans a cache from layers, bytes and ranks.
@@ -73,34 +94,54 @@ def plan_device(
     ranks, groups = require_int("ranks", ranks), options.data_parallel
     if ranks % groups:
         raise ShapeError(f"data_parallel is {groups}; it must divide ranks, which is {ranks}")
-    preset = options.preset(memory, ranks)
-    weights = _weights(config, options, ranks)
-    draft = None if options.draft_model is None else read_model_config(options.draft_model)
-    reserved = _reserved(preset, options, ranks)
-    tower = vision_tower(config)
+    engine = _Engine(config, model, memory, ranks, options, options.preset(memory, ranks), vision_tower(config), plan)
+    plans = [each for stage in stages_of(model, options.pipeline_stages) if (each := _plan_stage(engine, stage))]
+    worst = min(plans, key=_room)
+    if worst.device is None or len(plans) == 1 or worst.device.parameters is None:
+        return worst
+    whole = count_parameters(config, mtp=options.draft == "mtp").total
+    return replace(worst, device=replace(worst.device, parameters=whole))
+
+
+def _room(plan: ModelPlan) -> tuple[int, int]:
+    """Return the requests that a stage holds, of the length that is the worst, and its bytes for the cache."""
+    return min((context.best_requests for context in plan.memory.contexts), default=0), plan.memory.memory
+
+
+def _plan_stage(engine: _Engine, stage: Stage) -> ModelPlan | None:
+    """Return the plan of one stage; None for a stage of several whose layers store nothing."""
+    options, memory, groups = engine.options, engine.memory, engine.options.data_parallel
+    weights = _weights(engine, stage)
+    reserved = _reserved(engine, stage)
+    tower = engine.tower
     itemsize = 2 if weights.format is None else weights.format.other_bits // 8
-    image = None if tower is None else image_memory(tower, options.image_size, itemsize)
+    image = image_memory(tower, options.image_size, itemsize) if tower is not None and stage.is_first else None
     factor = 1.0 if tower is None else vision_factor(tower.layers, tower.hidden)
     fraction = options.static_fraction
     if fraction is None:
         fraction = max(0, memory - reserved) / memory * factor if memory else 0.0
     static = int(memory * fraction)
     if static <= weights.nbytes:
-        raise _missing(model, memory, static, weights, ranks, options, preset)
-    layers = model.layers if draft is None else (*model.layers, *draft.layers)
-    cache = plan(layers, static - weights.nbytes, ranks // groups)
+        raise _missing(engine, stage, static, weights)
+    layers = _stored(engine, stage)
+    if not layers and stage.count > 1:
+        return None
+    cache = engine.plan(layers, static - weights.nbytes, engine.ranks // groups)
     classes = (
         MemoryClass("weights", weights.nbytes, "when the model is loaded, for good", weights.certainty),
         MemoryClass("KV", cache.memory, "when the cache is made, for good", "exact: the blocks and states below"),
-        _activations(reserved, preset, options),
-        *_images(image, options),
+        _activations(reserved, engine.preset, options),
+        *_images(image, options, "no vision tower" if tower is None else "the first stage has the vision tower"),
     )
     device = DevicePlan(
         device_memory=memory,
-        ranks=ranks,
+        ranks=engine.ranks,
         data_parallel=groups,
-        chunked_prefill_size=preset.chunked_prefill_size,
-        graph_batch=preset.graph_batch,
+        pipeline_stages=stage.count,
+        stage=stage.number,
+        layers=(stage.layers.start, stage.layers.stop),
+        chunked_prefill_size=engine.preset.chunked_prefill_size,
+        graph_batch=engine.preset.graph_batch,
         static_fraction=fraction,
         vision_factor=factor,
         parameters=None if weights.parameters is None else weights.parameters.total,
@@ -109,27 +150,45 @@ def plan_device(
     )
     least = min((_bytes_of(cache, number) for number in range(len(cache.contexts))), default=0)
     per_image = 0 if image is None else image.activations + image.pixels + image.embeddings
-    found = advise(device, weights.nbytes + least, options.images, per_image)
+    found = advise(device, weights.nbytes + least, 0 if image is None else options.images, per_image)
     if not found and any(context.best_requests == 0 for context in cache.contexts):
         found = advise_contexts(device, [_bytes_of(cache, number) for number in range(len(cache.contexts))])
-    return ModelPlan(model, cache, replace(device, advice=found))
+    return ModelPlan(engine.model, cache, replace(device, advice=found))
 
 
-def _weights(config: Config, options: DeviceOptions, ranks: int) -> _Weights:
+def _stored(engine: _Engine, stage: Stage) -> tuple[Spec, ...]:
+    """Return the specs of the layers of a stage, those of a draft last."""
+    model, options = engine.model, engine.options
+    if stage.count == 1:
+        layers: tuple[Spec, ...] = model.layers
+    else:
+        layers = tuple(model.layers[number] for layer in stage.layers for number in model.specs_by_layer[layer])
+    if not stage.is_last:
+        return layers
+    if options.draft == "mtp":
+        return (*layers, *mtp_specs(engine.config, model.layers))
+    return layers if options.draft_model is None else (*layers, *read_model_config(options.draft_model).layers)
+
+
+def _weights(engine: _Engine, stage: Stage) -> _Weights:
+    options, config = engine.options, engine.config
     if not options.counts_parameters:
         return _Weights(device_bytes("weights", options.weights))
     format = weight_format(config, str(options.weights))
-    parameters = count_parameters(config)
-    return _Weights(format.nbytes(parameters, ranks, options.data_parallel), parameters, format)
+    layers = None if stage.count == 1 else stage.layers
+    parameters = count_parameters(config, layers=layers, mtp=options.draft == "mtp")
+    return _Weights(format.nbytes(parameters, engine.ranks, options.data_parallel), parameters, format)
 
 
-def _reserved(preset: Preset, options: DeviceOptions, ranks: int) -> int:
-    """Return the reserved bytes; the reserve of a draft holds its weights at least."""
-    kind = options.draft_kind
-    reserved = reserved_bytes(preset, ranks=ranks, data_parallel=options.data_parallel, draft=kind)
-    if options.draft_model is None:
+def _reserved(engine: _Engine, stage: Stage) -> int:
+    """Return the reserved bytes; the reserve of a draft model holds its weights at least."""
+    options, kind = engine.options, engine.options.draft_kind
+    reserved = reserved_bytes(
+        engine.preset, ranks=engine.ranks, stages=stage.count, data_parallel=options.data_parallel, draft=kind
+    )
+    if options.draft_model is None or not stage.is_last:
         return reserved
-    draft = weight_format(options.draft_model).nbytes(count_parameters(options.draft_model), ranks)
+    draft = weight_format(options.draft_model).nbytes(count_parameters(options.draft_model), engine.ranks)
     return reserved + max(0, draft - draft_bytes(kind))
 
 
@@ -142,10 +201,10 @@ def _activations(reserved: int, preset: Preset, options: DeviceOptions) -> Memor
     return MemoryClass("activations", reserved, "in each step: " + ", ".join(parts), "rule of SGLang, not of the model")
 
 
-def _images(image: ImageMemory | None, options: DeviceOptions) -> list[MemoryClass]:
+def _images(image: ImageMemory | None, options: DeviceOptions, without: str) -> list[MemoryClass]:
     names = ("vision activations", "pixels", "multimodal embeddings")
     if image is None:
-        return [MemoryClass(name, 0, "never", "exact: no vision tower") for name in names]
+        return [MemoryClass(name, 0, "never", f"exact: {without}") for name in names]
     count, cached = options.images, device_bytes("embedding_cache", options.embedding_cache)
     what = f"{count:,} images of {image.size:,} x {image.size:,} pixels"
     return [
@@ -172,18 +231,12 @@ def _bytes_of(cache: MemoryPlan, number: int) -> int:
     return blocks + slots
 
 
-def _missing(
-    model: ModelConfig,
-    memory: int,
-    static: int,
-    weights: _Weights,
-    ranks: int,
-    options: DeviceOptions,
-    preset: Preset,
-) -> NotEnoughMemory:
+def _missing(engine: _Engine, stage: Stage, static: int, weights: _Weights) -> NotEnoughMemory:
     """Return the error for weights that leave no memory for a cache."""
+    memory, ranks = engine.memory, engine.ranks
     where = f" on each of {ranks} ranks" if ranks > 1 else ""
-    text = f"device_memory is {memory / GIB:.2f} GiB, and the weights of {model.model_type} take "
+    what = f"{stage} of {engine.model.model_type}" if stage.count > 1 else engine.model.model_type
+    text = f"device_memory is {memory / GIB:.2f} GiB, and the weights of {what} take "
     text += f"{weights.nbytes / GIB:.2f} GiB{where}"
     if weights.nbytes > memory:
         text += f": {(weights.nbytes - memory) / GIB:.2f} GiB are missing for the weights alone"
@@ -192,6 +245,6 @@ def _missing(
             f", of {static / GIB:.2f} GiB that the reserves leave: {(weights.nbytes - static) / GIB:.2f} GiB are "
             "missing, and the cache needs more"
         )
-        if options.static_fraction is None and preset.chunked_prefill_size > 2048:
+        if engine.options.static_fraction is None and engine.preset.chunked_prefill_size > 2048:
             text += "; use a chunked_prefill_size of 2048"
-    return NotEnoughMemory(text + "; use more ranks, or weights of fewer bits (fp8, int4)")
+    return NotEnoughMemory(text + "; use more ranks or pipeline stages, or weights of fewer bits (fp8, int4)")

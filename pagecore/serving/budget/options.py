@@ -30,12 +30,16 @@ class DeviceOptions:
     data_parallel : int
         Groups of data-parallel attention; divides the ranks. Each group has copies of the attention's weights, and
         keys and values of its own requests.
+    pipeline_stages : int
+        Stages among which the layers are divided, each with `ranks` ranks. The plan has the figures of the worst stage,
+        whose cache holds the fewest requests.
     chunked_prefill_size, graph_batch : int, optional
         Tokens of prompts in a step, and requests of the largest graph; the preset of the device by default.
     static_fraction : float, optional
         Fraction of the memory for weights and cache; computed from the reserves by default.
-    draft : {"standalone", "eagle", "ngram"}, optional
-        Kind of speculation.
+    draft : {"standalone", "eagle", "ngram", "mtp"}, optional
+        Kind of speculation. "mtp" loads the layers for the prediction of further tokens that the checkpoint has: their
+        weights, and their keys and values as layers of the same cache.
     draft_model : config, optional
         Config of the draft; its keys and values are planned next to those of the model.
     images : int
@@ -50,11 +54,12 @@ class DeviceOptions:
     ShapeError
         A number is out of range.
     UnsupportedOption
-        An unknown draft, or a draft model for n-grams.
+        An unknown draft, or a draft model for n-grams or "mtp".
     """
 
     weights: int | str = "auto"
     data_parallel: int = 1
+    pipeline_stages: int = 1
     chunked_prefill_size: int | None = None
     graph_batch: int | None = None
     static_fraction: float | None = None
@@ -66,6 +71,7 @@ class DeviceOptions:
 
     def __post_init__(self) -> None:
         require_int("data_parallel", self.data_parallel)
+        require_int("pipeline_stages", self.pipeline_stages)
         require_int("images", self.images, min=0)
         for name, least in (("chunked_prefill_size", 1), ("graph_batch", 0), ("image_size", 1)):
             value = getattr(self, name)
@@ -75,8 +81,8 @@ class DeviceOptions:
         if fraction is not None and not (isinstance(fraction, int | float) and 0 < fraction < 1):
             raise ShapeError(f"static_fraction is {shown(fraction)}; it must be above 0 and below 1")
         draft_bytes(self.draft)
-        if self.draft_model is not None and self.draft == "ngram":
-            raise UnsupportedOption("draft is 'ngram', which needs no draft_model; leave draft_model out")
+        if self.draft_model is not None and self.draft in ("ngram", "mtp"):
+            raise UnsupportedOption(f"draft is {self.draft!r}, which needs no draft_model; leave draft_model out")
         device_bytes("embedding_cache", self.embedding_cache)
 
     @property

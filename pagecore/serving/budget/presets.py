@@ -26,8 +26,9 @@ __all__ = [
 
 MIB = 1 << 20
 GIB = 1 << 30
-# Reserve for a draft and its graphs, in MiB: of a model of its own, of layers on top of the model, of n-grams.
-DRAFTS: Mapping[str, int] = {"standalone": 6 * 1024, "eagle": 2 * 1024, "ngram": 0}
+# Reserve for a draft and its graphs, in MiB: of a model of its own, of layers on top of the model, of n-grams, and of
+# the layers for further tokens of a checkpoint, which run as EAGLE does.
+DRAFTS: Mapping[str, int] = {"standalone": 6 * 1024, "eagle": 2 * 1024, "ngram": 0, "mtp": 2 * 1024}
 # A prefill of fewer tokens is reserved for like one of this number.
 LEAST_CHUNK = 2048
 _CONSTANT_MIB = 512
@@ -84,7 +85,7 @@ def reserved_bytes(
         Tensor-parallel ranks and pipeline stages.
     data_parallel : int
         Groups of data-parallel attention; 1 without it.
-    draft : {"standalone", "eagle", "ngram"}, optional
+    draft : {"standalone", "eagle", "ngram", "mtp"}, optional
         Kind of speculation.
 
     Raises

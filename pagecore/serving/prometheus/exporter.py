@@ -24,7 +24,7 @@ __all__ = ["Exporter"]
 
 LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 # Labels of metrics of their own.
-RESERVED = {"le", "state", "medium"}
+RESERVED = {"le", "state", "medium", "store"}
 
 
 class Exporter:
@@ -43,7 +43,8 @@ class Exporter:
     labels : mapping of str to str, optional
         Labels of every metric, such as ``{"model_name": "llama", "engine": "0"}``, by which vLLM's dashboards select.
     tiers : optional
-        Tiers of the cache: an object whose ``stats()`` has `hit_tokens`, the reused tokens by medium.
+        Tiers of the cache: an object whose ``stats()`` has `hit_tokens`, the reused tokens by medium, and, if those are to
+        be exported, `host` and `requests` as `TierStats` has them.
     block_share : float
         Share of the blocks whose lives in the prefix cache are timed, 0 to 1; 0 times none.
 
@@ -118,11 +119,14 @@ class Exporter:
                 yield self._filled(family, value)
 
     def _read(self) -> Reading:
+        tiers = None if self._tiers is None else self._tiers.stats()
         return Reading(
             figures=self.scheduler.figures(),
             stats=self.scheduler.cache.stats(),
             lives={} if self._lives is None else self._lives.read(),
-            hit_tokens={} if self._tiers is None else dict(self._tiers.stats().hit_tokens),
+            hit_tokens={} if tiers is None else dict(tiers.hit_tokens),
+            host=getattr(tiers, "host", None),
+            requests=getattr(tiers, "requests", None),
         )
 
     def _made(self, family: Family) -> Any:

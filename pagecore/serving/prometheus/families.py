@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from pagecore.cache import CacheStats
 from pagecore.cache.inspect.block_life import DurationHistogram
@@ -22,12 +22,14 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything that one scrape reads."""
+    """Everything that one scrape reads; `host` and `requests` are those of `TierStats`, None without tiers."""
 
     figures: SchedulerFigures
     stats: CacheStats
     lives: Mapping[str, DurationHistogram] = field(default_factory=dict)
     hit_tokens: Mapping[str, int] = field(default_factory=dict)
+    host: Any = None
+    requests: Any = None
 
 
 # A number, a histogram, or a number for each value of the family's own label; None: the metric does not apply.
@@ -69,6 +71,23 @@ def _states(reading: Reading) -> Value:
 def _blocks(reading: Reading) -> Value:
     stats = reading.stats
     return {"free": stats.num_free_blocks, "used": stats.num_used_blocks, "evictable": stats.num_evictable_blocks}
+
+
+def _of_host(name: str) -> Callable[[Reading], Value]:
+    return lambda reading: None if reading.host is None else getattr(reading.host, name)
+
+
+def _of_stores(name: str) -> Callable[[Reading], Value]:
+    def read(reading: Reading) -> Value:
+        stores = {} if reading.requests is None else reading.requests.stores
+        return {store: getattr(stats, name) for store, stats in stores.items()} or None
+
+    return read
+
+
+def _ended_requests(reading: Reading) -> Value:
+    requests = reading.requests
+    return None if requests is None else {"ready": requests.num_ready, "late": requests.num_late}
 
 
 VLLM = (
@@ -182,6 +201,39 @@ PAGECORE = (
         "Prompt tokens that were reused, by the medium that had them.",
         lambda r: r.hit_tokens or None,
         "medium",
+    ),
+    *(
+        Family(f"pagecore_host_{name}", kind, text, _of_host(field))
+        for name, kind, text, field in (
+            ("blocks", "gauge", "Blocks of the host tier.", "num_blocks"),
+            ("cached_blocks", "gauge", "Blocks that the host tier has cached.", "num_cached_blocks"),
+            ("evicted_blocks", "counter", "Blocks that the host tier evicted.", "num_evicted_blocks"),
+            ("promoted_tokens", "counter", "Tokens promoted from the host to the device.", "num_promoted_tokens"),
+            ("backed_up_blocks", "counter", "Blocks copied from the device to the host.", "num_backed_up_blocks"),
+            ("failed_copies", "counter", "Promotions and backups that failed.", "num_failed"),
+            ("pending_copies", "gauge", "Copies between host and device that run.", "num_pending"),
+        )
+    ),
+    Family("pagecore_tier_requests", "counter", "Requests for prefixes by their end.", _ended_requests, "state"),
+    Family(
+        "pagecore_tier_open_requests",
+        "gauge",
+        "Requests for prefixes that have not ended.",
+        lambda r: None if r.requests is None else r.requests.num_open,
+    ),
+    *(
+        Family(f"pagecore_store_{name}", kind, text, _of_stores(field), "store")
+        for name, kind, text, field in (
+            ("lookups", "counter", "Entries that were looked up.", "num_lookups"),
+            ("found", "counter", "Entries that a look-up found.", "num_found"),
+            ("loaded", "counter", "Entries that were loaded.", "num_loaded"),
+            ("load_failures", "counter", "Entries whose load failed.", "num_load_failures"),
+            ("stored", "counter", "Entries that were stored.", "num_stored"),
+            ("store_failures", "counter", "Entries that could not be stored.", "num_store_failures"),
+            ("loaded_bytes", "counter", "Bytes that were loaded.", "bytes_loaded"),
+            ("stored_bytes", "counter", "Bytes that were stored.", "bytes_stored"),
+            ("pending", "gauge", "Batches that have not ended.", "num_pending"),
+        )
     ),
 )
 

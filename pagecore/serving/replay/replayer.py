@@ -27,7 +27,7 @@ from pagecore.serving.step import Step
 from pagecore.storage import free_memory
 from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["placeholder_ids", "replay"]
+__all__ = ["build_cache", "placeholder_ids", "replay"]
 
 # Length of the rows for a trace that cannot be scanned beforehand.
 LENGTH_UNSCANNED = 1 << 20
@@ -100,7 +100,7 @@ class _Replay:
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
         self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only)
         self.num_blocks = _num_blocks(path, options, summary)
-        self.cache, self.scheduler = _build(options, self.num_blocks, summary)
+        self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
         self.tiers = _build_tiers(self.cache, options, summary)
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics(self.tiers)
@@ -240,7 +240,9 @@ def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary 
     return summary.num_blocks + 1
 
 
-def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None) -> tuple[PagedKVCache, Scheduler]:
+def build_cache(
+    options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
+) -> tuple[PagedKVCache, Scheduler]:
     """Return a cache of `num_blocks` blocks and its scheduler; the trace limits number and length of the rows."""
     if options.attend:
         _check_free_memory(options, num_blocks)

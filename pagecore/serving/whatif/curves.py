@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagecore.serving.checks import as_instance
-from pagecore.serving.whatif.lru import Hits, Timeline, fitting, lru_hits, lru_timeline, sampled_hits
+from pagecore.serving.whatif.lru import Hits, Timeline, fitting, lru_hits, lru_timeline, sampled_hits, timeline_of
+from pagecore.serving.whatif.modelled import ModelledTrace
 from pagecore.serving.whatif.options import LRU, WhatIfOptions
 from pagecore.serving.whatif.report import Curve, TierHits, WhatIf
 from pagecore.serving.whatif.requests import Requests, read_requests
@@ -26,7 +29,8 @@ def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
 
     The model is a cache that serves one prompt after another and computes nothing else: a prompt reuses the longest
     cached prefix of whole blocks before its last token. The curve of "lru" equals ``pagecore replay --prefill-only
-    --max-running 1`` at every size.
+    --max-running 1`` at every size. For a model with windows or recurrent states, the curves are simulated: the cache
+    of the model serves the trace at up to 12 sizes.
 
     Parameters
     ----------
@@ -52,14 +56,20 @@ def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
     first: WhatIf | None = None
     for block_size in options.block_sizes:
         chunks = list(read_requests(path, block_size, options.requests))
-        curves += [_curve(chunks, options, block_size, policy) for policy in options.policies]
-        first = first or _summary(str(path), chunks, options, block_size)
+        trace = ModelledTrace(chunks, options, block_size) if options.is_simulated else None
+        curves += [_curve(chunks, trace, options, block_size, policy) for policy in options.policies]
+        first = first or _summary(str(path), chunks, trace, options, block_size)
     assert first is not None
     first.curves.extend(curves)
     return first
 
 
-def _curve(chunks: Sequence[Requests], options: WhatIfOptions, block_size: int, policy: str) -> Curve:
+def _curve(
+    chunks: Sequence[Requests], trace: ModelledTrace | None, options: WhatIfOptions, block_size: int, policy: str
+) -> Curve:
+    if trace is not None:
+        sizes = options.simulated_sizes()
+        return _curve_of(options, block_size, policy, "simulated", sizes, trace.hits(policy, sizes))
     sizes = options.sizes if policy == LRU else options.simulated_sizes()
     capacities = [options.capacity(size, block_size) for size in sizes]
     hits = lru_hits(chunks, block_size, capacities)
@@ -93,51 +103,93 @@ def _curve_of(
     )
 
 
-def _summary(path: str, chunks: list[Requests], options: WhatIfOptions, block_size: int) -> WhatIf:
+def _summary(
+    path: str, chunks: list[Requests], trace: ModelledTrace | None, options: WhatIfOptions, block_size: int
+) -> WhatIf:
     """Return all but the curves, for the first block size."""
     tokens = sum(int(chunk.tokens.sum()) for chunk in chunks)
     distinct = 1 + max(int(chunk.blocks.max(initial=-1)) for chunk in chunks)
     longest = max(int(chunk.tokens.max()) for chunk in chunks)
-    needed = -(-longest // block_size)
-    fitting_sizes = [size for size in options.sizes if options.capacity(size, block_size) >= needed]
-    which = np.unique(np.linspace(0, len(fitting_sizes) - 1, TIMELINE_SIZES).round().astype(int))
-    memory = [fitting_sizes[i] for i in which] if fitting_sizes else []
-    timeline: Timeline | None = None
-    if memory:
-        timeline = lru_timeline(chunks, block_size, [options.capacity(size, block_size) for size in memory])
-    unbounded = lru_hits(chunks, block_size, [UNBOUNDED])
+    found, states = _unbounded(chunks, trace, block_size)
+    timeline, memory = _timeline(chunks, trace, options, block_size, -(-longest // block_size))
     return WhatIf(
         trace=Path(path).name,
         num_requests=sum(len(chunk) for chunk in chunks),
         prompt_tokens=tokens,
         bytes_per_token=options.token_bytes,
         prefill_rate=options.prefill_rate,
-        unbounded_hit_rate=float(unbounded.blocks[0] * block_size / tokens),
-        unbounded_memory=distinct * block_size * options.token_bytes,
+        unbounded_hit_rate=found / tokens,
+        unbounded_memory=distinct * block_size * options.token_bytes + states * options.state_bytes,
         longest_request=longest * options.token_bytes,
         curves=[],
-        tiers=_tiers(chunks, options, block_size),
+        tiers=_tiers(chunks, trace, options, block_size),
         timeline=timeline,
         timeline_memory=memory,
     )
 
 
-def _tiers(chunks: Sequence[Requests], options: WhatIfOptions, block_size: int) -> list[TierHits]:
+def _unbounded(chunks: list[Requests], trace: ModelledTrace | None, block_size: int) -> tuple[float, int]:
+    """Return the tokens found, and the states kept, by a cache that evicts nothing."""
+    if trace is not None:
+        served = trace.served()
+        return float(served.hits.sum()), served.cached_states
+    return float(lru_hits(chunks, block_size, [UNBOUNDED]).blocks[0] * block_size), 0
+
+
+def _timeline(
+    chunks: list[Requests], trace: ModelledTrace | None, options: WhatIfOptions, block_size: int, needed: int
+) -> tuple[Timeline | None, list[int]]:
+    """Return the hits over time at a few of the sizes that hold every request."""
+    sizes = options.sizes if trace is None else options.simulated_sizes()
+    if trace is None:
+        fitting_sizes = [size for size in sizes if options.capacity(size, block_size) >= needed]
+    else:
+        policy = options.policies[0]
+        fitting_sizes = [size for size in sizes if trace.served(policy, size).fits.all()]
+    if not fitting_sizes:
+        return None, []
+    which = np.unique(np.linspace(0, len(fitting_sizes) - 1, TIMELINE_SIZES).round().astype(int))
+    memory = [fitting_sizes[i] for i in which]
+    capacities = [options.capacity(size, block_size) for size in memory]
+    if trace is None:
+        return lru_timeline(chunks, block_size, capacities), memory
+    hits = np.stack([trace.served(policy, size).hits for size in memory], axis=1)
+    distinct = np.concatenate([[0], *(_largest(chunk) for chunk in chunks)])
+    return timeline_of(chunks, hits, np.maximum.accumulate(distinct)[1:], capacities), memory
+
+
+def _largest(chunk: Requests) -> NDArray[np.int64]:
+    """Return one more than the largest number of a block of each request: blocks are numbered as they appear."""
+    ends = [chunk.blocks[a:b].max(initial=-1) for a, b in pairwise(chunk.starts.tolist())]
+    return 1 + np.array(ends, np.int64)
+
+
+def _tiers(
+    chunks: Sequence[Requests], trace: ModelledTrace | None, options: WhatIfOptions, block_size: int
+) -> list[TierHits]:
     """Return the hits of each tier: what its size finds and the smaller ones do not."""
     if not options.tiers:
         return []
     sizes = [parse_memory(size) for size in options.tiers.values()]
+    if trace is not None:
+        fitting_trace = trace.fitting(sizes[0])
+        if not fitting_trace.chunks:
+            return _tier_hits(options, sizes, np.zeros(len(sizes)), 1)
+        # A smaller cache may find more by chance; a tier then finds nothing that the faster ones do not.
+        found = np.maximum.accumulate(fitting_trace.hits(LRU, sizes).blocks * block_size)
+        return _tier_hits(options, sizes, found, int(fitting_trace.tokens.sum()))
     capacities = [options.capacity(size, block_size) for size in sizes]
     served = [each for chunk in chunks if len(each := fitting(chunk, block_size, capacities[0]))]
     if not served:
-        return [
-            TierHits(medium=name, memory=s, hit_tokens=0, hit_rate=0.0)
-            for name, s in zip(options.tiers, sizes, strict=True)
-        ]
+        return _tier_hits(options, sizes, np.zeros(len(sizes)), 1)
     hits = lru_hits(served, block_size, capacities)
-    tokens = np.diff(hits.blocks * block_size, prepend=0)
+    return _tier_hits(options, sizes, hits.blocks * block_size, int(hits.query_tokens[0]))
+
+
+def _tier_hits(options: WhatIfOptions, sizes: list[int], found: NDArray[np.float64], asked: int) -> list[TierHits]:
+    tokens = np.diff(found, prepend=0)
     return [
-        TierHits(medium=name, memory=size, hit_tokens=int(got), hit_rate=float(got / hits.query_tokens[0]))
+        TierHits(medium=name, memory=size, hit_tokens=round(got), hit_rate=float(got / asked))
         for name, size, got in zip(options.tiers, sizes, tokens, strict=True)
     ]
 

@@ -117,6 +117,24 @@ def lru_timeline(chunks: Sequence[Requests], block_size: int, capacities: Sequen
     stack = Stack(1.0, sorted(capacities))
     parts = [_add(stack, chunk) for chunk in chunks]
     hits, blocks = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    return timeline_of(chunks, hits * block_size, blocks, capacities)
+
+
+def timeline_of(
+    chunks: Sequence[Requests], hits: NDArray[np.int64], distinct: NDArray[np.int64], capacities: Sequence[int]
+) -> Timeline:
+    """Return a timeline from the results of each request.
+
+    Parameters
+    ----------
+    chunks : sequence of Requests
+    hits : ndarray
+        int64 ``[requests, len(capacities)]``: tokens found.
+    distinct : ndarray
+        int64 ``[requests]``: distinct blocks up to each request.
+    capacities : sequence of int
+        Ascending.
+    """
     seconds = np.concatenate([chunk.seconds for chunk in chunks])
     tokens = np.concatenate([chunk.tokens for chunk in chunks])
     if seconds[-1] == seconds[0]:
@@ -126,10 +144,10 @@ def lru_timeline(chunks: Sequence[Requests], block_size: int, capacities: Sequen
     asked = np.bincount(which, tokens, TIMELINE_POINTS)
     rates: list[list[float | None]] = []
     for column in range(len(capacities)):
-        got = np.bincount(which, hits[:, column] * block_size, TIMELINE_POINTS)
+        got = np.bincount(which, hits[:, column], TIMELINE_POINTS)
         rates.append([float(a / b) if b else None for a, b in zip(got, asked, strict=True)])
     ends = np.searchsorted(seconds, edges, side="right") - 1
-    return Timeline(sorted(capacities), edges.tolist(), blocks[np.maximum(ends, 0)].tolist(), rates)
+    return Timeline(sorted(capacities), edges.tolist(), distinct[np.maximum(ends, 0)].tolist(), rates)
 
 
 def _add(stack: Stack, chunk: Requests) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

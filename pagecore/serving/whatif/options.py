@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, ReplayOptions
+from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
 from pagecore.serving.reuse import NO_REUSE, POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, require_int, shown
@@ -39,7 +39,8 @@ class WhatIfOptions:
     bytes_per_token : int, optional
         Bytes of key and value of one token in all layers. The default, 131072, is Llama 3 8B in bfloat16.
     model : path or dict, optional
-        config.json of a model, instead of `bytes_per_token`; its layers must be one group without states.
+        config.json of a model, instead of `bytes_per_token`. A model with windows or recurrent states is simulated, as
+        policies are; the others have exact curves.
     tiers : mapping of str to memory
         Media and their sizes, fastest first and each larger than the one before: a tier holds what the faster ones
         hold, and more.
@@ -54,6 +55,8 @@ class WhatIfOptions:
     ----------
     sizes : list of int
         Memory of each point in bytes, ascending.
+    token_bytes, state_bytes : int
+        Bytes of a token in all layers that attend, and of a recurrent state in all layers that keep one.
 
     Raises
     ------
@@ -62,7 +65,8 @@ class WhatIfOptions:
     ShapeError
         A number or range is invalid.
     UnsupportedOption
-        An unknown policy; policies or tiers with sampling; a model with several groups or states.
+        An unknown policy; policies, tiers, windows or states with sampling; `model` with `bytes_per_token`; a model
+        with an encoder, or without attention.
     """
 
     memory: int | str = "8GiB..1TiB"
@@ -77,6 +81,8 @@ class WhatIfOptions:
     prefill_rate: float = 10_000.0
     sizes: list[int] = field(default_factory=list, init=False)
     token_bytes: int = field(default=0, init=False)
+    state_bytes: int = field(default=0, init=False)
+    _is_simulated: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         set_field = object.__setattr__
@@ -98,16 +104,29 @@ class WhatIfOptions:
             raise UnsupportedOption(f"sample is {self.sample}, which only the curve of {LRU!r} supports; use 1")
         if self.requests is not None:
             set_field(self, "requests", require_int("requests", self.requests))
-        set_field(self, "token_bytes", self._token_bytes())
+        self._read_model()
         set_field(self, "sizes", _sizes(self.memory, self.points))
         self._check_tiers()
         for block_size in self.block_sizes:
             for memory in (self.sizes[0], *map(parse_memory, self.tiers.values())):
                 self.capacity(memory, block_size)
 
+    @property
+    def is_simulated(self) -> bool:
+        """True for a model whose hits depend on more than the number of blocks: with windows, chunks or states."""
+        return self._is_simulated
+
     def capacity(self, memory: int, block_size: int) -> int:
-        """Return the blocks of a size that can be used: all but the null block."""
-        return blocks_within(memory, self.token_bytes * block_size) - 1
+        """Return the blocks of a size that can be used: all but the null block, of the largest group of a model."""
+        if self.model is None:
+            return blocks_within(memory, self.token_bytes * block_size) - 1
+        return self.replayed(memory, block_size).num_blocks - 1
+
+    def replayed(self, memory: int | None, block_size: int, policy: str = LRU) -> ReplayOptions:
+        """Return the options of a replay with one prompt at a time; a memory of None evicts nothing."""
+        size: dict[str, Any] = {"blocks": UNBOUNDED} if memory is None else {"memory": memory}
+        model: dict[str, Any] = {"bytes_per_token": self.token_bytes} if self.model is None else {"model": self.model}
+        return ReplayOptions(**size, **model, block_size=block_size, evict=policy, prefill_only=True, max_running=1)
 
     def simulated_sizes(self) -> list[int]:
         """Return the sizes at which policies are simulated."""
@@ -116,17 +135,26 @@ class WhatIfOptions:
         )
         return [self.sizes[i] for i in which]
 
-    def _token_bytes(self) -> int:
+    def _read_model(self) -> None:
+        """Read the bytes of a token, and decide between exact and simulated curves."""
+        set_field = object.__setattr__
         if self.model is None:
-            return require_int("bytes_per_token", self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN, max=None)
-        replayed = ReplayOptions(model=self.model, bytes_per_token=self.bytes_per_token, block_size=16)
+            given = require_int("bytes_per_token", self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN, max=None)
+            set_field(self, "token_bytes", given)
+            return
+        replayed = ReplayOptions(model=self.model, bytes_per_token=self.bytes_per_token)
         groups = replayed._groups()
-        if len(groups) != 1 or replayed.states:
+        if any(group.is_cross for group in groups):
             raise UnsupportedOption(
-                f"the model has {len(groups)} groups of layers{' and states' if replayed.states else ''}; a what-if "
-                "counts blocks of one group: use pagecore replay, or give bytes_per_token"
+                "the model has an encoder, and a trace has no encoder tokens; give a model without one, or bytes_per_token"
             )
-        return groups[0].bytes_per_block(16) // 16
+        set_field(self, "token_bytes", sum(group.bytes_per_block(16) for group in groups) // 16)
+        set_field(self, "state_bytes", sum(spec.nbytes for spec in replayed.states))
+        set_field(self, "_is_simulated", bool(replayed.states) or any(group.attended.is_limited for group in groups))
+        if self._is_simulated and self.sample < 1:
+            raise UnsupportedOption(
+                f"sample is {self.sample}, but the model has windows or states, whose hits are simulated; use 1"
+            )
 
     def _check_tiers(self) -> None:
         sizes = [parse_memory(size) for size in self.tiers.values()]

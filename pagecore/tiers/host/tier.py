@@ -275,6 +275,8 @@ class HostTier(EntryMethods, CopyMethods):
     def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
         """Do the work of `promote`, with converted arguments."""
         self._require_open()
+        if self._parts.saver is not None:
+            self._parts.saver.require_memory()
         spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
         try:
             now, before, copied = _promote.promote(
@@ -287,6 +289,11 @@ class HostTier(EntryMethods, CopyMethods):
             self._counts["promotions"] += 1
             self._counts["promoted"] += now - before
         return now
+
+    @property
+    def is_released(self) -> bool:
+        """True while the cache has given its memory back (`PagedKVCache.release_memory`): nothing can be promoted."""
+        return self._parts.saver is not None and self._parts.saver.is_released
 
     def wait_for_loads(self) -> None:
         """Make later work of the cache's stream wait for layers that are still being loaded; the host does not wait."""

@@ -339,6 +339,21 @@ class Tiers:
         device, host = _promote.match_both(self._parts.state, self.host._index, ids, options, most)
         return host if host - device >= max(self.min_tokens, 1) else device
 
+    def settling(self) -> None:
+        """Wait for copies between device and host, and end them."""
+        self.host.drain()
+        self._write()
+
+    def releasing(self) -> None:
+        """Move all cached prefixes to the host if it holds what the device does not; otherwise it has its copies."""
+        if self.write != "on_evict" or self.host.is_released:
+            return
+        states = self._parts.state.states
+        used = [pool.num_used for pool in self._parts.state.tables.pools]
+        with suppress(PagecoreError):  # what is left is evicted
+            self.host.spill(used if states is None else [*used, states.slots.num_used])
+        self.settling()
+
     def _write(self) -> None:
         """Write what backups have published to the stores."""
         self._stores.write(self.host.poll())

@@ -16,6 +16,10 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.prometheus import Exporter, MetricsServer, PortError
 from pagecore.serving.prometheus.families import FAMILIES
 from pagecore.serving.scheduler import Scheduler
+from pagecore.tiers.disk.store import DiskStore
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.tiers import Tiers as CachedTiers
 from tests.capabilities import require
 from tests.serving.runs import drain, request
 
@@ -133,6 +137,35 @@ def test_labels_are_on_every_sample():
     values = scraped(used_scheduler(), labels={"model_name": "m", "engine": "0"}, tiers=Tiers(CPU=1))
     assert values
     assert all({("model_name", "m"), ("engine", "0")} <= set(key) for key in values)
+
+
+def test_counters_of_tiers_are_those_of_their_statistics(tmp_path):
+    made = scheduler(num_blocks=24)
+    cache = made.cache
+    fingerprint = Fingerprint.of(cache, model="metrics")
+    store = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=8 << 20)
+    with CachedTiers(cache, HostTier(cache, num_blocks=12), [store], fingerprint=fingerprint, min_tokens=1) as tiers:
+        for number in range(8):
+            made.add(request(number, 24, 2, shared=12))
+            drain(made)
+        assert tiers.drain(30)
+        tiers.wait(tiers.request(list(range(50)), deadline=30), 30)
+        values, stats = scraped(made, tiers=tiers), tiers.stats()
+        host, (stored,) = stats.host, stats.requests.stores.values()
+        name = next(iter(stats.requests.stores))
+        assert values["pagecore_host_blocks",] == 11
+        assert values["pagecore_host_cached_blocks",] == host.num_cached_blocks > 0
+        assert values["pagecore_host_evicted_blocks_total",] == host.num_evicted_blocks
+        assert values["pagecore_host_backed_up_blocks_total",] == host.num_backed_up_blocks > 0
+        assert values["pagecore_host_promoted_tokens_total",] == host.num_promoted_tokens
+        assert values["pagecore_host_failed_copies_total",] == values["pagecore_host_pending_copies",] == 0
+        assert values["pagecore_tier_requests_total", ("state", "ready")] == stats.requests.num_ready == 1
+        assert values["pagecore_tier_open_requests",] == 0
+        assert values["pagecore_store_stored_total", ("store", name)] == stored.num_stored > 0
+        assert values["pagecore_store_stored_bytes_total", ("store", name)] == stored.bytes_stored > 0
+        assert values["pagecore_store_lookups_total", ("store", name)] == stored.num_lookups > 0
+        assert values["pagecore_store_load_failures_total", ("store", name)] == 0
+        assert sum(key[0].startswith("pagecore_store_") for key in values) == 9
 
 
 def test_hits_of_tiers_are_counted_by_medium():

@@ -1,0 +1,130 @@
+"""Projectors from the features of a vision tower to those of the text model, by the type of the whole model.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pagecore.models.fields import Fields
+from pagecore.models.parameters.tally import Tally
+from pagecore.models.parameters.towers import vision_add, vision_linear
+
+__all__ = ["PROJECTORS"]
+
+# Adds a projector from the fields of model and tower, the features of a patch, the patches along each side of a token,
+# the projections of a deep stack, and the features of the text model.
+Projector = Callable[[Tally, Fields, Fields, int, int, int, int], None]
+
+
+def _qwen(norm_bias: bool, outputs: str = "out_hidden_size") -> Projector:
+    def add(tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, depths: int, _text: int) -> None:
+        merged = hidden * merge**2
+        # The merger of a deep stack normalises merged patches, the other one single patches.
+        for depth in range(depths):
+            vision_add(tally, (merged if depth else hidden) * (1 + norm_bias))
+            vision_linear(tally, merged, merged, bias=True)
+            vision_linear(tally, merged, fields.integer(outputs), bias=True)
+
+    return add
+
+
+def _llava(has_newline: bool = False, has_norm: bool = False) -> Projector:
+    def add(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+        chosen = whole.given("vision_feature_layer")
+        if chosen is None and has_norm:
+            whole.refuse(f"{whole.name('vision_feature_layer')} is missing; add it to the config")
+        inputs = hidden * (len(chosen) if isinstance(chosen, list | tuple) else 1)
+        has_bias = has_norm or whole.given("multimodal_projector_bias") is not False
+        vision_add(tally, text * has_newline + 2 * inputs * has_norm)
+        vision_linear(tally, inputs, text, bias=has_bias)
+        vision_linear(tally, text, text, bias=has_bias)
+
+    return add
+
+
+def _gemma(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    vision_linear(tally, hidden, text)
+    vision_add(tally, hidden)
+
+
+def _mistral(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    has_bias = whole.given("multimodal_projector_bias") is True
+    chosen = whole.given("vision_feature_layer")
+    inputs = hidden * (len(chosen) if isinstance(chosen, list | tuple) else 1)
+    vision_add(tally, hidden)
+    vision_linear(tally, hidden * merge**2, hidden)
+    vision_linear(tally, inputs, text, bias=has_bias)
+    vision_linear(tally, text, text, bias=has_bias)
+
+
+def _cohere(has_norm: bool) -> Projector:
+    def add(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+        inputs = hidden * merge**2
+        is_given = whole.given("alignment_intermediate_size") is not None or not has_norm
+        width = whole.integer("alignment_intermediate_size") if is_given else text
+        vision_add(tally, 2 * inputs * has_norm)
+        vision_linear(tally, inputs, width, bias=True)
+        vision_linear(tally, width // 2, text, bias=True)
+
+    return add
+
+
+def _idefics(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    vision_linear(tally, hidden * merge**2, text)
+
+
+def _internvl(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    inputs = hidden * merge**2
+    vision_add(tally, 2 * inputs)
+    vision_linear(tally, inputs, text, bias=True)
+    vision_linear(tally, text, text, bias=True)
+
+
+def _glm(tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, _depths: int, _text: int) -> None:
+    outputs, width = fields.integer("out_hidden_size"), fields.integer("intermediate_size")
+    vision_add(tally, 2 * outputs)
+    vision_linear(tally, hidden * merge**2, outputs, bias=True)
+    vision_linear(tally, outputs, outputs)
+    vision_linear(tally, outputs, width, copies=2)
+    vision_linear(tally, width, outputs)
+
+
+def _kimi(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    merged = hidden * merge**2
+    vision_add(tally, 2 * hidden)
+    vision_linear(tally, merged, merged, bias=True)
+    vision_linear(tally, merged, text, bias=True)
+
+
+def _llama_4(tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int) -> None:
+    projected, outputs = fields.integer("projector_input_dim"), fields.integer("projector_output_dim")
+    vision_linear(tally, fields.integer("intermediate_size"), projected)
+    vision_linear(tally, outputs, outputs)
+    vision_linear(tally, fields.integer("vision_output_dim"), text)
+
+
+_QWEN = _qwen(norm_bias=True)
+PROJECTORS: Mapping[str, Projector] = {
+    "aya_vision": _cohere(has_norm=True),
+    "cohere2_vision": _cohere(has_norm=False),
+    "gemma3": _gemma,
+    "glm4v": _glm,
+    "idefics3": _idefics,
+    "internvl": _internvl,
+    "kimi_k25": _kimi,
+    "llama4": _llama_4,
+    "llava": _llava(),
+    "llava_next": _llava(has_newline=True),
+    "llava_onevision": _llava(has_newline=True),
+    "mistral3": _mistral,
+    "qwen2_vl": _qwen(norm_bias=True, outputs="hidden_size"),
+    "qwen2_5_vl": _qwen(norm_bias=False),
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
+    "smolvlm": _idefics,
+    "vipllava": _llava(has_norm=True),
+}
