@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore import AttentionSpec, Batch, PagedKVCache, Plane, StateSpec
+from pagecore.arrays import as_dtype
 from pagecore.cache import Sequence as CacheSequence
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -28,7 +29,9 @@ ATTENTION: tuple[AttentionSpec | StateSpec, ...] = (
 # A prefix of it can be reused at the checkpoints of its states only.
 HYBRID = (
     *ATTENTION,
-    StateSpec((Plane("temporal", (1, HEAD_DIM), "float32", per="sequence"),), chunk=BLOCK, interval=2 * BLOCK),
+    StateSpec(
+        (Plane("temporal", (1, HEAD_DIM), as_dtype("float32"), per="sequence"),), chunk=BLOCK, interval=2 * BLOCK
+    ),
 )
 StoreMaker = Callable[[Fingerprint], BlockStore]
 Tokens = NDArray[np.int32]
