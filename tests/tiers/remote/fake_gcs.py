@@ -1,4 +1,4 @@
-"""The part of GCS's XML interface that an object store uses, in memory: HEAD, GET of ranges, conditional PUT, DELETE."""
+"""The part of GCS's XML interface that obstore uses, in memory: HEAD, GET of ranges, conditional PUT, DELETE."""
 
 from __future__ import annotations
 

@@ -70,13 +70,14 @@ class TestS3(ObjectContract):
         urllib.request.urlopen(urllib.request.Request(f"{moto_server.url}/bucket", method="PUT")).close()
 
 
+@pytest.fixture(scope="module")
+def gcs():
+    with fake_gcs() as url:
+        yield url
+
+
 class TestGcs(ObjectContract):
     """A server of the tests' own, because no emulator of GCS serves the interface that obstore uses."""
-
-    @pytest.fixture(scope="class")
-    def gcs(self):
-        with fake_gcs() as url:
-            yield url
 
     @pytest.fixture(autouse=True)
     def server(self, gcs):
