@@ -1,10 +1,10 @@
-"""A soak of the tiers: two engines share stores while faults are drawn at random; every reused byte is compared.
+"""A soak of the tiers: engines share stores while faults are drawn at random; every reused byte is compared.
 
     .venv/bin/python bench/soak.py --minutes 10 [--seed N]
 
-The engines have host memory, a store in memory that fails on purpose, a disk store each, and a Redis server if
-redis-server is installed. The exit code is 1 if a byte was wrong, a block, thread or descriptor was left, or a request
-did not end.
+Two engines have a group with a window, a third has states too. The engines have host memory, a store in memory that
+fails on purpose, a disk store each, and a Redis server if redis-server is installed. The exit code is 1 if a byte was
+wrong, a block, thread or descriptor was left, or a request did not end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.soak_engine import BLOCK, Engine, StoreMaker, Tokens, Totals
+from bench.soak_engine import ATTENTION, BLOCK, HYBRID, Engine, StoreMaker, Tokens, Totals
 from bench.soak_faults import FAULTS, FaultyStore, RedisServer, rot_file
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
@@ -38,6 +38,7 @@ from pagecore.tiers.store import BlockStore
 # The guards of the soak are impatient, so that many batches are given up.
 DEADLINE = Deadline(0.03, 200e6)
 LONGEST = 30 * BLOCK
+MODELS = (ATTENTION, ATTENTION, HYBRID)
 DISK_BYTES = 1 << 20
 
 
@@ -61,7 +62,7 @@ class Soak:
         self.data: dict[bytes, bytes] = {}
         self.memory_stores: dict[int, FaultyStore] = {}
         self.prompts: list[tuple[Tokens, Hashable]] = []
-        self.engines = [self.open(number) for number in range(2)]
+        self.engines = [self.open(number) for number in range(len(MODELS))]
 
     def open(self, number: int) -> Engine:
         """Open an engine with its stores, the nearest first."""
@@ -69,7 +70,7 @@ class Soak:
         if self.redis is not None:
             makers.append(self._redis)
         makers.append(lambda _: self._memory(number))
-        return Engine(makers, self.totals)
+        return Engine(makers, self.totals, MODELS[number])
 
     def run(self, seconds: float) -> None:
         """Ask, serve and plant faults for some time, then serve what is open."""
@@ -85,7 +86,7 @@ class Soak:
     def turn(self) -> None:
         """One turn of one engine."""
         draw = self.draw
-        number = draw.randrange(2)
+        number = draw.randrange(len(MODELS))
         engine = self.engines[number]
         for _ in range(draw.choice((0, 1, 1, 3))):
             tokens, namespace = self.prompt()

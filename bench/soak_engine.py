@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore import AttentionSpec, PagedKVCache
+from pagecore import AttentionSpec, Batch, PagedKVCache, Plane, StateSpec
+from pagecore.arrays import as_dtype
 from pagecore.cache import Sequence as CacheSequence
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -17,14 +18,21 @@ from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.tiers import Tiers
 from pagecore.tiers.store import BlockStore
 
-__all__ = ["Engine", "Totals"]
+__all__ = ["ATTENTION", "HYBRID", "Engine", "Totals"]
 
 BLOCK = 8
 HEAD_DIM = 16
-LAYERS = [
+ATTENTION: tuple[AttentionSpec | StateSpec, ...] = (
     AttentionSpec(1, HEAD_DIM, dtype="float32"),
-    AttentionSpec(1, HEAD_DIM, dtype="float32"),
-]
+    AttentionSpec(1, HEAD_DIM, dtype="float32", window=20),
+)
+# A prefix of it can be reused at the checkpoints of its states only.
+HYBRID = (
+    *ATTENTION,
+    StateSpec(
+        (Plane("temporal", (1, HEAD_DIM), as_dtype("float32"), per="sequence"),), chunk=BLOCK, interval=2 * BLOCK
+    ),
+)
 StoreMaker = Callable[[Fingerprint], BlockStore]
 Tokens = NDArray[np.int32]
 
@@ -42,7 +50,7 @@ class Totals:
     loaded_tokens : dict
         Tokens that stores delivered, by medium.
     compared_bytes, wrong_bytes : int
-        Bytes of reused keys and values that were compared, and those that differed.
+        Bytes of reused keys, values and states that were compared, and those that differed.
     """
 
     asked: int = 0
@@ -64,14 +72,23 @@ class Engine:
     makers : sequence of callable
         Each opens a store for a fingerprint.
     totals : Totals
+    layers : sequence of AttentionSpec and StateSpec
     """
 
-    def __init__(self, makers: Sequence[StoreMaker], totals: Totals) -> None:
+    def __init__(
+        self,
+        makers: Sequence[StoreMaker],
+        totals: Totals,
+        layers: Sequence[AttentionSpec | StateSpec] = ATTENTION,
+    ) -> None:
         self.totals = totals
-        self.cache = PagedKVCache(LAYERS, block_size=BLOCK, num_blocks=49, max_sequences=4)
-        for layer in range(len(LAYERS)):
-            for plane in (self.cache.key(layer), self.cache.value(layer)):
-                plane.numpy()[:] = np.nan
+        self.state_layers = [layer for layer, spec in enumerate(layers) if isinstance(spec, StateSpec)]
+        self.layers = [layer for layer in range(len(layers)) if layer not in self.state_layers]
+        states, host_states = (12, 33) if self.state_layers else (None, None)
+        self.cache = PagedKVCache(layers, block_size=BLOCK, num_blocks=49, num_states=states, max_sequences=4)
+        planes = [plane for layer in self.layers for plane in (self.cache.key(layer), self.cache.value(layer))]
+        for plane in [*planes, *(self.cache.plane("temporal", layer) for layer in self.state_layers)]:
+            plane.numpy()[:] = np.nan
         fingerprint = Fingerprint.of(self.cache, model="soak")
         stores: list[BlockStore] = []
         try:
@@ -80,7 +97,7 @@ class Engine:
             for store in stores:
                 store.close()
             raise
-        self.host = HostTier(self.cache, num_blocks=65)
+        self.host = HostTier(self.cache, num_blocks=65, num_states=host_states)
         self.tiers = Tiers(self.cache, self.host, stores, fingerprint=fingerprint, min_tokens=BLOCK, pin_seconds=0.5)
         self.requests: list[tuple[Request, Tokens, Hashable]] = []
 
@@ -106,12 +123,14 @@ class Engine:
         totals = self.totals
         with self.tiers.add_sequence(tokens, namespace=namespace) as sequence:
             cached = sequence.num_cached_tokens
-            for layer in range(len(LAYERS)):
+            for layer in self.layers:
                 self._compare(sequence, vectors(tokens[:cached], namespace, layer), layer)
             batch = self.cache.prepare([sequence], len(tokens) - cached)
-            for layer in range(len(LAYERS)):
+            for layer in self.layers:
                 new = vectors(tokens, namespace, layer)[cached:]
                 self.cache.write(layer, new, -new, batch)
+            for layer in self.state_layers:
+                self._run_states(batch, cached, vectors(tokens, namespace, layer), layer)
             self.cache.commit(batch)
         totals.asked += 1
         totals.missed += not cached
@@ -136,10 +155,23 @@ class Engine:
         blocks = self.cache.block_table(group).numpy()[sequence.row]
         slots = blocks[places // BLOCK], places % BLOCK
         for plane, sign in ((self.cache.key(layer), 1), (self.cache.value(layer), -1)):
-            served = np.ascontiguousarray(plane.numpy()[slots]).view(np.uint32)
-            right = (sign * expected[places]).view(np.uint32)
-            self.totals.compared_bytes += served.nbytes
-            self.totals.wrong_bytes += 4 * int((served != right).sum())
+            self._count(plane.numpy()[slots], sign * expected[places])
+
+    def _run_states(self, batch: Batch, cached: int, states: NDArray[np.float32], layer: int) -> None:
+        """Compare the state that a step reads, and write those after its checkpoint and after its last token."""
+        plane = self.cache.plane("temporal", layer).numpy()
+        read = plane[batch.state_read.numpy()[0]]
+        self._count(read, states[cached - 1] if cached else np.zeros_like(read))
+        length = batch.checkpoint_lengths.numpy()[0]
+        if length:
+            plane[batch.checkpoint_write.numpy()[0]] = states[length - 1]
+        plane[batch.state_write.numpy()[0]] = states[-1]
+
+    def _count(self, served: NDArray[np.float32], right: NDArray[np.float32]) -> None:
+        """Count the bytes that differ."""
+        bits = [np.ascontiguousarray(each).view(np.uint32) for each in (served, right)]
+        self.totals.compared_bytes += bits[0].nbytes
+        self.totals.wrong_bytes += 4 * int((bits[0] != bits[1]).sum())
 
 
 def vectors(tokens: Tokens, namespace: Hashable, layer: int) -> NDArray[np.float32]:

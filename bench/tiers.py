@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from bench import tiers_disk, tiers_handover, tiers_remote
+from bench import tiers_disk, tiers_handover, tiers_lmcache, tiers_remote
 from bench.runner import Bench
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -13,6 +13,7 @@ MEDIA = {
     "disk": tiers_disk.run,
     "redis": tiers_remote.run_redis,
     "objects": tiers_remote.run_objects,
+    "lmcache": tiers_lmcache.run,
     "handover": tiers_handover.run,
 }
 

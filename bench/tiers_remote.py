@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -21,8 +22,11 @@ from bench.targets import REDIS_RATIO_MIN
 from pagecore.errors import StoreError
 from pagecore.tiers.remote.objects import ObjectStore
 from pagecore.tiers.remote.resp import RespStore
+from pagecore.tiers.remote.resp.address import Address
+from pagecore.tiers.remote.resp.connection import RespConnection
 
-SET, PIPELINE, COPY = "redis-py, a call each", "redis-py, pipeline", "shutil.copyfile"
+SET, PIPELINE, RAW = "redis-py, a call each", "redis-py, pipeline", "sendmsg of SET commands"
+COPY = "shutil.copyfile"
 MIB = 1 << 20
 SECONDS_TO_START = 10.0
 
@@ -33,12 +37,13 @@ def run_redis(bench: Bench, entry_bytes: int, count: int) -> None:
         bench.note("redis-server is not installed: no figures of Redis; make servers installs it")
         return
     with ExitStack() as stack:
-        path = stack.enter_context(_server(4 * count * entry_bytes + 64 * MIB))
+        path = stack.enter_context(redis_server(4 * count * entry_bytes + 64 * MIB))
         fingerprint = fingerprint_of(entry_bytes)
         store = stack.enter_context(RespStore(f"unix://{path}", fingerprint=fingerprint, ttl=3600))
         store.name = "redis (Unix socket)"
         written, read = Entries(count, entry_bytes), Entries(count, entry_bytes, seed=1)
         puts, gets = _redis_py(bench, stack, path, written, read)
+        puts[RAW] = _raw_puts(stack, path, written)
         target = REDIS_RATIO_MIN if entry_bytes == MIB and SET in gets else None
         puts_and_gets(
             bench,
@@ -67,12 +72,16 @@ def run_objects(bench: Bench, entry_bytes: int, count: int) -> None:
 
 
 @contextmanager
-def _server(memory: int) -> Iterator[Path]:
-    """Start a Redis server on a Unix socket alone, which drops the oldest entries beyond `memory` bytes."""
+def redis_server(memory: int, *, port: bool = False) -> Iterator[Path]:
+    """Start a Redis server on a Unix socket, or on a free TCP port, and yield the path of the socket or the port.
+
+    The server drops the oldest entries beyond `memory` bytes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "redis.sock"
-        options = ["--port", "0", "--unixsocket", str(path), "--save", "", "--dir", folder]
-        options += ["--maxmemory", str(memory), "--maxmemory-policy", "volatile-ttl"]
+        number = _free_port() if port else 0
+        options = ["--port", str(number), "--bind", "127.0.0.1", "--unixsocket", str(path), "--save", ""]
+        options += ["--dir", folder, "--maxmemory", str(memory), "--maxmemory-policy", "volatile-ttl"]
         with subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL) as server:
             try:
                 limit = time.monotonic() + SECONDS_TO_START
@@ -80,9 +89,35 @@ def _server(memory: int) -> Iterator[Path]:
                     if server.poll() is not None or time.monotonic() > limit:
                         raise StoreError("redis-server did not start; run it by hand to see why")
                     time.sleep(0.01)
-                yield path
+                yield Path(str(number)) if port else path
             finally:
                 server.kill()
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _raw_puts(stack: ExitStack, path: Path, written: Entries) -> Work:
+    """Return a control that sends the same bytes as SET commands on one connection: the speed of the server's reads."""
+    connection = RespConnection(Address.parse(f"unix://{path}"), timeout=10.0)
+    connection.open()
+    stack.callback(connection.close)
+    nbytes = written.rows.shape[1]
+
+    def put() -> None:
+        buffers: list[bytes | memoryview] = []
+        for index, row in enumerate(written.rows):
+            name = b"control:%d" % index
+            head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
+            buffers += [head, row.data, b"\r\n"]
+        connection.send(buffers)
+        for _ in written.rows:
+            assert connection.line() == b"+OK"
+
+    return put
 
 
 def _redis_py(

@@ -105,6 +105,8 @@ class CacheParts:
         Memory whose pages can be given back; None for a cache without `memory_saver`.
     swap_spaces : WeakSet of SwappedBlocks
         Swap spaces that serve the cache.
+    exports : dict of bytes to str
+        Exports of sequences that other processes may read from the memory of the cache: address by identifier.
     """
 
     state: CacheState
@@ -126,6 +128,7 @@ class CacheParts:
     cross: CrossParts | None = None
     saver: SavedMemory | None = None
     swap_spaces: weakref.WeakSet[SwappedBlocks] = field(default_factory=weakref.WeakSet)
+    exports: dict[bytes, str] = field(default_factory=dict)
 
     @property
     def tables(self) -> BlockTables:

@@ -103,8 +103,8 @@ class SaverMethods(PartsOwner):
         Raises
         ------
         UnsupportedOption
-            A cache without `memory_saver`, another tag, or sequences or transfers that hold blocks or states; remove
-            them or swap them out. Nothing was changed.
+            A cache without `memory_saver`, another tag, an open export (`pagecore.tiers.handover`), or sequences or
+            transfers that hold blocks or states; remove them or swap them out. Nothing was changed.
 
         Notes
         -----
@@ -155,6 +155,11 @@ def _check_tags(tags: Iterable[str]) -> None:
 
 def _refuse_held(parts: CacheParts) -> None:
     """Raise UnsupportedOption if anything but the prefix cache holds blocks or states."""
+    for export, address in list(parts.exports.items())[:1]:
+        raise UnsupportedOption(
+            f"export {export.hex()} at {address} is open, and its readers read the memory of the cache; wait with "
+            "drain() of its transport, or end it with withdraw(manifest.export), before release_memory"
+        )
     available = lifecycle.available(parts.state)
     held = sum(pool.num_blocks - 1 - left for pool, left in zip(parts.block_pools, available, strict=True))
     states = parts.state.states

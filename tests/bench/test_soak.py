@@ -21,13 +21,27 @@ def test_the_soak_reuses_tokens_of_every_store():
     assert counts["faults"]
 
 
-def test_the_soak_notices_a_wrong_byte():
+def test_an_engine_reuses_prefixes_up_to_the_checkpoints_of_its_states():
     totals = soak_engine.Totals()
-    engine = soak_engine.Engine([], totals)
-    tokens = np.arange(40, dtype=np.int32)
+    engine = soak_engine.Engine([], totals, soak_engine.HYBRID)
+    tokens = np.arange(45, dtype=np.int32)
+    for clear in (engine.cache.clear_prefix_cache, lambda: None, lambda: None):
+        engine.serve(tokens, None)
+        clear()
+    engine.close()
+    assert (totals.served_tokens, totals.wrong_bytes) == (80, 0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer", "plane"), [("ATTENTION", 0, "key"), ("ATTENTION", 1, "value"), ("HYBRID", 2, "temporal")]
+)
+def test_the_soak_notices_a_wrong_byte(layers, layer, plane):
+    totals = soak_engine.Totals()
+    engine = soak_engine.Engine([], totals, getattr(soak_engine, layers))
+    tokens = np.arange(41, dtype=np.int32)
     engine.serve(tokens, None)
-    plane = engine.cache.key(0).numpy()
-    plane[np.isfinite(plane)] += 1
+    held = engine.cache.plane(plane, layer).numpy()
+    held[np.isfinite(held)] += 1
     engine.serve(tokens, None)
     engine.close()
     assert totals.wrong_bytes > 0

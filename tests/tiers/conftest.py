@@ -1,5 +1,12 @@
 """Servers of the tests of remote stores."""
 
-from tests.tiers.servers import azurite_server, mooncake_master, moto_server, private_redis, redis_server
+from tests.tiers.servers import (
+    azurite_server,
+    mooncake_master,
+    moto_server,
+    private_master,
+    private_redis,
+    redis_server,
+)
 
-__all__ = ["azurite_server", "mooncake_master", "moto_server", "private_redis", "redis_server"]
+__all__ = ["azurite_server", "mooncake_master", "moto_server", "private_master", "private_redis", "redis_server"]

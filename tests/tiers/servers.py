@@ -1,8 +1,8 @@
 """Real servers on loopback, for tests of remote stores: Redis, moto (S3), Azurite (Azure Blob) and Mooncake's master.
 
 A shared server is started by the first test that needs it, once for all workers of a test run, and ends with the run:
-its supervisor watches the process of pytest. Tests share its contents and use names of their own. `private_redis` is a
-server of one test, which may stop or kill it.
+its supervisor watches the process of pytest. Tests share its contents and use names of their own. `private_redis` and
+`private_master` are servers of one test, which may stop or kill them.
 
 `make servers` installs the servers. They are looked for in the folders of PAGECORE_SERVERS (separated by colons), in
 build/servers, next to the interpreter, and in PATH.
@@ -161,16 +161,17 @@ def mooncake_master(tmp_path_factory):
     return shared("mooncake", tmp_path_factory)
 
 
-class PrivateRedis:
-    """A Redis server of one test, on the same port whenever it is started again."""
+class PrivateServer:
+    """A server of one test, on the same port whenever it is started again."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.log = folder / "private-redis.log"
-        self.command, self.server = redis_command(folder)
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.log = folder / f"private-{name}.log"
+        self.command, self.server = COMMANDS[name](folder)
         program = find(self.command[0])
         if program is None:
-            missing("redis", f"{self.command[0]} is not installed; make servers installs it")
-        self.command = [program, *self.command[1:], *options]
+            missing(name, f"{self.command[0]} is not installed; make servers installs it")
+        self.command = [program, *self.command[1:]]
         self.start()
 
     @property
@@ -185,7 +186,7 @@ class PrivateRedis:
                 stdout=output,
                 stderr=output,
             )
-        wait_until_it_answers("redis", self.server, self.process, self.log)
+        wait_until_it_answers(self.name, self.server, self.process, self.log)
 
     def stop(self) -> None:
         """Let it hang."""
@@ -201,6 +202,13 @@ class PrivateRedis:
 
 @pytest.fixture
 def private_redis(tmp_path):
-    server = PrivateRedis(tmp_path)
+    server = PrivateServer("redis", tmp_path)
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def private_master(tmp_path):
+    server = PrivateServer("mooncake", tmp_path)
     yield server
     server.kill()

@@ -235,6 +235,7 @@ class Core:
             else:
                 part.ticket = self.store.submit_store(part.keys, pieces)
         except Exception as error:
+            self._unlock(part.kind, part.keys)  # the holds of a load end with its batch
             failed = Done(0, np.zeros(len(part.keys), bool), f"{type(error).__name__}: {error}")
             self._ended(part, failed, now)
             return

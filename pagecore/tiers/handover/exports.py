@@ -14,8 +14,10 @@ from pagecore.cache.lifecycle._identity import content_identity
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage import StatePool
 from pagecore.storage.checks import as_float, ceil_div, require_int
 from pagecore.tiers.handover.geometry import check_served, describe
+from pagecore.tiers.handover.images import CHECKPOINT, RUNNING, HostImage, numbered
 from pagecore.tiers.handover.manifest import ID_BYTES, Manifest
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.transport import Transport
@@ -36,12 +38,13 @@ def export_sequence(
 
     The rows are held by a fork of the sequence, which the cache counts; `sequence` itself may grow, or be removed at
     once. They are given back when `readers` imports are complete, or when the lease has ended and no read can follow:
-    sockets cut their readers then, one-sided transports wait for the end of theirs.
+    sockets cut their readers then, one-sided transports wait for the end of theirs. The rows of a cache on CUDA are
+    copied to host memory before the call returns, after what its stream was given before; no fork is held.
 
     Parameters
     ----------
     cache : PagedKVCache
-        A cache on the host, without cross-attention layers.
+        A cache with bytes.
     sequence : Sequence
         Idle, not swapped out and not compacted.
     transport : Transport
@@ -88,21 +91,63 @@ def export_sequence(
     held = cache.fork(sequence, ("export", export.hex()))
     try:
         offer = _offer(cache, held, export, seconds, number)
-        manifest = _manifest(cache, offer, transport, model, seconds)
-        transport.offer(offer)
+        manifest = _manifest(cache, held, offer, transport, model, seconds)
     except BaseException:
         cache.remove(held)
+        raise
+    if offer.image is None:
+        parts.exports[export] = transport.address
+    else:
+        cache.remove(held)
+    try:
+        transport.offer(offer)
+    except BaseException:
+        offer.give_back()
         raise
     return manifest
 
 
 def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, readers: int) -> Offer:
     parts = parts_of(cache)
-    count = ceil_div(held.num_computed_tokens, parts.block_size)
-    rows = [parts.tables.blocks(held.row, group)[:count].copy() for group in range(len(parts.token_groups))]
+    size, computed = parts.block_size, held.num_computed_tokens
+    lengths = [computed] * len(parts.token_groups)
+    rows = [parts.tables.blocks(held.row, group)[: ceil_div(computed, size)].copy() for group in range(len(lengths))]
+    if parts.cross is not None:
+        encoded = held.num_cross_tokens or 0 if held.is_cross_written and computed else 0
+        tables = parts.cross.contents.tables
+        for group in range(tables.num_groups):
+            blocks = tables.blocks(held.cross_row, group) if encoded else np.empty(0, np.int32)
+            rows.append(blocks[: ceil_div(encoded, size)].copy())
+            lengths.append(encoded)
     slot = cache.state_slot(held) if parts.state.states is not None else 0
+    image = None
+    if parts.staging is None:
+        checkpoint = _copied_checkpoint(parts, cache, held)
+    else:
+        image, rows, slot, checkpoint = _copied_rows(parts, cache, held, rows, slot)
     expires = time.monotonic_ns() + int(lease * 1e9)
-    return Offer(export, cache, held, rows, slot, *_copied_checkpoint(parts, cache, held), expires, readers)
+    owner = held if image is None else None
+    return Offer(export, cache, owner, image, lengths, rows, slot, *checkpoint, expires, readers)
+
+
+def _copied_rows(
+    parts: CacheParts, cache: PagedKVCache, held: Sequence, rows: list[NDArray[np.int32]], slot: int
+) -> tuple[HostImage, list[NDArray[np.int32]], int, tuple[NDArray[np.uint8] | None, int]]:
+    """Copy rows and states from the device; return their image, and rows, slot and checkpoint in it."""
+    listed = [numbered(row) for row in rows]
+    image = HostImage(parts, [blocks for blocks, _ in listed])
+    try:
+        with Held(parts.state.lock):  # eviction may take the slot of an idle row's checkpoint
+            found = cache.checkpoint(held) if parts.state.states is not None else None
+            states = [(slot, RUNNING)] if slot else []
+            states += [] if found is None else [(found[0], CHECKPOINT)]
+            event = image.copy(states, to_device=False)
+        event.synchronize()
+        checkpoint = (None, 0) if found is None else (_bytes_of(image.states, CHECKPOINT), found[1])
+    except BaseException:
+        image.close()
+        raise
+    return image, [row for _, row in listed], RUNNING if slot else 0, checkpoint
 
 
 def _copied_checkpoint(parts: CacheParts, cache: PagedKVCache, held: Sequence) -> tuple[NDArray[np.uint8] | None, int]:
@@ -113,17 +158,21 @@ def _copied_checkpoint(parts: CacheParts, cache: PagedKVCache, held: Sequence) -
         found = cache.checkpoint(held)
         if found is None:
             return None, 0
-        states = parts.store.states
-        assert states is not None
-        planes = [plane.numpy()[found[0]] for plane in states.planes()]
-        return np.concatenate([plane.reshape(-1).view(np.uint8) for plane in planes]), found[1]
+        return _bytes_of(parts.store.states, found[0]), found[1]
 
 
-def _manifest(cache: PagedKVCache, offer: Offer, transport: Transport, model: str, lease: float) -> Manifest:
+def _bytes_of(states: StatePool | None, slot: int) -> NDArray[np.uint8]:
+    """Return a copy of one state on the host."""
+    assert states is not None
+    return np.concatenate([plane.numpy()[slot].reshape(-1).view(np.uint8) for plane in states.planes()])
+
+
+def _manifest(
+    cache: PagedKVCache, held: Sequence, offer: Offer, transport: Transport, model: str, lease: float
+) -> Manifest:
     parts = parts_of(cache)
     if not isinstance(model, str):
         raise UnsupportedOption(f"model is {model!r}; give a str")
-    held = offer.held
     namespace, spans = content_identity(parts.state, held)
     return Manifest(
         offer.export,
@@ -136,6 +185,8 @@ def _manifest(cache: PagedKVCache, offer: Offer, transport: Transport, model: st
         [np.packbits(row != 0).tobytes() for row in offer.rows],
         offer.state_slot > 0,
         offer.checkpoint_length,
+        held.num_cross_tokens or 0,
+        any(length for length, group in zip(offer.lengths, parts.groups, strict=True) if group.is_cross),
         namespace,
         spans,
         lease,

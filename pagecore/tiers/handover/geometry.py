@@ -17,28 +17,19 @@ OPTIONS = ("format", "key_scale", "value_scale", "label_channels")
 
 
 def check_served(parts: CacheParts) -> None:
-    """Raise UnsupportedOption or DeviceError for a cache whose sequences cannot be handed over."""
-    if parts.cross is not None:
-        raise UnsupportedOption(
-            "the cache has cross-attention layers, whose encoder outputs are not handed over; compute the encoder "
-            "on the importing side"
-        )
+    """Raise DeviceError for a cache whose sequences cannot be handed over."""
     if parts.device == "none":
         raise DeviceError("the cache has device='none' and stores no bytes to hand over; make it with device='cpu'")
-    if parts.device != "cpu":
-        raise DeviceError(
-            f"the cache is on {parts.device}; transports move host memory only: use a cache with device='cpu'"
-        )
 
 
 def describe(parts: CacheParts) -> Geometry:
     """Return the geometry of a cache."""
     groups = []
-    for group in parts.token_groups:
+    for group in parts.groups:
         keys = attended_keys(group.spec)
         limits = [keys.window, keys.chunk, keys.lookahead, keys.sink_tokens]
         options = {name: _plain(getattr(group.spec, name, None)) for name in OPTIONS}
-        groups.append(GroupShape(_shapes(group.spec.planes), group.num_layers, limits, options))
+        groups.append(GroupShape(_shapes(group.spec.planes), group.num_layers, limits, options, group.is_cross))
     return Geometry(
         parts.block_size,
         [[layer.group, layer.index] for layer in parts.layers],

@@ -10,7 +10,9 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from typing import Any
 
+from pagecore.arrays.runtime import Event
 from pagecore.cache._sequence import Sequence
+from pagecore.cache.cross.build import cross_namespace
 from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity, namespace_digest
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
@@ -20,6 +22,7 @@ from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, Unsuppor
 from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
+from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
 from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.plans import ImportPlan, plan_import
 from pagecore.tiers.handover.pulls import Pull
@@ -41,6 +44,7 @@ def import_sequence(
     priority: float | None = None,
     time_to_live: float | None = None,
     rank: float | None = None,
+    cross_digest: bytes | int | None = None,
     model: str = "",
     num_kv_heads: int | None = None,
 ) -> Sequence:
@@ -54,7 +58,8 @@ def import_sequence(
     Parameters
     ----------
     cache : PagedKVCache
-        A cache on the host, of the same layers as the exporter's.
+        A cache of the same layers as the exporter's. On CUDA the bytes arrive in host memory, and are copied to the
+        device in the order of the cache's stream.
     manifest : Manifest or bytes, or a list of them
         Several manifests are those of the ranks that hold the heads of this one together.
     transport : Transport
@@ -63,6 +68,9 @@ def import_sequence(
         Seconds from now until the import fails.
     id, namespace, spans, max_tokens, priority, time_to_live, rank
         As for `PagedKVCache.add_sequence`. Pass the namespace and the spans of the exported sequence.
+    cross_digest : bytes or int, optional
+        As for `PagedKVCache.add_sequence`: that of the exported sequence. Encoder outputs that the cache has under it
+        are not pulled.
     model : str
         Name and revision of the model; compared with that of the manifest if both are given.
     num_kv_heads : int, optional
@@ -98,6 +106,7 @@ def import_sequence(
         priority=priority,
         time_to_live=time_to_live,
         rank=rank,
+        cross_digest=cross_digest,
         model=model,
         num_kv_heads=num_kv_heads,
     ).result()
@@ -116,6 +125,7 @@ def start_import(
     priority: float | None = None,
     time_to_live: float | None = None,
     rank: float | None = None,
+    cross_digest: bytes | int | None = None,
     model: str = "",
     num_kv_heads: int | None = None,
 ) -> SequenceImport:
@@ -131,20 +141,21 @@ def start_import(
     seconds = as_float("deadline", deadline)
     if not 0 < seconds <= DEADLINE_SECONDS_MAX:
         raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
-    _check_manifests(manifests, transport, model, namespace)
+    _check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))
     shares = match_geometry(describe(parts), manifests, num_kv_heads)
     first = manifests[0]
     until = time.monotonic_ns() + int(seconds * 1e9)
-    sequence = cache.add_sequence(
-        first.tokens,
-        id=id,
-        namespace=namespace,
-        spans=spans,
-        max_tokens=max_tokens,
-        priority=priority,
-        time_to_live=time_to_live,
-        rank=rank,
-    )
+    options: dict[str, Any] = {
+        "id": id,
+        "namespace": namespace,
+        "spans": spans,
+        "priority": priority,
+        "time_to_live": time_to_live,
+        "rank": rank,
+        "cross_tokens": first.cross or None,
+        "cross_digest": cross_digest,
+    }
+    sequence = _added(cache, first, max_tokens, options)
     batch = None
     try:
         _check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
@@ -158,6 +169,16 @@ def start_import(
             cache.abandon(batch)
         cache.remove(sequence)
         raise
+
+
+def _added(cache: PagedKVCache, manifest: Manifest, max_tokens: int | None, options: dict[str, Any]) -> Sequence:
+    """Add the sequence; its cached prefix leaves a token to pull where encoder tokens are lacking."""
+    sequence = cache.add_sequence(manifest.tokens, max_tokens=max_tokens, **options)
+    lacks_cross = manifest.has_cross and not sequence.is_cross_written
+    if lacks_cross and sequence.num_computed_tokens >= manifest.num_computed:
+        cache.remove(sequence)
+        sequence = cache.add_sequence(manifest.tokens, max_tokens=manifest.num_computed - 1, **options)
+    return sequence
 
 
 class SequenceImport:
@@ -176,6 +197,7 @@ class SequenceImport:
         self._descriptor: int | None = None
         self._error: BaseException | None = None
         self._has_arrived = self._is_ended = False
+        self._copied: Event | None = None
         self._pulls: list[Pull] = []
         try:
             for request in plan.requests:
@@ -250,15 +272,25 @@ class SequenceImport:
 
     def _land(self) -> None:
         """Commit what has arrived."""
+        plan, state = self._plan, parts_of(self._cache).state
         try:
+            if plan.image is not None:
+                states = [(plan.state_slot, RUNNING)] if plan.state_slot else []
+                self._copied = plan.image.copy(states, to_device=True)
             if self._batch is not None:
                 self._cache.commit(self._batch)
-            plan, state = self._plan, parts_of(self._cache).state
             if plan.checkpoint is not None:
-                adopt_checkpoint(state, self._sequence, plan.checkpoint.length, plan.checkpoint.fill)
+                adopt_checkpoint(state, self._sequence, plan.checkpoint.length, self._fill_checkpoint)
         except PagecoreError as error:
             self._error = error
             self._give_back()
+
+    def _fill_checkpoint(self, slot: int) -> None:
+        plan = self._plan
+        assert plan.checkpoint is not None
+        plan.checkpoint.fill(slot if plan.image is None else CHECKPOINT)
+        if plan.image is not None:
+            self._copied = plan.image.copy_states([(slot, CHECKPOINT)])
 
     def _give_back(self) -> None:
         """Return rows and blocks to the cache; nothing writes to them any more."""
@@ -267,6 +299,14 @@ class SequenceImport:
                 self._cache.abandon(self._batch)
         with contextlib.suppress(InvalidSequence):
             self._cache.remove(self._sequence)
+        self._release_image()
+
+    def _release_image(self) -> None:
+        """Wait for copies to the device and release their source."""
+        if self._plan.image is not None:
+            if self._copied is not None:
+                self._copied.synchronize()
+            self._plan.image.close()
 
     def _pull(self) -> None:
         for i, pull in enumerate(self._pulls):
@@ -301,6 +341,8 @@ class SequenceImport:
         if not getattr(self, "_is_ended", True):
             self.cancel()
             self.poll()
+        if getattr(self, "_copied", None) is not None:
+            self._release_image()
 
     def __repr__(self) -> str:
         state = "running" if not self._known.is_set() else "failed" if self._error else "arrived"
@@ -332,18 +374,18 @@ def _check_manifests(manifests: list[Manifest], transport: Transport, model: str
                 f"the manifest is of model {shown(manifest.model)}, and this cache serves {shown(model)}; import it "
                 "into a cache of its own model"
             )
-        alike = (manifest.ids, manifest.num_computed, manifest.namespace) == (
-            first.ids,
-            first.num_computed,
-            first.namespace,
-        )
-        if not alike:
+        if _identity(manifest) != _identity(first):
             raise UnsupportedOption("the manifests are of different sequences; pass those of one sequence's ranks")
     own = namespace_digest(namespace)
     if None not in (first.namespace, own) and first.namespace != own:
         raise InvalidSequence(
-            f"namespace is {shown(namespace)}, which is not that of the exported sequence; pass the same namespace"
+            f"namespace is {shown(namespace)}, which is not that of the exported sequence; pass the same namespace and "
+            "cross_digest"
         )
+
+
+def _identity(manifest: Manifest) -> tuple[object, ...]:
+    return manifest.ids, manifest.num_computed, manifest.cross, manifest.has_cross, manifest.namespace
 
 
 def _check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None:

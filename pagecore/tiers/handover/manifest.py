@@ -14,7 +14,7 @@ from pagecore.storage.checks import ceil_div, shown
 from pagecore.tiers.handover.codec import pack, unpack
 
 MAGIC = b"pcHO"
-VERSION = 1
+VERSION = 2
 _HEADER = struct.Struct("<4sH")
 # Bytes of the identifier of an export, which is also the secret that a reader must know.
 ID_BYTES = 16
@@ -40,12 +40,15 @@ class GroupShape:
         Window, chunk, lookahead and sink tokens; None without them.
     options : dict
         Format, given factors and label channels; a list has one entry for each head of the rank.
+    is_cross : bool
+        The blocks hold the tokens of an encoder.
     """
 
     planes: list[PlaneShape]
     layers: int
     limits: list[int | None]
     options: dict[str, Any]
+    is_cross: bool
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,18 @@ class Manifest:
     num_computed : int
         Tokens whose keys and values the exporter has.
     held : list of bytes
-        For each group one bit for each block of the computed tokens, packed as by `numpy.packbits`: 1 if the exporter
-        has the block, 0 for a hole that a window left.
+        For each group one bit for each block of its tokens, packed as by `numpy.packbits`: 1 if the exporter has the
+        block, 0 for a hole that a window left. A group of cross attention has the written encoder tokens.
     has_state : bool
     checkpoint : int
         Tokens before the checkpoint of the states; 0 without one.
+    cross : int
+        Encoder tokens of the sequence; 0 for none.
+    has_cross : bool
+        The exporter has the keys and values of the encoder tokens.
     namespace, spans : bytes or None
-        Digests of the namespace and the spans; empty for none, None if they are unknown.
+        Digests of the namespace, with that of the encoder's input, and the spans; empty for none, None if they are
+        unknown.
     lease : float
         Seconds from the export to the end of the lease.
     """
@@ -107,6 +115,8 @@ class Manifest:
     held: list[bytes]
     has_state: bool
     checkpoint: int
+    cross: int
+    has_cross: bool
     namespace: bytes | None
     spans: bytes | None
     lease: float
@@ -116,9 +126,15 @@ class Manifest:
         """The known token ids: int32 ``[num_tokens]``."""
         return np.frombuffer(self.ids, "<i4").astype(np.int32)
 
+    def num_tokens(self, group: int) -> int:
+        """Return the tokens whose keys and values the exporter has, or had, in a group."""
+        if self.geometry.groups[group].is_cross:
+            return self.cross if self.has_cross else 0
+        return self.num_computed
+
     def held_blocks(self, group: int) -> NDArray[np.bool_]:
-        """Return whether the exporter has each block of the computed tokens of a group."""
-        count = ceil_div(self.num_computed, self.geometry.block_size)
+        """Return whether the exporter has each block of the tokens of a group."""
+        count = ceil_div(self.num_tokens(group), self.geometry.block_size)
         return np.unpackbits(np.frombuffer(self.held[group], np.uint8), count=count).astype(bool)
 
     def encode(self) -> bytes:
@@ -155,18 +171,14 @@ class Manifest:
 
     def check(self) -> None:
         """Raise ShapeError if fields contradict each other."""
-        blocks = ceil_div(self.num_computed, max(1, self.geometry.block_size))
-        sizes = {len(bits) for bits in self.held}
-        if (
-            len(self.export) != ID_BYTES
-            or len(self.ids) % 4
-            or self.num_computed < 0
-            or self.geometry.block_size < 1
-            or not 0 <= self.checkpoint <= self.num_computed
-            or len(self.held) != len(self.geometry.groups)
-            or not sizes <= {ceil_div(blocks, 8)}
-        ):
-            raise ShapeError(
-                f"the manifest contradicts itself: {self.num_computed} tokens in {len(self.geometry.groups)} groups, "
-                f"with marks of {sorted(sizes)} bytes; export the sequence again"
-            )
+        groups, size = self.geometry.groups, self.geometry.block_size
+        numbers = min(self.num_computed, self.cross, size - 1, self.num_computed - self.checkpoint, self.checkpoint)
+        is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
+        if numbers >= 0 and is_whole:
+            lengths = [ceil_div(ceil_div(self.num_tokens(group), size), 8) for group in range(len(groups))]
+            if [len(bits) for bits in self.held] == lengths:
+                return
+        raise ShapeError(
+            f"the manifest contradicts itself: {self.num_computed} tokens in {len(groups)} groups, with marks of "
+            f"{[len(bits) for bits in self.held]} bytes; export the sequence again"
+        )

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,9 +14,12 @@ from numpy.typing import NDArray
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.paged import PagedKVCache
+from pagecore.cache.parts import parts_of
 from pagecore.errors import InvalidSequence
+from pagecore.storage import KVPool, StatePool
 from pagecore.storage.checks import ceil_div
-from pagecore.tiers.handover.errors import CorruptTransfer
+from pagecore.tiers.handover.errors import CorruptTransfer, LeaseExpired
+from pagecore.tiers.handover.images import HostImage
 from pagecore.tiers.handover.pieces import Units, buffer_units, state_units, token_units
 from pagecore.tiers.handover.wire import Claim, Part, seeds_of
 
@@ -25,16 +29,19 @@ class Offer:
     """One exported sequence, and the readers that it waits for.
 
     The rows belong to a fork of the exported sequence, so that the cache counts and keeps them like those of any other
-    sequence, and the exported sequence itself may grow or go.
+    sequence, and the exported sequence itself may grow or go. Those of a cache on CUDA are in an image on the host.
 
     Attributes
     ----------
     export : bytes
     cache : PagedKVCache
-    held : Sequence
-        The fork.
+    held : Sequence or None
+        The fork; None if an image has the rows.
+    image : HostImage or None
+    lengths : list of int
+        Tokens of each group; those of a cross-attention group are encoder tokens.
     rows : list of ndarray
-        Block of each block index of each group; 0 for a hole.
+        Block of each block index of each group, in the pools of the cache or of the image; 0 for a hole.
     state_slot : int
         Slot of the running state; 0 for none.
     checkpoint : ndarray or None
@@ -51,7 +58,9 @@ class Offer:
 
     export: bytes
     cache: PagedKVCache
-    held: Sequence
+    held: Sequence | None
+    image: HostImage | None
+    lengths: list[int]
     rows: list[NDArray[np.int32]]
     state_slot: int
     checkpoint: NDArray[np.uint8] | None
@@ -104,9 +113,32 @@ class Offer:
             self._is_released = True
         if self.on_release is not None:
             self.on_release()
-        with contextlib.suppress(InvalidSequence):  # its owner may have removed every sequence of the cache
-            self.cache.remove(self.held)
+        self.give_back()
         return True
+
+    def give_back(self) -> None:
+        """Return rows and memory; nothing reads them any more."""
+        if self.image is not None:
+            self.image.close()
+        if self.held is not None:
+            with contextlib.suppress(InvalidSequence):  # its owner may have removed every sequence of the cache
+                self.cache.remove(self.held)
+        parts_of(self.cache).exports.pop(self.export, None)
+
+    @property
+    def pools(self) -> Listed[KVPool]:
+        """Pools of the rows, on the host."""
+        return parts_of(self.cache).store.pools if self.image is None else self.image.pools
+
+    @property
+    def states(self) -> StatePool | None:
+        """Pool of the running state, on the host."""
+        return parts_of(self.cache).store.states if self.image is None else self.image.states
+
+    def require_rows(self) -> None:
+        """Raise LeaseExpired if the owner of the cache has removed the fork: its blocks may have other tokens."""
+        if self.held is not None and self.held.row < 0:
+            raise LeaseExpired("the sequence that holds the rows of the export was removed; export again")
 
     def units(self, claim: Claim) -> tuple[Units, NDArray[np.uint64]]:
         """Return the units that a claim asks for, and the seeds of their sums.
@@ -123,7 +155,7 @@ class Offer:
             lanes.append(np.full(len(part.numbers), part.group, np.int64))
             numbers.append(part.numbers)
         groups = len(self.rows)
-        states = self.cache._parts.store.states
+        states = self.states
         if claim.wants_state:
             if states is None or self.state_slot == 0:
                 raise CorruptTransfer("the claim asks for a state that the export does not have; import it again")
@@ -138,16 +170,15 @@ class Offer:
         return Units.concatenate(parts), seeds_of(self.export, np.concatenate(lanes), np.concatenate(numbers))
 
     def _check(self, part: Part) -> None:
-        pools = self.cache._parts.store.pools
-        computed = self.held.num_computed_tokens
         numbers = part.numbers
         if not 0 <= part.group < len(self.rows) or part.cut < 1 or self.cache.block_size % part.cut:
             raise CorruptTransfer(f"the claim names group {part.group} cut at {part.cut} tokens, which do not exist")
-        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < ceil_div(computed, part.cut)):
-            raise CorruptTransfer(f"the claim asks for tokens past the {computed} computed ones")
+        length = self.lengths[part.group]
+        if len(numbers) and not (numbers.min() >= 0 and numbers.max() < ceil_div(length, part.cut)):
+            raise CorruptTransfer(f"the claim asks for tokens past the {length} computed ones")
         if not self.rows[part.group][numbers * part.cut // self.cache.block_size].all():
             raise CorruptTransfer(f"the claim asks for blocks of group {part.group} that its window has released")
-        heads = [plane.shape[0] for plane in pools[part.group].spec.planes if len(plane.shape) == 2]
+        heads = [plane.shape[0] for plane in self.pools[part.group].spec.planes if len(plane.shape) == 2]
         if part.with_heads and not 0 <= part.first_head <= part.first_head + part.num_heads <= min(heads, default=0):
             raise CorruptTransfer(f"the claim asks for heads of group {part.group} that the export does not have")
 
@@ -155,10 +186,10 @@ class Offer:
         size = self.cache.block_size
         begins = part.numbers * part.cut
         return token_units(
-            self.cache._parts.store.pools[part.group],
+            self.pools[part.group],
             self.rows[part.group][begins // size],
             begins % size,
-            np.minimum(part.cut, self.held.num_computed_tokens - begins),
+            np.minimum(part.cut, self.lengths[part.group] - begins),
             range(part.first_head, part.first_head + part.num_heads),
             with_heads=part.with_heads,
             without_heads=part.without_heads,

@@ -132,17 +132,18 @@ class OneSidedTransport(SocketTransport):
     # -- the exporter --------------------------------------------------------------------------------------------
 
     def offer(self, offer: Offer) -> None:
-        """Register the memory of the cache, once, and answer importers."""
-        store = parts_of(offer.cache).store
+        """Register the memory of the cache, once, or that of the export, and answer importers."""
+        lent = [] if offer.image is None else [(region.address, region.nbytes) for region in offer.image.regions()]
+        lent += [] if offer.checkpoint is None else [(offer.checkpoint.ctypes.data, offer.checkpoint.nbytes)]
         with self._memory_lock:
-            for buffer in (buffer for pool in store.pools for buffer in pool.buffers):
-                self._register_once(buffer.pointer, buffer.nbytes, buffer)
-            for plane in [] if store.states is None else store.states.planes():
-                self._register_once(plane.pointer, plane.nbytes, plane)
-            if offer.checkpoint is not None:
-                address = offer.checkpoint.ctypes.data
-                self._register_once(address, offer.checkpoint.nbytes, offer.checkpoint)
-                offer.on_release = partial(self._unregister, address)
+            if offer.image is None:
+                store = parts_of(offer.cache).store
+                states = [] if store.states is None else store.states.planes()
+                for tensor in [*(buffer for pool in store.pools for buffer in pool.buffers), *states]:
+                    self._register_once(tensor.pointer, tensor.nbytes, tensor)
+            for address, nbytes in lent:
+                self._register_once(address, nbytes, offer)
+        offer.on_release = partial(self._unregister, [address for address, _ in lent])
         super().offer(offer)
 
     def _register_once(self, address: int, nbytes: int, owner: object) -> None:
@@ -150,14 +151,16 @@ class OneSidedTransport(SocketTransport):
             self.register(address, nbytes)
             self._registered[address] = owner  # registered memory must stay
 
-    def _unregister(self, address: int) -> None:
+    def _unregister(self, addresses: list[int]) -> None:
         with self._memory_lock:
-            if self._registered.pop(address, None) is not None:
-                self.unregister(address)
+            for address in addresses:
+                if self._registered.pop(address, None) is not None:
+                    self.unregister(address)
 
     def respond(self, stream: Stream, offer: Offer, units: Units, seeds: NDArray[np.uint64]) -> None:
         """Send the addresses and sums of the units."""
         sums = sum_units(units.pieces, units.ends, seeds)
+        offer.require_rows()
         grant = Grant(
             units.nbytes,
             len(units.ends),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,10 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption
-from pagecore.storage import StatePool
+from pagecore.storage import KVPool, StatePool
 from pagecore.storage.checks import ceil_div
 from pagecore.tiers.handover.geometry import Share
+from pagecore.tiers.handover.images import RUNNING, HostImage, numbered
 from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.pieces import Units, buffer_units, is_head_outer, state_units, token_units
 from pagecore.tiers.handover.pulls import PullRequest
@@ -40,10 +42,22 @@ class ArrivingCheckpoint:
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """Requests to the exporters, and the checkpoint that arrives with them."""
+    """Requests to the exporters, and what arrives with them.
+
+    Attributes
+    ----------
+    requests : list of PullRequest
+    checkpoint : ArrivingCheckpoint or None
+    image : HostImage or None
+        Memory for the blocks and states of a cache on CUDA.
+    state_slot : int
+        Slot of the running state that arrives; 0 for none.
+    """
 
     requests: list[PullRequest]
     checkpoint: ArrivingCheckpoint | None
+    image: HostImage | None
+    state_slot: int
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +74,17 @@ class _Lacking:
     blocks: NDArray[np.int64]
     firsts: NDArray[np.int64]
     counts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Memory of the importer for what it lacks: the pools of its cache, or those of an image on the host."""
+
+    lacking: list[_Lacking]
+    pools: Listed[KVPool]
+    states: StatePool | None
+    state_slot: int
+    image: HostImage | None
 
 
 def plan_import(
@@ -85,50 +110,83 @@ def plan_import(
         The exporter has released blocks that the importer needs.
     """
     first = manifests[0]
-    lacking = [] if batch is None else _lacking(parts, sequence, batch, first)
-    checkpoint = None
-    states = parts.store.states
-    is_aligned = first.geometry.block_size == parts.block_size
-    if batch is not None and states is not None and first.checkpoint > 0 and is_aligned:
-        checkpoint = ArrivingCheckpoint(first.checkpoint, np.empty(states.bytes_per_slot, np.uint8), states)
-    requests = []
-    for i, manifest in enumerate(manifests):
-        asked, units, lanes, numbers = [], [], [], []
-        for group, (lack, share) in enumerate(zip(lacking, shares[i], strict=False)):
-            with_heads = len(share.theirs) > 0
-            if len(lack.numbers) == 0 or not (with_heads or share.whole):
-                continue
-            pool = parts.store.pools[group]
-            head_outer = is_head_outer(pool)
-            asked.append(_part(group, lack, share, with_heads, head_outer))
-            units.append(
-                token_units(
-                    pool,
-                    lack.blocks,
-                    lack.firsts,
-                    lack.counts,
-                    share.mine,
-                    with_heads=with_heads,
-                    without_heads=share.whole,
-                    head_outer=head_outer,
-                )
+    places = _places(parts, sequence, batch, first)
+    try:
+        checkpoint = None
+        is_aligned = first.geometry.block_size == parts.block_size
+        if batch is not None and places.states is not None and first.checkpoint > 0 and is_aligned:
+            memory = np.empty(places.states.bytes_per_slot, np.uint8)
+            checkpoint = ArrivingCheckpoint(first.checkpoint, memory, places.states)
+        requests = [
+            _request(places, manifest, listed, i == 0, checkpoint, deadline)
+            for i, (manifest, listed) in enumerate(zip(manifests, shares, strict=True))
+        ]
+    except BaseException:
+        if places.image is not None:
+            places.image.close()
+        raise
+    return ImportPlan(requests, checkpoint, places.image, _device_slot(batch) if first.has_state else 0)
+
+
+def _places(parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest) -> _Places:
+    lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest)
+    if parts.staging is None or batch is None:
+        return _Places(lacking, parts.store.pools, parts.store.states, _device_slot(batch), None)
+    found = [numbered(lack.blocks) for lack in lacking]
+    image = HostImage(parts, [blocks for blocks, _ in found])
+    moved = [replace(lack, blocks=own.astype(np.int64)) for lack, (_, own) in zip(lacking, found, strict=True)]
+    return _Places(moved, image.pools, image.states, RUNNING, image)
+
+
+def _device_slot(batch: Batch | None) -> int:
+    """Return the slot to which a step writes the state of its sequence; 0 for none."""
+    states = None if batch is None else batch.host.states
+    return 0 if states is None else int(states.state_write.numpy()[0])
+
+
+def _request(
+    places: _Places,
+    manifest: Manifest,
+    shares: list[Share],
+    is_first: bool,
+    checkpoint: ArrivingCheckpoint | None,
+    deadline: int,
+) -> PullRequest:
+    """Return the request to one exporter; the first one also delivers states."""
+    asked, units, lanes, numbers = [], [], [], []
+    for group, (lack, share) in enumerate(zip(places.lacking, shares, strict=False)):
+        with_heads = len(share.theirs) > 0
+        if len(lack.numbers) == 0 or not (with_heads or share.whole):
+            continue
+        pool = places.pools[group]
+        head_outer = is_head_outer(pool)
+        asked.append(_part(group, lack, share, with_heads, head_outer))
+        units.append(
+            token_units(
+                pool,
+                lack.blocks,
+                lack.firsts,
+                lack.counts,
+                share.mine,
+                with_heads=with_heads,
+                without_heads=share.whole,
+                head_outer=head_outer,
             )
-            lanes.append(np.full(len(lack.numbers), group, np.int64))
-            numbers.append(lack.numbers)
-        wants = [i == 0 and batch is not None and manifest.has_state, i == 0 and checkpoint is not None]
-        if wants[0]:
-            assert batch is not None
-            assert states is not None
-            units.append(state_units(states, int(batch.state_write.numpy()[0])))
-        if wants[1]:
-            assert checkpoint is not None
-            units.append(buffer_units(checkpoint.memory))
-        lanes.append(np.full(sum(wants), len(parts.token_groups), np.int64))
-        numbers.append(np.flatnonzero(wants))
-        seeds = seeds_of(manifest.export, np.concatenate(lanes), np.concatenate(numbers))
-        claim = Claim(WIRE_VERSION, manifest.export, True, asked, wants[0], wants[1])
-        requests.append(PullRequest(manifest, claim, Units.concatenate(units), seeds, deadline))
-    return ImportPlan(requests, checkpoint)
+        )
+        lanes.append(np.full(len(lack.numbers), group, np.int64))
+        numbers.append(lack.numbers)
+    wants = [is_first and len(places.lacking) > 0 and manifest.has_state, is_first and checkpoint is not None]
+    if wants[0]:
+        assert places.states is not None
+        units.append(state_units(places.states, places.state_slot))
+    if wants[1]:
+        assert checkpoint is not None
+        units.append(buffer_units(checkpoint.memory))
+    lanes.append(np.full(sum(wants), len(manifest.geometry.groups), np.int64))
+    numbers.append(np.flatnonzero(wants))
+    seeds = seeds_of(manifest.export, np.concatenate(lanes), np.concatenate(numbers))
+    claim = Claim(WIRE_VERSION, manifest.export, True, asked, wants[0], wants[1])
+    return PullRequest(manifest, claim, Units.concatenate(units), seeds, deadline)
 
 
 def _part(group: int, lack: _Lacking, share: Share, with_heads: bool, head_outer: bool) -> Part:
@@ -155,4 +213,14 @@ def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Mani
             )
         counts = np.minimum(cut, end - numbers * cut)
         listed.append(_Lacking(cut, numbers, slots // size, slots % size, counts))
+    if parts.cross is None:
+        return listed
+    # The encoder tokens, unless the cache has them: its step then writes none.
+    encoded = manifest.cross if batch.cross is not None and batch.cross.num_tokens and manifest.has_cross else 0
+    numbers = np.arange(ceil_div(encoded, cut), dtype=np.int64)
+    tables = parts.cross.contents.tables
+    for group in range(tables.num_groups):
+        blocks = tables.blocks(sequence.cross_row, group) if encoded else np.empty(0, np.int32)
+        places = blocks[numbers * cut // size].astype(np.int64)
+        listed.append(_Lacking(cut, numbers, places, numbers * cut % size, np.minimum(cut, encoded - numbers * cut)))
     return listed

@@ -94,7 +94,7 @@ class SocketTransport:
     def respond(self, stream: Stream, offer: Offer, units: Units, seeds: NDArray[np.uint64]) -> None:
         """Send the grant of a claim, and the units."""
         stream.send(Answer(grant=Grant(units.nbytes, len(units.ends), offer.seconds_left)))
-        send_units(stream, units, seeds)
+        send_units(stream, units, seeds, offer.require_rows)
 
     def pull(self, request: PullRequest) -> Pull:
         """Begin to pull pieces into the caller's memory; return at once. The caller runs the pull."""

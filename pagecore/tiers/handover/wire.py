@@ -16,6 +16,7 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -211,12 +212,13 @@ def batches(ends: Ends, pieces: Pieces, most: int = BATCH_BYTES) -> list[tuple[i
     return cut
 
 
-def send_units(stream: Stream, units: Units, seeds: NDArray[np.uint64]) -> None:
-    """Send all units in batches, the sums of each batch first."""
+def send_units(stream: Stream, units: Units, seeds: NDArray[np.uint64], check: Callable[[], None]) -> None:
+    """Send all units in batches, the sums of each batch first; `check` raises if the sums may be of other tokens."""
     for first, last in batches(units.ends, units.pieces):
         begin = int(units.ends[first - 1]) if first else 0
         pieces = units.pieces[begin : units.ends[last - 1]]
         sums = sum_units(pieces, units.ends[first:last] - begin, seeds[first:last])
+        check()
         stream.send_pieces(np.concatenate([_whole(sums.view(np.uint8)), pieces]))
 
 

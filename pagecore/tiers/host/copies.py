@@ -32,11 +32,13 @@ class BlockCopies:
     io : {"auto", "dma", "kernel"}
         On CUDA: copies of runs of memory by the copy engines if a run has 64 KiB or more, or always where a block of a
         plane is one run; or only by the kernel of `transfer_blocks`.
+    groups : int, optional
+        Groups that the pool has; by default those of tokens.
     """
 
-    def __init__(self, parts: CacheParts, pool: HostPool, io: str = "auto") -> None:
+    def __init__(self, parts: CacheParts, pool: HostPool, io: str = "auto", *, groups: int | None = None) -> None:
         self._io = io
-        count = len(parts.token_groups)
+        count = len(parts.token_groups) if groups is None else groups
         self._lanes: list[list[Planes]] = [[] for _ in range(count)]
         self._parts, self._pool = parts, pool
         # A cache without bytes has no pools.

@@ -67,6 +67,20 @@ def test_empty_batches_end(kind):
         assert all(done.ok.shape == (0,) and done.error is None for done in wait_all(guard, tickets).values())
 
 
+def test_a_load_that_the_store_refuses_holds_nothing(kind, blocks):
+    keys = random_keys(8)
+    store = MemoryStore(**kind)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        assert wait(guard, guard.submit_lookup(keys)).ok.all()
+        assert guard.stats().num_held == 8
+        store.inject("load", "raise", 8)
+        done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+        assert (done.ok.any(), done.error) == (False, "OSError: injected")
+        assert guard.stats().num_held == 0
+        guard.check_invariants()
+
+
 def test_a_flipped_bit_is_a_miss_and_is_not_delivered(kind, blocks):
     keys = random_keys(8)
     store = MemoryStore(**kind)

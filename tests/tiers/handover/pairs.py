@@ -37,14 +37,24 @@ def advance(cache, sequence, count):
     batch = cache.prepare([sequence], count)
     rng = np.random.default_rng([count, sequence.num_computed_tokens])
     store = parts_of(cache).store
-    for group, pool in enumerate(store.pools):
-        slots = batch.host.slot_mappings[group].numpy()[: batch.num_tokens]
+    mappings = [(slots, batch.num_tokens) for slots in batch.host.slot_mappings]
+    mappings += [] if batch.cross is None else [(slots, batch.cross.num_tokens) for slots in batch.cross.slot_mappings]
+    for pool, (mapping, length) in zip(store.pools, mappings, strict=True):
+        slots = mapping.numpy()[:length]
         for plane in (plane for plane in pool.planes() if plane.shape[1:2] == (cache.block_size,)):
             array = as_bytes(plane)
             array[slots // cache.block_size, slots % cache.block_size] = rng.integers(
                 0, 256, (len(slots), *array.shape[2:]), np.uint8
             )
     cache.commit(batch)
+
+
+def row_of(cache, sequence, group):
+    """Return the blocks of a sequence in one group."""
+    parts = parts_of(cache)
+    if parts.groups[group].is_cross:
+        return parts.cross.contents.tables.blocks(sequence.cross_row, group - len(parts.token_groups))
+    return parts.tables.blocks(sequence.row, group)
 
 
 def as_bytes(plane):
@@ -56,9 +66,11 @@ def content(cache, sequence):
     """Return the bytes of the tokens that each group holds, by (group, layer, plane): ``[tokens, ...]`` each."""
     parts = parts_of(cache)
     found = {}
-    length = sequence.num_computed_tokens
+    first = len(parts.token_groups)
     for group, pool in enumerate(parts.store.pools):
-        row = parts.tables.blocks(sequence.row, group)
+        row, length = row_of(cache, sequence, group), sequence.num_computed_tokens
+        if group >= first:
+            length = sequence.num_cross_tokens if sequence.is_cross_written else 0
         tokens = np.arange(length)
         tokens = tokens[row[tokens // cache.block_size] != 0]
         found[group, "held"] = tokens

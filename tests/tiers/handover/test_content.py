@@ -9,7 +9,7 @@ from pagecore import AttentionSpec, LatentSpec, Plane, StateSpec, TensorParallel
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
 from pagecore.tiers.handover.manifest import Manifest
-from tests.tiers.handover.pairs import SPECS, advance, assert_same, computed, content, fill, make
+from tests.tiers.handover.pairs import SPECS, advance, assert_same, computed, content, fill, make, row_of
 
 LAYOUTS = ["layerwise", "blockwise", "LCBNHD", "BNHD", "CBNHD", "BLHCND", "LBNHD"]
 STATE = StateSpec(
@@ -136,7 +136,7 @@ def write_heads(cache, sequence, original, heads):
     """Write some heads of another cache's content to the tokens of a sequence."""
     parts = cache._parts
     for group, pool in enumerate(parts.store.pools):
-        row = parts.tables.blocks(sequence.row, group)
+        row = row_of(cache, sequence, group)
         tokens = original[group, "held"]
         for layer in range(pool.num_layers):
             for plane in pool.spec.planes:

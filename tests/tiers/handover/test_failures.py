@@ -11,7 +11,6 @@ import pytest
 
 from pagecore import (
     AttentionSpec,
-    CrossSpec,
     DeviceError,
     InvalidSequence,
     OutOfBlocks,
@@ -97,7 +96,7 @@ class Case:
     [
         (lambda m: b"", UnsupportedOption, "0 bytes that begin with b'' are not a manifest"),
         (lambda m: b"hello world", UnsupportedOption, "are not a manifest"),
-        (lambda m: m[:4] + b"\x07\x00" + m[6:], UnsupportedOption, "version 7; this library reads 1"),
+        (lambda m: m[:4] + b"\x07\x00" + m[6:], UnsupportedOption, "version 7; this library reads 2"),
         (lambda m: m[: len(m) // 2], ShapeError, "cannot be read"),
         (lambda m: m[:-1], ShapeError, "cannot be read"),
         (lambda m: m[:6], ShapeError, "cannot be read"),
@@ -199,9 +198,6 @@ def test_exports_that_are_not_served_hold_nothing(sockets):
     none = PagedKVCache(SPECS[0], num_blocks=9, device="none")
     with pytest.raises(DeviceError, match="device='none'"):
         export_sequence(none, none.add_sequence([1]), transport=exporter)
-    cross = PagedKVCache([SPECS[0], CrossSpec(4, 8, dtype="float32")], num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="cross-attention layers"):
-        export_sequence(cross, cross.add_sequence([1]), transport=exporter)
     sequence = computed(cache, TOKENS[:20])
     with pytest.raises(UnsupportedOption, match="has no address"):
         export_sequence(cache, sequence, transport=importer)
@@ -291,6 +287,44 @@ def test_a_lease_that_ends_during_a_read_cuts_the_reader(tcp):
     case.check_unchanged(bytes_too=False)
     case.check_released()
     case.check_works()
+
+
+def test_memory_is_not_released_while_an_export_is_open(sockets):
+    exporter, importer = sockets
+    cache = make(memory_saver=True)
+    sequence = computed(cache, TOKENS)
+    manifest = export_sequence(cache, sequence, transport=exporter)
+    cache.remove(sequence)
+    before = cache.match_length(TOKENS)
+    with pytest.raises(UnsupportedOption, match=f"export {manifest.export.hex()} at unix://.* is open"):
+        cache.release_memory()
+    assert cache.match_length(TOKENS) == before > 0
+    import_sequence(make(), manifest, transport=importer)
+    assert exporter.drain(10)
+    assert cache.release_memory() > 0
+    running = export_sequence(cache, cache.add_sequence(TOKENS), transport=exporter)  # no token is computed
+    exporter.withdraw(running.export)
+    assert exporter.drain(10)
+    with pytest.raises(DeviceError, match="resume_memory"):
+        import_sequence(cache, manifest, transport=importer)
+    assert cache.num_sequences == 1
+    cache.resume_memory()
+    computed(cache, TOKENS)
+
+
+def test_an_export_whose_rows_the_owner_removed_serves_nothing(sockets):
+    case = Case(sockets)
+    manifest = case.export()
+    case.sender.remove(case.sequence)
+    case.sender.remove(case.exporter._server._offers[manifest.export].held)
+    case.sender.clear_prefix_cache()
+    computed(case.sender, list(range(500, 600)))  # the blocks have other tokens
+    with pytest.raises(errors.PeerLost):
+        case.start(manifest).result()
+    case.check_unchanged()
+    case.exporter.withdraw(manifest.export)
+    assert case.exporter.drain(10)
+    case.sender.check_invariants()
 
 
 def test_rows_wait_for_all_readers(sockets):

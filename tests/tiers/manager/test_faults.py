@@ -206,7 +206,7 @@ def test_a_faulty_store(stored, kind, fault):
         store.inject(kind, fault)
         found = served.serve(PROMPT).num_tokens
         assert found == (32 if kind == "lookup" and fault in ("part", "flip") else 0)
-        assert fault == "raise" or store.stats().num_held == 0
+        assert store.stats().num_held == 0
         served.forget()
         if fault != "gone":
             assert served.serve(PROMPT).num_tokens == 32

@@ -1,5 +1,6 @@
 """ObjectStore over memory, a folder, and real servers: moto (S3) and Azurite (Azure Blob)."""
 
+import json
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.remote.objects import ObjectStore
 from tests.tiers.blocks import Blocks, random_keys, wait
 from tests.tiers.remote.contract import Contract, fingerprint
+from tests.tiers.remote.fake_gcs import fake_gcs
 
 # The account and key that Azurite publishes.
 AZURITE = {
@@ -66,6 +68,25 @@ class TestS3(ObjectContract):
         self.url = "s3://bucket/prefix"
         self.options = {**S3, "endpoint": moto_server.url, "client_options": PLAIN}
         urllib.request.urlopen(urllib.request.Request(f"{moto_server.url}/bucket", method="PUT")).close()
+
+
+@pytest.fixture(scope="module")
+def gcs():
+    with fake_gcs() as url:
+        yield url
+
+
+class TestGcs(ObjectContract):
+    """A server of the tests' own, because no emulator of GCS serves the interface that obstore uses."""
+
+    @pytest.fixture(autouse=True)
+    def server(self, gcs):
+        self.url = "gs://bucket/prefix"
+        account = {"gcs_base_url": gcs, "disable_oauth": True, "client_email": "", "private_key": ""}
+        self.options = {
+            "service_account_key": json.dumps(account | {"private_key_id": ""}),
+            "client_options": PLAIN,
+        }
 
 
 class TestAzure(ObjectContract):

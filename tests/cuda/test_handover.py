@@ -1,0 +1,151 @@
+"""Sequences are handed over between caches on CUDA and on the host, byte for byte."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, CrossSpec, LatentSpec, Plane, StateSpec
+from tests.capabilities import require
+from tests.cuda.caches import on_host
+from tests.tiers.handover.conftest import pair_of
+from tests.tiers.handover.pairs import assert_same, content, fill, make
+
+require("msgspec")
+
+from pagecore.tiers.handover.errors import ImportCancelled  # noqa: E402
+from pagecore.tiers.handover.exports import export_sequence  # noqa: E402
+from pagecore.tiers.handover.imports import import_sequence, start_import  # noqa: E402
+
+FULL = AttentionSpec(2, 8, dtype="float32")
+WINDOW = AttentionSpec(2, 8, dtype="float32", window=12)
+STATE = StateSpec((Plane("temporal", (2, 4), "float32", per="sequence"),), chunk=8, interval=16)
+MODELS = {
+    "window": [FULL, WINDOW],
+    "int8": [AttentionSpec(2, 32, format="int8_token")],
+    "latent": [LatentSpec(64, 16, scale=0.1, dtype="bfloat16")],
+    "state": [FULL, STATE],
+    "cross": [FULL, CrossSpec(2, 8, dtype="float32")],
+    "state and cross": [WINDOW, STATE, CrossSpec(2, 8, dtype="float32")],
+}
+
+
+@pytest.fixture
+def sockets(tmp_path):
+    with pair_of("unix", tmp_path) as pair:
+        yield pair
+
+
+def fill_any(cuda, cache, seed):
+    """Write random bytes to every pool of a cache."""
+    if cache.device == "cpu":
+        fill(cache, seed)
+        return
+    rng = np.random.default_rng(seed)
+    store = cache._parts.store
+    memory = [buffer for pool in store.pools for buffer in pool.buffers]
+    for tensor in [*memory, *([] if store.states is None else store.states.planes())]:
+        data = rng.integers(0, 256, tensor.nbytes, np.uint8)
+        cuda.runtime.copy(tensor.pointer, data.ctypes.data, tensor.nbytes, 0)
+        cuda.runtime.synchronize(0)
+
+
+def content_of(cuda, cache, sequence, monkeypatch):
+    """Return `content`, of copies of the pools."""
+    cuda.runtime.synchronize(0)
+    if cache.device == "cpu":
+        return content(cache, sequence)
+    store = cache._parts.store
+    pools = [on_host(cuda, pool) for pool in store.pools]
+    planes = [] if store.states is None else [cuda.get(plane) for plane in store.states.planes()]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "pools", pools)
+        if planes:
+            patch.setattr(store, "states", HostStates(planes))
+        return content(cache, sequence)
+
+
+class HostStates:
+    def __init__(self, arrays):
+        self._arrays = arrays
+
+    def planes(self):
+        return [HostPlane(array) for array in self._arrays]
+
+
+class HostPlane:
+    def __init__(self, array):
+        self._array = array
+
+    def numpy(self):
+        return self._array
+
+
+def compute(cuda, cache, count, length, cross):
+    options = {"cross_tokens": 19, "cross_digest": b"clip"} if cross else {}
+    sequence = cache.add_sequence(range(count), **options)
+    cache.commit(cache.prepare([sequence], length))
+    fill_any(cuda, cache, 1)
+    return sequence
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("sides", ["device to host", "host to device", "device to device"])
+def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
+    exporter, importer = sockets
+    theirs, mine = (cuda.device if side == "device" else "cpu" for side in sides.split(" to "))
+    layers, options = MODELS[model], {"num_blocks": 12, "max_sequences": 4}
+    if "state" in model:
+        options["num_states"] = 8
+    sender = make(layers, device=theirs, **options)
+    receiver = make(layers, device=mine, layout="blockwise" if model == "window" else None, **options)
+    fill_any(cuda, receiver, 2)
+    digest = {"cross_digest": b"clip"} if "cross" in model else {}
+    sequence = compute(cuda, sender, 34, 33, bool(digest))
+    manifest = export_sequence(sender, sequence, transport=exporter)
+    expected = content_of(cuda, sender, sequence, monkeypatch)
+    kept = sender.checkpoint(sequence) if "state" in model else None
+    if theirs != "cpu":
+        assert sender.num_sequences == 1
+        fill_any(cuda, sender, 3)  # the export has a copy
+    arrived = import_sequence(receiver, manifest.encode(), transport=importer, **digest)
+    assert (arrived.num_tokens, arrived.num_computed_tokens) == (34, 33)
+    assert_same(expected, content_of(cuda, receiver, arrived, monkeypatch))
+    if kept is not None:
+        assert receiver.checkpoint(arrived)[1] == kept[1] > 0
+    assert exporter.drain(10)
+    sender.check_invariants()
+    receiver.check_invariants()
+    assert receiver.match_length([*range(33), 5]) == (0 if digest else kept[1] if kept else 32)
+
+
+def test_an_import_that_fails_or_is_dropped_leaves_the_device_as_it_was(cuda, sockets):
+    exporter, importer = sockets
+    layers = MODELS["state"]
+    sender, receiver = (make(layers, device=cuda.device, num_states=8, max_sequences=4) for _ in range(2))
+    sequence = compute(cuda, sender, 40, 33, False)
+    manifest = export_sequence(sender, sequence, transport=exporter, readers=5)
+    running = start_import(receiver, manifest, transport=importer)
+    running.cancel()
+    with pytest.raises(ImportCancelled):
+        running.result()
+    assert receiver.num_sequences == 0
+    receiver.check_invariants()
+    arrived = import_sequence(receiver, manifest, transport=importer)
+    assert arrived.num_computed_tokens == 33
+    exporter.withdraw(manifest.export)
+    assert exporter.drain(10)
+    sender.check_invariants()
+
+
+def test_memory_may_be_released_while_a_copy_is_exported(cuda, sockets):
+    exporter, importer = sockets
+    sender = make(MODELS["window"], device=cuda.device, memory_saver=True)
+    receiver = make(MODELS["window"])
+    sequence = compute(cuda, sender, 33, 33, False)
+    manifest = export_sequence(sender, sequence, transport=exporter)
+    sender.remove(sequence)
+    sender.release_memory()
+    assert import_sequence(receiver, manifest, transport=importer).num_computed_tokens == 33
+    assert exporter.drain(10)
+    sender.resume_memory()
