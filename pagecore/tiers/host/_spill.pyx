@@ -110,15 +110,17 @@ cdef class SpilledTail:
         cdef SpilledPart part = SpilledPart.__new__(SpilledPart)
         cdef vector[int64_t] counts
         cdef int32_t lane, group
-        cdef int64_t i
-        counts.assign(<size_t>len(self.host.pools), 0)
-        for lane in range(self.host.num_lanes):
-            for i in range(begin, self.start):
-                counts[self.host.groups[lane]] += device[lane][i] != 0
-        while not (self.host.can_make_room(counts) and self.host.make_room(counts)):
-            if not self.parts:
+        self.count(begin, device, counts)
+        while not self.host.make_room(counts):
+            if self.parts:
+                self.drop_last()
+                continue
+            for lane in range(self.host.num_full):
+                self.start = min(self.start, begin + self.host.pool(self.host.groups[lane]).num_free_raw())
+            self.end = self.start
+            self.count(begin, device, counts)
+            if self.start == begin or not self.host.make_room(counts):
                 return False
-            self.drop_last()
         part.lease = take_lease(self.host, counts)
         if part.lease is None:
             return False
@@ -136,6 +138,16 @@ cdef class SpilledTail:
         self.parts.append(part)
         self.start = begin
         return True
+
+    cdef int count(self, int64_t begin, vector[vector[int32_t]]& device, vector[int64_t]& counts) except -1:
+        """Write the number of the device's blocks of each group in [begin, start)."""
+        cdef int32_t lane
+        cdef int64_t i
+        counts.assign(<size_t>len(self.host.pools), 0)
+        for lane in range(self.host.num_lanes):
+            for i in range(begin, self.start):
+                counts[self.host.groups[lane]] += device[lane][i] != 0
+        return 0
 
     cdef object list_copies(
         self, EntryLease lease, int32_t lane, int32_t group, int64_t begin, const vector[int32_t]& device

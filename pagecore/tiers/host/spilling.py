@@ -65,9 +65,7 @@ class SpillMethods(TierParts):
     def _publish_for(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
         """Publish the end of a path that waits, if a prompt asks for it."""
         if self._index.tail is not None:
-            _spill.publish_for(
-                self._parts.state, self._index, ids, options, self._copy_spilled, self._note_published
-            )
+            _spill.publish_for(self._parts.state, self._index, ids, options, self._copy_spilled, self._note_published)
 
     def _copy_spilled(self, one: _backup.Backup | _spill.SpilledPart) -> bool:
         try:

@@ -147,6 +147,7 @@ class Tiers:
                 min_tokens=self.min_tokens,
                 pin_seconds=pin_seconds,
                 agree=agree,
+                copies_nearer=write != "explicit",
             )
         except BaseException:
             parts.state.observer = None
