@@ -129,7 +129,7 @@ cdef int take_blocks(CacheState state, Plan plan) except -1:
     cdef vector[int64_t] left
     cdef vector[int32_t] none
     cdef size_t group
-    cdef bint suffices = True
+    cdef bint suffices = True, is_saved = state.observer is None
     while not state.tables.try_compact_raw(plan.sequence.row, plan.unmoved, plan.length, plan.missing):
         if state.prefix is None:
             state.tables.fail_out_of_blocks()
@@ -137,6 +137,10 @@ cdef int take_blocks(CacheState state, Plan plan) except -1:
         subtract_evictable(state.prefix, left, [], none)
         for group in range(left.size()):
             suffices = suffices and left[group] <= 0
+        if suffices and not is_saved:
+            is_saved = True
+            state.observer.evicting(list(plan.missing))
+            continue
         if not suffices or free_blocks(state.prefix, plan.missing) == 0:
             state.tables.fail_out_of_blocks()
     return 0

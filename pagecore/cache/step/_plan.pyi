@@ -23,6 +23,7 @@ def plan_step(
 def lacked(
     state: CacheState, sequences: list[Sequence], counts: ArrayLike, limits: list[int | None] | None = None
 ) -> list[int]: ...
+def lacked_slots(state: CacheState, sequences: list[Sequence], counts: ArrayLike) -> list[int]: ...
 def shortage(
     state: CacheState,
     sequences: Sequence | Iterable[Sequence],

@@ -8,7 +8,7 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContents
-from pagecore.cache.prefix._evict cimport subtract_evictable
+from pagecore.cache.prefix._evict cimport num_unused_states, subtract_evictable
 from pagecore.cache.step._cross cimport contents_to_write, num_tokens_of
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables_native cimport Int32s
@@ -267,6 +267,22 @@ def lacked(CacheState state not None, list sequences not None, counts, list limi
     cdef StepPlan plan = limited_plan(state, sequences, counts, limits)
     plan.count_lacking()
     return missing_of(plan)
+
+
+def lacked_slots(CacheState state not None, list sequences not None, counts):
+    """Return a list of the free slots that a step lacks, or [] in a cache without states. Hold the lock.
+
+    Slots for checkpoints are included if eviction can free them.
+    """
+    cdef StepPlan plan
+    cdef int64_t slots
+    if state.states is None:
+        return []
+    plan = plan_step(state, sequences, counts)
+    slots = state.states.shortage_raw(plan.row_span(), plan.count_span(), True)
+    if slots > 0 and (state.prefix is None or num_unused_states(state.prefix) < slots):
+        slots = state.states.shortage_raw(plan.row_span(), plan.count_span(), False)
+    return [max(0, slots)]
 
 
 cdef StepPlan limited_plan(CacheState state, list sequences, object counts, list limits):

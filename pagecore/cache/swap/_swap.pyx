@@ -152,6 +152,10 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         may_share = may_share and (<Sequence>coming[i]).known >= (<Sequence>coming[i]).computed
     rows.reserve(len(coming))
     if state.prefix is not None:
+        if state.observer is not None:
+            state.observer.evicting(list(missing))
+            for group in range(<size_t>len(pools)):
+                missing[group] = max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw())
         free_blocks(state.prefix, missing)
         if state.states is not None:
             free_slots(state.prefix, max(0, needed[num_groups] - state.states.slots.num_free))

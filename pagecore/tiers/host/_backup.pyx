@@ -9,7 +9,6 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.cache.prefix._evict cimport evict
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
@@ -17,7 +16,7 @@ from pagecore.index._radix_query cimport Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch, Receipt
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport EntryLease, PrefixKey, take_lease
+from pagecore.tiers.host._lease cimport PrefixKey, spans_of, take_lease
 from pagecore.tiers.host._path cimport Path, publish
 
 
@@ -39,24 +38,6 @@ cdef class Backup:
     pairs : list of numpy.ndarray
         int32 ``[n, (device block, host block)]`` of each group, then of the state slots.
     """
-
-    cdef CacheState state
-    cdef HostIndex host
-    cdef PrefixKey key
-    cdef readonly object options
-    cdef RetentionHint hint
-    cdef EntryLease lease
-    cdef Path path                              # of the host, pinned
-    cdef vector[vector[int32_t]] lanes          # of each lane: the new host block at each index, 0 for none
-    cdef int64_t end                            # blocks of the prefix
-    cdef int64_t state_blocks
-    cdef int32_t state_slot                     # of the host
-    cdef Receipt receipt                        # of the device, while the copy runs
-    cdef StoredBlocks sources                   # the same
-    cdef vector[vector[int32_t]] source_ids     # of each group, states last
-    cdef int64_t first                          # blocks that the host had before
-    cdef readonly int64_t num_blocks
-    cdef readonly list pairs
 
     @property
     def tokens(self):
@@ -236,31 +217,6 @@ cdef class Backup:
             self.pairs.append(array_of(flat).reshape(-1, 2))
         return 0
 
-    cdef bint plan_victim(self, int32_t node) except -1:
-        """Do what `plan` does for the path that ends with a node of the device's tree."""
-        cdef PrefixCache prefix = self.state.prefix
-        cdef vector[int64_t] counts
-        cdef vector[int32_t] tokens
-        cdef int32_t space, state
-        self.key = PrefixKey.__new__(PrefixKey)
-        space = prefix.tree.copy_path_raw(node, tokens, self.key.marks, self.lanes)
-        state = prefix.tree.state_of_raw(node)
-        self.key.ids = array_of(tokens)
-        self.key.key = prefix.tree.space_keys[space]
-        self.end = self.key.num_blocks = <int64_t>tokens.size() // self.host.block_size
-        self.hint.rank = 0
-        self.path = Path()
-        self.path.pin(self.host.tree, self.key.key, self.key.query(self.end), self.end)
-        self.first = self.path.num_blocks
-        self.state_blocks = self.end if state >= 0 else 0
-        if self.state_blocks > 0 and self.has_state():
-            self.state_blocks = 0
-        self.list_missing(counts)
-        if not self.fit(counts):
-            return False
-        self.take(state, counts)
-        return True
-
     cdef int pin_sources(self, Sequence sequence) except -1:
         """Hold the device's blocks until `finish` or `give_up`: the copy does not end within the call."""
         cdef PrefixCache prefix = self.state.prefix
@@ -296,8 +252,17 @@ cdef class Backup:
             self.path.release()
         if self.lease is not None:
             self.lease.give_up()
+        if self.parts is not None:
+            for part in self.parts:
+                part.drop()
+            self.parts = None
 
     # -- for Python ----------------------------------------------------------------------------------------------
+
+    @property
+    def identity(self):
+        """Key of the namespace and the spans: a tuple of (start, end, digest), None for none."""
+        return self.key.key, spans_of(self.key, self.host.block_size)
 
     @property
     def num_receipts(self):
@@ -372,74 +337,6 @@ cdef PrefixKey own_key(CacheState state, Sequence sequence, int32_t num_blocks):
     key.key = sequence.hold.receipt.key
     key.marks.assign(sequence.hold.marks.begin(), sequence.hold.marks.end())
     return key
-
-
-def save_victims(CacheState state not None, HostIndex host not None, missing, copy):
-    """Evict blocks of the device in the order of its policy, each after its path was copied; return their number.
-
-    Parameters
-    ----------
-    missing : list of int
-        Blocks of each group to evict, and then states, in a cache with states.
-    copy : callable
-        ``copy(backup)`` copies ``backup.pairs`` before anything that the device is given later. If it returns True,
-        it calls ``backup.finish()`` later.
-    """
-    cdef PrefixCache prefix = state.prefix
-    cdef vector[int64_t] left = missing
-    cdef vector[int64_t] freed
-    cdef int64_t wanted = 0, evicted = 0
-    cdef int32_t group, component, free_slots = 0
-    _guard = Held(state.lock)
-    host.sweep()
-    if prefix.states is not None:
-        free_slots = prefix.states.slots.num_free_raw()
-    for group in range(prefix.num_lanes):
-        if prefix.components[group] == 0:
-            wanted = max(wanted, left[group])
-    freed.assign(<size_t>prefix.num_lanes, 0)
-    evicted += evict_saved(state, host, 0, wanted, freed, copy)
-    for group in range(prefix.num_lanes):
-        if prefix.components[group] > 0:
-            evicted += evict_saved(state, host, prefix.components[group], left[group] + freed[group], freed, copy)
-    if prefix.states is not None:
-        component = <int32_t>len(prefix.tree.components) - 1
-        wanted = left[prefix.num_lanes] - (prefix.states.slots.num_free_raw() - free_slots)
-        evicted += evict_saved(state, host, component, wanted, freed, copy)
-    return evicted
-
-
-cdef int64_t evict_saved(
-    CacheState state, HostIndex host, int32_t component, int64_t wanted, vector[int64_t]& freed, copy
-) except -1:
-    """Evict up to `wanted` blocks of a component, one node after the other, each after its path was copied."""
-    cdef int64_t evicted = 0, step
-    cdef int32_t node, count
-    while evicted < wanted:
-        node = state.prefix.tree.next_victim_raw(component, &count)
-        if node < 0:
-            break
-        save_path(state, host, node, copy)
-        step = evict(state.prefix, component, min(wanted - evicted, max(count, 1)), freed)
-        if step == 0:
-            break
-        evicted += step
-    return evicted
-
-
-cdef int save_path(CacheState state, HostIndex host, int32_t node, copy) except -1:
-    cdef Backup one = Backup.__new__(Backup)
-    one.state = state
-    one.host = host
-    try:
-        if not one.plan_victim(node):
-            one.release()
-        elif (one.num_blocks == 0 and one.state_blocks == 0) or not copy(one):
-            one.settle()  # also where the host has it all: it is the most recent there now
-    except BaseException:
-        one.release()
-        raise
-    return 0
 
 
 def options_of(Sequence sequence not None):

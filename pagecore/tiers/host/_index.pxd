@@ -19,6 +19,7 @@ cdef class HostIndex:
     cdef bint uses_hints                # the policy orders by values that sequences carry
     cdef public bint is_exclusive       # what the device has as well is evicted first
     cdef readonly int64_t block_size
+    cdef public object tail             # SpilledTail of a path that is still on the device; None for none
     cdef readonly object leases         # WeakSet of the Leases that hold blocks
     cdef readonly list lost             # receipts of holds that were collected without a release
     cdef readonly int64_t num_evicted_blocks

@@ -1,6 +1,6 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Listed
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,7 @@ from pagecore.index import BlockPool, RadixTree
 
 class HostIndex:
     is_exclusive: bool
+    tail: Any  # SpilledTail or None
     @property
     def tree(self) -> RadixTree: ...
     @property

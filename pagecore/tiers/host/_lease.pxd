@@ -33,5 +33,7 @@ cdef class PrefixKey:
 
 
 cdef PrefixKey prefix_key(int64_t block_size, const int32_t[::1] ids, object options)
+# Spans of a prefix as a tuple of (start, end, digest); None if it has none.
+cdef object spans_of(PrefixKey prefix, int64_t block_size)
 # A lease of `counts` blocks of each group, states last; None if they are short. The caller has made room.
 cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts)

@@ -113,6 +113,20 @@ cdef PrefixKey prefix_key(int64_t block_size, const int32_t[::1] ids, object opt
     return prefix
 
 
+cdef object spans_of(PrefixKey prefix, int64_t block_size):
+    """Return the spans of a prefix as a tuple of (start, end, digest); None if it has none."""
+    cdef size_t i
+    cdef bytes content
+    spans = {}
+    for i in range(prefix.marks.size()):
+        start = prefix.marks[i].block * block_size + prefix.marks[i].start
+        content = (<const char*> prefix.marks[i].digest.bytes.data())[:32]
+        kind = prefix.marks[i].digest.kind
+        digest = int.from_bytes(content, "little", signed=True) if kind < 0 else content[:kind]
+        spans[start] = start, prefix.marks[i].block * block_size + prefix.marks[i].end, digest
+    return tuple(spans.values()) or None
+
+
 cdef EntryLease take_lease(HostIndex index, const vector[int64_t]& counts):
     cdef EntryLease lease = EntryLease.__new__(EntryLease)
     cdef vector[vector[int32_t]] like

@@ -12,12 +12,12 @@ from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import Spans
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import require_int
-from pagecore.tiers.host import _lease, _promote
+from pagecore.tiers.host import _lease, _promote, _spill
 from pagecore.tiers.host.leases import Hold, Lease
-from pagecore.tiers.host.parts import TierParts
+from pagecore.tiers.host.spilling import SpillMethods
 
 
-class EntryMethods(TierParts):
+class EntryMethods(SpillMethods):
     """`HostTier.reserve`, `adopt` and `hold`."""
 
     def reserve(self, positions: Listed[ArrayLike]) -> Lease | None:
@@ -41,7 +41,11 @@ class EntryMethods(TierParts):
         places = [np.array(each, np.int64).reshape(-1) for each in positions]
         if len(places) != self.num_lanes:
             raise ShapeError(f"positions have {len(places)} lists; give one for each of {self.num_lanes} lanes")
-        inner = _lease.reserve(self._parts.state, self._index, [len(each) for each in places])
+        counts = [len(each) for each in places]
+        inner = _lease.reserve(self._parts.state, self._index, counts)
+        if inner is None and self._index.tail is not None:
+            _spill.drop_waiting(self._parts.state, self._index)
+            inner = _lease.reserve(self._parts.state, self._index, counts)
         return None if inner is None else Lease(inner, places, self.pool, self._release)
 
     def adopt(
@@ -97,4 +101,7 @@ class EntryMethods(TierParts):
         self._require_open()
         ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
         most = len(ids) if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
-        return Hold(_lease.hold(self._parts.state, self._index, ids, options, most), self.pool, self._release)
+        with Held(self._parts.state.lock):
+            self._publish_for(ids, options)
+            inner = _lease.hold(self._parts.state, self._index, ids, options, most)
+        return Hold(inner, self.pool, self._release)

@@ -9,7 +9,9 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import UnsupportedDtype
 from pagecore.tiers.host._backup import Backup as RunningBackup
+from pagecore.tiers.host.namespaces import namespace_of
 
 Spans = tuple[tuple[int, int, bytes | int], ...]
 
@@ -40,15 +42,23 @@ class Backup:
     error: str | None = None
 
     @classmethod
-    def of(cls, one: RunningBackup, error: str | None = None) -> Self:
-        """Return the record of a backup that has ended."""
+    def of(cls, one: RunningBackup, error: str | None = None) -> Self | None:
+        """Return the record of a backup that has ended; None if its namespace is known only inside of the process."""
+        if one.options is None:
+            key, spans = one.identity
+            try:
+                namespace = namespace_of(key)
+            except UnsupportedDtype:
+                return None
+        else:
+            namespace, spans = one.options.namespace, one.options.spans
         start = min(one.num_old_tokens, one.num_tokens)
         if one.state_tokens:  # the block at whose end it is counts as new
             start = min(start, one.state_tokens - one.block_size)
         return cls(
             tokens=one.tokens,
-            namespace=one.options.namespace,
-            spans=one.options.spans,
+            namespace=namespace,
+            spans=spans,
             start=start,
             stop=one.num_tokens,
             state_tokens=one.state_tokens,

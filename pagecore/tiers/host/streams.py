@@ -15,10 +15,12 @@ from pagecore.errors import UnsupportedOption
 from pagecore.storage import HostPool
 from pagecore.tiers.host._backup import Backup
 from pagecore.tiers.host._lease import EntryHold, release
+from pagecore.tiers.host._spill import SpilledPart
 from pagecore.tiers.host.arriving import LayerEvents
 from pagecore.tiers.host.copies import BlockCopies
 
 Pairs = list[NDArray[np.int32]]
+Saved = Backup | SpilledPart
 # Between two looks at an event while `drain` waits, in seconds.
 PAUSE = 0.0005
 
@@ -34,7 +36,7 @@ class Transfers(Protocol):
 
     @property
     def num_backups(self) -> int:
-        """Backups that run."""
+        """Pins of the host's tree that the backups which run have."""
 
     def stream_of(self, stream: int | None) -> int | None:
         """Return the stream of a caller's copies; None on the host."""
@@ -48,10 +50,10 @@ class Transfers(Protocol):
     def backup(self, backup: Backup) -> bool:
         """Copy to the host; return True if `poll` ends the backup."""
 
-    def spill(self, backup: Backup) -> bool:
+    def spill(self, backup: Saved) -> bool:
         """Copy blocks that the device is about to reuse to the host; return True if `poll` ends the backup."""
 
-    def poll(self) -> list[tuple[Backup, str | None]]:
+    def poll(self) -> list[tuple[Saved, str | None]]:
         """End what is done; return the backups among it, each with an error or None."""
 
     def drain(self, timeout: float | None) -> bool:
@@ -87,11 +89,12 @@ class HostTransfers:
         self.copies.run(backup.pairs, to_device=False)
         return False
 
-    def spill(self, backup: Backup) -> bool:
+    def spill(self, backup: Saved) -> bool:
         """Copy to the host; return False."""
-        return self.backup(backup)
+        self.copies.run(backup.pairs, to_device=False)
+        return False
 
-    def poll(self) -> list[tuple[Backup, str | None]]:
+    def poll(self) -> list[tuple[Saved, str | None]]:
         """Return an empty list."""
         return []
 
@@ -103,7 +106,7 @@ class HostTransfers:
 @dataclass(slots=True)
 class _Running:
     event: Event
-    backup: Backup | None = None
+    backup: Saved | None = None
     hold: EntryHold | None = None
 
 
@@ -142,8 +145,8 @@ class StreamTransfers:
 
     @property
     def num_backups(self) -> int:
-        """Backups that run."""
-        return sum(one.backup is not None for one in self._running)
+        """Pins of the host's tree that the backups which run have."""
+        return sum(one.backup.num_receipts for one in self._running if one.backup is not None)
 
     def is_ready(self) -> bool:
         """Return True once all of the host's memory is registered."""
@@ -189,7 +192,7 @@ class StreamTransfers:
         self._running.append(_Running(self._recorded(self._save), backup=backup))
         return True
 
-    def spill(self, backup: Backup) -> bool:
+    def spill(self, backup: Saved) -> bool:
         """Submit copies to the stream of the cache: later steps, which reuse the blocks, come after them."""
         stream = self._staging.stream
         self._staging.refuse_captured(stream)
@@ -203,7 +206,7 @@ class StreamTransfers:
         event.record(stream)
         return event
 
-    def poll(self) -> list[tuple[Backup, str | None]]:
+    def poll(self) -> list[tuple[Saved, str | None]]:
         """End the copies whose events have passed."""
         done = [one for one in self._running if one.event.is_done()]
         self._running = [one for one in self._running if one not in done]
@@ -229,8 +232,8 @@ class StreamTransfers:
         return True
 
 
-def _finish(backup: Backup) -> str | None:
-    """Publish a backup; return the error if the host's tree has no memory for it."""
+def _finish(backup: Saved) -> str | None:
+    """End a backup; return the error if the host's tree has no memory for it."""
     try:
         backup.finish()
     except Exception as error:

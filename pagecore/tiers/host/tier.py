@@ -19,7 +19,7 @@ from pagecore.index import POLICIES, BlockPool, RadixTree
 from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
 from pagecore.storage.checks import flag, require_int, shown
 from pagecore.storage.memory import Memory
-from pagecore.tiers.host import _backup, _lease, _promote
+from pagecore.tiers.host import _backup, _lease, _promote, _spill
 from pagecore.tiers.host._index import HostIndex
 from pagecore.tiers.host.copies import BlockCopies, check_io
 from pagecore.tiers.host.entries import EntryMethods
@@ -164,17 +164,6 @@ class HostTier(EntryMethods, CopyMethods):
         return self._parts.block_size
 
     @property
-    def is_exclusive(self) -> bool:
-        """True if the host first evicts what the device has as well, and promotions spill what the device evicts."""
-        return self._index.is_exclusive
-
-    @is_exclusive.setter
-    def is_exclusive(self, value: bool) -> None:
-        if value and self.policy != "lru":
-            raise UnsupportedOption(f"the policy is {self.policy!r}; a tier that is exclusive needs 'lru'")
-        self._index.is_exclusive = value
-
-    @property
     def tree_lanes(self) -> tuple[int, ...]:
         """The group of each lane of the tree: those without a window come first."""
         return self._index.lane_groups
@@ -224,8 +213,9 @@ class HostTier(EntryMethods, CopyMethods):
 
         Arguments and errors are those of `PagedKVCache.match_length`.
         """
-        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
-        return _promote.match_both(self._parts.state, self._index, ids, options, most)[1]
+        return self.match_both(
+            tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
+        )[1]
 
     def match_both(
         self,
@@ -238,7 +228,13 @@ class HostTier(EntryMethods, CopyMethods):
     ) -> tuple[int, int]:
         """Return the tokens of a prefix that the device has, and those that the host has; see `match`."""
         ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
-        return _promote.match_both(self._parts.state, self._index, ids, options, most)
+        return self.match_ids(ids, options, most)
+
+    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> tuple[int, int]:
+        """Do the work of `match_both`, with converted arguments."""
+        with Held(self._parts.state.lock):
+            self._publish_for(ids, options)
+            return _promote.match_both(self._parts.state, self._index, ids, options, most)
 
     def promote(
         self,
@@ -279,6 +275,7 @@ class HostTier(EntryMethods, CopyMethods):
             self._parts.saver.require_memory()
         spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
         try:
+            self._publish_for(ids, options)
             now, before, copied = _promote.promote(
                 self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
             )
@@ -344,39 +341,20 @@ class HostTier(EntryMethods, CopyMethods):
         self._counts["backups"] += 1
         self._counts["backed_up"] += one.num_blocks
         if not one.num_receipts:
-            self._ended.append(Backup.of(one))
+            self._note_published(one)
         return one.num_blocks
-
-    def spill(self, missing: Listed[int]) -> int:
-        """Evict blocks of the device in the order of its policy, each after its prefix was copied to the host.
-
-        `Tiers` calls it before a step that would evict them.
-
-        Parameters
-        ----------
-        missing : list of int
-            Blocks of each group of tokens to evict, and then state slots in a cache with states.
-
-        Returns
-        -------
-        int
-            Evicted blocks and states.
-        """
-        self._require_open()
-        if not self._transfers.is_ready():
-            return 0
-        return _backup.save_victims(self._parts.state, self._index, list(missing), self._transfers.spill)
 
     def poll(self) -> list[Backup]:
         """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
         with Held(self._parts.state.lock):
             for one, error in self._transfers.poll():
                 self._counts["failed"] += error is not None
-                if one.options is not None:  # spilled blocks have a namespace only as a key
-                    self._ended.append(Backup.of(one, error))
-            ended = list(self._ended)
+                ended = Backup.of(one, error) if isinstance(one, _backup.Backup) else None
+                if ended is not None:
+                    self._ended.append(ended)
+            records = list(self._ended)
             self._ended.clear()
-        return ended
+        return records
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
@@ -385,6 +363,11 @@ class HostTier(EntryMethods, CopyMethods):
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
         with Held(self._parts.state.lock):
+            if self._index.free(list(counts)):
+                return True
+            if self._index.tail is None:
+                return False
+            _spill.drop_waiting(self._parts.state, self._index)
             return self._index.free(list(counts))
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -392,6 +375,7 @@ class HostTier(EntryMethods, CopyMethods):
     def clear(self) -> int:
         """Evict everything that is not pinned; return the number of freed blocks."""
         with Held(self._parts.state.lock):
+            _spill.drop_waiting(self._parts.state, self._index)
             return self._index.clear()
 
     def stats(self) -> HostStats:
@@ -418,7 +402,10 @@ class HostTier(EntryMethods, CopyMethods):
     @property
     def num_leases(self) -> int:
         """Leases that were neither adopted nor released."""
-        return sum(one.is_held and not one.num_receipts for one in self._listed())
+        with Held(self._parts.state.lock):
+            tail = self._index.tail
+            waiting = 0 if tail is None else tail.num_leases
+            return sum(one.is_held and not one.num_receipts for one in self._listed()) - waiting
 
     @property
     def num_holds(self) -> int:

@@ -1,34 +1,29 @@
-"""Requests for prefixes: the handle of the caller, and the search and load that serve it.
-
-States of a request: searching -> loading -> ready, and from both of the first to late at the deadline.
-
-Q1: A request leaves `searching` when the stores whose answers matter have answered, or at its deadline.
-Q2: Host memory is taken after the look-up, in chunks; a chunk belongs to the stores until all its batches have ended.
-Q3: Chunks are published in order, after verification. The first entry that fails ends the prefix; chunks after it are
-    given back.
-Q4: The prefix that the host has is pinned from the beginning of the search until the request is released.
-Q5: What arrives after the deadline is published when it arrives; the request is retired when nothing is open.
-"""
+"""Request: the handle of a caller on a prefix that stores load."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from functools import partial
+from collections.abc import Hashable
 from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.tiers.manager.policy import PrefixPlanner, Wanted, chunks_of
-from pagecore.tiers.manager.port import Flags, HostSide, Lease, Positions, Reader, Spans
-from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.manager.port import Spans
 from pagecore.tiers.store import Keys
 
-__all__ = ["Load", "Request", "RequestState", "Surroundings"]
+__all__ = ["Request", "RequestState"]
 
 RequestState = Literal["searching", "loading", "ready", "late"]
-# Sources of an entry: an index of a store, or one of these.
-ABSENT, IN_HOST = -2, -1
+
+
+class Running(Protocol):
+    """The work of a request."""
+
+    def cancel(self) -> None:
+        """End the wait, and ask the stores for an early end."""
+
+    def release(self) -> None:
+        """End the pin on the prefix in the host."""
 
 
 class Request:
@@ -44,7 +39,7 @@ class Request:
     num_tokens : int
         Tokens of the prefix that device or host have, once the request has ended. With ranks, the shortest of all.
     num_host_tokens, num_device_tokens : int
-        Tokens that host and device had when the request was made.
+        Tokens that host and device had when the search began.
     loaded_tokens : dict
         Tokens that were loaded, by medium. A block counts for the farthest medium that one of its entries came from.
     is_retired : bool
@@ -72,7 +67,7 @@ class Request:
         self.is_retired = False
         self.error: str | None = None
         self.chain: Keys | None = None
-        self.load: Load | None = None
+        self.load: Running | None = None
 
     def cancel(self) -> None:
         """End the wait at the next poll, and ask the stores for an early end of what is open."""
@@ -91,346 +86,3 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({len(self.tokens)} tokens, {self.state}, {self.num_tokens} there)"
-
-
-class Surroundings(Protocol):
-    """The parts of a manager that a load uses."""
-
-    host: HostSide
-    ports: tuple[StorePort, ...]
-    planner: PrefixPlanner
-    min_tokens: int
-    chunk_bytes: int
-    agrees: bool
-
-    def device_tokens(self, request: Request, max_tokens: int) -> int:
-        """Return the tokens of the request that the device has, up to `max_tokens`."""
-
-    def keys(self, request: Request, lane: int, positions: Positions) -> Keys:
-        """Return the content keys of entries."""
-
-
-class _Chunk:
-    """Entries of a range of blocks, whose batches belong to one or more stores."""
-
-    def __init__(self, end: int, lease: Lease, positions: Sequence[Positions]) -> None:
-        self.end = end
-        self.lease: Lease | None = lease
-        self.positions = positions
-        self.ok = [np.zeros(len(lane), np.bool_) for lane in positions]
-        self.tickets: list[tuple[StorePort, int | None]] = []
-        self.num_open = 0
-
-    @property
-    def is_whole(self) -> bool:
-        return all(bool(lane.all()) for lane in self.ok)
-
-
-class Load:
-    """The search and the load of one request.
-
-    Parameters
-    ----------
-    around : Surroundings
-    request : Request
-    """
-
-    def __init__(self, around: Surroundings, request: Request) -> None:
-        self.around = around
-        self.request = request
-        self.cap = request.max_tokens
-        self.is_expired = False
-        self._pin: Reader | None = self._pinned()
-        self._count = request.max_tokens // around.planner.block_size
-        lanes = around.planner.num_lanes
-        self._searched: list[Positions] = [np.empty(0, np.int64)] * lanes
-        self._lookups: list[int | None] = []
-        self._answers: list[list[Flags] | None] = [None] * len(around.ports)
-        self._num_unanswered = 0
-        self._sources = [np.full(self._count, ABSENT, np.int64) for _ in range(lanes)]
-        self._chosen: list[NDArray[np.int64]] | None = None
-        self._chunks: list[_Chunk] = []
-        self._is_broken = False
-        request.load = self
-        request.num_host_tokens = self._usable(request.max_tokens)
-        request.num_device_tokens = around.device_tokens(request, request.max_tokens)
-        request.num_tokens = self._reach()
-
-    # -- search --------------------------------------------------------------------------------------------------
-
-    def search(self) -> None:
-        """Look the missing entries up in every store, one batch each, unless too few tokens are missing."""
-        there = max(self.request.num_host_tokens, self.request.num_device_tokens)
-        missing = self._count * self.around.planner.block_size - there
-        if missing <= 0 or not self.around.ports or (missing < self.around.min_tokens and not self.around.agrees):
-            self._chosen = self._sources
-            return
-        first = self.request.num_host_tokens // self.around.planner.block_size
-        assert self._pin is not None
-        for lane, source in enumerate(self._sources):
-            positions, _ = self._pin.entries(lane)
-            source[positions[positions < self._count]] = IN_HOST
-            absent = np.flatnonzero(source == ABSENT)
-            self._searched[lane] = absent[absent >= first].astype(np.int64)
-        keys = np.concatenate([self.around.keys(self.request, lane, self._searched[lane]) for lane in self._lanes])
-        if not len(keys):
-            self._chosen = self._sources
-            return
-        self._num_unanswered = len(self.around.ports)
-        for port in self.around.ports:
-            self._lookups.append(port.lookup(keys, partial(self._answered, port)))
-
-    def _answered(self, port: StorePort, ok: Flags, error: str | None) -> None:
-        self._num_unanswered -= 1
-        self._note(error)
-        found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
-        self._answers[port.index] = found
-        if self._chosen is not None:
-            self._unlock(port, found)
-
-    @property
-    def _lanes(self) -> range:
-        return range(len(self._sources))
-
-    def _assigned(self) -> tuple[list[NDArray[np.int64]], bool]:
-        """Return the nearest source of each entry, and True if further answers cannot change it."""
-        sources = [lane.copy() for lane in self._sources]
-        for answer, port in zip(self._answers, self.around.ports, strict=True):
-            if answer is None:
-                searched = zip(sources, self._searched, strict=True)
-                return sources, not any(bool((lane[places] == ABSENT).any()) for lane, places in searched)
-            for lane, places, found in zip(sources, self._searched, answer, strict=True):
-                new = places[found]
-                lane[new[lane[new] == ABSENT]] = port.index
-        return sources, True
-
-    def _longest(self, sources: Sequence[NDArray[np.int64]], cap: int) -> Wanted:
-        there = [lane != ABSENT for lane in sources]
-        return self.around.planner.longest(self.request.tokens, there, cap)
-
-    # -- what the stage could end with ---------------------------------------------------------------------------
-
-    @property
-    def is_over(self) -> bool:
-        """True if no store holds memory or entries for the request."""
-        return self._num_unanswered == 0 and not self._chunks
-
-    def offer(self) -> int | None:
-        """Return the tokens with which the stage can end, up to `cap`; None if it has to go on."""
-        self.publish()
-        if self.request.state == "searching":
-            return self._offer_of_search()
-        if self.request.state == "loading" and (self.is_expired or not self._chunks):
-            return self._reach()
-        return None
-
-    def _offer_of_search(self) -> int | None:
-        if self._chosen is not None or self.is_expired:
-            return self._reach()
-        sources, is_settled = self._assigned()
-        if not is_settled:
-            return None
-        return max(self._longest(sources, self.cap).num_tokens, self._reach())
-
-    def settle(self, num_tokens: int) -> bool:
-        """End the stage with a prefix of `num_tokens` tokens; return True if the request has ended with it."""
-        request = self.request
-        if request.state == "searching":
-            if self._chosen is None:
-                self._choose(num_tokens)
-            if self._chunks or self.around.agrees:  # ranks end both stages together
-                request.state = "loading"
-                return False
-            num_tokens = self._reach()
-        request.num_tokens = num_tokens
-        request.state = "late" if self.is_expired else "ready"
-        self._count_loaded()
-        return True
-
-    def expire(self) -> None:
-        """End the wait: the stage ends with what there is."""
-        self.is_expired = True
-
-    def cancel(self) -> None:
-        """End the wait, and ask the stores for an early end of all batches."""
-        self.expire()
-        for port, ticket in zip(self.around.ports, self._lookups, strict=False):
-            port.cancel(ticket)
-        for chunk in self._chunks:
-            self._cancel_chunk(chunk)
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if the load pins a prefix in the host."""
-        return self._pin is not None
-
-    @property
-    def num_batches(self) -> int:
-        """Number of look-ups and loads that the stores have not ended."""
-        return self._num_unanswered + sum(chunk.num_open for chunk in self._chunks)
-
-    @property
-    def num_leases(self) -> int:
-        """Number of chunks whose memory belongs to stores."""
-        return len(self._chunks)
-
-    def release(self) -> None:
-        """End the pin on the prefix in the host."""
-        if self._pin is not None:
-            self._pin.release()
-            self._pin = None
-
-    # -- load ----------------------------------------------------------------------------------------------------
-
-    def _choose(self, num_tokens: int) -> None:
-        """Begin to load a prefix, give up the holds of all entries that are not loaded, and end the search."""
-        sources, _ = self._assigned()
-        self._chosen = [np.full(self._count, ABSENT, np.int64) for _ in self._lanes]
-        gained = num_tokens - self._reach()
-        if not self.is_expired and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):
-            wanted = self._longest(sources, num_tokens)
-            while wanted.num_tokens > self._usable(self.cap):
-                end = self._reserve(wanted, sources)
-                if end >= wanted.num_tokens:
-                    self._submit_all(sources)
-                    break
-                wanted = self._longest(sources, end)
-        for port, found in zip(self.around.ports, self._answers, strict=True):
-            if found is not None:
-                self._unlock(port, found)
-
-    def _reserve(self, wanted: Wanted, sources: Sequence[NDArray[np.int64]]) -> int:
-        """Take host memory for all chunks of a prefix, or for none; return the tokens for which there was memory."""
-        size = self.around.planner.block_size
-        missing = [lane[source[lane] >= 0] for lane, source in zip(wanted.positions, sources, strict=True)]
-        for begin, end in chunks_of(missing, self.around.host.payload_bytes, self.around.chunk_bytes):
-            positions = [lane[(lane >= begin) & (lane < end)] for lane in missing]
-            lease = self.around.host.reserve(positions)
-            if lease is None:
-                for chunk in self._chunks:
-                    self._give_back(chunk)
-                self._chunks.clear()
-                return begin * size
-            self._chunks.append(_Chunk(end * size, lease, positions))
-        return wanted.num_tokens
-
-    def _submit_all(self, sources: Sequence[NDArray[np.int64]]) -> None:
-        assert self._chosen is not None
-        for chunk in self._chunks:
-            for lane, positions in enumerate(chunk.positions):
-                self._chosen[lane][positions] = sources[lane][positions]
-            for port in self.around.ports:
-                self._submit(chunk, port)
-
-    def _submit(self, chunk: _Chunk, port: StorePort) -> None:
-        """Load the entries of a chunk that come from one store, as one batch."""
-        assert self._chosen is not None
-        assert chunk.lease is not None
-        keys, pieces, picked = [], [], []
-        for lane, positions in enumerate(chunk.positions):
-            mine = np.flatnonzero(self._chosen[lane][positions] == port.index)
-            if len(mine):
-                keys.append(self.around.keys(self.request, lane, positions[mine]))
-                pieces.append(chunk.lease.pieces(lane)[mine])
-                picked.append((lane, mine))
-        if not keys:
-            return
-
-        def ended(ok: Flags, error: str | None) -> None:
-            chunk.num_open -= 1
-            self._note(error)
-            begin = 0
-            for lane, mine in picked:
-                chunk.ok[lane][mine] = ok[begin : begin + len(mine)]
-                begin += len(mine)
-
-        chunk.num_open += 1
-        wanted = np.concatenate(keys)
-        ticket = port.load(wanted, np.ascontiguousarray(np.concatenate(pieces)), ended)
-        if ticket is None:  # the holds end with a load, which there is not
-            port.unlock(wanted)
-        chunk.tickets.append((port, ticket))
-
-    def publish(self) -> None:
-        """Publish the chunks that have ended, in order; give back those after a failure."""
-        if self._is_broken:
-            for chunk in [chunk for chunk in self._chunks if not chunk.num_open]:
-                self._give_back(chunk)
-                self._chunks.remove(chunk)
-            return
-        while self._chunks and not self._chunks[0].num_open:
-            chunk = self._chunks.pop(0)
-            is_whole = chunk.is_whole
-            self._adopt(chunk)
-            if not is_whole:
-                self._is_broken = True
-                for later in self._chunks:
-                    self._cancel_chunk(later)
-                self.publish()
-                return
-
-    def _adopt(self, chunk: _Chunk) -> None:
-        request, lease = self.request, chunk.lease
-        assert lease is not None
-        chunk.lease = None
-        self.around.host.adopt(
-            lease, request.tokens[: chunk.end], namespace=request.namespace, spans=request.spans, ok=chunk.ok
-        )
-        if self._pin is not None:  # not released by the caller
-            longer = self._pinned()
-            self._pin.release()
-            self._pin = longer
-
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _pinned(self) -> Reader:
-        request = self.request
-        return self.around.host.hold(
-            request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=request.max_tokens
-        )
-
-    def _usable(self, most: int) -> int:
-        """Return the tokens that the host can promote."""
-        request = self.request
-        return self.around.host.match(request.tokens, namespace=request.namespace, spans=request.spans, max_tokens=most)
-
-    def _reach(self) -> int:
-        """Return the tokens that host or device have, up to `cap`."""
-        return max(self._usable(self.cap), self.around.device_tokens(self.request, self.cap))
-
-    def _unlock(self, port: StorePort, found: Sequence[Flags]) -> None:
-        """Give up the holds of the entries that a store found and that are not loaded from it."""
-        assert self._chosen is not None
-        keys = []
-        for lane, flags in enumerate(found):
-            positions = self._searched[lane][flags]
-            unused = positions[self._chosen[lane][positions] != port.index]
-            if len(unused):
-                keys.append(self.around.keys(self.request, lane, unused))
-        if keys:
-            port.unlock(np.concatenate(keys))
-
-    def _cancel_chunk(self, chunk: _Chunk) -> None:
-        for port, ticket in chunk.tickets:
-            port.cancel(ticket)
-
-    def _give_back(self, chunk: _Chunk) -> None:
-        if chunk.lease is not None:
-            chunk.lease.release()
-            chunk.lease = None
-
-    def _note(self, error: str | None) -> None:
-        if error is not None:
-            self.request.error = error
-
-    def _count_loaded(self) -> None:
-        """Count the tokens of the request that came from each medium."""
-        request, size = self.request, self.around.planner.block_size
-        if self._chosen is None:
-            return
-        first, last = request.num_host_tokens // size, min(request.num_tokens, self._usable(self.cap)) // size
-        furthest = np.max(np.stack([lane[first:last] for lane in self._chosen]), axis=0, initial=ABSENT)
-        for port in self.around.ports:
-            count = int((furthest == port.index).sum())
-            if count:
-                request.loaded_tokens[port.medium] = request.loaded_tokens.get(port.medium, 0) + count * size

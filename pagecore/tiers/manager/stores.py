@@ -6,6 +6,7 @@ import select
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from threading import RLock
 from typing import Protocol
 
@@ -14,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
+from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import HostSide, Positions, Prefix, Spans
-from pagecore.tiers.manager.requests import Load, Request
+from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.stats import RequestStats
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.manager.writes import Writer
@@ -66,6 +68,8 @@ class StoreSide:
         Seconds after the end of a request for which its prefix stays pinned in the host, unless it is released.
     agree : callable, optional
         Elementwise minimum over ranks; see `Tiers`.
+    copies_nearer : bool
+        Entries that a store loads are written to the stores before it.
     clock : callable
         Returns the time in seconds.
     """
@@ -83,6 +87,7 @@ class StoreSide:
         chunk_bytes: int = CHUNK_BYTES,
         pin_seconds: float = PIN_SECONDS,
         agree: Agree | None = None,
+        copies_nearer: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if stores and fingerprint is None:
@@ -99,6 +104,7 @@ class StoreSide:
         self._cache = cache
         self._fingerprint = fingerprint
         self._agree = agree
+        self._copies_nearer = copies_nearer
         self._clock = clock
         self._pin_seconds = pin_seconds
         self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
@@ -140,8 +146,12 @@ class StoreSide:
                 request.chain = self._chain(ids[:most], namespace, spans)
             load = Load(self, request)
             self._num_requests += 1
+            leader = None if self.agrees else self._leader_of(load)
             self._open.append(load)
-            load.search()
+            if leader is None:
+                load.search()
+            else:
+                load.wait_for(leader)
             if not self.agrees:
                 self._advance()
             return request
@@ -285,6 +295,23 @@ class StoreSide:
         assert self._fingerprint is not None
         return content_chain(self._fingerprint, tokens, namespace=namespace, spans=spans)
 
+    def _leader_of(self, load: Load) -> Load | None:
+        """Return the newest older request that loads the first block which a request lacks."""
+        return next((one for one in reversed([*self._retiring, *self._open]) if load.lacks_what(one)), None)
+
+    def _copy_nearer(self, load: Load) -> None:
+        """Write what a request has loaded to the stores that are nearer than its source."""
+        request = load.request
+        if not self._copies_nearer or request.chain is None or len(self.ports) < 2:
+            return
+        lanes = range(len(self.host.payload_bytes))
+        for port in self.ports[:-1]:
+            wanted = [np.flatnonzero(load.sources(lane) > port.index) for lane in lanes]
+            if any(map(len, wanted)):
+                self._writer.copy(
+                    request.tokens, request.namespace, request.spans, wanted, partial(self.keys, request), port
+                )
+
     def _write(self, prefix: Prefix) -> int:
         tokens, spans = prefix.tokens[: prefix.stop], prefix.spans
         try:
@@ -355,6 +382,8 @@ class StoreSide:
         for load in self._retiring:
             load.publish()
             load.request.is_retired = load.is_over
+            if load.is_over:
+                self._copy_nearer(load)
         self._retiring = [load for load in self._retiring if not load.is_over]
         for end, load in self._pinned:
             if now >= end:

@@ -15,11 +15,11 @@ from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
-from pagecore.cache.step._plan import lacked, shortage
+from pagecore.cache.step._plan import lacked, lacked_slots, shortage
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.guard import Guard
-from pagecore.tiers.host import _backup, _promote
+from pagecore.tiers.host import _backup
 from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -147,6 +147,7 @@ class Tiers:
                 min_tokens=self.min_tokens,
                 pin_seconds=pin_seconds,
                 agree=agree,
+                copies_nearer=write != "explicit",
             )
         except BaseException:
             parts.state.observer = None
@@ -312,11 +313,14 @@ class Tiers:
 
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
         """Save what a step will evict, if the step has room."""
-        if self.write != "on_evict" or any(shortage(self._parts.state, sequences, counts)):
-            return
-        missing = lacked(self._parts.state, sequences, counts)
-        if any(missing):
-            with suppress(PagecoreError):  # the step evicts what is left
+        if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):
+            state = self._parts.state
+            self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
+
+    def evicting(self, missing: list[int]) -> None:
+        """Save what an operation will evict: blocks of each group, and state slots after them."""
+        if self.write == "on_evict" and any(missing):
+            with suppress(PagecoreError):  # the operation evicts what is left
                 self.host.spill(missing)
             self._write()
 
@@ -336,7 +340,7 @@ class Tiers:
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""
-        device, host = _promote.match_both(self._parts.state, self.host._index, ids, options, most)
+        device, host = self.host.match_ids(ids, options, most)
         return host if host - device >= max(self.min_tokens, 1) else device
 
     def settling(self) -> None:

@@ -74,13 +74,43 @@ class Writer:
             is_new = (places >= start) | (lane >= self._num_groups)
             positions.append(places[is_new])
             pieces.append(where[is_new])
+        return self._submit(reader, positions, pieces, keys, self._ports)
+
+    def copy(
+        self,
+        tokens: NDArray[np.int32],
+        namespace: Hashable,
+        spans: Spans | None,
+        wanted: Sequence[Positions],
+        keys: Callable[[int, Positions], Keys],
+        port: StorePort,
+    ) -> int:
+        """Write the entries at the `wanted` positions of each lane to one store, as far as the host has them."""
+        reader = self._host.hold(tokens, namespace=namespace, spans=spans)
+        positions: list[Positions] = []
+        pieces: list[Pieces] = []
+        for lane, chosen in enumerate(wanted):
+            places, where = reader.entries(lane)
+            is_wanted = np.isin(places, chosen)
+            positions.append(places[is_wanted])
+            pieces.append(where[is_wanted])
+        return self._submit(reader, positions, pieces, keys, [port])
+
+    def _submit(
+        self,
+        reader: Reader,
+        positions: Sequence[Positions],
+        pieces: Sequence[Pieces],
+        keys: Callable[[int, Positions], Keys],
+        ports: Sequence[StorePort],
+    ) -> int:
         self._open[reader] = 1  # this call
         count = sum(map(len, positions))
         for begin, end in chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []:
             picked = [(lane >= begin) & (lane < end) for lane in positions]
             entries = np.concatenate([keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
             memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
-            for port in self._ports:
+            for port in ports:
                 self._open[reader] += 1
                 port.save(entries, memory, lambda _ok, _error: self._ended(reader))
         self._ended(reader)

@@ -238,45 +238,6 @@ def test_a_failed_copy_is_counted_and_costs_only_hits(monkeypatch):
     tiers.close()
 
 
-def chats(seed, count, chats, most):
-    """Yield prompts of chats that grow by a turn each time they are asked."""
-    random = np.random.default_rng(seed)
-    histories = {}
-    for _ in range(count):
-        chat = int(random.zipf(1.3)) % chats
-        history = histories.setdefault(chat, [chat * 1000])
-        history += random.integers(1, 2**30, int(random.integers(1, 12))).tolist()
-        yield np.array(history, np.int32)
-        if len(history) > most:
-            del histories[chat]
-
-
-@pytest.mark.parametrize(("device", "host"), [(1000, 3000), (2000, 1000)])
-def test_a_spilling_tier_hits_like_one_lru_of_both_sizes(device, host):
-    hits = []
-    for sizes in [(device, host), (device + host, 0)]:
-        cache = cached(sizes[0] + 1, block_size=1, max_sequences=2)
-        tiers = None
-        if sizes[1]:
-            tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), write="on_evict", min_tokens=1)
-        hits.append(sum(serve(cache, ids) for ids in chats(0, 3000, 400, 200)))
-        if tiers is not None:
-            tiers.check_invariants()
-            tiers.close()
-    assert hits[0] == pytest.approx(hits[1], rel=0.01)
-
-
-def test_a_copying_tier_hits_like_one_lru_of_its_own_size():
-    hits = []
-    for sizes in [(300, 900), (900, 0)]:
-        cache = cached(sizes[0] + 1, block_size=1, max_sequences=2)
-        tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), min_tokens=1) if sizes[1] else None
-        hits.append(sum(serve(cache, ids) for ids in chats(0, 800, 200, 150)))
-        if tiers is not None:
-            tiers.close()
-    assert hits[0] == hits[1]
-
-
 def test_second_hits_are_copied_from_the_second_prompt_on():
     cache = cached(40)
     tiers = Tiers(cache, HostTier(cache, num_blocks=40), write="second_hit", min_tokens=1)

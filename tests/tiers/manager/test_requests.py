@@ -451,3 +451,94 @@ def test_ranks_agree_on_the_shortest_prefix(world, stops):
     with ThreadPoolExecutor(2) as pool:
         requests = list(pool.map(serve, worlds))
     assert [request.num_tokens for request in requests] == [min(stops)] * 2
+
+
+def test_equal_requests_load_once(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    first, second = w.side.request(PROMPT), w.side.request(PROMPT)
+    assert len(w.stores[0].batches) == 1
+    w.stores[0].finish()  # the look-up
+    assert w.side.poll() == []
+    assert [batch[0] for batch in w.stores[0].batches.values()] == ["load"]
+    w.stores[0].finish_all()
+    assert w.side.poll() == [first, second]
+    assert [(one.state, one.num_tokens) for one in (first, second)] == [("ready", 24)] * 2
+    assert first.loaded_tokens
+    assert second.loaded_tokens == {}
+    first.release()
+    second.release()
+
+
+def test_a_longer_request_loads_what_an_older_one_does_not(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    first, second = w.side.request(PROMPT, max_tokens=12), w.side.request(PROMPT)
+    for _ in range(4):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert (first.num_tokens, second.num_tokens) == (12, 24)
+    assert (sum(first.loaded_tokens.values()), sum(second.loaded_tokens.values())) == (12, 12)
+    first.release()
+    second.release()
+
+
+@pytest.mark.parametrize("ends", ["fails", "cancelled", "late"])
+def test_a_request_that_waited_searches_after_the_older_one_ended_short(world, ends):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    first = w.side.request(PROMPT, deadline=1.0)
+    second = w.side.request(PROMPT)
+    w.stores[0].finish()
+    w.side.poll()
+    if ends == "cancelled":
+        first.cancel()
+    if ends == "late":
+        w.clock.now = 2.0
+        w.side.poll()
+        assert first.state == "late"
+    w.stores[0].finish(fails=range(100) if ends == "fails" else ())
+    for _ in range(3):
+        w.side.poll()
+        w.stores[0].finish_all()
+    assert (second.state, second.num_tokens) == ("ready", 24)
+    first.release()
+    second.release()
+
+
+def test_the_deadline_of_a_request_that_waits_holds(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    first, second = w.side.request(PROMPT), w.side.request(PROMPT, deadline=1.0)
+    w.clock.now = 2.0
+    assert w.side.poll() == [second]
+    assert (second.state, second.num_tokens, second.is_retired) == ("late", 0, True)
+    for _ in range(3):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert first.num_tokens == 24
+    first.release()
+
+
+def test_prompts_that_differ_do_not_wait_for_each_other(world):
+    w = world()
+    other = np.concatenate([PROMPT[:4] + 500, PROMPT[4:]])
+    first, second, third = w.side.request(PROMPT), w.side.request(other), w.side.request(PROMPT, namespace="n")
+    assert len(w.stores[0].batches) == 3
+    w.stores[0].finish_all()
+    assert w.side.poll() == [first, second, third]
+
+
+def test_entries_of_a_far_store_are_copied_to_the_nearer_ones(world):
+    w = world(3)
+    put(w.stores[1], w.host, PROMPT, stop=12)
+    put(w.stores[2], w.host, PROMPT)
+    request = w.side.request(PROMPT)
+    for _ in range(4):
+        for store in w.stores:
+            store.finish_all()
+        w.side.poll()
+    assert request.num_tokens == 24
+    assert w.stores[0].entries == w.stores[2].entries
+    assert w.stores[1].entries == w.stores[2].entries
+    request.release()

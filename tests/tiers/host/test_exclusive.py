@@ -1,0 +1,198 @@
+"""Tiers that keep what the device evicts: hits like one LRU of both sizes, every eviction saved, stores written."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, PagedKVCache
+from pagecore.cache import SwapSpace
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.tiers import Tiers
+from tests.tiers.events.following import FULL, STATE
+from tests.tiers.host.test_host_tier import cached, serve
+from tests.tiers.memory_store import MemoryStore
+
+SPANS = [(1, 7, b"cat"), (9, 11, -5)]
+
+
+def chats(seed, count, chats, most):
+    """Yield prompts of chats that grow by a turn each time they are asked."""
+    random = np.random.default_rng(seed)
+    histories = {}
+    for _ in range(count):
+        chat = int(random.zipf(1.3)) % chats
+        history = histories.setdefault(chat, [7, 7, 7, 7, chat * 1000])
+        history += random.integers(1, 2**30, int(random.integers(1, 12))).tolist()
+        yield np.array(history, np.int32)
+        if len(history) > most:
+            del histories[chat]
+
+
+def plain_lru(prompts, num_blocks, block_size):
+    """Return the hit tokens of one LRU list of blocks, which gives up the end of a prefix before its beginning."""
+    kept, hits = OrderedDict(), 0
+    for ids in prompts:
+        keys = [ids[:end].tobytes() for end in range(block_size, len(ids) + 1, block_size)]
+        reusable = keys[: (len(ids) - 1) // block_size]
+        found = next((index for index, key in enumerate(reusable) if key not in kept), len(reusable))
+        hits += found * block_size
+        for key in reversed(keys):
+            kept[key] = True
+            kept.move_to_end(key)
+        while len(kept) > num_blocks:
+            kept.popitem(last=False)
+    return hits
+
+
+@pytest.mark.parametrize(
+    ("block_size", "device", "host"),
+    [(1, 1000, 3000), (1, 2000, 1000), (1, 300, 900), (4, 250, 750), (4, 500, 250), (16, 100, 300), (16, 60, 500)],
+)
+def test_a_spilling_tier_hits_like_one_lru_of_both_sizes(block_size, device, host):
+    prompts = list(chats(0, 1500, 400, 200))
+    cache = cached(device + 1, block_size=block_size, max_sequences=2)
+    with Tiers(cache, HostTier(cache, num_blocks=host + 1), write="on_evict", min_tokens=1) as tiers:
+        hits = sum(serve(cache, ids) for ids in prompts)
+        tiers.check_invariants()
+        assert hits == pytest.approx(plain_lru(prompts, device + host, block_size), rel=0.01)
+
+
+def test_a_copying_tier_hits_like_one_lru_of_its_own_size():
+    hits = []
+    for sizes in [(300, 900), (900, 0)]:
+        cache = cached(sizes[0] + 1, block_size=1, max_sequences=2)
+        tiers = Tiers(cache, HostTier(cache, num_blocks=sizes[1] + 1), min_tokens=1) if sizes[1] else None
+        hits.append(sum(serve(cache, ids) for ids in chats(0, 800, 200, 150)))
+        if tiers is not None:
+            tiers.close()
+    assert hits[0] == hits[1]
+
+
+def spilling(num_blocks=9, host=41, **options):
+    cache = cached(num_blocks, **options)
+    return cache, Tiers(cache, HostTier(cache, num_blocks=host), write="on_evict", min_tokens=1)
+
+
+def test_the_end_of_a_path_waits_for_its_beginning():
+    cache, tiers = spilling()
+    serve(cache, range(32))  # fills the device
+    serve(cache, range(100, 112))  # takes the last three blocks of the first prompt
+    assert tiers.host.stats().num_cached_blocks == 0
+    assert (tiers.host._index.tail.num_device_tokens, len(tiers.host._index.tail.tokens)) == (20, 32)
+    assert tiers.host.num_leases == 0
+    tiers.check_invariants()
+    serve(cache, range(200, 220))  # the rest of it
+    assert tiers.host.stats().num_cached_blocks == 8
+    assert serve(cache, range(32)) == 28
+    tiers.check_invariants()
+    tiers.close()
+
+
+def test_a_prompt_publishes_the_end_that_it_asks_for():
+    cache, tiers = spilling()
+    serve(cache, range(32))
+    serve(cache, range(100, 112))
+    assert cache.match_length(range(23)) == 20
+    assert tiers.host._index.tail is not None, "the device has all of it"
+    assert cache.match_length([*range(20), 5, 5, 5, 5, 5]) == 20
+    assert tiers.host._index.tail is not None, "another prompt"
+    assert cache.match_length(range(32)) == 28
+    assert tiers.host._index.tail is None
+    tiers.check_invariants()
+    tiers.close()
+
+
+def test_a_small_host_keeps_the_beginning_of_a_long_path():
+    cache, tiers = spilling(host=5)
+    serve(cache, range(32))
+    serve(cache, range(100, 132))
+    assert tiers.host.match(range(33)) == 16
+    tiers.check_invariants()
+    tiers.close()
+
+
+def test_an_end_that_waits_makes_room_for_loads_and_swaps():
+    cache, tiers = spilling(host=5)
+    serve(cache, range(32))
+    serve(cache, range(100, 116))
+    assert tiers.host._index.tail is not None
+    assert tiers.host.make_room([4])
+    assert tiers.host._index.tail is None
+    serve(cache, range(200, 208))
+    with tiers.host.reserve([range(4)]) as lease:
+        assert len(lease.blocks[0]) == 4
+    tiers.close()
+
+
+def test_swapping_in_saves_what_it_evicts():
+    cache, tiers = spilling()
+    space = SwapSpace(cache, num_blocks=9)
+    sequence = cache.add_sequence(range(24))
+    cache.commit(cache.prepare([sequence], 24))
+    cache.swap_out(sequence, space)
+    cache.clear_prefix_cache()
+    serve(cache, range(100, 132))
+    cache.swap_in(sequence)
+    assert tiers.host.match(range(100, 133)) == 32
+    tiers.check_invariants()
+    cache.remove(sequence)
+    tiers.close()
+
+
+def test_compacting_saves_what_it_evicts():
+    cache, tiers = spilling(max_sequences=2)
+    serve(cache, range(100, 112))
+    sequence = cache.add_sequence(range(20))
+    cache.commit(cache.prepare([sequence], 20))
+    shared = cache.fork(sequence)
+    cache.compact(sequence, list(range(0, 20, 2)))
+    assert tiers.host.match(range(100, 113)) == 12
+    cache.remove(sequence)
+    cache.remove(shared)
+    tiers.close()
+
+
+def test_states_that_a_step_evicts_are_saved():
+    cache = PagedKVCache([FULL, STATE], block_size=4, num_blocks=40, num_states=5, max_sequences=1, device="none")
+    tiers = Tiers(cache, HostTier(cache, num_blocks=80, num_states=40), write="on_evict", min_tokens=1)
+    for start in range(0, 500, 100):
+        serve(cache, range(start, start + 16))
+    assert tiers.host._index.num_cached() > 0
+    assert sum(serve(cache, range(start, start + 20)) for start in range(0, 500, 100)) >= 64
+    tiers.check_invariants()
+    tiers.close()
+
+
+@pytest.mark.parametrize("namespace", [None, "tenant", ("tenant", 7, b"x", -2.5, None, True, ("in",), 2**70)])
+def test_spilled_prefixes_reach_the_stores_under_their_own_keys(namespace):
+    store = MemoryStore()
+    cache = PagedKVCache(AttentionSpec(1, 8, dtype="float32"), num_blocks=9, block_size=4)
+    fingerprint = Fingerprint.of(cache, model="m")
+    host = HostTier(cache, num_blocks=41)
+    with Tiers(cache, host, [store], fingerprint=fingerprint, write="on_evict", min_tokens=1) as tiers:
+        serve(cache, range(32), namespace=namespace, spans=SPANS)
+        assert not store.data
+        serve(cache, range(100, 132))
+        tiers.drain()
+        assert len(store.data) >= 8
+        cache.clear_prefix_cache()
+        host.clear()
+        request = tiers.wait(tiers.request(range(33), namespace=namespace, spans=SPANS), 20.0)
+        assert request.num_tokens == 32
+        assert tiers.wait(tiers.request(range(33)), 20.0).num_tokens == 0
+        request.release()
+
+
+def test_namespaces_of_the_process_stay_in_it():
+    store = MemoryStore()
+    cache = PagedKVCache(AttentionSpec(1, 8, dtype="float32"), num_blocks=9, block_size=4)
+    fingerprint = Fingerprint.of(cache, model="m")
+    host = HostTier(cache, num_blocks=41)
+    with Tiers(cache, host, [store], fingerprint=fingerprint, write="on_evict", min_tokens=1) as tiers:
+        serve(cache, range(32), namespace=frozenset([1]))
+        serve(cache, range(100, 132), namespace=frozenset([2]))
+        tiers.drain()
+        assert not store.data
+        assert host.match(range(33), namespace=frozenset([1])) == 32
