@@ -50,9 +50,11 @@ def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
     prompts: list[Run] = []
     for run in roster.running:
         (prompts if run.prefilling else decodes).append(run)
+    # `Run.sequence` checks what R2 promises for running runs.
     if roster.steps:
-        decodes = [run for run in decodes if run.sequence.num_tokens + 1 < run.last_length]
-    rows = StepRows(decodes, [run.sequence for run in decodes], [1] * len(decodes), len(decodes))
+        decodes = [run for run in decodes if run.held.num_tokens + 1 < run.last_length]  # type: ignore[union-attr]
+    sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
+    rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes))
     budget = min(limits.budget - len(decodes), limits.prefill_tokens)
     for run in prompts:
         if not budget:
