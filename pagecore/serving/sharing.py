@@ -29,7 +29,7 @@ class SharedPrompts:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks: dict[Key, Run] = {}
+        self._blocks: set[Key] = set()
         # Most steps admit one run, which is compared with nothing: keys are made when a second one asks.
         self._unread: list[tuple[Run, int]] = []
 
@@ -37,20 +37,20 @@ class SharedPrompts:
         """Note that the step computes `count` tokens of a prompt."""
         self._unread.append((run, run.sequence.num_computed_tokens + count))
 
-    def find(self, run: Run) -> Run | None:
-        """Return a run of this step for whose next block `run`, which is pinned, should wait; None if there is none."""
+    def should_wait(self, run: Run) -> bool:
+        """Return True if the step computes the next block of `run`, which is pinned, and it has not waited for it."""
         if not self._unread and not self._blocks:
-            return None
+            return False
         cached = run.sequence.num_computed_tokens
         # A sequence reuses at most the blocks before its last token.
         if cached <= run.shared_at or self._end(cached) >= len(run.tokens):
-            return None
+            return False
         for other, end in self._unread:
             computed = other.sequence.num_computed_tokens
             if self._end(computed) <= end:
-                self._blocks.setdefault(self._key(other, computed), other)
+                self._blocks.add(self._key(other, computed))
         self._unread.clear()
-        return self._blocks.get(self._key(run, cached))
+        return self._key(run, cached) in self._blocks
 
     def _end(self, computed: int) -> int:
         return (computed // self._block_size + 1) * self._block_size
