@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedPrompts"]
 
+# Namespace, and bytes of the tokens up to the end of a block.
 Key = tuple[Hashable, bytes]
 
 
@@ -32,10 +33,17 @@ class SharedPrompts:
         self._blocks: set[Key] = set()
         # Most steps admit one run, which is compared with nothing: keys are made when a second one asks.
         self._unread: list[tuple[Run, int]] = []
+        self._asked: tuple[Run, Key] | None = None
 
     def add(self, run: Run, count: int) -> None:
         """Note that the step computes `count` tokens of a prompt."""
-        self._unread.append((run, run.sequence.num_computed_tokens + count))
+        computed = run.sequence.num_computed_tokens
+        if self._end(computed) > computed + count:
+            return
+        if self._asked is not None and self._asked[0] is run:
+            self._blocks.add(self._asked[1])
+        else:
+            self._unread.append((run, computed))
 
     def should_wait(self, run: Run) -> bool:
         """Return True if the step computes the next block of `run`, which is pinned, and it has not waited for it."""
@@ -45,12 +53,12 @@ class SharedPrompts:
         # A sequence reuses at most the blocks before its last token.
         if cached <= run.shared_at or self._end(cached) >= len(run.tokens):
             return False
-        for other, end in self._unread:
-            computed = other.sequence.num_computed_tokens
-            if self._end(computed) <= end:
-                self._blocks.add(self._key(other, computed))
+        for other, computed in self._unread:
+            self._blocks.add(self._key(other, computed))
         self._unread.clear()
-        return self._key(run, cached) in self._blocks
+        key = self._key(run, cached)
+        self._asked = run, key
+        return key in self._blocks
 
     def _end(self, computed: int) -> int:
         return (computed // self._block_size + 1) * self._block_size
