@@ -3,7 +3,7 @@
 On a device the host then prepares step n + 1 while the device computes step n. The tokens that step n + 1 needs from
 step n stay in a tensor of the device: `Step.unknown_positions` and `Step.unknown_outputs` say where each belongs.
 Nothing in the loop waits for the device but the read-back after the launch of the next step. A run that is found
-finished afterwards drops its extra token.
+finished afterwards drops its extra token. One forward pass fails and is computed again.
 
 The requests are served with and without overlap. At the end every output is compared with that of the other loop, and
 with the same model without a cache; the exit status is 1 if one differs.
@@ -43,26 +43,38 @@ class Engine:
         """Serve the queued requests one step after the other, and return the runs as they finish."""
         finished: list[Run] = []
         while (step := self.scheduler.schedule()) is not None:
-            ids = self.launch(step, None)
-            self.scheduler.commit(step)
-            finished += self.accept(step, ids)
+            ids = self.try_launch(step, None)
+            if ids is not None:
+                self.scheduler.commit(step)
+                finished += self.accept(step, ids)
         return finished
 
     def serve_overlapped(self) -> list[Run]:
         """Serve the queued requests, and schedule each step before the ids of the last one are read."""
         finished: list[Run] = []
-        open_step: Step | None = None
-        open_ids: Tensor | None = None  # on the device
+        last: tuple[Step, Tensor] | None = None  # the open step and its ids, on the device
         while True:
             step = self.scheduler.schedule()
-            ids = None if step is None else self.launch(step, open_ids)
-            if open_step is not None:
-                finished += self.accept(open_step, open_ids)
-            elif step is None:
+            if step is None and last is None:
                 return finished
-            if step is not None:
+            ids = None if step is None else self.try_launch(step, None if last is None else last[1])
+            if last is not None:
+                finished += self.accept(*last)
+            if step is not None and ids is not None:
                 self.scheduler.commit(step)
-            open_step, open_ids = step, ids
+                last = step, ids
+            else:
+                last = None
+
+    def try_launch(self, step: Step, last_ids: Tensor | None) -> Tensor | None:
+        """Launch a step; abandon it and return None if that fails. The next step computes its tokens."""
+        self.counts["steps"] += 1
+        try:
+            return self.launch(step, last_ids)
+        except RuntimeError as error:
+            print(f"step {self.counts['steps']}: {error}")
+            self.scheduler.abandon(step)
+            return None
 
     def launch(self, step: Step, last_ids: Tensor | None) -> Tensor:
         """Enqueue a step, and return the tensor that its sampled ids will be in; `last_ids` are those of the last step.
@@ -70,6 +82,8 @@ class Engine:
         The host has no queue: here the ids are there when the call returns. On a device no call waits.
         """
         batch = step.batch
+        if self.counts["steps"] == 30:
+            raise RuntimeError("the device is out of order")
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             self.cache.write(layer, key, value, batch)
@@ -83,14 +97,12 @@ class Engine:
         seeds = torch.tensor([seed_of(run) for run in step.outputs], dtype=torch.int64)
         count = batch.num_tokens
         logits = self.model(token_ids[:count], positions[:count], attend, starts[rows + 1] - 1)
-        self.counts["steps"] += 1
         self.counts["computed"] += count
         self.counts["ahead"] += len(step.unknown_positions)
         return sample(logits, seeds, lengths[rows]).to(torch.int32)
 
-    def accept(self, step: Step, ids: Tensor | None) -> list[Run]:
+    def accept(self, step: Step, ids: Tensor) -> list[Run]:
         """Read ids back, which waits for the step, and pass them to the scheduler."""
-        assert ids is not None
         self.counts["sampled"] += len(ids)
         return self.scheduler.accept(step, ids.cpu().numpy())
 

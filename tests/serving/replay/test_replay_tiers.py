@@ -1,6 +1,9 @@
 """Replay with tiers: hits by medium against a dictionary and against a larger device, and real bytes on a disk."""
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -160,3 +163,13 @@ def test_a_simulated_store_keeps_the_entries_used_last_and_those_held():
     finally:
         store.close()
         store.close()
+
+
+def test_the_page_about_the_simulator_describes_every_row(chats):
+    """The rows about states are on the page about hybrid models."""
+    text = (Path(__file__).parents[3] / "docs/simulator.md").read_text()
+    described = {name for cell in re.findall(r"^\| ([^|`]+) \|", text, re.MULTILINE) for name in cell.split(", ")}
+    report = run(chats, blocks=9, host=40 * BLOCK_BYTES, disk="unbounded", bandwidth=["host=1"], swap_memory="1GiB")
+    checked = replace(report, requests_refused=1, rows_attended=1, rows_checked=1, max_relative_error=0.0)
+    checked = replace(checked, tiers=replace(report.tiers, failed_entries=1))
+    assert dict(replay_rows(checked)).keys() <= described
