@@ -59,6 +59,7 @@ def mooncake(private_master):
     assert set(threading.enumerate()) <= before
 
 
+@pytest.mark.slow  # the client closes slowly without a master
 def test_a_dead_master_is_a_miss_and_hides_no_nearer_store(mooncake, private_master, tmp_path):
     def disk(fingerprint):
         return DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=1 << 20, threads=2)
