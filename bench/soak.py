@@ -3,8 +3,8 @@
     .venv/bin/python bench/soak.py --minutes 10 [--seed N]
 
 Two engines have a group with a window, a third has states too. The engines have host memory, a store in memory that
-fails on purpose, a disk store each, and a Redis server if redis-server is installed. The exit code is 1 if a byte was
-wrong, a block, thread or descriptor was left, or a request did not end.
+fails on purpose, a disk store each, and a Redis server if redis-server is installed. They hand sequences over to each
+other. The exit code is 1 if a byte was wrong, a block, thread or descriptor was left, or a request did not end.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ import numpy as np
 
 from bench.soak_engine import ATTENTION, BLOCK, HYBRID, Engine, StoreMaker, Tokens, Totals
 from bench.soak_faults import FAULTS, FaultyStore, RedisServer, rot_file
+from bench.soak_handover import hand_over
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
+from pagecore.tiers.handover.sockets import SocketTransport
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.remote.resp import RespStore
 from pagecore.tiers.store import BlockStore
@@ -62,6 +64,7 @@ class Soak:
         self.data: dict[bytes, bytes] = {}
         self.memory_stores: dict[int, FaultyStore] = {}
         self.prompts: list[tuple[Tokens, Hashable]] = []
+        self.transport = SocketTransport(f"unix://{folder}/handover.sock")
         self.engines = [self.open(number) for number in range(len(MODELS))]
 
     def open(self, number: int) -> Engine:
@@ -94,6 +97,10 @@ class Soak:
         if draw.random() < 0.1:
             self.plant(number)
             engine = self.engines[number]  # it may be a new one
+        if draw.random() < 0.05:
+            receiver = self.engines[{0: 1, 1: 0}.get(number, number)]
+            tokens, namespace = self.prompt()
+            self.faults[hand_over(self.transport, engine, receiver, tokens, namespace, draw)] += 1
         if draw.random() < 0.05 and engine.requests:
             self.faults["cancel"] += 1
             draw.choice(engine.requests)[0].cancel()
@@ -168,6 +175,7 @@ class Soak:
 
     def close(self) -> None:
         """Close the engines and their stores."""
+        self.transport.close()
         for engine in self.engines:
             engine.close()
 

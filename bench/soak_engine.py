@@ -119,24 +119,37 @@ class Engine:
             request.release()
 
     def serve(self, tokens: Tokens, namespace: Hashable) -> None:
-        """Compare the cached prefix of a prompt, and compute the other tokens."""
+        """Compare the cached prefix of a prompt, compute the other tokens, and remove the sequence."""
+        with self.computed(tokens, namespace):
+            pass
+
+    def computed(self, tokens: Tokens, namespace: Hashable) -> CacheSequence:
+        """Return a sequence after the prompt was computed; the bytes of its cached prefix are compared."""
         totals = self.totals
-        with self.tiers.add_sequence(tokens, namespace=namespace) as sequence:
-            cached = sequence.num_cached_tokens
-            for layer in self.layers:
-                self._compare(sequence, vectors(tokens[:cached], namespace, layer), layer)
-            batch = self.cache.prepare([sequence], len(tokens) - cached)
-            for layer in self.layers:
-                new = vectors(tokens, namespace, layer)[cached:]
-                self.cache.write(layer, new, -new, batch)
-            for layer in self.state_layers:
-                self._run_states(batch, cached, vectors(tokens, namespace, layer), layer)
-            self.cache.commit(batch)
+        sequence = self.tiers.add_sequence(tokens, namespace=namespace)
+        cached = sequence.num_cached_tokens
+        self._compare_rows(sequence, tokens[:cached], namespace)
+        batch = self.cache.prepare([sequence], len(tokens) - cached)
+        for layer in self.layers:
+            new = vectors(tokens, namespace, layer)[cached:]
+            self.cache.write(layer, new, -new, batch)
+        for layer in self.state_layers:
+            self._run_states(batch, cached, vectors(tokens, namespace, layer), layer)
+        self.cache.commit(batch)
         totals.asked += 1
         totals.missed += not cached
         totals.asked_tokens += len(tokens)
         totals.served_tokens += cached
         totals.computed_tokens += len(tokens) - cached
+        return sequence
+
+    def compare(self, sequence: CacheSequence, tokens: Tokens, namespace: Hashable) -> None:
+        """Compare all computed keys, values and states of a sequence."""
+        computed = tokens[: sequence.num_computed_tokens]
+        self._compare_rows(sequence, computed, namespace)
+        for layer in self.state_layers if len(computed) else ():
+            held = self.cache.plane("temporal", layer).numpy()[self.cache.state_slot(sequence)]
+            self._count(held, vectors(computed, namespace, layer)[-1])
 
     def drain(self, timeout: float) -> bool:
         """Serve all requests and wait for all batches; return False if `timeout` seconds pass first."""
@@ -148,6 +161,10 @@ class Engine:
         """Check the counts, and close everything."""
         self.tiers.check_invariants()
         self.tiers.close()
+
+    def _compare_rows(self, sequence: CacheSequence, tokens: Tokens, namespace: Hashable) -> None:
+        for layer in self.layers:
+            self._compare(sequence, vectors(tokens, namespace, layer), layer)
 
     def _compare(self, sequence: CacheSequence, expected: NDArray[np.float32], layer: int) -> None:
         group = self.cache.group_of(layer)

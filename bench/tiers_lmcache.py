@@ -33,7 +33,7 @@ def run(bench: Bench, entry_bytes: int, count: int) -> None:
     if shutil.which("redis-server") is None:
         bench.note("redis-server is not installed: no figures of LMCache with Redis; make servers installs it")
         return
-    with redis_server(4 * count * entry_bytes + 64 * MIB, port=True) as port:
+    with redis_server(16 * count * entry_bytes, port=True) as port:
         store = {"type": "resp", "host": "127.0.0.1", "port": int(str(port)), "num_workers": 2}
         _measure(bench, "LMCache resp, TCP", store, entry_bytes, count)
 

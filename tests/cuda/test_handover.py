@@ -119,6 +119,36 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
     assert receiver.match_length([*range(33), 5]) == (0 if digest else kept[1] if kept else 32)
 
 
+@pytest.mark.parametrize(
+    ("theirs", "mine"),
+    [({}, {"block_size": 12}), ({"block_size": 5}, {"block_size": 8, "layout": "BNHD"}), ({"layout": "LCBNHD"}, {})],
+)
+def test_block_sizes_and_layouts_may_differ(cuda, sockets, monkeypatch, theirs, mine):
+    exporter, importer = sockets
+    layers, options = [FULL, CrossSpec(2, 8, dtype="float32")], {"device": cuda.device, "max_sequences": 4}
+    sender, receiver = make(layers, **options, **theirs), make(layers, **options, **mine)
+    fill_any(cuda, receiver, 2)
+    sequence = compute(cuda, sender, 34, 33, True)
+    manifest = export_sequence(sender, sequence, transport=exporter)
+    arrived = import_sequence(receiver, manifest, transport=importer, cross_digest=b"clip")
+    assert_same(content_of(cuda, sender, sequence, monkeypatch), content_of(cuda, receiver, arrived, monkeypatch))
+    receiver.check_invariants()
+
+
+def test_one_sided_transports_read_the_copy_and_forget_it(cuda, tmp_path, monkeypatch):
+    layers, options = MODELS["state and cross"], {"num_states": 8, "max_sequences": 4}
+    sender, receiver = (make(layers, device=cuda.device, **options) for _ in range(2))
+    sequence = compute(cuda, sender, 34, 33, True)
+    with pair_of("mooncake", tmp_path) as (exporter, importer):
+        manifest = export_sequence(sender, sequence, transport=exporter)
+        assert len(exporter._registered) == 2  # the image, and the checkpoint
+        expected = content_of(cuda, sender, sequence, monkeypatch)
+        arrived = import_sequence(receiver, manifest, transport=importer, cross_digest=b"clip")
+        assert_same(expected, content_of(cuda, receiver, arrived, monkeypatch))
+        assert exporter.drain(10)
+        assert not exporter._registered
+
+
 def test_an_import_that_fails_or_is_dropped_leaves_the_device_as_it_was(cuda, sockets):
     exporter, importer = sockets
     layers = MODELS["state"]

@@ -7,9 +7,18 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from pagecore.errors import StoreError, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, StoreError, UnsupportedOption
+from pagecore.storage.checks import shown
 from pagecore.tiers.disk.header import SlabHeader
 from pagecore.tiers.disk.slab import PART, check_file, create_slab
+
+
+def checked_folder(folder: object) -> Path:
+    """Return the path of a folder; raise UnsupportedOption for anything that is not one."""
+    path = os.fsdecode(folder) if isinstance(folder, str | bytes | os.PathLike) else ""
+    if not path or "\0" in path:
+        raise UnsupportedOption(f"the folder is {shown(folder)}; give the path of a folder on a local disk")
+    return Path(path)
 
 
 class StoreFolder:
@@ -71,6 +80,7 @@ class StoreFolder:
                     check_file(path, header)
             for left in self.path.glob(f"*{PART}"):
                 left.unlink()
+            self._require_room(sum(header.file_bytes for path, header in paths.items() if not path.exists()))
             for path, header in paths.items():
                 if not path.exists():
                     part = path.with_name(path.name + PART)
@@ -98,6 +108,16 @@ class StoreFolder:
         """Remove the folders that the constructor made, if they are empty."""
         self.close()
         self._remove_made()
+
+    def _require_room(self, nbytes: int) -> None:
+        """Raise NotEnoughMemory, before the disk is filled, if it has less than `nbytes` left."""
+        system = os.fstatvfs(self._fd)
+        left = system.f_bavail * system.f_frsize
+        if nbytes > left:
+            raise NotEnoughMemory(
+                f"{self.path} has no room for {nbytes:,} bytes: {left:,} are left; free some, or use a smaller "
+                "max_bytes"
+            )
 
     def _remove(self, parts: list[Path]) -> None:
         for part in parts:

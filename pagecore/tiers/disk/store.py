@@ -8,13 +8,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
-from pathlib import Path
 from typing import SupportsFloat
 
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.disk._io import IoQueue, SlabTable
 from pagecore.tiers.disk.batch import Batch, split_keys, split_pieces
+from pagecore.tiers.disk.folder import checked_folder
 from pagecore.tiers.disk.ledger import Ledger
 from pagecore.tiers.disk.plan import plan_slabs
 from pagecore.tiers.disk.slab_set import SlabSet
@@ -99,7 +99,7 @@ class DiskStore:
             raise UnsupportedOption(f"fingerprint is {shown(fingerprint)}; give Fingerprint.of(cache, model=...)")
         plan = plan_slabs(fingerprint, max_bytes, max_blocks_per_file, state_ratio)
         self.fingerprint = fingerprint
-        self.path = Path(folder) / fingerprint.name
+        self.path = checked_folder(folder) / fingerprint.name
         self.name = f"disk {self.path}"
         self._pid = os.getpid()
         self._lock = threading.RLock()

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-from pagecore.errors import ShapeError, StoreError
+from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.storage.checks import shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
@@ -79,6 +80,8 @@ class Guard:
     ------
     ShapeError
         `budget_bytes` is not positive.
+    UnsupportedOption
+        `store` is not a `BlockStore`.
     """
 
     verifies = True
@@ -94,6 +97,8 @@ class Guard:
         reopen: Callable[[], BlockStore] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(store, BlockStore):
+            raise UnsupportedOption(f"a store is {shown(store)}; give one with the methods of BlockStore")
         if budget_bytes < 1:
             raise ShapeError(f"expected budget_bytes >= 1, got {budget_bytes}")
         self.medium: Medium = store.medium

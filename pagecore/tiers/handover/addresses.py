@@ -102,6 +102,9 @@ def connect(address: str, deadline: int) -> socket.socket:
             status = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if status:
             raise PeerLost(f"nothing answers at {address}: {os.strerror(status)}; check that the exporter runs")
+    except (socket.gaierror, UnicodeError) as error:  # the codec of host names refuses some
+        connection.close()
+        raise PeerLost(f"the host of {address} is not known: {error}; check the exporter's address") from None
     except BaseException:
         connection.close()
         raise

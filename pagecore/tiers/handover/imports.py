@@ -13,13 +13,14 @@ from typing import Any
 from pagecore.arrays.runtime import Event
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.cross.build import cross_namespace
-from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity, namespace_digest
+from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.step.batch import Batch, own_step
-from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedOption
-from pagecore.storage.checks import as_float, shown
+from pagecore.errors import InvalidSequence, PagecoreError, ShapeError
+from pagecore.storage.checks import as_float
+from pagecore.tiers.handover.acceptance import check_manifests, check_spans, decoded
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
@@ -137,11 +138,11 @@ def start_import(
     """
     parts = parts_of(cache)
     check_served(parts)
-    manifests = _decoded(manifest)
+    manifests = decoded(manifest)
     seconds = as_float("deadline", deadline)
     if not 0 < seconds <= DEADLINE_SECONDS_MAX:
         raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
-    _check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))
+    check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))
     shares = match_geometry(describe(parts), manifests, num_kv_heads)
     first = manifests[0]
     until = time.monotonic_ns() + int(seconds * 1e9)
@@ -158,7 +159,7 @@ def start_import(
     sequence = _added(cache, first, max_tokens, options)
     batch = None
     try:
-        _check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
+        check_spans(parts_of(cache).block_size, first, content_identity(parts.state, sequence)[1])
         lacking = first.num_computed - sequence.num_computed_tokens
         if lacking > 0:
             batch = cache.prepare_arrival(sequence, lacking)
@@ -351,44 +352,3 @@ class SequenceImport:
 
 def _pull_all(running: SequenceImport) -> None:
     running._work()
-
-
-def _decoded(given: object) -> list[Manifest]:
-    listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-    if not listed:
-        raise ShapeError("the list of manifests is empty; pass one, or those of all ranks of the exporter")
-    return [each if isinstance(each, Manifest) else Manifest.decode(each) for each in listed]
-
-
-def _check_manifests(manifests: list[Manifest], transport: Transport, model: str, namespace: Hashable) -> None:
-    first = manifests[0]
-    for manifest in manifests:
-        manifest.check()
-        if manifest.transport != transport.name:
-            raise UnsupportedOption(
-                f"the manifest is of transport {manifest.transport!r} and {transport!r} is {transport.name!r}; use the "
-                "same kind on both sides"
-            )
-        if model and manifest.model and manifest.model != model:
-            raise UnsupportedOption(
-                f"the manifest is of model {shown(manifest.model)}, and this cache serves {shown(model)}; import it "
-                "into a cache of its own model"
-            )
-        if _identity(manifest) != _identity(first):
-            raise UnsupportedOption("the manifests are of different sequences; pass those of one sequence's ranks")
-    own = namespace_digest(namespace)
-    if None not in (first.namespace, own) and first.namespace != own:
-        raise InvalidSequence(
-            f"namespace is {shown(namespace)}, which is not that of the exported sequence; pass the same namespace and "
-            "cross_digest"
-        )
-
-
-def _identity(manifest: Manifest) -> tuple[object, ...]:
-    return manifest.ids, manifest.num_computed, manifest.cross, manifest.has_cross, manifest.namespace
-
-
-def _check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None:
-    known = manifest.spans is not None and own is not None and block_size == manifest.geometry.block_size
-    if known and manifest.spans != own:
-        raise InvalidSequence("spans are not those of the exported sequence; pass the same spans and digests")

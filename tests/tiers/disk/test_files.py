@@ -238,6 +238,21 @@ def test_a_folder_without_room_keeps_nothing_half_made(tmp_path, monkeypatch):
     assert names(tmp_path) == before
 
 
+def test_a_size_beyond_the_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("pagecore.tiers.disk.folder.create_slab", lambda *_: pytest.fail("a file was made"))
+    with pytest.raises(NotEnoughMemory, match=r"no room for .* bytes: .* are left; free some, or use a smaller"):
+        open_store(tmp_path / "new", slots=1 << 30)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("folder", ["", None, 5, "a\0b"])
+def test_what_is_not_a_path_is_refused(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnsupportedOption, match=r"the folder is .*; give the path of a folder"):
+        open_store(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="Not a directory"):

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from pagecore.errors import ShapeError, StoreError
+from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Breaker, Deadline, Guard
 from pagecore.tiers.store import BlockStore
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
@@ -408,3 +408,5 @@ def test_arguments_are_checked_before_anything_is_submitted(blocks):
         Deadline(0)
     with pytest.raises(ShapeError, match="failures"):
         Breaker(failures=0)
+    with pytest.raises(UnsupportedOption, match="give one with the methods of BlockStore"):
+        Guard(5)

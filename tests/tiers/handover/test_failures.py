@@ -397,6 +397,8 @@ def test_nobody_answers(tcp, tmp_path):
     for address in (f"tcp://127.0.0.1:{port}", f"unix://{tmp_path}/none"):
         with pytest.raises(errors.PeerLost, match="nothing answers"):
             case.start(replace(manifest, address=address)).result()
+    with pytest.raises(errors.PeerLost, match=r"the host of tcp://a\.\.b:5 is not known"):
+        case.start(replace(manifest, address="tcp://a..b:5")).result()
     with pytest.raises(UnsupportedOption, match="give 'tcp://host:port'"):
         case.start(replace(manifest, address="http://x")).result()
     case.check_unchanged()

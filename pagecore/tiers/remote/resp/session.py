@@ -35,7 +35,15 @@ class RespSession:
 
     def lookup(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
         """Find entries."""
+        self._ask(keys)
+        return self._found(keys, ok)
+
+    def _ask(self, keys: Keys) -> None:
+        """Send the requests of a lookup."""
         self._connection.send([b"".join(encode(b"TOUCH", name) for name in self._names(keys))])
+
+    def _found(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
+        """Receive the replies of a lookup."""
         error = None
         for index in range(len(keys)):
             try:
@@ -77,12 +85,14 @@ class RespSession:
 
     def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
         """Send the entries that do not exist."""
-        self.lookup(keys, ok)
+        self._ask(keys)
+        frames = payload.frames_of(keys, pieces)  # while the server answers
+        self._found(keys, ok)
         absent = np.flatnonzero(~ok).tolist()
         names = self._names(keys)
-        frames = payload.frames_of(keys[~ok], pieces[~ok])
         buffers: list[bytes | memoryview] = []
-        for index, frame in zip(absent, frames, strict=True):
+        for index in absent:
+            frame = frames[index]
             address, nbytes = pieces[index].tolist()
             name = names[index]
             head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n" % (self._set_arguments, len(name), name)

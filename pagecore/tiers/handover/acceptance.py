@@ -1,0 +1,56 @@
+"""Acceptance of manifests: an importer refuses those that are not of its sequence, transport, model or namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from pagecore.cache.lifecycle._identity import namespace_digest
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.storage.checks import shown
+from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.transport import Transport
+
+
+def decoded(given: object) -> list[Manifest]:
+    """Return the manifests that a caller passed: one, or those of several ranks, encoded or not."""
+    listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+    if not listed:
+        raise ShapeError("the list of manifests is empty; pass one, or those of all ranks of the exporter")
+    return [each if isinstance(each, Manifest) else Manifest.decode(each) for each in listed]
+
+
+def check_manifests(manifests: list[Manifest], transport: Transport, model: str, namespace: Hashable) -> None:
+    """Raise an error unless manifests are of one sequence, and of this transport, model and namespace."""
+    first = manifests[0]
+    for manifest in manifests:
+        manifest.check()
+        if manifest.transport != transport.name:
+            raise UnsupportedOption(
+                f"the manifest is of transport {manifest.transport!r} and {transport!r} is {transport.name!r}; use the "
+                "same kind on both sides"
+            )
+        if model and manifest.model and manifest.model != model:
+            raise UnsupportedOption(
+                f"the manifest is of model {shown(manifest.model)}, and this cache serves {shown(model)}; import it "
+                "into a cache of its own model"
+            )
+        if _identity(manifest) != _identity(first):
+            raise UnsupportedOption("the manifests are of different sequences; pass those of one sequence's ranks")
+    own = namespace_digest(namespace)
+    if None not in (first.namespace, own) and first.namespace != own:
+        raise InvalidSequence(
+            f"namespace is {shown(namespace)}, which is not that of the exported sequence; pass the same namespace and "
+            "cross_digest"
+        )
+
+
+def _identity(manifest: Manifest) -> tuple[object, ...]:
+    return manifest.ids, manifest.num_computed, manifest.cross, manifest.has_cross, manifest.namespace
+
+
+def check_spans(block_size: int, manifest: Manifest, own: bytes | None) -> None:
+    """Raise InvalidSequence if the spans differ from the exporter's; blocks of another size are not compared."""
+    known = manifest.spans is not None and own is not None and block_size == manifest.geometry.block_size
+    if known and manifest.spans != own:
+        raise InvalidSequence("spans are not those of the exported sequence; pass the same spans and digests")
