@@ -77,7 +77,8 @@ def test_traces_of_token_ids_are_served_too(tmp_path):
     random = np.random.default_rng(0)
     system = random.integers(0, 1000, 300).tolist()
     turns = [
-        {"timestamp": n, "token_ids": [*system, *([n % 3] * 200), *random.integers(0, 9, n).tolist()]} for n in range(12)
+        {"timestamp": n, "token_ids": [*system, *([n % 3] * 200), *random.integers(0, 9, n).tolist()]}
+        for n in range(12)
     ]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, turns)))
