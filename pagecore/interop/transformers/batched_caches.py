@@ -1,7 +1,8 @@
 """The paged caches of `generate_batch`: their groups of layers, and the arrays of a layer.
 
-transformers 5.18 and later store the keys and values of several layers in the pages of one tensor. Versions from 5.15
-to 5.17 have a tensor of keys and one of values for each layer of a group, in which the groups share the blocks.
+transformers 5.18 and later store the keys and values of several layers in the pages of one tensor. Versions 5.16
+and 5.17 have a tensor of keys and one of values for each layer of a group, in which the groups share the blocks. In
+5.15 layers with windows read other tokens than those of the window.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from packaging.version import parse
 from transformers import __version__
 
 from pagecore.errors import UnsupportedOption
@@ -41,6 +43,8 @@ def cache_class() -> type:
     try:
         from transformers.generation.continuous_batching.cache import PagedAttentionCache
 
+        if parse(__version__) < parse("5.16"):
+            raise ImportError("the cache of an earlier version")
         try:
             import transformers.generation.continuous_batching.cache_allocators  # noqa: F401
         except ImportError:
@@ -48,7 +52,7 @@ def cache_class() -> type:
     except ImportError as error:
         raise UnsupportedOption(
             f"transformers {__version__} has another paged cache than use_in_generate_batch serves; install "
-            "transformers 5.15 to 5.23"
+            "transformers 5.16 to 5.23"
         ) from error
     found: type = PagedAttentionCache
     return found
