@@ -80,8 +80,9 @@ def test_samples_share_their_prompt_and_equal_those_of_sdpa():
     expected, _ = generate(model, prompts, **options)
     with use_in_generate_batch(model):
         tokens, _ = generate(model, prompts, **options)
-    assert len(tokens) == (12 if PAGE_SIZE == "page_size" else 4)  # earlier versions make one sample
-    assert len({tuple(each) for each in tokens}) > 4
+    if PAGE_SIZE == "page_size":  # earlier versions make one sample
+        assert len(tokens) == 12
+        assert len({tuple(each) for each in tokens}) > 4
     assert tokens == expected
 
 
@@ -153,8 +154,10 @@ def test_models_that_cannot_be_served_raise_with_the_remedy():
 
 def run_once(model):
     with use_in_generate_batch(model) as handle:
-        (result,) = model.generate_batch([[3, 4]], **configs()).values()
-        assert result.error == str(handle.error)
+        results = model.generate_batch([[3, 4]], **configs()).values()
+        # Transformers 5.16 leaves failed requests out.
+        assert {result.error for result in results} <= {str(handle.error)}
+        assert handle.error is not None
 
 
 def test_an_error_of_a_pass_is_raised_when_the_context_ends():
