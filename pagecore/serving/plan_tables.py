@@ -46,7 +46,9 @@ def _device_rows(plan: ModelPlan) -> list[tuple[str, str]]:
     ranks = f", one of {device.ranks} ranks" if device.ranks > 1 else ""
     groups = f" in {device.data_parallel} groups of attention" if device.data_parallel > 1 else ""
     first, end = device.layers
-    worst = f"{device.stage + 1} of {device.pipeline_stages}, which holds the fewest requests: layers {first} to {end - 1}"
+    worst = (
+        f"{device.stage + 1} of {device.pipeline_stages}, which holds the fewest requests: layers {first} to {end - 1}"
+    )
     stages = [("worst stage", worst)] if device.pipeline_stages > 1 else []
     vision = f", with a factor of {device.vision_factor:.4g} for vision" if device.vision_factor != 1 else ""
     return [

@@ -59,7 +59,7 @@ def memory_figures(device: str = "cpu", framework: str | None = None) -> MemoryF
     device : str
         "cpu" or such as "cuda:0".
     framework : {"host", "cupy", "torch", "jax"}, optional
-        By default the allocator of pagecore: "host" on "cpu", "cupy" on CUDA. Another framework must have been imported.
+        By default the allocator of pagecore: "host" on "cpu", "cupy" on CUDA. Another one must have been imported.
 
     Raises
     ------
@@ -116,9 +116,7 @@ def _of_torch(index: int) -> Used:
 def _of_jax(index: int) -> Used:
     library: Any = _imported("jax")
     counts = library.devices("cuda")[index].memory_stats() or {}
-    allocated, reserved, peak = (
-        counts.get(name) for name in ("bytes_in_use", "pool_bytes", "peak_bytes_in_use")
-    )
+    allocated, reserved, peak = (counts.get(name) for name in ("bytes_in_use", "pool_bytes", "peak_bytes_in_use"))
     return allocated, reserved, peak
 
 

@@ -25,7 +25,12 @@ OF_FAMILY = {
     "lfm2": {"block_auto_adjust_ff_dim": True, "full_attn_idxs": [1, 3]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "layers_block_type": None},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_mem_blocks": 2, "mamba_ngroups": 1, "adapter_rank": 8},
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "num_mem_blocks": 2,
+        "mamba_ngroups": 1,
+        "adapter_rank": 8,
+    },
     "kimi_linear": {**LATENT, "q_lora_rank": None, "head_dim": 12},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
@@ -117,7 +122,9 @@ def text_config(model_type, seed):
     if model_type in WRAPPED and not model_type.startswith(("gemma3", "llama4")):
         whole = WRAPPED[model_type]
         vision = VISION.get(whole, [({}, {})])[0][0]
-        return transformers.AutoConfig.for_model(whole, text_config=sizes, **({"vision_config": vision} if vision else {}))
+        return transformers.AutoConfig.for_model(
+            whole, text_config=sizes, **({"vision_config": vision} if vision else {})
+        )
     return transformers.AutoConfig.for_model(model_type, **sizes)
 
 
@@ -135,7 +142,9 @@ def test_small_models_of_every_family(model_type, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model_type", "case"), [(name, n) for name, cases in VISION.items() for n in range(len(cases))])
+@pytest.mark.parametrize(
+    ("model_type", "case"), [(name, n) for name, cases in VISION.items() for n in range(len(cases))]
+)
 def test_small_models_with_a_vision_tower(model_type, case):
     transformers = require("transformers")
     vision, whole = VISION[model_type][case]
@@ -169,4 +178,6 @@ def test_a_size_that_a_tower_lacks_is_named(name):
     with pytest.raises(ConfigError, match=f"vision_config.{name} is missing; add it"):
         count_parameters({"model_type": "llava", "text_config": text, "vision_config": tower})
     with pytest.raises(ConfigError, match=r"image_size is \[28, 56\]; it must be an integer, or two equal ones"):
-        count_parameters({"model_type": "llava", "text_config": text, "vision_config": TOWER | CLIP | {"image_size": [28, 56]}})
+        count_parameters(
+            {"model_type": "llava", "text_config": text, "vision_config": TOWER | CLIP | {"image_size": [28, 56]}}
+        )

@@ -6,7 +6,18 @@ import weakref
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, CrossSpec, KVPool, LatentSpec, PagedCacheConfig, PagedKVCache, StatePool, StateSpec, empty, make_cache
+from pagecore import (
+    AttentionSpec,
+    CrossSpec,
+    KVPool,
+    LatentSpec,
+    PagedCacheConfig,
+    PagedKVCache,
+    StatePool,
+    StateSpec,
+    empty,
+    make_cache,
+)
 from pagecore.arrays.cuda import use_runtime
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage import HostMemory

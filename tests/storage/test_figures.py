@@ -1,4 +1,4 @@
-"""Figures of memory: those of the process, and those of frameworks that stand in for CUDA."""
+"""Figures of memory: those of the process, and those of stubs of frameworks on CUDA."""
 
 import contextlib
 import sys

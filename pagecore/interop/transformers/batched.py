@@ -7,10 +7,11 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, __version__
+from transformers import PreTrainedModel
 
 from pagecore.errors import DeviceError, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.interop.transformers.batched_attention import BATCH_NAME, REMEDY, batch_keywords
+from pagecore.interop.transformers.batched_caches import cache_class, holders
 from pagecore.interop.transformers.tracing import untraced
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -52,9 +53,9 @@ def use_in_generate_batch(model: PreTrainedModel) -> BatchedAttention:
     >>> with use_in_generate_batch(model):  # doctest: +SKIP
     ...     results = model.generate_batch(prompts, max_new_tokens=32)
     """
-    cache_class = _cache_class()
+    found = cache_class()
     _check_model(model)
-    return BatchedAttention(model, cache_class)
+    return BatchedAttention(model, found)
 
 
 class BatchedAttention:
@@ -68,10 +69,10 @@ class BatchedAttention:
     error : PagecoreError or None
     """
 
-    def __init__(self, model: PreTrainedModel, cache_class: type) -> None:
+    def __init__(self, model: PreTrainedModel, kind: type) -> None:
         self._model: PreTrainedModel | None = model
         self._errors: list[PagecoreError] = []
-        self._cache_class = cache_class
+        self._cache_class = kind
         self._caches: weakref.WeakSet[Any] = weakref.WeakSet()
         self._previous = [(config, config._attn_implementation) for config in _configs(model)]
         # model.set_attn_implementation would look for a kernel library, because the name contains "flash".
@@ -99,9 +100,7 @@ class BatchedAttention:
             return
         if hasattr(self._model, _MANAGER):
             self._model.destroy_cached_continuous_batching_manager()
-        running = {
-            name for cache in self._caches for each in cache.cache_allocators.values() for name in each.block_table
-        }
+        running = {name for cache in self._caches for name in holders(cache)}
         if running:
             raise UnsupportedOption(
                 f"{len(running)} requests of generate_batch hold blocks that only this attention can read; stop their "
@@ -137,20 +136,6 @@ class BatchedAttention:
             return None
         self._caches.add(cache)
         return arguments, batch_keywords(given, given["cache"].dtype, self._errors)
-
-
-def _cache_class() -> type:
-    """Return the class of the paged cache of transformers; raise UnsupportedOption for versions with another one."""
-    try:
-        import transformers.generation.continuous_batching.cache_allocators  # noqa: F401
-        from transformers.generation.continuous_batching.cache import PagedAttentionCache
-    except ImportError as error:
-        raise UnsupportedOption(
-            f"transformers {__version__} has another paged cache than use_in_generate_batch serves; install "
-            "transformers 5.18 to 5.23"
-        ) from error
-    cache_class: type = PagedAttentionCache
-    return cache_class
 
 
 def _check_model(model: PreTrainedModel) -> None:

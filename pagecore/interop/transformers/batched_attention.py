@@ -18,15 +18,8 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import pagecore
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
-from pagecore.interop.transformers.batched_layout import (
-    GATHER_BLOCK,
-    Gathered,
-    GroupBatch,
-    GroupLayout,
-    Part,
-    Requests,
-    lay_out,
-)
+from pagecore.interop.transformers.batched_caches import group_of, groups_of, num_layers
+from pagecore.interop.transformers.batched_layout import GATHER_BLOCK, Gathered, GroupBatch, Part, Requests, lay_out
 from pagecore.interop.transformers.implementation import NAME
 from pagecore.interop.transformers.tracing import untraced
 
@@ -64,35 +57,19 @@ def batch_keywords(given: dict[str, Any], dtype: torch.dtype, errors: list[Pagec
     past[counts > 0] = _numbers(given["position_ids"])[0][starts[:-1][counts > 0]]
     requests, groups = Requests(starts, past), {}
     keys = given["cu_seq_lens_k"]
-    for kind, allocator in cache.cache_allocators.items():
-        groups[allocator.index] = lay_out(
-            layout_of(allocator),
+    kinds: list[str] = []
+    for group in groups_of(cache):
+        groups[group.index] = lay_out(
+            group.layout,
             requests,
-            _numbers(given["read_index"][allocator.index]),
-            _numbers(keys[kind] if isinstance(keys, dict) else keys),
-            _numbers(given["write_index"][allocator.index]),
+            _numbers(given["read_index"][group.index]),
+            _numbers(keys[group.kind] if isinstance(keys, dict) else keys),
+            _numbers(given["write_index"][group.index]),
         )
+        kinds.append(group.kind)
     mask = torch.zeros(1, 1, 1, 1, dtype=dtype)
-    kinds = list(cache.cache_allocators)
-    masks = {"attention_mask": mask if len(kinds) == 1 else dict.fromkeys(kinds, mask)}
+    masks = {"attention_mask": mask if len(set(kinds)) == 1 else dict.fromkeys(kinds, mask)}
     return given | masks | {_PASS: BatchPass(cache, groups, given["input_ids"].shape[1], errors)}
-
-
-def layout_of(allocator: Any) -> GroupLayout:
-    """Return the layout of the blocks of an allocator of transformers."""
-    window = getattr(allocator, "sliding_window", None)
-    return GroupLayout(allocator.tokens_per_page, allocator.block_physical_stride, window)
-
-
-def caches_of(allocator: Any, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys and values ``[blocks, tokens, heads, dim]`` of a layer, as views of the cache.
-
-    A block of the allocator has the keys and then the values of one layer after the other.
-    """
-    heads, dim = allocator.cache_tensor.shape[-2:]
-    pages = allocator.cache_tensor.view(-1, 2 * allocator.pages_per_block, allocator.tokens_per_page, heads, dim)
-    first = 2 * allocator.layer_indices.index(layer)
-    return pages[:, first], pages[:, first + 1]
 
 
 def _attention(
@@ -133,12 +110,13 @@ def _attend(
     options: dict[str, Any],
 ) -> torch.Tensor:
     layer: int = module.layer_idx
-    allocator = batch.cache.layer_to_allocator.get(layer)
-    if allocator is None:
-        _refuse(layer, f"is beyond the {len(batch.cache.layer_to_allocator)} layers of the cache of generate_batch")
-    _check(batch, layer, allocator, (query, key, value), attention_mask, options)
-    group = batch.groups[allocator.index]
-    caches = caches_of(allocator, layer)
+    try:
+        index, window, *arrays = group_of(batch.cache, layer)
+    except KeyError:
+        _refuse(layer, f"is beyond the {num_layers(batch.cache)} layers of the cache of generate_batch")
+    caches = arrays[0], arrays[1]
+    _check(batch, layer, window, caches, (key, value), attention_mask, options)
+    group = batch.groups[index]
     new = key[0].transpose(0, 1), value[0].transpose(0, 1)
     scaling, sinks = options.get("scaling"), options.get("s_aux")
     arguments: dict[str, Any] = {"softcap": options.get("softcap") or 0.0}
@@ -203,20 +181,21 @@ def _gathered_keys(
 def _check(
     batch: BatchPass,
     layer: int,
-    allocator: Any,
-    arrays: tuple[torch.Tensor, ...],
+    own: int | None,
+    caches: tuple[torch.Tensor, torch.Tensor],
+    arrays: tuple[torch.Tensor, torch.Tensor],
     attention_mask: torch.Tensor | None,
     options: dict[str, Any],
 ) -> None:
     """Raise for a layer that this attention does not serve; nothing has been written."""
-    heads, dim = allocator.cache_tensor.shape[-2:]
-    for name, array in zip(("keys", "values"), arrays[1:], strict=True):
+    heads, dim = caches[0].shape[-2:]
+    for name, array in zip(("keys", "values"), arrays, strict=True):
         if tuple(array.shape) != (1, heads, batch.num_tokens, dim):
             raise ShapeError(
                 f"layer {layer} computes {name} of shape {tuple(array.shape)}; the cache of generate_batch expects "
                 f"{(1, heads, batch.num_tokens, dim)}, the same heads and dim in all layers: {REMEDY}"
             )
-    window, own = options.get("sliding_window"), getattr(allocator, "sliding_window", None)
+    window = options.get("sliding_window")
     if window is not None and window != own:
         _refuse(layer, f"attends with a window of {window}, but generate_batch stores one of {own}")
     if attention_mask is not None and attention_mask.numel() != 1:

@@ -196,9 +196,7 @@ def _float8(block: object, scale_bits: int, is_by_row: bool = False) -> WeightFo
 def _grouped(name: str, bits: int, size: int, scale_bits: int, matrix_bits: int = 0) -> WeightFormat:
     """Return a format whose scales are those of `size` inputs of an output; 0 for all inputs."""
     mean = Fraction(bits) + (Fraction(scale_bits, size) if size else 0)
-    return WeightFormat(
-        name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits
-    )
+    return WeightFormat(name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits)
 
 
 def _modelopt(fields: Fields) -> WeightFormat:

@@ -1,7 +1,7 @@
 """Layers for the prediction of further tokens (multi-token prediction, MTP), which serve as a draft.
 
-transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3, GLM-4.5, Qwen3-Next and ERNIE 4.5, and
-the drafts that vLLM and SGLang build from them.
+transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3, GLM-4.5, Qwen3-Next and ERNIE 4.5,
+and the drafts that vLLM and SGLang build from them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def count_mtp_layers(fields: Fields, model_type: str) -> int:
 
 
 def mtp_spec(layers: Sequence[object]) -> AttentionSpec | LatentSpec:
-    """Return what such a layer stores: as much as the last layer with full attention, and an index if any layer has."""
+    """Return the spec of such a layer: that of the last layer with full attention, with an index if any has one."""
     attending = [each for each in layers if isinstance(each, AttentionSpec | LatentSpec)]
     full = [each for each in attending if getattr(each, "window", None) is None]
     indexed = [each for each in full if getattr(each, "index_dim", None) is not None]

@@ -100,7 +100,6 @@ class Parameters:
             found[kind] += ceil_div(count, share[split])
         return dict(found)
 
-
     def shares(self, ranks: int = 1, data_parallel: int = 1) -> dict[Split, int]:
         """Return the number of ranks that share a parameter of each split."""
         group = max(1, ranks // data_parallel)
@@ -143,10 +142,12 @@ class Tally:
         copies: int = 1,
         name: str = "",
     ) -> None:
-        """Add `copies` matrices of ``outputs x inputs``, each with a bias if it has one; `name` is that in the module."""
+        """Add `copies` matrices of ``outputs x inputs``, named `name` in the module, each with a bias if it has one."""
         self.add(copies * inputs * outputs, kind, split)
         if kind in QUANTISED_KINDS:
-            self.matrices[Matrix(f"{self.module}.{name}" if name else self.module, inputs, outputs, split, kind)] += copies
+            self.matrices[Matrix(f"{self.module}.{name}" if name else self.module, inputs, outputs, split, kind)] += (
+                copies
+            )
         if bias:
             self.add(copies * outputs, Kind.VISION if kind is Kind.VISION else Kind.OTHER)
 

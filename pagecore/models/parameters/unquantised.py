@@ -44,7 +44,10 @@ def names_module(pattern: str, name: str) -> bool:
     """
     if pattern.startswith("re:"):
         try:
-            return re.match(pattern[3:], name) is not None or re.match(pattern[3:], _EXPERT.sub("experts.1.", name)) is not None
+            return (
+                re.match(pattern[3:], name) is not None
+                or re.match(pattern[3:], _EXPERT.sub("experts.1.", name)) is not None
+            )
         except re.error:
             return False
     short, wanted = _PREFIX.sub("", name), _PREFIX.sub("", pattern)

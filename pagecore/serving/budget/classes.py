@@ -76,7 +76,7 @@ class DevicePlan:
     vision_factor : float
         Factor of the static fraction; 1 without a vision tower.
     parameters : int or None
-        Parameters of the whole model, those of a draft of the kind "mtp" included; None if the weights were given in bytes.
+        Parameters of the whole model, those of a draft of the kind "mtp" included; None for weights in bytes.
     weight_format : str or None
     classes : tuple of MemoryClass
         The six classes.

@@ -55,7 +55,7 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """What the plans of all stages have in common."""
+    """Arguments that the plans of all stages share."""
 
     config: Config
     model: ModelConfig

@@ -143,6 +143,55 @@ SGLANG = (
     ),
 )
 
+_HOST = (
+    Family("pagecore_host_blocks", "gauge", "Blocks of the host tier.", _of_host("num_blocks")),
+    Family(
+        "pagecore_host_cached_blocks", "gauge", "Blocks that the host tier has cached.", _of_host("num_cached_blocks")
+    ),
+    Family(
+        "pagecore_host_evicted_blocks", "counter", "Blocks that the host tier evicted.", _of_host("num_evicted_blocks")
+    ),
+    Family(
+        "pagecore_host_promoted_tokens",
+        "counter",
+        "Tokens promoted from the host to the device.",
+        _of_host("num_promoted_tokens"),
+    ),
+    Family(
+        "pagecore_host_backed_up_blocks",
+        "counter",
+        "Blocks copied from the device to the host.",
+        _of_host("num_backed_up_blocks"),
+    ),
+    Family("pagecore_host_failed_copies", "counter", "Promotions and backups that failed.", _of_host("num_failed")),
+    Family(
+        "pagecore_host_pending_copies", "gauge", "Copies between host and device that run.", _of_host("num_pending")
+    ),
+)
+_STORES = (
+    Family("pagecore_store_lookups", "counter", "Entries that were looked up.", _of_stores("num_lookups"), "store"),
+    Family("pagecore_store_found", "counter", "Entries that a look-up found.", _of_stores("num_found"), "store"),
+    Family("pagecore_store_loaded", "counter", "Entries that were loaded.", _of_stores("num_loaded"), "store"),
+    Family(
+        "pagecore_store_load_failures",
+        "counter",
+        "Entries whose load failed.",
+        _of_stores("num_load_failures"),
+        "store",
+    ),
+    Family("pagecore_store_stored", "counter", "Entries that were stored.", _of_stores("num_stored"), "store"),
+    Family(
+        "pagecore_store_store_failures",
+        "counter",
+        "Entries that could not be stored.",
+        _of_stores("num_store_failures"),
+        "store",
+    ),
+    Family("pagecore_store_loaded_bytes", "counter", "Bytes that were loaded.", _of_stores("bytes_loaded"), "store"),
+    Family("pagecore_store_stored_bytes", "counter", "Bytes that were stored.", _of_stores("bytes_stored"), "store"),
+    Family("pagecore_store_pending", "gauge", "Batches that have not ended.", _of_stores("num_pending"), "store"),
+)
+
 PAGECORE = (
     Family("pagecore_running", "gauge", "Sequences that run.", lambda r: r.figures.num_running),
     Family("pagecore_waiting", "gauge", "Requests in the queue.", lambda r: r.figures.num_waiting),
@@ -202,18 +251,7 @@ PAGECORE = (
         lambda r: r.hit_tokens or None,
         "medium",
     ),
-    *(
-        Family(f"pagecore_host_{name}", kind, text, _of_host(field))
-        for name, kind, text, field in (
-            ("blocks", "gauge", "Blocks of the host tier.", "num_blocks"),
-            ("cached_blocks", "gauge", "Blocks that the host tier has cached.", "num_cached_blocks"),
-            ("evicted_blocks", "counter", "Blocks that the host tier evicted.", "num_evicted_blocks"),
-            ("promoted_tokens", "counter", "Tokens promoted from the host to the device.", "num_promoted_tokens"),
-            ("backed_up_blocks", "counter", "Blocks copied from the device to the host.", "num_backed_up_blocks"),
-            ("failed_copies", "counter", "Promotions and backups that failed.", "num_failed"),
-            ("pending_copies", "gauge", "Copies between host and device that run.", "num_pending"),
-        )
-    ),
+    *_HOST,
     Family("pagecore_tier_requests", "counter", "Requests for prefixes by their end.", _ended_requests, "state"),
     Family(
         "pagecore_tier_open_requests",
@@ -221,20 +259,7 @@ PAGECORE = (
         "Requests for prefixes that have not ended.",
         lambda r: None if r.requests is None else r.requests.num_open,
     ),
-    *(
-        Family(f"pagecore_store_{name}", kind, text, _of_stores(field), "store")
-        for name, kind, text, field in (
-            ("lookups", "counter", "Entries that were looked up.", "num_lookups"),
-            ("found", "counter", "Entries that a look-up found.", "num_found"),
-            ("loaded", "counter", "Entries that were loaded.", "num_loaded"),
-            ("load_failures", "counter", "Entries whose load failed.", "num_load_failures"),
-            ("stored", "counter", "Entries that were stored.", "num_stored"),
-            ("store_failures", "counter", "Entries that could not be stored.", "num_store_failures"),
-            ("loaded_bytes", "counter", "Bytes that were loaded.", "bytes_loaded"),
-            ("stored_bytes", "counter", "Bytes that were stored.", "bytes_stored"),
-            ("pending", "gauge", "Batches that have not ended.", "num_pending"),
-        )
-    ),
+    *_STORES,
 )
 
 FAMILIES: Mapping[str, tuple[Family, ...]] = MappingProxyType({"vllm": VLLM, "sglang": SGLANG, "pagecore": PAGECORE})

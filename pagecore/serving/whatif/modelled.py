@@ -1,8 +1,8 @@
 """Hits of a model with windows, several kinds of attention or recurrent states, by serving the trace at each size.
 
 The blocks that such a model keeps do not follow from stack distances: a window releases blocks while its prompt is
-computed, memory is divided among groups, and a prefix is found only up to a cached state. The scheduler and the cache of
-`pagecore replay` therefore serve the prompts, one after another.
+computed, memory is divided among groups, and a prefix is found only up to a cached state. The scheduler and the cache
+of `pagecore replay` therefore serve the prompts, one after another.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class WhatIfOptions:
         groups = replayed._groups()
         if any(group.is_cross for group in groups):
             raise UnsupportedOption(
-                "the model has an encoder, and a trace has no encoder tokens; give a model without one, or bytes_per_token"
+                "the model has an encoder, and a trace has no encoder tokens; give another model, or bytes_per_token"
             )
         set_field(self, "token_bytes", sum(group.bytes_per_block(16) for group in groups) // 16)
         set_field(self, "state_bytes", sum(spec.nbytes for spec in replayed.states))

@@ -32,13 +32,18 @@ def curve_columns(result: WhatIf, index: int, most: int) -> tuple[str, list[str]
             f"{curve.blocks[i]:,}",
             f"{curve.hit_rate[i]:.2%}",
             f"{curve.hit_tokens[i]:,}",
-            f"{curve.saved_seconds[i]:,.0f}",
+            _seconds(curve.saved_seconds[i]),
             f"{curve.refused[i]:,}",
         ]
         for i in which
     ]
     headings = ["memory", "blocks", "hit rate", "tokens found", "prefill seconds saved", "requests refused"]
     return curve_name(result, index), headings, lines
+
+
+def _seconds(seconds: float) -> str:
+    """Format seconds, with a decimal below 100."""
+    return f"{seconds:,.0f}" if seconds >= 100 else f"{seconds:.1f}"
 
 
 def tier_columns(result: WhatIf) -> Columns:
