@@ -1,4 +1,71 @@
-"""Serving on top of a cache: a continuous-batching scheduler, trace replay, a memory planner, and the demo.
+"""Serving on top of a cache: a continuous-batching scheduler, a memory planner, trace replay, what-if, and metrics.
 
-Import each name from its module. The package imports none of them, so that `pagecore info` starts fast.
+Names are loaded at their first use (PEP 562): importing the package loads none of its modules, so that `pagecore info`
+starts fast. ``from pagecore.serving import Scheduler`` loads the scheduler alone.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pagecore.serving.budget import DeviceOptions, DevicePlan
+    from pagecore.serving.figures import SchedulerFigures
+    from pagecore.serving.planner import plan_memory, plan_model
+    from pagecore.serving.plans import MemoryPlan, ModelPlan
+    from pagecore.serving.prometheus import Exporter
+    from pagecore.serving.replay import ReplayOptions, ReplayReport
+    from pagecore.serving.request import Request, RequestError, Run, State
+    from pagecore.serving.reuse import Reuse
+    from pagecore.serving.scheduler import Scheduler
+    from pagecore.serving.step import Step, StepState
+    from pagecore.serving.whatif import WhatIf, WhatIfOptions, what_if
+
+__all__ = [
+    "DeviceOptions",
+    "DevicePlan",
+    "Exporter",
+    "MemoryPlan",
+    "ModelPlan",
+    "ReplayOptions",
+    "ReplayReport",
+    "Request",
+    "RequestError",
+    "Reuse",
+    "Run",
+    "Scheduler",
+    "SchedulerFigures",
+    "State",
+    "Step",
+    "StepState",
+    "WhatIf",
+    "WhatIfOptions",
+    "plan_memory",
+    "plan_model",
+    "what_if",
+]
+
+_MODULES = {
+    "budget": ("DeviceOptions", "DevicePlan"),
+    "figures": ("SchedulerFigures",),
+    "planner": ("plan_memory", "plan_model"),
+    "plans": ("MemoryPlan", "ModelPlan"),
+    "prometheus": ("Exporter",),
+    "replay": ("ReplayOptions", "ReplayReport"),
+    "request": ("Request", "RequestError", "Run", "State"),
+    "reuse": ("Reuse",),
+    "scheduler": ("Scheduler",),
+    "step": ("Step", "StepState"),
+    "whatif": ("WhatIf", "WhatIfOptions", "what_if"),
+}
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

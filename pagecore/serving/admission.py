@@ -1,17 +1,20 @@
 """Rows of the next step: the running runs, and the first requests of the queue that the pool can hold.
 
 Admission tries stages of 1, 2, 4, ... requests, because `shortage` looks at all rows: it is called a logarithmic number
-of times instead of once for each request. If a stage does not fit, bisection finds the part of it that fits.
+of times instead of once for each request. If a stage does not fit, bisection finds the part of it that fits. The cost
+is linear in the requests that it looks at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING
 
+from pagecore.serving.future import count_future
+from pagecore.serving.queue import Queue
 from pagecore.serving.request import Run
+from pagecore.serving.sharing import SharedPrompts
 
 if TYPE_CHECKING:
     from pagecore.cache import Sequence
@@ -37,21 +40,27 @@ class StepRows:
         self.counts.append(count)
 
 
-def select(running: Iterable[Run], budget: int) -> StepRows:
-    """Return rows for the running runs: all decodes, then chunks of prompts, oldest first, while the budget lasts."""
+def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
+    """Return rows for the running runs, and the tokens that the step has left for prompts.
+
+    All decodes come first, then chunks of prompts in order of admission. A step ahead of the ids of the step before has
+    no row for a run that ends with that id.
+    """
     decodes: list[Run] = []
     prompts: list[Run] = []
-    for run in running:
+    for run in roster.running:
         (prompts if run.prefilling else decodes).append(run)
+    if roster.steps:
+        decodes = [run for run in decodes if run.sequence.num_tokens + 1 < run.last_length]
     rows = StepRows(decodes, [run.sequence for run in decodes], [1] * len(decodes), len(decodes))
-    budget -= len(decodes)
+    budget = min(limits.budget - len(decodes), limits.prefill_tokens)
     for run in prompts:
         if not budget:
             break
-        count = min(run.num_tokens_left, budget)
+        count = min(run.num_tokens_left, budget, limits.chunk)
         rows.add(run, count)
         budget -= count
-    return rows
+    return rows, budget
 
 
 class Admission:
@@ -62,53 +71,101 @@ class Admission:
     roster : Roster
     rows : StepRows
         Rows of the running runs; a row is appended for each admitted run.
+    budget : int
+        Tokens that the step has left for prompts.
     limits : Limits
+
+    Attributes
+    ----------
+    stopped_at : Run or None
+        The first run of the queue that the pool cannot hold; it keeps its cached prefix pinned.
     """
 
-    def __init__(self, roster: Roster, rows: StepRows, limits: Limits) -> None:
+    def __init__(self, roster: Roster, rows: StepRows, budget: int, limits: Limits) -> None:
         self._roster = roster
         self._rows = rows
-        self._headroom = limits.headroom
-        self._max_length = limits.max_length
-        self._prompt_tokens = limits.prompt_tokens
-        self._budget = limits.budget - sum(rows.counts)
+        self._limits = limits
+        self._budget = budget
         reserved = sum(run.samples for run in roster.running)
         self._free_rows = limits.max_running - reserved
         self._free_states = limits.state_rows - reserved
-        # Tokens that each row still lacks. Budget is left only if every running prompt gets all that it lacks.
-        self._needs = rows.counts.copy()
+        self.stopped_at: Run | None = None
+        self._is_closed = self._budget <= 0 or self._free_rows <= 0
+        if self._is_closed:
+            return
+        self._queue = Queue(roster, limits)
+        self._unpin([run for run in roster.pinned if run is not self._queue.first])
+        # Tokens that each row still lacks, those that it will generate included.
+        lacking = [run.num_tokens_left for run in rows.runs[rows.num_decodes :]]
+        self._needs = self._with_future(rows.runs, [1] * rows.num_decodes + lacking)
+        self._shared = SharedPrompts(roster.cache.block_size) if limits.shares_prompts else None
+        if self._shared is not None:
+            for run, count in zip(rows.runs[rows.num_decodes :], rows.counts[rows.num_decodes :], strict=True):
+                self._shared.add(run, count)
 
     def admit(self) -> None:
-        """Admit runs from the queue, in order, while budget, rows and blocks for a whole prompt last."""
+        """Admit runs from the queue, in its order, while budget, rows and blocks for a whole prompt last."""
         size = 1
-        while stage := self._stage(size):
-            fitting = self._count_fitting(stage)
+        while not self._is_closed:
+            stage, delayed = self._stage(size)
+            fitting = self._count_fitting(stage) if stage else 0
             for run in stage[:fitting]:
                 self._admit(run)
             if fitting < len(stage):
-                self._unpin(stage[fitting + 1 :])
-                self._pin(stage[fitting])
-                return
+                self._stop(stage, fitting, delayed)
             size *= 2
+        # A pinned run occupies a row, which must not be one that is reserved for samples.
+        kept = self.stopped_at
+        self._unpin([run for run in self._roster.pinned if run is not kept and run.samples > self._free_rows])
 
-    def _stage(self, size: int) -> list[Run]:
-        """Pin up to `size` runs of the queue for which budget, rows and state slots suffice, and return them.
+    def _stage(self, size: int) -> tuple[list[Run], list[tuple[Run, Run]]]:
+        """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.
 
         A run that has the cache for itself needs no slots for its samples: they are preempted when they lack slots.
+
+        Returns
+        -------
+        stage : list of Run
+        delayed : list of (Run, Run)
+            Runs that wait one step, and the run of this step that computes their next block.
         """
         stage: list[Run] = []
+        delayed: list[tuple[Run, Run]] = []
         budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
-        for run in list(islice(self._roster.waiting, size)):
-            if budget <= 0 or run.samples > free_rows:
-                break
-            if run.samples > free_states and (stage or self._roster.running):
+        taken = self._queue.take(size)
+        self._is_closed = len(taken) < size
+        for run in taken:
+            lacks_states = run.samples > free_states and bool(stage or self._roster.running)
+            if budget <= 0 or run.samples > free_rows or lacks_states:
+                self._is_closed = True
                 break
             self._pin(run)
+            other = None if self._shared is None or run not in self._roster.pinned else self._shared.find(run)
+            if other is not None:
+                run.shared_at = run.sequence.num_computed_tokens
+                self._roster.unpin(run)
+                self._queue.num_skipped += 1
+                delayed.append((run, other))
+                continue
             stage.append(run)
-            budget -= run.num_tokens_left
+            count = min(run.num_tokens_left, self._limits.chunk)
+            if self._shared is not None:
+                self._shared.add(run, min(count, budget))
+            budget -= count
             free_rows -= run.samples
             free_states -= run.samples
-        return stage
+        return stage, delayed
+
+    def _stop(self, stage: list[Run], fitting: int, delayed: list[tuple[Run, Run]]) -> None:
+        """End the admission at the first run of a stage that does not fit; no run waits for those that come later."""
+        self._is_closed = True
+        self.stopped_at = stage[fitting]
+        out = dict.fromkeys(stage[fitting:])
+        for run, other in delayed:
+            if other in out:
+                run.shared_at = -1
+        self._unpin(stage[fitting + 1 :])
+        self._pin(stage[fitting])
 
     def _count_fitting(self, stage: list[Run]) -> int:
         """Return the number of runs at the start of the stage that fit; these are pinned."""
@@ -132,18 +189,31 @@ class Admission:
         In the blocks of a window, a prompt needs room for its window and one part; the step is fitted to it later.
         """
         sequences = self._rows.sequences + [run.sequence for run in runs]
-        needs = self._needs + [run.num_tokens_left for run in runs]
+        lacking = [run.num_tokens_left for run in runs]
+        is_alone = len(runs) == 1 and not self._roster.running
+        needs = self._needs + (lacking if is_alone else self._with_future(runs, lacking))
         if self._roster.running:
-            last = self._max_length - runs[-1].sequence.num_computed_tokens
-            needs[-1] = min(needs[-1] + self._headroom, last)
-        return not self._roster.cache.shortage(sequences, needs, step_tokens=self._prompt_tokens)
+            last = self._limits.max_length - runs[-1].sequence.num_computed_tokens
+            needs[-1] = min(needs[-1] + self._limits.headroom, last)
+        return not self._roster.cache.shortage(sequences, needs, step_tokens=self._limits.prompt_tokens)
+
+    def _with_future(self, runs: list[Run], needs: list[int]) -> list[int]:
+        """Add the tokens that runs are expected to generate, up to the longest sequence that the cache can hold."""
+        ratio = self._roster.ratio
+        if ratio is None:
+            return needs
+        last = self._limits.max_length
+        return [
+            min(need + count_future(run, ratio), last - run.sequence.num_computed_tokens)
+            for run, need in zip(runs, needs, strict=True)
+        ]
 
     def _admit(self, run: Run) -> None:
         left = run.num_tokens_left
+        self._needs += self._with_future([run], [left])
         self._roster.admit(run)
-        count = min(left, self._budget)
+        count = min(left, self._budget, self._limits.chunk)
         self._rows.add(run, count)
-        self._needs.append(left)
         self._budget -= count
         self._free_rows -= run.samples
         self._free_states -= run.samples
@@ -152,11 +222,11 @@ class Admission:
         """Pin the longest cached prefix of a waiting run, unless the run is swapped out."""
         roster = self._roster
         if run.held is not None:
-            if run not in roster.pinned or not roster.has_news:
+            if run not in roster.pinned or run.pinned_news == roster.news:
                 return
             found = roster.cache.match_length(run.tokens, namespace=run.request.namespace)
             if found <= run.held.num_cached_tokens:
-                roster.has_news = False
+                run.pinned_news = roster.news
                 return
             roster.unpin(run)
         roster.pin(run)

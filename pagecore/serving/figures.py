@@ -48,4 +48,5 @@ def read_figures(roster: Roster) -> SchedulerFigures:
         num_swaps=roster.num_swaps,
         num_forks=roster.num_forks,
         reuse=roster.reuse,
+        new_token_ratio=roster.ratio,
     )

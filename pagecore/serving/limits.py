@@ -7,14 +7,20 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.serving.checks import as_flag
+from pagecore.serving.future import future_ratios
 from pagecore.serving.request import RequestError
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
+    from pagecore.serving.future import Ratios
 
-__all__ = ["Limits", "choose_limits"]
+__all__ = ["POLICIES", "Limits", "choose_limits"]
+
+# Orders of the queue.
+POLICIES = ("fcfs", "lpm", "priority")
 
 # Methods of a cache that the scheduler calls.
 CACHE_CALLS = ("add_sequence", "fork", "remove", "shortage", "try_prepare", "commit", "abandon", "append_tokens")
@@ -41,6 +47,16 @@ class Limits:
     state_rows : int
         Sequences up to which an admission goes while other runs are running, so that each of them, samples that are
         not forked yet included, has its state slots; `max_running` for a cache without states.
+    prefill_tokens, chunk : int
+        Prompt tokens of one step, and of one prompt in one step.
+    policy : str
+        Order of the queue, one of `POLICIES`.
+    max_wait_steps : int
+        Steps in the queue after which a run goes first.
+    shares_prompts : bool
+        True if a request waits one step for blocks that another one computes in this step.
+    ratios : Ratios or None
+        Course of the ratio of future tokens; None if admissions do not count them.
     """
 
     max_running: int
@@ -50,6 +66,12 @@ class Limits:
     max_length: int
     headroom: int
     state_rows: int
+    prefill_tokens: int
+    chunk: int
+    policy: str
+    max_wait_steps: int
+    shares_prompts: bool
+    ratios: Ratios | None
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
         """Raise `RequestError` for a request that the cache cannot hold alone; see `Scheduler.check_request`."""
@@ -73,11 +95,19 @@ class Limits:
 
 def choose_limits(
     cache: PagedKVCache,
+    *,
     max_running: int,
     max_tokens_per_step: int,
     headroom: float,
     swap_space: SwapSpace | None,
     states_per_run: int | None,
+    policy: str,
+    max_wait_steps: int,
+    max_prefill_tokens: int | None,
+    chunked_prefill_size: int | None,
+    share_prompts: bool,
+    new_token_ratio: float | None,
+    conservativeness: float,
 ) -> Limits:
     """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
     if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
@@ -110,7 +140,23 @@ def choose_limits(
         max_length=max_length,
         headroom=int(max_length * headroom),
         state_rows=state_rows,
+        prefill_tokens=_at_most("max_prefill_tokens", max_prefill_tokens, budget),
+        chunk=_at_most("chunked_prefill_size", chunked_prefill_size, budget),
+        policy=_check_policy(policy),
+        max_wait_steps=require_int("max_wait_steps", max_wait_steps),
+        shares_prompts=as_flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
+        ratios=future_ratios(new_token_ratio, conservativeness),
     )
+
+
+def _at_most(name: str, value: int | None, most: int) -> int:
+    return most if value is None else min(require_int(name, value), most)
+
+
+def _check_policy(policy: str) -> str:
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise UnsupportedOption(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
+    return policy
 
 
 def _state_rows(cache: PagedKVCache, states_per_run: int | None, max_running: int) -> int:

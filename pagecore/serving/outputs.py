@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.serving.request import Run, State
+from pagecore.serving.step import no_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -16,50 +17,82 @@ if TYPE_CHECKING:
     from pagecore.serving.admission import StepRows
     from pagecore.serving.step import Step
 
-__all__ = ["list_outputs", "sort_outputs"]
+__all__ = ["find_ended", "find_unknown", "list_outputs", "sort_outputs"]
 
 
-def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int]]:
-    """Return the runs that take a sampled token, and the row of each.
+def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int], list[Run]]:
+    """Return the runs that take a sampled token, the row of each, and the completed runs that take none.
 
-    These are the decodes, and all samples of each prompt that the step completes. The runs of samples are made here,
-    with `owner`, when they are first listed.
+    The first are the decodes, and all samples of each prompt that the step completes. The runs of samples are made
+    here, with `owner`, when they are first listed.
     """
     outputs = rows.runs[: rows.num_decodes]
     output_rows = list(range(rows.num_decodes))
+    unsampled: list[Run] = []
     for row in range(rows.num_decodes, len(rows.runs)):
         run = rows.runs[row]
-        ends = rows.sequences[row].num_computed_tokens + rows.counts[row] == len(run.tokens)
-        if ends and run.request.max_new_tokens:
-            samples = [run, *_siblings(run, owner)]
-            outputs += samples
-            output_rows += repeat(row, len(samples))
-    return outputs, output_rows
+        if rows.sequences[row].num_computed_tokens + rows.counts[row] < len(run.tokens):
+            continue
+        if not run.request.max_new_tokens:
+            unsampled.append(run)
+            continue
+        samples = [run, *_siblings(run, owner)]
+        outputs += samples
+        output_rows += repeat(row, len(samples))
+    return outputs, output_rows, unsampled
+
+
+def find_unknown(rows: StepRows, previous: Step | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the positions of the ids that the step before samples, and the outputs of that step which give them.
+
+    Decodes come first in a batch and have one token each, so that the position of their token is their row.
+    """
+    if previous is None or not rows.num_decodes:
+        return no_indices(), no_indices()
+    positions = np.arange(rows.num_decodes)
+    decodes = rows.runs[: rows.num_decodes]
+    if decodes == previous.outputs[: rows.num_decodes]:
+        return positions, positions.copy()
+    places = {run: place for place, run in enumerate(previous.outputs)}
+    return positions, np.fromiter(map(places.__getitem__, decodes), np.int64, rows.num_decodes)
+
+
+def find_ended(step: Step, tokens: NDArray[np.int32], flags: NDArray[np.bool_] | None) -> list[bool]:
+    """Return True for each output that ends early: its id is a stop id of its run, or its flag is set."""
+    stopped = [token in run.stops for token, run in zip(tokens.tolist(), step.outputs, strict=True)]
+    return stopped if flags is None else [stop or flag for stop, flag in zip(stopped, flags.tolist(), strict=True)]
 
 
 def sort_outputs(
-    step: Step, tokens: NDArray[np.int32]
+    step: Step, tokens: NDArray[np.int32], ended: list[bool] | None
 ) -> tuple[list[Sequence], NDArray[np.int32], dict[Run, NDArray[np.int32]]]:
     """Return the sequences that continue, their ids, and the complete tokens of each run that finishes.
 
-    `tokens` holds one id for each output; those of cancelled runs are dropped. The last token of a run does not enter
-    the cache, because no step would compute it.
+    `tokens` holds one id for each output, and `ended` True for those that end early; the ids of runs that have ended
+    already are dropped. The last token of a run does not enter the cache, because no step would compute it.
     """
     outputs = step.outputs
     held = [run.held for run in outputs]
-    going = [one for one, run in zip(held, outputs, strict=True) if one and one.num_tokens + 1 < run.last_length]
+    if ended is None:
+        going = [one for one, run in zip(held, outputs, strict=True) if one and one.num_tokens + 1 < run.last_length]
+    else:
+        going = [
+            one
+            for one, run, ends in zip(held, outputs, ended, strict=True)
+            if one and not ends and one.num_tokens + 1 < run.last_length
+        ]
     finished: dict[Run, NDArray[np.int32]] = {}
     places: list[int] = []
     if len(going) < len(outputs):
         for place, (one, run) in enumerate(zip(held, outputs, strict=True)):
-            if one is None:  # cancelled
+            if one is None:  # cancelled, or finished by an earlier step
                 continue
-            if one.num_tokens + 1 < run.last_length:
+            if one.num_tokens + 1 < run.last_length and not (ended and ended[place]):
                 places.append(place)
             else:
                 finished[run] = np.append(one.tokens, tokens[place])
-    for run in step.runs[step.num_decodes :]:
-        if run.state is State.RUNNING and not run.request.max_new_tokens and not run.prefilling:
+    for run in step.unsampled:
+        if run.state is State.RUNNING:
             finished[run] = np.asarray(run.sequence.tokens)
     return going, tokens[places] if len(going) < len(outputs) else tokens, finished
 

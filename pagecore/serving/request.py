@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from pagecore.cache.prefix.retention import validate_namespace
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+from pagecore.serving.checks import as_flag
 from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from pagecore.cache import Sequence
 
 __all__ = ["Request", "RequestError", "Run", "State"]
+
+NO_STOPS: frozenset[int] = frozenset()
 
 
 class RequestError(ShapeError):
@@ -36,7 +39,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, the number of tokens to generate, and the number of samples.
+    """A prompt, the number of tokens to generate, the number of samples, and the tokens that end them early.
 
     Parameters
     ----------
@@ -51,14 +54,22 @@ class Request:
         computed.
     namespace : hashable, optional
         Adapter or tenant of the request; requests of different namespaces share no cached prefix.
+    stop_token_ids : iterable of int
+        A sampled id among these ends its sample, and is its last token; kept as a sorted tuple.
+    ignore_eos : bool
+        If True, `stop_token_ids` end nothing, and an admission reserves all `max_new_tokens` (see `Scheduler`).
+    priority : int
+        Requests with a larger number go first under the policy "priority"; the other policies ignore it.
 
     Raises
     ------
     ShapeError
-        `prompt` is empty, not 1-D, or has ids that int32 cannot hold; `max_new_tokens` is negative; `samples` is
-        below 1.
+        `prompt` is empty, `prompt` or `stop_token_ids` is not 1-D or has ids that int32 cannot hold, `max_new_tokens`
+        is negative, `samples` is below 1, or `priority` is not an integer of int32.
     UnsupportedDtype
-        `prompt` is not of integers, or `namespace` cannot be compared.
+        `prompt` or `stop_token_ids` is not of integers, or `namespace` cannot be compared.
+    UnsupportedOption
+        `ignore_eos` is not True or False.
     """
 
     id: int
@@ -66,12 +77,19 @@ class Request:
     max_new_tokens: int
     samples: int = 1
     namespace: Hashable = None
+    _: KW_ONLY
+    stop_token_ids: Iterable[int] = ()
+    ignore_eos: bool = False
+    priority: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", token_ids(self.prompt, "prompt"))
         if not len(self.prompt):
             raise ShapeError("prompt is empty; expected at least one token id")
-        for name, least in (("max_new_tokens", 0), ("samples", 1)):
+        if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
+            object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
+        as_flag("ignore_eos", self.ignore_eos)
+        for name, least in (("max_new_tokens", 0), ("samples", 1), ("priority", -INT32_MAX)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value!r}; expected an integer between {least} and {INT32_MAX}")
@@ -81,6 +99,12 @@ class Request:
     def num_slots(self) -> int:
         """Number of slots that one sample needs; its last token is generated but never computed."""
         return len(self.prompt) + max(self.max_new_tokens - 1, 0)
+
+
+def _stop_ids(given: Iterable[int]) -> tuple[int, ...]:
+    if isinstance(given, set | frozenset):
+        given = list(given)
+    return tuple(sorted(set(token_ids(given, "stop_token_ids").tolist())))  # type: ignore[arg-type]
 
 
 def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
@@ -137,17 +161,23 @@ class Run:
         "arrival",
         "held",
         "last_length",
+        "match_length",
+        "match_news",
         "num_preemptions",
         "num_reused_tokens",
         "owner",
         "parent",
+        "pinned_news",
         "prefilling",
         "request",
         "sample",
         "samples",
+        "shared_at",
         "siblings",
         "state",
+        "stops",
         "tokens",
+        "waits_since",
     )
 
     def __init__(
@@ -169,11 +199,17 @@ class Run:
         self.arrival = arrival
         self.tokens = request.prompt
         self.last_length = len(request.prompt) + request.max_new_tokens
+        self.stops = NO_STOPS if request.ignore_eos or not request.stop_token_ids else frozenset(request.stop_token_ids)
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.held: Sequence | None = None
         self.prefilling = True
         self.state = State.WAITING
+        self.waits_since = 0  # step in which it joined the queue
+        self.shared_at = -1  # cached tokens at which it waited for an equal prompt
+        self.pinned_news = -1  # news of the roster at which its prefix was pinned
+        self.match_news = -1  # news of the roster at which `match_length` was read
+        self.match_length = 0
 
     @property
     def sequence(self) -> Sequence:

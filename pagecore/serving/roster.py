@@ -1,9 +1,10 @@
-"""The runs of a scheduler in order of arrival, and their sequences in the cache.
+"""The runs of a scheduler, and their sequences in the cache.
 
-R1: `running` followed by `waiting` is in order of arrival.
+R1: `running` is in order of admission. In `waiting`, preempted runs precede the others, which are in order of arrival.
 R2: a run in `running` has a sequence that is not swapped out. A run in `waiting` has no sequence, or a sequence that is
     swapped out, or, if it is in `pinned`, a sequence that holds the cached prefix to reuse.
 R3: the id of a run's sequence in the cache is the run.
+R4: of two open steps the first is committed; its ids are not accepted yet.
 
 Every method is one transition: an all-or-nothing call of the cache, then `record`, which updates the attributes of the
 roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of memory) cannot leave it half done.
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.errors import PagecoreError
+from pagecore.serving.future import ratio_after_retraction
 from pagecore.serving.journal import Journal
 from pagecore.serving.request import Run, State
 from pagecore.serving.reuse import Reuse
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Batch, PagedKVCache, Sequence, SwapSpace
+    from pagecore.serving.future import Ratios
 
 
 class Roster:
@@ -36,41 +39,74 @@ class Roster:
     Attributes
     ----------
     running : dict of Run
-        The admitted runs, oldest first; the values are None.
+        The admitted runs, in order of admission; the values are None.
     waiting : OrderedDict of Run
-        The queue, oldest first; the values are None.
+        The queue: preempted runs, then the others, oldest first; the values are None.
     pinned : dict of Run
-        The waiting runs that hold their cached prefix: between two steps the head of the queue or none.
-    step : Step or None
-        The open step, neither accepted nor abandoned.
+        The waiting runs that hold their cached prefix: between two steps the next run to admit or none.
+    batch : Batch
+        Batch of the newest step.
+    steps : tuple of Step
+        The open steps, neither accepted nor abandoned, oldest first; two only with overlap.
+    must_accept : bool
+        True if the open step must be accepted before another one is scheduled, because a step ahead of it was
+        abandoned.
+    num_steps : int
+        Calls of `Scheduler.schedule` that looked at the queue.
+    ratio : float or None
+        Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing.
     num_waiting_tokens : int
         Sum of `Run.num_tokens_left` over the queue.
     num_preemptions, num_swaps, num_forks : int
     reuse : Reuse
-    has_news : bool
-        True if the prefix cache may hold a longer prefix of the head of the queue than at the last match.
+    news : int
+        Number of changes after which the prefix cache may hold other prefixes of waiting runs.
     """
 
-    def __init__(self, cache: PagedKVCache, batch: Batch, swap_space: SwapSpace | None) -> None:
+    def __init__(
+        self,
+        cache: PagedKVCache,
+        batches: list[Batch],
+        swap_space: SwapSpace | None,
+        ratios: Ratios | None = None,
+        follows_tree: bool = False,
+    ) -> None:
         self.cache = cache
-        self.batch = batch
+        self.batches = batches
+        self.batch = batches[0]
         self.swap_space = swap_space
+        self.ratios = ratios
+        self.ratio = None if ratios is None else ratios.first
+        # Every commit counts as news, not only those of prompts.
+        self.follows_tree = follows_tree
         self.running: dict[Run, None] = {}
         self.waiting: OrderedDict[Run, None] = OrderedDict()
         self.pinned: dict[Run, None] = {}
-        self.step: Step | None = None
+        self.steps: tuple[Step, ...] = ()
+        self.must_accept = False
+        self.num_steps = 0
         self.num_waiting_tokens = 0
         self.num_preemptions = self.num_swaps = self.num_forks = 0
         self.reuse = Reuse()
-        self.has_news = False
+        self.news = 0
         self._journal = Journal()
 
     def settle(self) -> None:
         """Complete or discard a transition that an exception interrupted."""
         self._journal.settle()
-        if self.step is None and self.batch.in_flight:
+        if self.batch.in_flight and not (self.steps and self.steps[-1].state is StepState.SCHEDULED):
             # The exception came after the prepare and before the caller got the step.
             self._abandon(self.running, lambda: None)
+
+    @property
+    def step(self) -> Step | None:
+        """The newest open step."""
+        return self.steps[-1] if self.steps else None
+
+    def switch_batch(self) -> None:
+        """Choose the batch of the next step; that of an open step stays as it is if there are two."""
+        is_first_used = bool(self.steps) and self.steps[-1].batch is self.batches[0]
+        self.batch = self.batches[-1] if is_first_used else self.batches[0]
 
     # -- the queue -----------------------------------------------------------------------------------------------
 
@@ -100,7 +136,7 @@ class Roster:
             assert held is not None
             self.pinned[run] = None
             self.num_waiting_tokens = waiting_tokens - held.num_computed_tokens
-            self.has_news = False
+            run.pinned_news = self.news
 
         self._journal.run(
             lambda: self.cache.add_sequence(run.tokens, id=run, namespace=run.request.namespace),
@@ -123,7 +159,7 @@ class Roster:
     # -- waiting to running and back -----------------------------------------------------------------------------
 
     def admit(self, run: Run) -> None:
-        """Move the head of the queue, which is pinned or swapped out, to the running runs."""
+        """Move a run of the queue, which is pinned or swapped out, to the running runs."""
         held = run.sequence
         is_back = held.is_swapped
         reuse = self.reuse if is_back else self.reuse.counted(run, self.cache.block_size)
@@ -146,11 +182,15 @@ class Roster:
         self._journal.run(call, lambda: not held.is_swapped, record)
 
     def preempt(self, run: Run) -> None:
-        """Move the youngest running run to the front of the queue, swapped out or without a sequence."""
+        """Move a running run to the front of the queue, swapped out or without a sequence."""
         held = run.sequence
         tokens = np.asarray(held.tokens)
         preemptions, run_preemptions = self.num_preemptions + 1, run.num_preemptions + 1
         swaps, waiting_tokens, computed = self.num_swaps, self.num_waiting_tokens, held.num_computed_tokens
+        news = self.news + 1
+        ratio = self.ratio
+        if ratio is not None:
+            ratio = ratio_after_retraction(other for other in self.running if other is not run)
 
         def call() -> None:
             if self.swap_space is None or not self.cache.try_swap_out([held], self.swap_space):
@@ -169,6 +209,9 @@ class Roster:
             self.num_waiting_tokens = waiting_tokens + len(tokens) - (computed if is_saved else 0)
             self.num_preemptions = preemptions
             self.num_swaps = swaps + is_saved
+            run.waits_since = self.num_steps
+            self.ratio = ratio
+            self.news = news
 
         self._journal.run(call, lambda: held.is_swapped or self._found(run) is None, record)
 
@@ -179,6 +222,7 @@ class Roster:
         # The first sample represents all samples until they are forked.
         parent = run.parent if run.held is None and run not in self.waiting else None
         samples = 0 if parent is None else parent.samples - 1
+        news = self.news + 1
         ended = (run, *run.siblings) if run.samples > 1 else (run,)
 
         def record() -> None:
@@ -192,7 +236,7 @@ class Roster:
             for part in (self.waiting, self.pinned, self.running):
                 part.pop(run, None)
             self.num_waiting_tokens = waiting_tokens
-            self.has_news = True
+            self.news = news
 
         self._journal.run(lambda: self._leave_cache(run), lambda: self._found(run) is None, record)
 
@@ -207,7 +251,7 @@ class Roster:
                 # A sample that is not forked yet follows the first sample and has no sequence.
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
-        has_news = self.has_news or bool(prompts)
+        news = self.news + (bool(prompts) or self.follows_tree)
 
         def record() -> None:
             for run in prompts:
@@ -217,20 +261,21 @@ class Roster:
                     self._fork(parent, run)
                 parent.samples, parent.siblings = 1, ()
             if forks != self.num_forks:
-                # Samples are adjacent: R1.
+                # Samples are adjacent.
                 self.running = {run: None for first in self.running for run in samples.get(first, (first,))}
             self.num_forks = forks
-            self.has_news = has_news
+            self.news = news
             step.state = StepState.COMMITTED
 
         self._journal.run(lambda: self.cache.commit(self.batch), lambda: not self.batch.in_flight, record)
 
     def abandon(self, step: Step) -> None:
-        """Undo the prepare of a step."""
+        """Undo the prepare of the newest step."""
+        steps = self.steps[:-1]
 
         def close() -> None:
             step.state = StepState.ABANDONED
-            self.step = None
+            self.steps = steps
 
         self._abandon(step.runs, close)
 
@@ -238,6 +283,9 @@ class Roster:
         self, step: Step, going: list[Sequence], ids: NDArray[np.int32], finished: Mapping[Run, NDArray[np.int32]]
     ) -> None:
         """Append one id to each continuing sequence, and end the finished runs with their complete tokens."""
+        steps = self.steps[1:]
+        news = self.news + bool(finished)
+        known = going[0].num_tokens if going else 0
 
         def call() -> None:
             if going:
@@ -250,28 +298,36 @@ class Roster:
                 self._leave_cache(run)
                 run.held = None
                 self.running.pop(run, None)
-            self.has_news = self.has_news or bool(finished)
+            if self.must_accept:
+                self._return_to_prompts(self.running)
+                self.must_accept = False
+            self.news = news
             step.finished = tuple(finished)
             step.state = StepState.ACCEPTED
-            self.step = None
+            self.steps = steps
 
-        # After the commit all tokens of an output are computed; a further token shows that the append happened.
-        self._journal.run(call, lambda: not going or going[0].num_tokens > going[0].num_computed_tokens, record)
+        self._journal.run(call, lambda: not going or going[0].num_tokens > known, record)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _abandon(self, runs: Iterable[Run], close: Callable[[], None]) -> None:
-        """Abandon the batch. Decoding runs whose states went back to a checkpoint compute the tokens after it again."""
+        """Abandon the batch. While ids of the step before are missing, `accept` completes the runs instead."""
 
         def record() -> None:
-            for run in runs:
-                held = run.held
-                if held is not None and not run.prefilling and held.num_computed_tokens + 1 < held.num_tokens:
-                    run.tokens = np.asarray(held.tokens)
-                    run.prefilling = True
             close()
+            self.must_accept = bool(self.steps)
+            if not self.must_accept:
+                self._return_to_prompts(runs)
 
         self._journal.run(lambda: self.cache.abandon(self.batch), lambda: not self.batch.in_flight, record)
+
+    def _return_to_prompts(self, runs: Iterable[Run]) -> None:
+        """Let decoding runs whose states went back to a checkpoint compute the tokens after it again, as a prompt."""
+        for run in runs:
+            held = run.held
+            if held is not None and not run.prefilling and held.num_computed_tokens + 1 < held.num_tokens:
+                run.tokens = np.asarray(held.tokens)
+                run.prefilling = True
 
     def _found(self, run: Run) -> Sequence | None:
         return self.cache.sequences.get(run)
@@ -298,11 +354,16 @@ class Roster:
             is_right = is_held if self._found(run) is not None else run.held is None
             self._check(is_right and run.state is State.WAITING, f"{run!r} is waiting but holds {run.held!r}")
         self._check(self.waiting.keys() >= self.pinned.keys(), "a pinned run is not in the queue")
-        arrivals = [run.arrival for part in (self.running, self.waiting) for run in part]
-        is_ordered = all(first <= second for first, second in pairwise(arrivals))
-        self._check(is_ordered, f"runs are not in order of arrival: {arrivals}")
+        fresh = [run.arrival for run in self.waiting if not run.num_preemptions]
+        is_ordered = all(first < second for first, second in pairwise(fresh))
+        self._check(is_ordered, f"the queue is not in order of arrival: {fresh}")
+        ranks = [not run.num_preemptions for run in self.waiting]
+        self._check(ranks == sorted(ranks), "a preempted run is not at the front of the queue")
         tokens = sum(run.num_tokens_left for run in self.waiting)
         self._check(self.num_waiting_tokens == tokens, f"{self.num_waiting_tokens=}, counted {tokens}")
+        for step in self.steps[:-1]:
+            self._check(step.state is StepState.COMMITTED, f"{step!r} is open before a newer step")
+        self._check(not self.must_accept or len(self.steps) == 1, "no step is left to accept")
         is_scheduled = self.step is not None and self.step.state is StepState.SCHEDULED
         self._check(self.batch.in_flight == is_scheduled, f"{self.batch.in_flight=} for {self.step!r}")
 

@@ -1,16 +1,19 @@
 """Continuous batching over a paged cache, without a model or a framework.
 
-Each step gives one token to every decoding run. The remaining budget goes to prompts in chunks, oldest first. Requests
-are then admitted from the head of the queue while the pool can hold their whole prompts and, in a cache with states,
-their states. When blocks or state slots run short, the youngest run is preempted and moves to the front of the queue.
-If a swap space has room, the run is swapped out and later continues where it was. Otherwise its blocks are freed and
-its tokens so far become its prompt (recomputation); a prefix that is still cached when the run returns is not
+Each step gives one token to every decoding run. The remaining budget goes to prompts in chunks, in order of admission.
+Requests are then admitted from the queue, in the order of the policy, while the pool can hold their whole prompts and,
+in a cache with states, their states. When blocks or state slots run short, a run is preempted and moves to the front of
+the queue. If a swap space has room, the run is swapped out and later continues where it was. Otherwise its blocks are
+freed and its tokens so far become its prompt (recomputation); a prefix that is still cached when the run returns is not
 recomputed. Both ways are as in vLLM.
 
-S1: runs are served in order of arrival, and the oldest run is never preempted. Every step computes at least one of its
+S1: runs are served in order of admission, which under "fcfs" is the order of arrival, except that a request waits for
+    an equal prompt while others pass. At least one run is never preempted. Every step computes at least one of its
     tokens, so there is no livelock.
 S2: the rows reserved for the runs, samples that are not forked yet included, never exceed `max_running`.
 S3: the swap space holds only sequences of waiting runs; their computed tokens are not recomputed.
+S4: with overlap, at most one committed step waits for its ids when the next one is scheduled; nothing is preempted by
+    a step that is scheduled before these ids are known.
 """
 
 from __future__ import annotations
@@ -18,34 +21,45 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from pagecore.errors import InvalidSequence, PagecoreError, ShapeError, UnsupportedOption
-from pagecore.serving.figures import SchedulerFigures, read_figures
+import numpy as np
+
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.serving.checks import as_flag
 from pagecore.serving.limits import choose_limits
-from pagecore.serving.outputs import list_outputs, sort_outputs
+from pagecore.serving.outputs import find_ended, find_unknown, list_outputs, sort_outputs
 from pagecore.serving.request import Request, Run, token_ids
-from pagecore.serving.reuse import Reuse
 from pagecore.serving.roster import Roster
 from pagecore.serving.selection import prepare_step
 from pagecore.serving.step import Step, StepState
+from pagecore.serving.view import SchedulerView
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import PagedKVCache, SwapSpace
 
 __all__ = ["Scheduler"]
 
 
-class Scheduler:
+class Scheduler(SchedulerView):
     """Continuous batching: `add`, then `schedule`, `commit`, `accept` until `schedule` returns None.
 
     `schedule` returns a step, the engine computes it, `commit` marks its tokens as computed, and `accept` takes the
     sampled ids. If the forward pass fails, call `abandon` instead of `commit` and `accept`; the next step computes the
-    same tokens again. Only one step is open at a time. `add` and `cancel` are allowed at any time.
+    same tokens again. `add` and `cancel` are allowed at any time.
+
+    Only one step is open at a time, unless `overlap` is True: then `schedule` may follow `commit` at once, and `accept`
+    of the older step comes while the device computes the newer one. `Step.unknown_positions` and `Step.unknown_outputs`
+    say where the sampled ids of the older step go in the batch of the newer one. A run that `accept` finds finished
+    gives back its blocks at once; the extra token that the newer step computes for it is dropped. `schedule` returns
+    None while the ids of an open step are needed first: accept it, and schedule again.
 
     An operation that raises has either not happened or happened completely, even if Ctrl-C interrupts it. The
-    properties show which: `step` is the open step (its `state` shows if it is committed), and `waiting` lists the
-    queue.
+    properties show which: `steps` are the open steps (their `state` shows if they are committed), and `waiting` lists
+    the queue.
+
+    Decisions depend on the calls and their arguments only, not on time or hashes: schedulers of several ranks that are
+    made alike and get the same calls return the same steps.
 
     A scheduler is not thread-safe: use it from one thread at a time. Only `figures` may be called from others.
 
@@ -68,11 +82,36 @@ class Scheduler:
         prompts when slots are short; fewer sequences run then, and more prefixes are reused.
     swap_space : SwapSpace, optional
         A swap space of this cache for preempted runs. Without one, or while it is full, preempted runs are recomputed.
+    overlap : bool
+        If True, one step may be scheduled before the ids of the step before it are accepted.
+    policy : str
+        Order of admission: "fcfs", by arrival; "lpm", the longest cached prefix first, looked up again when the prefix
+        cache has changed, for the 128 oldest requests of the queue; "priority", the largest `Request.priority` first.
+        Under "priority" the smallest priority is preempted first.
+    max_wait_steps : int
+        Steps in the queue after which a run goes before all others; it bounds starvation under "lpm" and "priority".
+    max_prefill_tokens : int, optional
+        Maximum number of prompt tokens of one step, of all prompts together.
+    chunked_prefill_size : int, optional
+        Maximum number of tokens of one prompt in one step.
+    share_prompts : bool
+        If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
+        then reuses them. Requests after it are not delayed.
+    new_token_ratio : float, optional
+        If given, an admission leaves room for the tokens that the runs will generate: for each run this share, 0 to 1,
+        of `max_new_tokens`, less what it has generated, and all of `max_new_tokens` with ``ignore_eos``. The share
+        decays linearly to 0.14 of its start over 600 steps. When blocks run short nevertheless, the run with the
+        fewest generated tokens is preempted, the longest prompt first, and the share becomes
+        ``min(1, (generated + 20 * runs) / (sum of max_new_tokens + 1))`` of the remaining runs. As in SGLang, which
+        starts at 0.7.
+    conservativeness : float
+        Factor of `new_token_ratio`; the product is at most 1.
 
     Attributes
     ----------
     cache : PagedKVCache
     swap_space : SwapSpace or None
+    overlap : bool
     max_running, max_tokens_per_step : int
         Limits; `max_running` with the caps applied.
     max_length : int
@@ -81,10 +120,11 @@ class Scheduler:
     Raises
     ------
     ShapeError
-        A limit is not an integer in its range, or `headroom` is outside 0 to 1.
+        A limit is not an integer in its range, `headroom` or `new_token_ratio` is outside 0 to 1, or `conservativeness`
+        is negative.
     UnsupportedOption
-        `cache` is not a PagedKVCache, `swap_space` belongs to another cache, or `states_per_run` is given for a cache
-        without states.
+        `cache` is not a PagedKVCache, `swap_space` belongs to another cache, `states_per_run` is given for a cache
+        without states, the policy is unknown, or a flag is not True or False.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -98,88 +138,42 @@ class Scheduler:
         headroom: float = 0.01,
         states_per_run: int | None = None,
         swap_space: SwapSpace | None = None,
+        overlap: bool = False,
+        policy: str = "fcfs",
+        max_wait_steps: int = 1000,
+        max_prefill_tokens: int | None = None,
+        chunked_prefill_size: int | None = None,
+        share_prompts: bool = True,
+        new_token_ratio: float | None = None,
+        conservativeness: float = 1.0,
     ) -> None:
-        self._limits = choose_limits(cache, max_running, max_tokens_per_step, headroom, swap_space, states_per_run)
+        self._limits = limits = choose_limits(
+            cache,
+            max_running=max_running,
+            max_tokens_per_step=max_tokens_per_step,
+            headroom=headroom,
+            swap_space=swap_space,
+            states_per_run=states_per_run,
+            policy=policy,
+            max_wait_steps=max_wait_steps,
+            max_prefill_tokens=max_prefill_tokens,
+            chunked_prefill_size=chunked_prefill_size,
+            share_prompts=share_prompts,
+            new_token_ratio=new_token_ratio,
+            conservativeness=conservativeness,
+        )
+        self.overlap = as_flag("overlap", overlap)
         self.cache = cache
         self.swap_space = swap_space
-        self.max_running = self._limits.max_running
-        self.max_tokens_per_step = self._limits.max_tokens_per_step
-        self.max_length = self._limits.max_length
+        self.max_running = limits.max_running
+        self.max_tokens_per_step = limits.max_tokens_per_step
+        self.max_length = limits.max_length
         self._num_added = 0
-        self._roster = Roster(cache, cache.make_batch(self.max_running, self._limits.budget), swap_space)
-
-    # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> Step | None:
-        """The open step, neither accepted nor abandoned; None if there is none."""
-        return self._settled().step
-
-    @property
-    def running(self) -> tuple[Run, ...]:
-        """The admitted runs, oldest first."""
-        return tuple(self._settled().running)
-
-    @property
-    def waiting(self) -> tuple[Run, ...]:
-        """The runs in the queue, the next one first; preempted runs included."""
-        return tuple(self._settled().waiting)
-
-    @property
-    def holders(self) -> tuple[Run, ...]:
-        """The runs that hold a row of the cache: the admitted runs, and the next one if its prefix is pinned."""
-        roster = self._settled()
-        return (*roster.running, *roster.pinned)
-
-    @property
-    def num_running(self) -> int:
-        """Number of admitted runs; a sample counts once it is forked."""
-        return len(self._settled().running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of runs in the queue, preempted runs included."""
-        return len(self._settled().waiting)
-
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Number of tokens that the queued runs have to compute; the cached prefix of the next run is subtracted.
-
-        A caller that streams requests adds more while this is less than `max_tokens_per_step`.
-        """
-        return self._settled().num_waiting_tokens
-
-    @property
-    def num_preemptions(self) -> int:
-        """Number of preemptions so far."""
-        return self._settled().num_preemptions
-
-    @property
-    def num_swaps(self) -> int:
-        """Number of preemptions so far that swapped the run out; the other runs are recomputed."""
-        return self._settled().num_swaps
-
-    @property
-    def num_forks(self) -> int:
-        """Number of samples so far that were forked from the first sample of their request."""
-        return self._settled().num_forks
-
-    @property
-    def reuse(self) -> Reuse:
-        """Tokens that the admissions so far found in the prefix cache."""
-        return self._settled().reuse
-
-    def figures(self) -> SchedulerFigures:
-        """Return the counts of this scheduler; unlike everything else, other threads may call this at any time."""
-        return read_figures(self._roster)
-
-    def check_invariants(self) -> None:
-        """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""
-        roster = self._settled()
-        roster.check_invariants()
-        rows = sum(run.samples for run in roster.running)
-        if rows > self.max_running:
-            raise PagecoreError(f"{rows} rows are reserved for the runs; max_running is {self.max_running}")
+        self._has_stops = False
+        # On a device the next step overwrites the batch in the order of the stream, at addresses that graphs rely on.
+        num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
+        batches = [cache.make_batch(limits.max_running, limits.budget) for _ in range(num_batches)]
+        self._roster = Roster(cache, batches, swap_space, limits.ratios, follows_tree=policy == "lpm")
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -205,7 +199,9 @@ class Scheduler:
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
         samples = request.samples if request.max_new_tokens else 1
         run = Run(request, samples=samples, owner=self, arrival=self._num_added)
+        run.waits_since = roster.num_steps
         self._num_added += 1
+        self._has_stops = self._has_stops or bool(run.stops)
         roster.add(run)
         return run
 
@@ -260,40 +256,63 @@ class Scheduler:
         Returns
         -------
         Step or None
-            None if no run is running or waiting.
+            None if no run is running or waiting. With overlap, None also while a step is open whose ids are needed
+            first: all runs may end with it, or blocks are short, or the step ahead of it was abandoned.
 
         Raises
         ------
         InvalidSequence
-            The last step is neither accepted nor abandoned.
+            The last step is not committed, or, without overlap, neither accepted nor abandoned; or, with overlap, two
+            steps are open.
         OutOfBlocks
-            The oldest run does not fit although it is alone, because blocks of the cache are held outside the
-            scheduler.
+            A run does not fit although it is alone, because blocks of the cache are held outside the scheduler.
         OutOfRows
             Rows of the cache are held outside the scheduler.
         """
         roster = self._settled()
-        if roster.step is not None:
-            raise InvalidSequence(
-                f"the last step is {roster.step.state.value} and not accepted; "
-                "accept its ids, or abandon it before its commit, then schedule the next step"
-            )
+        if roster.steps:
+            self._require_room(roster.steps)
+            if roster.must_accept:
+                return None
         if not roster.running and not roster.waiting:
             return None
         start = perf_counter_ns()
+        roster.num_steps += 1
+        roster.switch_batch()
+        num_preemptions = roster.num_preemptions
         rows = prepare_step(roster, self._limits)
+        if rows is None:
+            return None
         index_ns = perf_counter_ns() - start
-        outputs, output_rows = list_outputs(rows, self)
-        roster.step = Step(roster.batch, rows.runs, rows.counts, rows.num_decodes, outputs, output_rows, index_ns)
-        return roster.step
+        outputs, output_rows, unsampled = list_outputs(rows, self)
+        positions, places = find_unknown(rows, roster.step)
+        step = Step(
+            roster.batch,
+            rows.runs,
+            rows.counts,
+            rows.num_decodes,
+            outputs,
+            output_rows,
+            index_ns,
+            unsampled,
+            positions,
+            places,
+        )
+        if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:
+            roster.ratio = roster.ratios.decayed(roster.ratio)
+        roster.steps = (*roster.steps, step)
+        return step
 
     def commit(self, step: Step) -> None:
         """Mark the tokens of a step as computed, and fork complete prompts into their samples.
 
+        On the host the forward pass must have finished. On a device it may still run, because later work of the cache
+        follows it in the order of the stream.
+
         Raises
         ------
         InvalidSequence
-            `step` is not the open step of this scheduler, or is already committed; nothing is changed.
+            `step` is not the newest open step of this scheduler, or is already committed; nothing is changed.
         """
         roster = self._settled()
         self._require(step, StepState.SCHEDULED, "commit")
@@ -310,20 +329,24 @@ class Scheduler:
         Raises
         ------
         InvalidSequence
-            `step` is not the open step of this scheduler, or is committed; nothing is changed.
+            `step` is not the newest open step of this scheduler, or is committed; nothing is changed.
         """
         roster = self._settled()
         self._require(step, StepState.SCHEDULED, "abandon")
         roster.abandon(step)
 
-    def accept(self, step: Step, ids: ArrayLike) -> list[Run]:
+    def accept(self, step: Step, ids: ArrayLike, finished: ArrayLike | None = None) -> list[Run]:
         """Take the sampled tokens of a committed step.
 
         Parameters
         ----------
         step : Step
+            The oldest open step.
         ids : array_like of int32
-            One id for each of `step.outputs`; the ids of runs that were cancelled meanwhile are dropped.
+            One id for each of `step.outputs`; the ids of runs that have ended meanwhile are dropped.
+        finished : array_like of bool, optional
+            True for each of `step.outputs` that ends with its id, for reasons that the scheduler does not know. A run
+            also ends with one of its `stop_token_ids`, and after `max_new_tokens`.
 
         Returns
         -------
@@ -334,11 +357,11 @@ class Scheduler:
         Raises
         ------
         ShapeError
-            `ids` does not have one id for each output, or int32 cannot hold an id; nothing is changed.
+            `ids` or `finished` does not have one entry for each output, or int32 cannot hold an id; nothing is changed.
         UnsupportedDtype
-            `ids` are not integers; nothing is changed.
+            `ids` are not integers, or `finished` is not of booleans; nothing is changed.
         InvalidSequence
-            `step` is not the open step of this scheduler, is not committed, or was already accepted; nothing is
+            `step` is not the oldest open step of this scheduler, is not committed, or was already accepted; nothing is
             changed.
         """
         roster = self._settled()
@@ -346,26 +369,54 @@ class Scheduler:
         tokens = token_ids(ids, "ids")
         if tokens.shape != (len(step.outputs),):
             raise ShapeError(f"ids have shape {tokens.shape}; expected one id for each of {len(step.outputs)} outputs")
-        going, going_ids, finished = sort_outputs(step, tokens)
+        flags = None if finished is None else _flags(finished, len(step.outputs))
+        ended = find_ended(step, tokens, flags) if self._has_stops or flags is not None else None
+        going, going_ids, complete = sort_outputs(step, tokens, ended)
         start = perf_counter_ns()
-        roster.accept(step, going, going_ids, finished)
+        roster.accept(step, going, going_ids, complete)
         step.index_ns += perf_counter_ns() - start
         return list(step.finished)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _settled(self) -> Roster:
-        self._roster.settle()
-        return self._roster
+    def _require_room(self, steps: tuple[Step, ...]) -> None:
+        """Raise InvalidSequence unless a step may be scheduled while `steps` are open."""
+        state = steps[-1].state
+        if len(steps) > 1:
+            raise InvalidSequence("two steps are open; accept the ids of the older one, then schedule the next step")
+        if not self.overlap:
+            raise InvalidSequence(
+                f"the last step is {state.value} and not accepted; "
+                "accept its ids, or abandon it before its commit, then schedule the next step"
+            )
+        if state is not StepState.COMMITTED:
+            raise InvalidSequence(
+                f"the last step is {state.value} and not committed; commit or abandon it, then schedule the next step"
+            )
 
     def _require(self, step: Step, state: StepState, verb: str) -> None:
-        """Raise InvalidSequence unless `step` is the open step and in `state`; `verb` names the refused call."""
+        """Raise InvalidSequence unless a call can follow: of `verb` accept the oldest step, else the newest one."""
         if not isinstance(step, Step):
             raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
-        if step is not self._roster.step:
+        steps = self._roster.steps
+        if step not in steps:
             is_over = step.state in (StepState.ACCEPTED, StepState.ABANDONED)
             reason = f"was already {step.state.value}" if is_over else "belongs to another scheduler"
             raise InvalidSequence(f"cannot {verb} a step that {reason}; {verb} each step returned by schedule once")
         if step.state is not state:
             remedy = "commit it first" if state is StepState.COMMITTED else "accept the ids of its outputs"
             raise InvalidSequence(f"cannot {verb} a step that is {step.state.value}; {remedy}")
+        if verb == "accept" and step is not steps[0]:
+            raise InvalidSequence("cannot accept a step before the older one; accept steps in their order")
+
+
+def _flags(given: ArrayLike, count: int) -> NDArray[np.bool_]:
+    try:
+        flags = np.asarray(given)
+    except ValueError as ragged:
+        raise ShapeError(f"finished is not a 1-D array of booleans: {ragged}") from None
+    if flags.shape != (count,):
+        raise ShapeError(f"finished has shape {flags.shape}; expected one flag for each of {count} outputs")
+    if flags.size and flags.dtype != np.bool_:
+        raise UnsupportedDtype(f"finished has dtype {flags.dtype}; expected booleans")
+    return flags.astype(np.bool_, copy=False)

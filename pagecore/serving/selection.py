@@ -1,8 +1,8 @@
 """Selection of a step's rows: decodes, chunks of prompts, admissions, and what gives way while blocks are short.
 
 If only the blocks of windows are short, prompts bring fewer tokens to the step: each step lets windows release blocks.
-If other blocks or state slots are short, or one token of each prompt is still too much, the youngest runs are
-preempted.
+If other blocks or state slots are short, or one token of each prompt is still too much, runs are preempted: the last
+admitted first, or as the policy and the ratio of future tokens say.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from pagecore.serving.admission import Admission, StepRows, select
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
     from pagecore.serving.limits import Limits
+    from pagecore.serving.request import Run
     from pagecore.serving.roster import Roster
 
 __all__ = ["prepare_step"]
 
 
-def prepare_step(roster: Roster, limits: Limits) -> StepRows:
+def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
     """Choose the rows of the next step and prepare the roster's batch for them; the roster must not be empty.
+
+    Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
+    preempted: the accepted ids may end runs, whose blocks are then free.
 
     Raises
     ------
@@ -29,24 +33,28 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows:
         As `Scheduler.schedule`.
     """
     cache = roster.cache
-    _unpin_all_but_head(roster)
-    rows = select(roster.running, limits.budget)
+    is_ahead = bool(roster.steps)
+    rows, budget = select(roster, limits)
     if roster.waiting:
-        Admission(roster, rows, limits).admit()
-    if not rows.runs:
-        _refuse_to_stall(roster, limits)
-    while cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
+        admission = Admission(roster, rows, budget, limits)
+        admission.admit()
+        if not rows.runs and not is_ahead:
+            _refuse_to_stall(roster, limits, admission.stopped_at or roster.head)
+    while rows.runs and cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
         if roster.pinned:
-            roster.unpin(roster.head)
+            for run in list(roster.pinned):
+                roster.unpin(run)
         elif _shorten_prompts(cache, rows):
             continue
+        elif is_ahead:
+            return None
         elif len(roster.running) <= 1:
             cache.prepare(rows.sequences, rows.counts, out=roster.batch)
             break
         else:
-            _preempt(roster, cache.shortage(rows.sequences, rows.counts))
-            rows = select(roster.running, limits.budget)
-    return rows
+            _preempt(roster, limits, cache.shortage(rows.sequences, rows.counts))
+            rows, _ = select(roster, limits)
+    return rows if rows.runs else None
 
 
 def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
@@ -70,15 +78,8 @@ def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
     return fits > 0
 
 
-def _unpin_all_but_head(roster: Roster) -> None:
-    """Release prefixes that an interrupted admission left pinned for runs after the head of the queue."""
-    for run in list(roster.pinned):
-        if run is not roster.head:
-            roster.unpin(run)
-
-
-def _preempt(roster: Roster, missing: int) -> None:
-    """Preempt the youngest runs until `missing` blocks may be free, and at least one run.
+def _preempt(roster: Roster, limits: Limits, missing: int) -> None:
+    """Preempt runs until `missing` blocks may be free, and at least one run; one run stays.
 
     A preempted run frees at most the blocks of its known tokens, and fewer where it shares them. The estimate is
     therefore an upper bound, and no run is preempted that could stay: the caller prepares again, and calls again if
@@ -86,7 +87,7 @@ def _preempt(roster: Roster, missing: int) -> None:
     """
     block_size = roster.cache.block_size
     freed = 0
-    for run in list(roster.running)[:0:-1]:
+    for run in _victims(roster, limits):
         slots = max(run.sequence.num_tokens, run.sequence.capacity)
         # Samples may have been about to copy the block that they share.
         freed += -(-slots // block_size) + (run.request.samples > 1)
@@ -95,9 +96,22 @@ def _preempt(roster: Roster, missing: int) -> None:
             return
 
 
-def _refuse_to_stall(roster: Roster, limits: Limits) -> NoReturn:
-    """Raise OutOfBlocks: nothing runs and the head of the queue does not fit, although it fits an empty pool."""
-    run = roster.head
+def _victims(roster: Roster, limits: Limits) -> list[Run]:
+    """Return the running runs but one, the next one to preempt first.
+
+    The last admitted run gives way first. With a ratio of future tokens the run with the fewest generated tokens does,
+    and of several the one with the longest prompt. Under the policy "priority" the smallest priority comes first.
+    """
+    victims = list(roster.running)[::-1]
+    if limits.ratios is not None:
+        victims.sort(key=lambda run: (run.num_generated, -len(run.request.prompt)))
+    if limits.policy == "priority":
+        victims.sort(key=lambda run: run.request.priority)
+    return victims[:-1]
+
+
+def _refuse_to_stall(roster: Roster, limits: Limits, run: Run) -> NoReturn:
+    """Raise OutOfBlocks: nothing runs and the next run does not fit, although it fits an empty pool."""
     available = roster.cache.num_available
     needed = available + roster.cache.shortage([run.sequence], [run.num_tokens_left], step_tokens=limits.prompt_tokens)
     held = "blocks or state slots" if roster.cache.num_states else "blocks"

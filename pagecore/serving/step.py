@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from pagecore.cache import Batch
     from pagecore.serving.request import Run
 
-__all__ = ["Step", "StepState"]
+__all__ = ["Step", "StepState", "no_indices"]
+
+
+def no_indices() -> NDArray[np.int64]:
+    """Return an empty array of indices."""
+    return np.empty(0, np.int64)
 
 
 class StepState(Enum):
@@ -29,7 +38,9 @@ class Step:
     Attributes
     ----------
     batch : Batch
-        Prepared for `runs`, row by row; valid until the next step is scheduled.
+        Prepared for `runs`, row by row; its arrays are valid until the next step is scheduled. With overlap, two
+        batches alternate in a cache on the host, whose arrays are valid until the next step but one is scheduled. On a
+        device it is one batch with fixed addresses, which the next step overwrites in the order of the stream.
     runs : list of Run
         First the decoding runs with one token each, then the runs with a chunk of their prompt.
     counts : list of int
@@ -40,6 +51,14 @@ class Step:
         The runs that take one sampled token each; samples that are still to be forked are adjacent.
     output_rows : list of int
         Row of the batch whose last token each output is sampled from.
+    unsampled : list of Run
+        The runs whose prompts the step completes and that generate nothing.
+    unknown_positions : int64 array [k]
+        Positions in ``batch.token_ids`` whose ids were not known when the step was scheduled; the batch has -1 there.
+        Without overlap they are empty.
+    unknown_outputs : int64 array [k]
+        Output of the step before that gives each of these ids:
+        ``token_ids[unknown_positions] = ids_of_the_step_before[unknown_outputs]``.
     index_ns : int
         Time spent in the cache so far: admission, swapping, prepare, commit and append.
     state : StepState
@@ -54,6 +73,9 @@ class Step:
     outputs: list[Run]
     output_rows: list[int]
     index_ns: int
+    unsampled: list[Run] = field(default_factory=list)
+    unknown_positions: NDArray[np.int64] = field(default_factory=no_indices)
+    unknown_outputs: NDArray[np.int64] = field(default_factory=no_indices)
     state: StepState = StepState.SCHEDULED
     finished: tuple[Run, ...] = ()
 

@@ -202,7 +202,9 @@ class FakeCache:
         assert len(sequences) <= out.max_sequences
         for sequence, count in zip(sequences, counts, strict=True):
             self._known(sequence)
-            assert 1 <= count <= sequence.num_tokens - sequence.num_computed_tokens, "a count past the known ids"
+            # The id of the last token may follow: a step ahead of the ids of the step before.
+            known = sequence.num_tokens - sequence.num_computed_tokens
+            assert 1 <= count <= max(known, 1), "a count past the known ids"
         needs = self._needs(sequences, counts)
         if sum(new + len(copies) for new, copies in needs) > self.num_available:
             return None
@@ -215,6 +217,11 @@ class FakeCache:
         out.in_flight = True
         out.pending = list(zip(sequences, counts, strict=True))
         out.num_tokens, out.num_sequences = sum(counts), len(sequences)
+        out.token_ids = []
+        for sequence, count in zip(sequences, counts, strict=True):
+            start = sequence.num_computed_tokens
+            ids = sequence.ids[start : start + count]
+            out.token_ids += ids + [-1] * (count - len(ids))
         self.prepared.append((list(sequences), list(counts)))
         return out
 

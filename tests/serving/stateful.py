@@ -39,7 +39,7 @@ class StatefulEngine:
     def __init__(
         self, *, num_blocks=40, num_states=12, block_size=2, chunk=4, interval=8, in_place=True, swap=False,
         max_running=6, max_tokens_per_step=24, max_tokens=64, prefix_cache=True, windows=(None,), headroom=0.0,
-        states_per_run=None,
+        states_per_run=None, overlap=False,
     ):  # fmt: skip
         states = StateSpec((Plane("hash", (1,), "int32", per="sequence"),), chunk=chunk, interval=interval,
                            in_place=in_place)  # fmt: skip
@@ -52,7 +52,7 @@ class StatefulEngine:
         self.space = SwapSpace(self.cache, num_blocks=4 * num_blocks) if swap else None
         self.scheduler = Scheduler(
             self.cache, max_running=max_running, max_tokens_per_step=max_tokens_per_step, headroom=headroom,
-            swap_space=self.space, states_per_run=states_per_run,
+            swap_space=self.space, states_per_run=states_per_run, overlap=overlap,
         )  # fmt: skip
         self.requests, self.ended = [], {}
         self.checkpoints = self.reused = self.computed = 0
@@ -70,7 +70,7 @@ class StatefulEngine:
         self.requests.append(request)
         return self.scheduler.add(request)
 
-    def compute(self, step):
+    def compute(self, step, unknown=None):
         """Extend the state of each row by its tokens, and keep the state at its checkpoint."""
         batch, states = step.batch, self.states
         read, write = np.asarray(batch.state_read), np.asarray(batch.state_write)
@@ -80,7 +80,9 @@ class StatefulEngine:
             if run.held is None:  # cancelled after the prepare: its slots may belong to others
                 continue
             before = int(positions[starts[row]])
-            tokens = np.asarray(run.held.tokens)[before : before + count]
+            tokens = np.asarray(run.held.tokens)[before : before + count].tolist()
+            if len(tokens) < count:
+                tokens.append(unknown[row])
             state = int(states[read[row]])
             assert state != POISON
             cut = max(int(lengths[row]) - before, 0)
@@ -90,6 +92,11 @@ class StatefulEngine:
                 self.checkpoints += 1
             states[write[row]] = digest(tokens[cut:], state)
             self.computed += count
+
+    def compute_ahead(self, step, previous, ids):
+        """Compute a step whose decodes may have unknown ids: those that `previous` sampled."""
+        known = dict(zip(step.unknown_positions.tolist(), step.unknown_outputs.tolist(), strict=True))
+        self.compute(step, {row: ids[place] for row, place in known.items()})
 
     def spoil(self, step):
         """Overwrite what the step may write, as a pass that fails halfway does."""

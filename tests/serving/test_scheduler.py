@@ -40,16 +40,18 @@ SPACES = st.sampled_from([None, 1, 2, 3, 5, 9, 40])
     headroom=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
     swap_blocks=SPACES,
     prefix_cache=st.sampled_from([True, True, False]),
+    share_prompts=st.booleans(),
 )
 def test_every_feasible_request_gets_exactly_its_tokens_and_all_blocks_are_freed(
-    workload, headroom, swap_blocks, prefix_cache
+    workload, headroom, swap_blocks, prefix_cache, share_prompts
 ):
     block_size, num_blocks, max_running, max_tokens, shapes = workload
     cache = FakeCache(num_blocks, block_size, max_sequences=max_running, prefix_cache=prefix_cache)
     space = None if swap_blocks is None else FakeSpace(cache, swap_blocks)
     scheduler = Scheduler(
-        cache, max_running=max_running, max_tokens_per_step=max_tokens, headroom=headroom, swap_space=space
-    )
+        cache, max_running=max_running, max_tokens_per_step=max_tokens, headroom=headroom, swap_space=space,
+        share_prompts=share_prompts,
+    )  # fmt: skip
     accepted = []
     for number, (prompt, new, samples, *rest) in enumerate(shapes):
         one = request(number, prompt, new, samples, *rest)
@@ -68,21 +70,22 @@ def test_every_feasible_request_gets_exactly_its_tokens_and_all_blocks_are_freed
         assert sum(step.counts) == step.batch.num_tokens <= max_tokens
         assert len(step.runs) <= max_running
         assert step.counts[: step.num_decodes] == [1] * step.num_decodes
-        # Runs are in order of arrival. The oldest has a token in every step and keeps its sequence while it runs.
+        # Runs are in order of arrival, unless some wait for equal prompts. The first has a token in every step, and
+        # keeps its sequence while it runs.
         ages = [run.request.id for run in scheduler.running]
-        assert ages == sorted(ages)
+        assert share_prompts or ages == sorted(ages)
         head = scheduler.running[0]
         assert head in step.runs
         assert oldest.setdefault(head, head.sequence) is head.sequence
         assert not any(run.sequence.is_swapped for run in scheduler.running)
-        # Only the head of the queue may hold a sequence in the cache, with its cached prefix and no other blocks. The
-        # swap space holds only sequences of waiting runs.
+        # Only the next run of the queue may hold a sequence in the cache, with its cached prefix and no other blocks.
+        # The swap space holds only sequences of waiting runs.
         scheduler.check_invariants()
         waiting = list(scheduler.waiting)
-        assert all(run.held is None or run.held.is_swapped for run in waiting[1:])
-        for run in waiting[:1]:
-            if run.held and not run.held.is_swapped:
-                assert len(run.held.blocks) * block_size == run.held.num_computed_tokens == run.held.num_cached_tokens
+        pinned = [run for run in waiting if run.held and not run.held.is_swapped]
+        assert pinned in ([], waiting[:1]) or (share_prompts and len(pinned) == 1)
+        for run in pinned:
+            assert len(run.held.blocks) * block_size == run.held.num_computed_tokens == run.held.num_cached_tokens
         saved = [run for run in waiting if run.held and run.held.is_swapped]
         assert set(space.held if space else ()) == {run.held for run in saved}
         assert scheduler.num_waiting_tokens == sum(run.num_tokens_left for run in waiting)

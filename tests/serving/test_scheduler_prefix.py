@@ -111,7 +111,7 @@ def test_the_prefix_of_the_head_is_released_before_a_run_is_preempted():
 @pytest.mark.parametrize("namespace", [None, "tenant"])
 def test_a_waiting_run_is_admitted_once_another_run_has_computed_its_prefix(namespace):
     cache = FakeCache(7, block_size=4)
-    scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0)
+    scheduler = Scheduler(cache, max_tokens_per_step=64, headroom=0.0, share_prompts=False)
     first = scheduler.add(request(0, 16, 5, shared=16, namespace=namespace))
     waits = scheduler.add(request(1, 20, 1, shared=16, namespace=namespace))
     advance(scheduler)

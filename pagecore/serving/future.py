@@ -1,0 +1,78 @@
+"""Future tokens: the room that an admission leaves for the tokens that running requests will generate.
+
+The figures are those of SGLang: the ratio starts at 0.7 there, decays linearly to 0.14 of its start over 600 steps, and
+after a retraction becomes the share of their tokens that the remaining runs have generated, with 20 more for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import TYPE_CHECKING
+
+from pagecore.errors import ShapeError
+from pagecore.storage.checks import as_float
+
+if TYPE_CHECKING:
+    from pagecore.serving.request import Run
+
+__all__ = ["Ratios", "count_future", "future_ratios", "ratio_after_retraction"]
+
+DECAY_STEPS = 600
+LEAST_SHARE = 0.14
+RETRACT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """First and smallest ratio, and what each step without a retraction takes from it."""
+
+    first: float
+    least: float
+    decay: float
+
+    def decayed(self, ratio: float) -> float:
+        """Return the ratio after a step without a retraction."""
+        return max(ratio - self.decay, self.least)
+
+
+def future_ratios(new_token_ratio: float | None, conservativeness: float) -> Ratios | None:
+    """Check the two arguments of a scheduler; return None if `new_token_ratio` is None.
+
+    Raises
+    ------
+    ShapeError
+        `new_token_ratio` is outside 0 to 1, or `conservativeness` is negative or not finite.
+    """
+    factor = as_float("conservativeness", conservativeness)
+    if not (isfinite(factor) and factor >= 0):
+        raise ShapeError(f"conservativeness is {factor}; expected a factor of at least 0")
+    if new_token_ratio is None:
+        return None
+    given = as_float("new_token_ratio", new_token_ratio)
+    if not 0 <= given <= 1:
+        raise ShapeError(f"new_token_ratio is {given}; expected a share of max_new_tokens between 0 and 1")
+    first = min(given * factor, 1.0)
+    least = first * LEAST_SHARE
+    return Ratios(first, least, (first - least) / DECAY_STEPS)
+
+
+def ratio_after_retraction(runs: Iterable[Run]) -> float:
+    """Return the ratio for the runs that remain after a retraction."""
+    generated = total = count = 0
+    for run in runs:
+        generated += run.num_generated
+        total += run.request.max_new_tokens
+        count += 1
+    return min((generated + RETRACT_STEPS * count) / (total + 1), 1.0)
+
+
+def count_future(run: Run, ratio: float) -> int:
+    """Return the tokens that a run is expected to generate still, beyond those that are known.
+
+    A run that represents several samples counts those of each.
+    """
+    most = run.request.max_new_tokens
+    share = 1.0 if run.request.ignore_eos else ratio
+    return max(ceil(share * most - run.num_generated), 0) * run.samples

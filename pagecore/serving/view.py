@@ -1,0 +1,111 @@
+"""State of a scheduler, read-only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pagecore.errors import PagecoreError
+from pagecore.serving.figures import SchedulerFigures, read_figures
+
+if TYPE_CHECKING:
+    from pagecore.serving.request import Run
+    from pagecore.serving.reuse import Reuse
+    from pagecore.serving.roster import Roster
+    from pagecore.serving.step import Step
+
+__all__ = ["SchedulerView"]
+
+
+class SchedulerView:
+    """Properties of a scheduler, read after an interrupted transition is settled."""
+
+    _roster: Roster
+    max_running: int
+
+    @property
+    def step(self) -> Step | None:
+        """The newest open step, neither accepted nor abandoned; None if there is none."""
+        return self._settled().step
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The open steps, oldest first; two only with overlap."""
+        return self._settled().steps
+
+    @property
+    def running(self) -> tuple[Run, ...]:
+        """The admitted runs, in order of admission."""
+        return tuple(self._settled().running)
+
+    @property
+    def waiting(self) -> tuple[Run, ...]:
+        """The runs in the queue: preempted runs first, then the others in order of arrival.
+
+        Under the policy "fcfs" this is the order of admission.
+        """
+        return tuple(self._settled().waiting)
+
+    @property
+    def holders(self) -> tuple[Run, ...]:
+        """The runs that hold a row of the cache: the admitted runs, and the next one if its prefix is pinned."""
+        roster = self._settled()
+        return (*roster.running, *roster.pinned)
+
+    @property
+    def num_running(self) -> int:
+        """Number of admitted runs; a sample counts once it is forked."""
+        return len(self._settled().running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of runs in the queue, preempted runs included."""
+        return len(self._settled().waiting)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Number of tokens that the queued runs have to compute; the cached prefix of the next run is subtracted.
+
+        A caller that streams requests adds more while this is less than `max_tokens_per_step`.
+        """
+        return self._settled().num_waiting_tokens
+
+    @property
+    def num_preemptions(self) -> int:
+        """Number of preemptions so far."""
+        return self._settled().num_preemptions
+
+    @property
+    def num_swaps(self) -> int:
+        """Number of preemptions so far that swapped the run out; the other runs are recomputed."""
+        return self._settled().num_swaps
+
+    @property
+    def num_forks(self) -> int:
+        """Number of samples so far that were forked from the first sample of their request."""
+        return self._settled().num_forks
+
+    @property
+    def new_token_ratio(self) -> float | None:
+        """Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing."""
+        return self._settled().ratio
+
+    @property
+    def reuse(self) -> Reuse:
+        """Tokens that the admissions so far found in the prefix cache."""
+        return self._settled().reuse
+
+    def figures(self) -> SchedulerFigures:
+        """Return the counts of this scheduler; unlike everything else, other threads may call this at any time."""
+        return read_figures(self._roster)
+
+    def check_invariants(self) -> None:
+        """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""
+        roster = self._settled()
+        roster.check_invariants()
+        rows = sum(run.samples for run in roster.running)
+        if rows > self.max_running:
+            raise PagecoreError(f"{rows} rows are reserved for the runs; max_running is {self.max_running}")
+
+    def _settled(self) -> Roster:
+        self._roster.settle()
+        return self._roster
