@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.errors import PagecoreError
+from pagecore.serving.crossing import add_options
 from pagecore.serving.future import ratio_after_retraction
 from pagecore.serving.journal import Journal
 from pagecore.serving.request import Run, State
@@ -139,7 +140,7 @@ class Roster:
             run.pinned_news = self.news
 
         self._journal.run(
-            lambda: self.cache.add_sequence(run.tokens, id=run, namespace=run.request.namespace),
+            lambda: self.cache.add_sequence(run.tokens, id=run, **add_options(run.request)),
             lambda: self._found(run) is not None,
             record,
         )

@@ -25,6 +25,7 @@ import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving.checks import as_flag
+from pagecore.serving.crossing import batch_tokens, check_cross
 from pagecore.serving.limits import choose_limits
 from pagecore.serving.outputs import find_ended, find_unknown, list_outputs, sort_outputs
 from pagecore.serving.request import Request, Run, token_ids
@@ -172,7 +173,8 @@ class Scheduler(SchedulerView):
         self._has_stops = False
         # On a device the next step overwrites the batch in the order of the stream, at addresses that graphs rely on.
         num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
-        batches = [cache.make_batch(limits.max_running, limits.budget) for _ in range(num_batches)]
+        cross = [tokens for tokens in (batch_tokens(cache, limits.max_running),) if tokens]
+        batches = [cache.make_batch(limits.max_running, limits.budget, *cross) for _ in range(num_batches)]
         self._roster = Roster(cache, batches, swap_space, limits.ratios, follows_tree=policy == "lpm")
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -191,12 +193,14 @@ class Scheduler(SchedulerView):
             The cache cannot hold the request even alone, or the request has more samples than can run at once; nothing
             is queued.
         UnsupportedOption
-            `request` is not a Request.
+            `request` is not a Request, has encoder tokens for a cache without cross attention, or has none for a cache
+            with it.
         """
         roster = self._settled()
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request, got {request!r}")
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
+        check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
         samples = request.samples if request.max_new_tokens else 1
         run = Run(request, samples=samples, owner=self, arrival=self._num_added)
         run.waits_since = roster.num_steps
