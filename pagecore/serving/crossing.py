@@ -50,7 +50,7 @@ def check_cross(id: object, max_tokens: int | None, num_tokens: int | None) -> N
 
 def batch_tokens(cache: PagedKVCache, max_running: int) -> int:
     """Return the encoder tokens for which the batch of a scheduler has room: all that one step can write."""
-    most = getattr(cache, "max_cross_tokens", None)
+    most: int | None = getattr(cache, "max_cross_tokens", None)
     if most is None:
         return 0
     return min(max_running * most, (max(cache.num_blocks) - 1) * cache.block_size, INT32_MAX)
