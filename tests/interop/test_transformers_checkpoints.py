@@ -152,7 +152,7 @@ def test_begin_refuses_right_padding_and_goes_on(family):
     model, ids = make_hybrid(family), prompts(2, 20)
     reference = dynamic_cache(model)
     logits(model, ids, reference)
-    wanted = logits(model, ids[:, :3], reference)
+    wanted = logits(model, ids[:, :1], reference)
     cache = make(model)
     logits(model, ids, cache)
     for column in (19, 4):
@@ -161,7 +161,7 @@ def test_begin_refuses_right_padding_and_goes_on(family):
         with pytest.raises(UnsupportedOption, match=f"column {column} of row 1 is padding after tokens"):
             cache.begin(ids, mask)
         assert cache.get_seq_length() == 20
-    assert_close(logits(model, ids[:, :3], cache), wanted)
+    assert_close(logits(model, ids[:, :1], cache), wanted)
 
 
 @KINDS
