@@ -37,6 +37,7 @@ NAMES = (
     "events",
     "dispatch",
     "replay",
+    "scheduler",
     "tiers",
 )
 # Benches that need a GPU.

@@ -102,6 +102,12 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         help="derive the time of reads from GB/s of host, disk and remote, such as disk=2.5",
     )
     _add_evict(parser)
+    parser.add_argument(
+        "--policy",
+        choices=("fcfs", "lpm"),
+        default=defaults["policy"],
+        help=f"order of admission: by arrival, or the longest cached prefix first ({defaults['policy']})",
+    )
     numbers = {
         "block-size": "tokens of a block",
         "max-tokens-per-step": "maximum number of tokens of a step, prompt and decode together",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pagecore.serving.crossing import match_options
 from pagecore.serving.future import count_future
@@ -51,9 +51,11 @@ def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
     prompts: list[Run] = []
     for run in roster.running:
         (prompts if run.prefilling else decodes).append(run)
+    # `Run.sequence` checks what R2 promises for running runs.
     if roster.steps:
-        decodes = [run for run in decodes if run.sequence.num_tokens + 1 < run.last_length]
-    rows = StepRows(decodes, [run.sequence for run in decodes], [1] * len(decodes), len(decodes))
+        decodes = [run for run in decodes if run.held.num_tokens + 1 < run.last_length]  # type: ignore[union-attr]
+    sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
+    rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes))
     budget = min(limits.budget - len(decodes), limits.prefill_tokens)
     for run in prompts:
         if not budget:
@@ -62,6 +64,14 @@ def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
         rows.add(run, count)
         budget -= count
     return rows, budget
+
+
+class Delay(NamedTuple):
+    """A run that waits for an equal prompt, its `shared_at` before, and the number of runs before it in its stage."""
+
+    run: Run
+    shared_at: int
+    num_before: int
 
 
 class Admission:
@@ -119,7 +129,7 @@ class Admission:
         kept = self.stopped_at
         self._unpin([run for run in self._roster.pinned if run is not kept and run.samples > self._free_rows])
 
-    def _stage(self, size: int) -> tuple[list[Run], list[tuple[Run, Run]]]:
+    def _stage(self, size: int) -> tuple[list[Run], list[Delay]]:
         """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.
 
         A run that has the cache for itself needs no slots for its samples: they are preempted when they lack slots.
@@ -127,11 +137,11 @@ class Admission:
         Returns
         -------
         stage : list of Run
-        delayed : list of (Run, Run)
-            Runs that wait one step, and the run of this step that computes their next block.
+        delayed : list of Delay
+            Runs that wait one step for a prompt of this step.
         """
         stage: list[Run] = []
-        delayed: list[tuple[Run, Run]] = []
+        delayed: list[Delay] = []
         budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
         taken = self._queue.take(size)
         self._is_closed = len(taken) < size
@@ -141,12 +151,11 @@ class Admission:
                 self._is_closed = True
                 break
             self._pin(run)
-            other = None if self._shared is None or run not in self._roster.pinned else self._shared.find(run)
-            if other is not None:
+            if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
+                delayed.append(Delay(run, run.shared_at, len(stage)))
                 run.shared_at = run.sequence.num_computed_tokens
                 self._roster.unpin(run)
                 self._queue.num_skipped += 1
-                delayed.append((run, other))
                 continue
             stage.append(run)
             count = min(run.num_tokens_left, self._limits.chunk)
@@ -157,14 +166,13 @@ class Admission:
             free_states -= run.samples
         return stage, delayed
 
-    def _stop(self, stage: list[Run], fitting: int, delayed: list[tuple[Run, Run]]) -> None:
-        """End the admission at the first run of a stage that does not fit; no run waits for those that come later."""
+    def _stop(self, stage: list[Run], fitting: int, delayed: list[Delay]) -> None:
+        """End the admission at the first run of a stage that does not fit; runs after it have not waited."""
         self._is_closed = True
         self.stopped_at = stage[fitting]
-        out = dict.fromkeys(stage[fitting:])
-        for run, other in delayed:
-            if other in out:
-                run.shared_at = -1
+        for delay in delayed:
+            if delay.num_before > fitting:
+                delay.run.shared_at = delay.shared_at
         self._unpin(stage[fitting + 1 :])
         self._pin(stage[fitting])
 

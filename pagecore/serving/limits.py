@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
     from pagecore.serving.future import Ratios
 
-__all__ = ["POLICIES", "Limits", "choose_limits"]
+__all__ = ["POLICIES", "Limits", "check_order", "choose_limits"]
 
 # Orders of the queue.
 POLICIES = ("fcfs", "lpm", "priority")
@@ -137,7 +137,7 @@ def choose_limits(
         state_rows=state_rows,
         prefill_tokens=_at_most("max_prefill_tokens", max_prefill_tokens, budget),
         chunk=_at_most("chunked_prefill_size", chunked_prefill_size, budget),
-        policy=_check_policy(policy),
+        policy=check_order(policy),
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),
         shares_prompts=as_flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
         ratios=future_ratios(new_token_ratio, conservativeness),
@@ -148,7 +148,8 @@ def _at_most(name: str, value: int | None, most: int) -> int:
     return most if value is None else min(require_int(name, value), most)
 
 
-def _check_policy(policy: str) -> str:
+def check_order(policy: str) -> str:
+    """Return `policy`; raise UnsupportedOption unless it is one of `POLICIES`."""
     if not isinstance(policy, str) or policy not in POLICIES:
         raise UnsupportedOption(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
     return policy

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedPrompts"]
 
+# Namespace, and bytes of the tokens up to the end of a block.
 Key = tuple[Hashable, bytes]
 
 
@@ -31,28 +32,35 @@ class SharedPrompts:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._blocks: dict[Key, Run] = {}
+        self._blocks: set[Key] = set()
         # Most steps admit one run, which is compared with nothing: keys are made when a second one asks.
         self._unread: list[tuple[Run, int]] = []
+        self._asked: tuple[Run, Key] | None = None
 
     def add(self, run: Run, count: int) -> None:
         """Note that the step computes `count` tokens of a prompt."""
-        self._unread.append((run, run.sequence.num_computed_tokens + count))
+        computed = run.sequence.num_computed_tokens
+        if self._end(computed) > computed + count:
+            return
+        if self._asked is not None and self._asked[0] is run:
+            self._blocks.add(self._asked[1])
+        else:
+            self._unread.append((run, computed))
 
-    def find(self, run: Run) -> Run | None:
-        """Return a run of this step for whose next block `run`, which is pinned, should wait; None if there is none."""
+    def should_wait(self, run: Run) -> bool:
+        """Return True if the step computes the next block of `run`, which is pinned, and it has not waited for it."""
         if not self._unread and not self._blocks:
-            return None
+            return False
         cached = run.sequence.num_computed_tokens
         # A sequence reuses at most the blocks before its last token.
         if cached <= run.shared_at or self._end(cached) >= len(run.tokens):
-            return None
-        for other, end in self._unread:
-            computed = other.sequence.num_computed_tokens
-            if self._end(computed) <= end:
-                self._blocks.setdefault(self._key(other, computed), other)
+            return False
+        for other, computed in self._unread:
+            self._blocks.add(self._key(other, computed))
         self._unread.clear()
-        return self._blocks.get(self._key(run, cached))
+        key = self._key(run, cached)
+        self._asked = run, key
+        return key in self._blocks
 
     def _end(self, computed: int) -> int:
         return (computed // self._block_size + 1) * self._block_size

@@ -75,6 +75,21 @@ def test_every_option_reaches_the_replay(capsys, tmp_path, trace):
     assert report["steps"] >= report["computed_tokens"] / 32
 
 
+def test_the_order_of_admission_reaches_the_replay(capsys, tmp_path):
+    lines = [
+        {"timestamp": 0, "input_length": 1025, "output_length": 1, "hash_ids": [*head, n]}
+        for n, head in enumerate([[100, 101], [200, 201], [100, 102], [200, 202]])
+    ]
+    trace = write_trace(tmp_path / "heads.jsonl", lines)
+    hits = {}
+    for policy in ("fcfs", "lpm"):
+        options = f"--blocks 4 --block-size 512 --max-running 4 --policy {policy} --json {tmp_path / 'out.json'}"
+        assert call(capsys, "replay", trace, *options.split())[0] == 0
+        hits[policy] = json.loads((tmp_path / "out.json").read_text())["prefix_hit_blocks"]
+    # Three blocks hold one prompt: by arrival, each finds the head of the other family.
+    assert hits == {"fcfs": 0, "lpm": 2}
+
+
 def test_unbounded_blocks_eviction_policy_and_prefill_only_reach_the_replay(capsys, tmp_path):
     lines = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, n]} for n in range(2, 6)]
     trace = write_trace(tmp_path / "shared.jsonl", lines)

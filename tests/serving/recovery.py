@@ -1,11 +1,13 @@
 """An engine that recovers: a fault may interrupt every call of its scheduler."""
 
+import numpy as np
+
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.serving.request import State
 from pagecore.serving.scheduler import Scheduler
 from pagecore.serving.step import StepState
 from pagecore.storage import AttentionSpec
-from tests.serving.runs import expected, request, sampled
+from tests.serving.runs import expected, next_token, request, sampled
 
 # name: blocks of the pool, blocks of the swap space, and prompt, new tokens, samples and shared tokens of each request.
 # All but "prefix" preempt; "queue" admits several requests in one step.
@@ -25,12 +27,14 @@ class Engine:
     is abandoned once, and request number `cancelled` is cancelled at step number 4.
     """
 
-    def __init__(self, name, attempt, *, abandoned=2, cancelled=None, make=PagedKVCache):
+    def __init__(self, name, attempt, *, abandoned=2, cancelled=None, make=PagedKVCache, **options):
         num_blocks, swap_blocks, shapes = SCENARIOS[name]
         self.cache = make(AttentionSpec(1, 8), block_size=2, num_blocks=num_blocks, max_sequences=6, device="none")
         self.num_blocks = num_blocks
         space = None if swap_blocks is None else SwapSpace(self.cache, num_blocks=swap_blocks)
-        self.scheduler = Scheduler(self.cache, max_running=6, max_tokens_per_step=24, headroom=0.0, swap_space=space)
+        self.scheduler = Scheduler(
+            self.cache, max_running=6, max_tokens_per_step=24, headroom=0.0, swap_space=space, **options
+        )
         self.requests = [
             request(number, prompt, new, samples, shared)
             for number, (prompt, new, samples, shared) in enumerate(shapes)
@@ -117,3 +121,65 @@ class Engine:
         if self.cancelled is None:  # a run may be cancelled before its admission
             assert scheduler.reuse.prefix_query_tokens == sum(len(one.prompt) for one in self.requests)
             assert scheduler.num_forks == sum(one.samples - 1 for one in self.requests if one.max_new_tokens)
+
+
+class OverlapEngine(Engine):
+    """Serves a scenario with overlap by one step; a step ahead is abandoned once."""
+
+    def __init__(self, name, attempt, **options):
+        super().__init__(name, attempt, overlap=True, **options)
+
+    def serve(self):
+        scheduler, ended, cancelled = self.scheduler, {}, False
+        for one in self.requests:
+            self.do(lambda one=one: scheduler.add(one), lambda one=one: self.queued(one) is not None)
+        first = {run.request.id: run for run in scheduler.waiting}
+        previous = ids = None
+        for number in range(1000):
+            step, fresh = self.scheduled_after(previous), None
+            if step is None and previous is None:
+                return ended
+            if number >= 4 and self.cancelled is not None and not cancelled:
+                cancelled, run = True, first[self.cancelled]
+                self.do(lambda run=run: scheduler.cancel(run), lambda run=run: self.is_cancelled(run))
+                if run.state is State.CANCELLED:
+                    ended[run.request.id, run.sample] = run.tokens.tolist()
+            if step is not None and number == self.abandoned:
+                self.do(lambda step=step: scheduler.abandon(step), lambda step=step: step.state is StepState.ABANDONED)
+                step = None
+            if step is not None:
+                fresh = sampled_ahead(step, ids)
+            if previous is not None:
+                self.do(
+                    lambda step=previous, ids=ids: scheduler.accept(step, ids),
+                    lambda step=previous: step.state is StepState.ACCEPTED,
+                )
+                for run in previous.finished:
+                    assert (run.request.id, run.sample) not in ended
+                    ended[run.request.id, run.sample] = run.tokens.tolist()
+            if step is not None:
+                self.do(lambda step=step: scheduler.commit(step), lambda step=step: step.state is StepState.COMMITTED)
+            previous, ids = step, fresh
+            if step is None and not scheduler.num_running + scheduler.num_waiting:
+                return ended
+        raise AssertionError("the scheduler makes no progress")
+
+    def scheduled_after(self, previous):
+        """Return the next step, or None if the ids of `previous` are needed first, or at the end."""
+        returned = []
+        self.do(lambda: returned.append(self.scheduler.schedule()), lambda: self.scheduler.step not in (None, previous))
+        assert not returned or returned[0] in (None, self.scheduler.step)
+        return None if self.scheduler.step is previous else self.scheduler.step
+
+
+def sampled_ahead(step, previous_ids):
+    """Return the ids of a step that is not committed; `previous_ids` fill the tokens that it did not know."""
+    unknown = dict(zip(step.unknown_positions.tolist(), step.unknown_outputs.tolist(), strict=True))
+    ids = []
+    for run, row in zip(step.outputs, step.output_rows, strict=True):
+        source = step.runs[row].held
+        text = [] if source is None else np.asarray(source.tokens).tolist()
+        if row in unknown and row < step.num_decodes:
+            text.append(previous_ids[unknown[row]])
+        ids.append(next_token(text, run.sample))
+    return ids

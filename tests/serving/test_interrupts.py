@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.faults import PAGECORE, is_full, lines_of, raise_at
-from tests.serving.recovery import SCENARIOS, Engine
+from tests.serving.recovery import SCENARIOS, Engine, OverlapEngine
 from tests.serving.shielded import Faults, ShieldedCache
 
 pytestmark = pytest.mark.slow
@@ -20,7 +20,7 @@ def run_whole(call):
     return True
 
 
-def points_of(name, count, **options):
+def points_of(name, count, make=Engine, **options):
     """Return a sample of the points of a scenario, as pairs of call number and point within the call."""
     counts = []
 
@@ -28,7 +28,7 @@ def points_of(name, count, **options):
         counts.append(count(call))
         return True
 
-    Engine(name, attempt, **options).serve()
+    make(name, attempt, **options).serve()
     points = [(number, point) for number, most in enumerate(counts) for point in range(1, most + 1)]
     return points[random.Random(name).randrange(STRIDE) :: STRIDE]
 
@@ -76,6 +76,25 @@ def test_an_interrupt_at_any_event_changes_no_output(name):
         engine.check_end(engine.serve())
         faults += engine.faults
     assert faults > 0.9 * len(points) > 1800 / STRIDE
+
+
+@pytest.mark.parametrize("cancelled", [None, 0, 2])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_overlap_without_faults_serves_everything(name, cancelled):
+    engine = OverlapEngine(name, run_whole, cancelled=cancelled)
+    engine.check_end(engine.serve())
+
+
+@pytest.mark.parametrize("name", ["recompute", "samples", "prefix"])
+def test_an_interrupt_at_any_event_changes_no_output_with_overlap(name):
+    points = points_of(name, lambda call: lines_of(call, SERVING), OverlapEngine, cancelled=0)[:: 1 if is_full() else 4]
+    faults = 0
+    for number, point in points:
+        fault = at(number, lambda call, n=point: raise_at(call, n, SERVING).finished)
+        engine = OverlapEngine(name, fault, cancelled=0)
+        engine.check_end(engine.serve())
+        faults += engine.faults
+    assert faults > 0.9 * len(points) > 30
 
 
 @pytest.mark.parametrize("seed", range(200 if is_full() else 8))

@@ -13,6 +13,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
+from pagecore.serving.limits import check_order
 from pagecore.serving.replay.tier_options import TierPlace, parse_bandwidth, parse_place
 from pagecore.serving.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
@@ -59,6 +60,8 @@ class ReplayOptions:
         Tokens of a block.
     max_tokens_per_step, max_running : int
         Limits of the scheduler.
+    policy : {"fcfs", "lpm"}
+        Order of admission; see `Scheduler`. The requests of a trace have no priorities.
     swap_memory : int or str, optional
         Bytes of a second memory of the modelled machine, to which preempted requests are swapped out instead of being
         recomputed.
@@ -107,6 +110,7 @@ class ReplayOptions:
     block_size: int = 16
     max_tokens_per_step: int = 8192
     max_running: int = 256
+    policy: str = "fcfs"
     swap_memory: int | str | None = None
     host: int | str | None = None
     disk: int | str | None = None
@@ -126,6 +130,7 @@ class ReplayOptions:
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {self.blocks!r}; expected a number or {UNBOUNDED!r}")
         check_policy(self.evict)
+        check_order(self.policy)
         for name, least in {**LIMITS, **OPTIONAL_LIMITS}.items():
             value = getattr(self, name)
             if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):

@@ -263,7 +263,9 @@ def _build(options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
     space = None
     if options.num_swap_blocks:
         space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
-    return cache, Scheduler(cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space)
+    return cache, Scheduler(
+        cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space, policy=options.policy
+    )
 
 
 def _build_tiers(cache: PagedKVCache, options: ReplayOptions, summary: TraceSummary | None) -> ReplayTiers | None:

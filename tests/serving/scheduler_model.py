@@ -1,0 +1,313 @@
+"""Plain-Python model of the scheduler: requests are admitted one by one, and every list is recomputed in each step."""
+
+import math
+
+from tests.serving.fake_cache import FakeCache
+
+
+class FifoCache(FakeCache):
+    """A fake cache that evicts in order of publication, so that looking up a prefix changes nothing."""
+
+    def _hold(self, sequence, key):
+        sequence.hold.append(key)
+        self.holds[key] += 1
+        self.used.setdefault(key, self.time)
+
+    def _release(self, sequence):
+        for key in sequence.hold:
+            self.holds[key] -= 1
+        sequence.hold = []
+
+    def _publish(self, sequence):
+        self.time += 1
+        super()._publish(sequence)
+        self.used = {key: time for key, time in self.used.items() if key in self.tree}
+
+
+class Row:
+    """A run of the model."""
+
+    def __init__(self, request, sample, samples, parent=None):
+        self.request, self.sample, self.samples, self.parent = request, sample, samples, parent
+        self.name = request.id, sample
+        self.tokens = request.prompt.tolist()
+        self.sequence, self.siblings = None, []
+        self.is_prompt, self.state = True, "waiting"
+        self.preemptions, self.since, self.shared_at = 0, 0, -1
+
+    @property
+    def left(self):
+        return len(self.tokens) - (self.sequence.num_computed_tokens if self.sequence else 0)
+
+    @property
+    def generated(self):
+        known = len(self.tokens) if self.sequence is None else self.sequence.num_tokens
+        return known - len(self.request.prompt)
+
+    @property
+    def last(self):
+        return len(self.request.prompt) + self.request.max_new_tokens
+
+
+class ModelStep:
+    def __init__(self, rows, counts, num_decodes):
+        self.rows, self.counts, self.num_decodes = rows, counts, num_decodes
+        self.outputs, self.unsampled, self.is_committed = [], [], False
+
+
+class SchedulerModel:
+    def __init__(
+        self, cache, *, space, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio
+    ):
+        self.cache, self.space, self.overlap, self.policy = cache, space, overlap, policy
+        self.max_running = min(max_running, max_tokens, cache.max_sequences)
+        self.max_length = cache.max_length
+        self.budget = min(max_tokens, max(cache.num_available * cache.block_size, self.max_running))
+        self.max_wait, self.share = max_wait, share
+        self.prefill, self.chunk = prefill or self.budget, chunk or self.budget
+        self.first_ratio = self.ratio = ratio
+        self.running, self.waiting, self.open = [], [], []
+        self.pinned = None
+        self.must_accept = False
+        self.steps = self.preemptions = self.swaps = 0
+        self.batch = cache.make_batch(self.max_running, self.budget)
+
+    def add(self, request):
+        row = Row(request, 0, request.samples if request.max_new_tokens else 1)
+        row.since = self.steps
+        self.waiting.append(row)
+        return row
+
+    # -- the choice of a step --------------------------------------------------------------------------------------
+
+    def schedule(self):
+        is_ahead = bool(self.open)
+        if (is_ahead and self.must_accept) or not (self.running or self.waiting):
+            return None
+        self.steps += 1
+        before = self.preemptions
+        rows, counts, budget = self.select(is_ahead)
+        if self.waiting:
+            self.admit(rows, counts, budget)
+        while rows and self.cache.try_prepare(self.sequences(rows), counts, self.batch) is None:
+            if self.pinned:
+                self.unpin(self.pinned)
+            elif is_ahead:
+                return None
+            else:
+                self.preempt(self.cache.shortage(self.sequences(rows), counts))
+                rows, counts, _ = self.select(is_ahead)
+        if not rows:
+            return None
+        step = ModelStep(rows, counts, sum(not row.is_prompt for row in rows))
+        for row, count in zip(rows, counts, strict=True):
+            self.list_outputs(step, row, count)
+        if self.ratio is not None and before == self.preemptions:
+            least = self.first_ratio * 0.14
+            self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+        self.open.append(step)
+        return step
+
+    def sequences(self, rows):
+        return [row.sequence for row in rows]
+
+    def select(self, is_ahead):
+        rows = [row for row in self.running if not row.is_prompt]
+        if is_ahead:
+            rows = [row for row in rows if row.sequence.num_tokens + 1 < row.last]
+        counts = [1] * len(rows)
+        budget = min(self.budget - len(rows), self.prefill)
+        for row in self.running:
+            if row.is_prompt and budget > 0:
+                rows.append(row)
+                counts.append(min(row.left, budget, self.chunk))
+                budget -= counts[-1]
+        return rows, counts, budget
+
+    def order(self):
+        def is_fresh(row):
+            return row.since > self.steps - self.max_wait
+
+        if self.policy == "priority":
+            arrival = {row: row.request.id for row in self.waiting}
+            return sorted(self.waiting, key=lambda row: (is_fresh(row), -row.request.priority, arrival[row]))
+        if self.policy == "lpm":
+            return sorted(self.waiting, key=lambda row: (is_fresh(row), row.preemptions == 0, -self.match(row)))
+        return list(self.waiting)
+
+    def match(self, row):
+        return self.cache.match_length(row.tokens)
+
+    def admit(self, rows, counts, budget):
+        if budget <= 0 or self.free_rows() <= 0:
+            self.drop_pinned(None)
+            return
+        needs = [row.left if row.is_prompt else 1 for row in rows]
+        order, stopped = self.order(), None
+        if self.pinned is not order[0]:
+            self.unpin(self.pinned)
+        for row in order:
+            if budget <= 0 or row.samples > self.free_rows():
+                break
+            self.pin(row)
+            if self.should_wait(row, rows, counts):
+                row.shared_at = row.sequence.num_computed_tokens
+                self.unpin(row)
+                continue
+            if not self.fits(rows, needs, row):
+                stopped = row
+                break
+            needs.append(row.left)
+            if row.sequence.is_swapped:
+                self.cache.swap_in([row.sequence])
+            rows.append(row)
+            counts.append(min(row.left, budget, self.chunk))
+            budget -= counts[-1]
+            self.waiting.remove(row)
+            self.running.append(row)
+            row.state, self.pinned = "running", None
+        self.drop_pinned(stopped)
+
+    def free_rows(self):
+        return self.max_running - sum(row.samples for row in self.running)
+
+    def drop_pinned(self, stopped):
+        if self.pinned and self.pinned is not stopped and self.pinned.samples > self.free_rows():
+            self.unpin(self.pinned)
+
+    def pin(self, row):
+        if row.sequence is not None:
+            if row is not self.pinned or self.match(row) <= row.sequence.num_cached_tokens:
+                return
+            self.unpin(row)
+        row.sequence = self.cache.add_sequence(row.tokens, id=row)
+        self.pinned = row
+
+    def unpin(self, row):
+        if row is not None and row is self.pinned:
+            self.cache.remove(row.sequence)
+            row.sequence = self.pinned = None
+
+    def should_wait(self, row, rows, counts):
+        """Return True if a prompt of the step computes the block after the cached prefix of `row`."""
+        cached, size = row.sequence.num_computed_tokens, self.cache.block_size
+        end = (cached // size + 1) * size
+        if not self.share or row.sequence.is_swapped or end >= len(row.tokens) or cached <= row.shared_at:
+            return False
+        for other, count in zip(rows, counts, strict=True):
+            computed = other.sequence.num_computed_tokens
+            is_next = other.is_prompt and (computed // size + 1) * size == end <= computed + count
+            if is_next and other.tokens[:end] == row.tokens[:end]:
+                return True
+        return False
+
+    def fits(self, rows, needs, row):
+        needs = [*needs, row.left]
+        rows = [*rows, row]
+        if self.ratio is not None and len(self.running) > 0:
+            needs = [
+                min(need + self.future(one), self.max_length - one.sequence.num_computed_tokens)
+                for one, need in zip(rows, needs, strict=True)
+            ]
+        return self.cache.shortage(self.sequences(rows), needs) == 0
+
+    def future(self, row):
+        ratio = 1.0 if row.request.ignore_eos else self.ratio
+        return max(math.ceil(ratio * row.request.max_new_tokens - row.generated), 0) * row.samples
+
+    def preempt(self, missing):
+        victims = self.running[::-1]
+        if self.ratio is not None:
+            victims.sort(key=lambda row: (row.generated, -len(row.request.prompt)))
+        if self.policy == "priority":
+            victims.sort(key=lambda row: row.request.priority)
+        freed = 0
+        for row in victims[:-1]:
+            slots = max(row.sequence.num_tokens, row.sequence.capacity)
+            freed += math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
+            row.tokens = list(row.sequence.ids)
+            if self.space and self.cache.try_swap_out([row.sequence], self.space):
+                self.swaps += 1
+            else:
+                self.cache.remove(row.sequence)
+                row.sequence = None
+            row.is_prompt, row.state, row.since = True, "waiting", self.steps
+            row.preemptions += 1
+            self.preemptions += 1
+            self.running.remove(row)
+            self.waiting.insert(0, row)
+            if self.ratio is not None:
+                generated = sum(one.generated for one in self.running) + 20 * len(self.running)
+                total = sum(one.request.max_new_tokens for one in self.running) + 1
+                self.ratio = min(1.0, generated / total)
+            if freed >= missing:
+                return
+
+    def list_outputs(self, step, row, count):
+        if row.is_prompt and row.sequence.num_computed_tokens + count < len(row.tokens):
+            return
+        if row.is_prompt and not row.request.max_new_tokens:
+            step.unsampled.append(row)
+            return
+        if row.samples > 1 and not row.siblings:
+            row.siblings = [Row(row.request, sample, 1, row) for sample in range(1, row.samples)]
+        step.outputs += [row, *(one for one in row.siblings if one.state == "waiting" and row.samples > 1)]
+
+    # -- the end of a step -------------------------------------------------------------------------------------------
+
+    def commit(self, step):
+        self.cache.commit(self.batch)
+        for row in step.rows[step.num_decodes :]:
+            row.is_prompt = row.sequence is not None and row.sequence.num_computed_tokens < len(row.tokens)
+        for row in step.outputs:
+            if row.parent and row.sequence is None and row.state == "waiting":
+                row.sequence = self.cache.fork(row.parent.sequence, id=row)
+                row.is_prompt, row.state = False, "running"
+                self.running.insert(self.running.index(row.parent) + row.parent.forked, row)
+                row.parent.forked += 1
+            elif row.state == "running" and row.samples > 1:
+                row.samples, row.forked = 1, 1
+                row.siblings = []
+        step.is_committed = True
+
+    def accept(self, step, ids, flags):
+        finished = []
+        for row, token, flag in zip(step.outputs, ids, flags, strict=True):
+            if row.sequence is None:
+                continue
+            ends = flag or (not row.request.ignore_eos and token in row.request.stop_token_ids)
+            if ends or row.sequence.num_tokens + 1 == row.last:
+                finished.append((row, [*row.sequence.ids, token]))
+            else:
+                row.sequence.ids.append(token)
+        finished += [(row, list(row.sequence.ids)) for row in step.unsampled if row.state == "running"]
+        for row, tokens in finished:
+            row.tokens, row.state = tokens, "finished"
+            self.cache.remove(row.sequence)
+            row.sequence = None
+            self.running.remove(row)
+        self.open.remove(step)
+        self.must_accept = False
+        return [row.name for row, _ in finished]
+
+    def abandon(self, step):
+        self.cache.abandon(self.batch)
+        self.open.remove(step)
+        self.must_accept = bool(self.open)
+
+    def cancel(self, row):
+        if row.state in ("finished", "cancelled"):
+            return False
+        if row.sequence is not None:
+            row.tokens = list(row.sequence.ids)
+            self.cache.remove(row.sequence)
+        elif row.parent and row not in self.waiting:
+            row.parent.samples -= 1
+        for one in (row, *(row.siblings if row.samples > 1 else [])):
+            one.state = "cancelled"
+        row.sequence, row.siblings = None, []
+        self.pinned = None if self.pinned is row else self.pinned
+        for part in (self.running, self.waiting):
+            if row in part:
+                part.remove(row)
+        return True

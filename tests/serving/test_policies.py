@@ -1,0 +1,413 @@
+"""Early ends, equal prompts, future tokens, policies and limits of the scheduler, and equal decisions of ranks."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pagecore.cache import PagedKVCache
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.serving.request import Request, State
+from pagecore.serving.scheduler import Scheduler
+from pagecore.storage import AttentionSpec
+from tests.serving.fake_cache import FakeCache
+from tests.serving.runs import drain, expected, request, sampled
+from tests.serving.served import Server, answer
+
+ROOT = Path(__file__).parents[2]
+
+
+def advance(scheduler, steps=1):
+    """Run some steps; return the runs of each."""
+    runs = []
+    for _ in range(steps):
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        scheduler.accept(step, sampled(step))
+        runs.append(step.runs)
+    return runs
+
+
+# -- ending early -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stop_id_ends_a_run_unless_it_is_ignored(ignore_eos, overlap):
+    plain = Request(0, [1, 2, 3], 12)
+    stop = answer(plain)[7]
+    server = Server(overlap=overlap)
+    one = Request(0, [1, 2, 3], 12, stop_token_ids={stop, 2000}, ignore_eos=ignore_eos)
+    run = server.add(one)
+    other = server.add(Request(1, [4, 5], 12))
+    server.drain()
+    whole = answer(plain)
+    assert run.tokens.tolist() == (whole if ignore_eos else whole[: whole.index(stop, 3) + 1])
+    assert other.num_generated == 12
+    assert run.state is State.FINISHED
+    server.check_empty()
+
+
+def test_flags_end_runs_with_their_id_and_free_their_blocks():
+    cache = FakeCache(20, prefix_cache=False)
+    scheduler = Scheduler(cache)
+    runs = [scheduler.add(request(number, 5, 8)) for number in range(3)]
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    assert scheduler.accept(step, [7, 8, 9], np.array([True, False, True])) == [runs[0], runs[2]]
+    assert [run.tokens[5:].tolist() for run in (runs[0], runs[2])] == [[7], [9]]
+    assert len(cache.sequences) == 1
+    assert cache.num_available == 19 - 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "error", "reason"),
+    [
+        ([True], ShapeError, "finished has shape (1,); expected one flag for each of 2 outputs"),
+        ([[True, False]], ShapeError, "finished has shape (1, 2)"),
+        ([[True], [False, True]], ShapeError, "finished is not a 1-D array of booleans"),
+        ([0, 1], UnsupportedDtype, "finished has dtype int64; expected booleans"),
+    ],
+)
+def test_wrong_flags_are_refused_and_change_nothing(flags, error, reason):
+    scheduler = Scheduler(FakeCache(20))
+    for number in range(2):
+        scheduler.add(request(number, 3, 3))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    with pytest.raises(error) as caught:
+        scheduler.accept(step, [1, 2], flags)
+    assert reason in str(caught.value)
+    assert scheduler.accept(step, sampled(step), [False, False]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"stop_token_ids": [1.5]}, UnsupportedDtype, "stop_token_ids has dtype float64"),
+        ({"stop_token_ids": ["</s>"]}, UnsupportedDtype, "stop_token_ids has dtype"),
+        ({"stop_token_ids": [True]}, UnsupportedDtype, "stop_token_ids has dtype bool"),
+        ({"stop_token_ids": 3}, ShapeError, "stop_token_ids has shape"),
+        ({"stop_token_ids": None}, ShapeError, "stop_token_ids has shape"),
+        ({"stop_token_ids": [2**31]}, ShapeError, "stop_token_ids has token id 2147483648"),
+        ({"ignore_eos": 1}, UnsupportedOption, "ignore_eos is 1"),
+        ({"priority": "high"}, ShapeError, "priority is 'high'; expected an integer"),
+        ({"priority": True}, ShapeError, "priority is True"),
+        ({"priority": 0.5}, ShapeError, "priority is 0.5"),
+        ({"priority": None}, ShapeError, "priority is None"),
+    ],
+)
+def test_wrong_options_of_a_request_are_refused(options, error, reason):
+    with pytest.raises(error) as caught:
+        Request(0, [1], 1, **options)
+    assert reason in str(caught.value)
+
+
+def test_stop_ids_are_a_sorted_tuple():
+    for given in ([3, 1, 3], (3, 1), {1, 3}, np.array([3, 1])):
+        assert Request(0, [1], 1, stop_token_ids=given).stop_token_ids == (1, 3)
+
+
+# -- equal prompts ----------------------------------------------------------------------------------------------------
+
+
+def heads(scheduler, number=16, own=27, new=2):
+    return [
+        scheduler.add(Request(one, np.append(np.arange(320), np.full(own, 1000 + one)), new)) for one in range(number)
+    ]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_head_of_prompts_that_arrive_together_is_computed_once(overlap):
+    server = Server(num_blocks=1000, block_size=16, max_sequences=16, overlap=overlap)
+    runs = heads(server.scheduler)
+    server.drain()
+    assert server.computed == 752 + 16
+    assert [run.tokens.tolist() for run in runs] == [answer(run.request) for run in runs]
+    assert server.scheduler.reuse.prefix_hit_tokens == 15 * 320
+
+
+def test_without_sharing_each_prompt_is_computed():
+    scheduler = Scheduler(FakeCache(1000, 16, max_sequences=16), share_prompts=False)
+    heads(scheduler)
+    step = scheduler.schedule()
+    assert step.counts == [347] * 16
+
+
+def test_requests_behind_the_waiting_ones_are_not_delayed():
+    scheduler = Scheduler(FakeCache(200, 16, max_sequences=16))
+    first, second = heads(scheduler, 2)
+    other = scheduler.add(request(7, 20, 3))
+    assert advance(scheduler, 2) == [[first, other], [first, other, second]]
+    assert (second.num_reused_tokens, other.num_reused_tokens) == (320, 0)
+
+
+def test_a_request_waits_for_each_chunk_of_the_common_head():
+    scheduler = Scheduler(FakeCache(200, 16, max_sequences=16), chunked_prefill_size=96)
+    first, second = heads(scheduler, 2)
+    rows = advance(scheduler, 5)
+    assert rows[:4] == [[first]] * 4
+    assert rows[4] == [first, second]
+    assert second.num_reused_tokens == 320
+
+
+@pytest.mark.parametrize("namespace", [None, "tenant"])
+def test_requests_wait_only_for_prompts_of_their_namespace(namespace):
+    scheduler = Scheduler(FakeCache(50))
+    for number, space in enumerate(("tenant", namespace)):
+        scheduler.add(request(number, 12, 2, shared=9, namespace=space))
+    assert len(scheduler.schedule().runs) == (1 if namespace else 2)
+
+
+def test_a_request_waits_once_where_the_blocks_cannot_be_reused():
+    class Forgetful(FakeCache):
+        """A cache that publishes nothing, like one of states without a checkpoint."""
+
+        def _publish(self, sequence):
+            pass
+
+    scheduler = Scheduler(Forgetful(200, 16, max_sequences=16))
+    runs = heads(scheduler, 5)
+    assert advance(scheduler, 2) == [runs[:1], runs]
+
+
+# -- future tokens ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("conservativeness", "first"), [(1.0, 0.7), (1.3, 0.7 * 1.3), (2, 1.0), (0.5, 0.35)])
+def test_the_ratio_decays_linearly_to_a_share_of_its_start_in_600_steps(conservativeness, first):
+    scheduler = Scheduler(FakeCache(4000), new_token_ratio=0.7, conservativeness=conservativeness)
+    scheduler.add(request(0, 3, 800))
+    seen = []
+    drain(scheduler, lambda step: seen.append(scheduler.new_token_ratio))
+    first = min(first, 1.0)
+    assert seen[0] == pytest.approx(first - first * 0.86 / 600)
+    assert seen[299] == pytest.approx(first * (1 - 0.86 / 2))
+    assert seen[598] > seen[599] == pytest.approx(first * 0.14)
+    assert seen[-1] == seen[600] == scheduler.figures().new_token_ratio == pytest.approx(first * 0.14)
+
+
+@pytest.mark.parametrize(("ratio", "ignore_eos", "admitted"), [(None, False, 4), (0.5, False, 2), (0.5, True, 1)])
+def test_admission_leaves_room_for_future_tokens(ratio, ignore_eos, admitted):
+    # 160 slots; a request has 8 tokens of prompt and generates up to 100.
+    cache = FakeCache(41, block_size=4, max_sequences=8)
+    scheduler = Scheduler(cache, headroom=0.0, new_token_ratio=ratio, max_running=4)
+    for number in range(4):
+        scheduler.add(Request(number, np.arange(8) + 100 * number, 100, ignore_eos=ignore_eos))
+    assert len(scheduler.schedule().runs) == admitted
+
+
+def test_a_run_alone_is_admitted_whatever_it_may_generate():
+    scheduler = Scheduler(FakeCache(4, block_size=4), headroom=1.0, new_token_ratio=1.0)
+    run = scheduler.add(request(0, 9, 4))
+    assert drain(scheduler) == [run]
+
+
+def test_retraction_takes_the_run_with_the_fewest_generated_tokens_and_sets_the_ratio():
+    cache = FakeCache(13, block_size=2, max_sequences=4, prefix_cache=False)
+    scheduler = Scheduler(cache, headroom=0.0, new_token_ratio=0.0)
+    old = scheduler.add(request(0, 3, 12))
+    advance(scheduler, 2)
+    long, short = scheduler.add(request(1, 6, 12)), scheduler.add(request(2, 4, 12))
+    while not scheduler.num_preemptions:
+        advance(scheduler)
+    # Two generated as much as each other: the longer prompt gave way, although it came first.
+    assert scheduler.running == (old, short)
+    assert scheduler.waiting == (long,)
+    generated = old.num_generated + short.num_generated - 2  # before the step that retracted
+    assert scheduler.new_token_ratio == pytest.approx(min(1.0, (generated + 20 * 2) / (24 + 1)))
+    assert scheduler.new_token_ratio == 1.0
+    assert len(drain(scheduler)) == 3
+    assert list(long.tokens) == expected(long.request, 0)
+
+
+def test_the_ratio_after_a_retraction_counts_what_the_remaining_runs_generated():
+    cache = FakeCache(26, block_size=2, max_sequences=4, prefix_cache=False)
+    scheduler = Scheduler(cache, headroom=0.0, new_token_ratio=0.0)
+    runs = [scheduler.add(Request(number, np.arange(6), 40, ignore_eos=False)) for number in range(3)]
+    before = 0
+    while not scheduler.num_preemptions:
+        before = sum(run.num_generated for run in scheduler.running[:2])
+        advance(scheduler)
+    assert len(scheduler.running) == 2
+    assert scheduler.new_token_ratio == pytest.approx((before + 40) / 81)
+    assert scheduler.new_token_ratio < 1
+    assert len(drain(scheduler)) == len(runs)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"new_token_ratio": 1.1}, ShapeError, "new_token_ratio is 1.1; expected a share"),
+        ({"new_token_ratio": -0.1}, ShapeError, "new_token_ratio is -0.1"),
+        ({"new_token_ratio": float("nan")}, ShapeError, "new_token_ratio is nan"),
+        ({"new_token_ratio": "0.7"}, ShapeError, "new_token_ratio is '0.7'; expected a number"),
+        ({"conservativeness": -1}, ShapeError, "conservativeness is -1.0"),
+        ({"conservativeness": float("inf")}, ShapeError, "conservativeness is inf"),
+        ({"policy": "sjf"}, UnsupportedOption, "policy is 'sjf'; expected one of fcfs, lpm, priority"),
+        ({"policy": None}, UnsupportedOption, "policy is None"),
+        ({"policy": ["fcfs"]}, UnsupportedOption, "policy is"),
+        ({"max_wait_steps": 0}, ShapeError, "max_wait_steps is 0"),
+        ({"max_prefill_tokens": 0}, ShapeError, "max_prefill_tokens is 0"),
+        ({"chunked_prefill_size": 1.5}, ShapeError, "chunked_prefill_size is 1.5"),
+        ({"share_prompts": 1}, UnsupportedOption, "share_prompts is 1"),
+    ],
+)
+def test_wrong_options_of_a_scheduler_are_refused(options, error, reason):
+    with pytest.raises(error) as caught:
+        Scheduler(FakeCache(8), **options)
+    assert reason in str(caught.value)
+
+
+# -- policies and limits ----------------------------------------------------------------------------------------------
+
+
+def test_the_longest_cached_prefix_goes_first_and_is_looked_up_again():
+    cache = FakeCache(100, block_size=4)
+    scheduler = Scheduler(cache, policy="lpm", max_running=1)
+    scheduler.add(request(0, 17, 1, shared=16))
+    drain(scheduler)
+    texts = [np.arange(20) + 900, np.append(np.arange(5000, 5008), np.arange(9)), np.arange(5000, 5016)]
+    texts.append(np.append(texts[0], [1, 2, 3]))
+    runs = [scheduler.add(Request(number, text, 1)) for number, text in enumerate(texts, start=1)]
+    # Matches of 0, 8, 12 and 0 tokens; when the first run has computed its prompt, the last one finds 20.
+    assert advance(scheduler, 2) == [[runs[2]], [runs[1]]]
+    late = scheduler.add(request(9, 8, 1))
+    assert advance(scheduler, 3) == [[runs[0]], [runs[3]], [late]]
+    assert runs[3].num_reused_tokens == 20
+
+
+def test_the_largest_priority_goes_first_and_the_smallest_is_preempted():
+    cache = FakeCache(9, block_size=2, max_sequences=3, prefix_cache=False)
+    scheduler = Scheduler(cache, policy="priority", max_running=2, headroom=0.0)
+    low, middle, high = (
+        scheduler.add(Request(number, np.arange(4) + 100 * number, 9, priority=priority))
+        for number, priority in enumerate((-5, 0, 7))
+    )
+    assert advance(scheduler) == [[high, middle]]
+    assert scheduler.waiting == (low,)
+    while not scheduler.num_preemptions:
+        advance(scheduler)
+    assert scheduler.running == (high,)
+    assert scheduler.waiting == (middle, low)
+    assert [run.request.id for run in drain(scheduler)][-1] == low.request.id
+
+
+def test_a_run_of_a_small_priority_goes_first_after_the_bound():
+    scheduler = Scheduler(FakeCache(200, max_sequences=2), policy="priority", max_running=1, max_wait_steps=7)
+    starving, order = scheduler.add(request(0, 6, 1)), []
+    for number in range(1, 12):
+        scheduler.add(Request(number, np.arange(9), 1, priority=1))
+        order += advance(scheduler)[0]
+    assert order.index(starving) == 6
+
+
+def test_lpm_does_not_starve_a_run_without_a_cached_prefix():
+    cache = FakeCache(200, block_size=4, max_sequences=2)
+    scheduler = Scheduler(cache, policy="lpm", max_running=1, max_wait_steps=6)
+    scheduler.add(request(1000, 9, 1, shared=9))
+    advance(scheduler)
+    starving, order = scheduler.add(request(0, 6, 1)), []
+    for number in range(1, 12):
+        scheduler.add(request(number, 10, 1, shared=9))
+        order += [run.request.id for run in advance(scheduler)[0]]
+    assert order[:7] == [1, 2, 3, 4, 5, starving.request.id, 6]
+
+
+def test_a_step_has_at_most_the_limits_of_prompt_tokens():
+    scheduler = Scheduler(FakeCache(200), max_prefill_tokens=10, chunked_prefill_size=6)
+    old = scheduler.add(request(0, 3, 9))
+    advance(scheduler)
+    runs = [scheduler.add(request(number, 9, 1)) for number in (1, 2)]
+    step = scheduler.schedule()
+    assert step.runs == [old, *runs]
+    assert step.counts == [1, 6, 4]
+    scheduler.commit(step)
+    scheduler.accept(step, sampled(step))
+    step = scheduler.schedule()
+    assert step.counts == [1, 3, 5]
+    scheduler.commit(step)
+    assert scheduler.accept(step, sampled(step)) == runs
+    assert drain(scheduler) == [old]
+
+
+def test_admission_is_linear_in_the_number_of_requests():
+    """Count what the scheduler asks the cache for, in one step with 200 and one with 800 new requests."""
+
+    class Counting(FakeCache):
+        rows = 0
+
+        def shortage(self, sequences, counts, step_tokens=None):
+            self.rows += len(sequences)
+            return 0
+
+        def add_sequence(self, *arguments, **options):
+            self.rows += 1
+            return super().add_sequence(*arguments, **options)
+
+    rows = []
+    for number in (200, 800):
+        cache = Counting(8 * number, max_sequences=number)
+        scheduler = Scheduler(cache, max_running=number, max_tokens_per_step=100_000, headroom=0.0)
+        for one in range(number):
+            scheduler.add(request(one, 5, 2))
+        assert len(scheduler.schedule().runs) == number
+        rows.append(cache.rows)
+    assert rows[1] <= 4 * rows[0] * 1.1
+    assert rows[1] <= 5 * 800
+
+
+# -- ranks ------------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, hashlib, random
+sys.path.insert(0, {root!r})
+import numpy as np
+from pagecore.serving import Request
+from tests.serving.served import Server
+digest, choice = hashlib.sha256(), random.Random(3)
+server = Server(num_blocks=18, block_size=2, overlap=True, policy="lpm", new_token_ratio=0.0, headroom=0.0)
+launch = server.launch
+def record(step):
+    rows = [(run.request.id, run.sample, count) for run, count in zip(step.runs, step.counts)]
+    digest.update(repr((rows, np.asarray(step.batch.host.slot_mappings[0]).tolist())).encode())
+    return launch(step)
+server.launch = record
+for number in range(40):
+    text = np.arange(choice.randint(1, 20)) + 50 * choice.randrange(4)
+    tenant = choice.choice([None, "a", "b"])
+    server.add(Request(number, text, choice.randint(0, 9), choice.randint(1, 3), tenant, stop_token_ids=set(range(90))))
+server.drain()
+print(digest.hexdigest(), server.scheduler.num_preemptions > 0)
+"""
+
+
+def test_ranks_with_other_hashes_make_the_same_decisions():
+    programs = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM.format(root=str(ROOT))], env={**os.environ, "PYTHONHASHSEED": seed}, text=True,
+            stdout=subprocess.PIPE,
+        )
+        for seed in ("1", "2")
+    ]  # fmt: skip
+    outputs = [program.communicate(timeout=60)[0].split() for program in programs]
+    assert outputs[0] == outputs[1]
+    assert outputs[0][1] == "True"
+
+
+def test_two_schedulers_with_the_same_calls_return_the_same_steps():
+    def steps():
+        cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=14, block_size=2, max_sequences=5, device="none")
+        scheduler = Scheduler(cache, headroom=0.0, new_token_ratio=0.2)
+        for number in range(9):
+            scheduler.add(request(number, 3 + number, 7, samples=1 + number % 2, shared=6))
+        rows = []
+        drain(scheduler, lambda step: rows.append([(run.request.id, run.sample, *step.counts) for run in step.runs]))
+        return rows, scheduler.num_preemptions
+
+    first, second = steps(), steps()
+    assert first == second
+    assert first[1] > 0

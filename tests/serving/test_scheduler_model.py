@@ -1,0 +1,185 @@
+"""A state machine compares every decision of the scheduler with a plain-Python model."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pagecore.serving.request import Request
+from pagecore.serving.scheduler import Scheduler
+from tests.faults import is_full
+from tests.serving.fake_cache import FakeSpace
+from tests.serving.runs import next_token
+from tests.serving.scheduler_model import FifoCache, SchedulerModel
+
+STOPS = tuple(range(0, 1009, 9))
+
+
+def name(run):
+    return run.request.id, run.sample
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        shape=st.tuples(st.integers(1, 4), st.integers(4, 24), st.integers(1, 6), st.integers(1, 30)),
+        swap_blocks=st.sampled_from([None, None, 5, 30]),
+        overlap=st.booleans(),
+        policy=st.sampled_from(["fcfs", "fcfs", "lpm", "priority"]),
+        max_wait=st.sampled_from([1, 5, 1000]),
+        prefill=st.sampled_from([None, None, 3, 8]),
+        chunk=st.sampled_from([None, None, 2, 5]),
+        share=st.booleans(),
+        ratio=st.sampled_from([None, None, 0.7, 0.3]),
+    )
+    def make(self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio):
+        block_size, num_blocks, max_running, max_tokens = shape
+        # The scheduler pins the prefixes of several requests before it swaps the first of them in; the model does not.
+        reuse = swap_blocks is None
+        caches = [FifoCache(num_blocks, block_size, max_sequences=8, prefix_cache=reuse) for _ in range(2)]
+        spaces = [swap_blocks and FakeSpace(cache, swap_blocks) for cache in caches]
+        self.scheduler = Scheduler(
+            caches[0], swap_space=spaces[0], max_running=max_running, max_tokens_per_step=max_tokens, headroom=0.0,
+            overlap=overlap, policy=policy, max_wait_steps=max_wait, max_prefill_tokens=prefill,
+            chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio,
+        )  # fmt: skip
+        self.model = SchedulerModel(
+            caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
+            max_wait=max_wait, prefill=prefill, chunk=chunk, share=share, ratio=ratio,
+        )  # fmt: skip
+        self.overlap = overlap
+        self.steps, self.pairs, self.number = [], {}, 0
+
+    @rule(
+        count=st.integers(1, 4),
+        prompt=st.integers(1, 40),
+        new=st.integers(0, 10),
+        samples=st.sampled_from([1, 1, 2, 3]),
+        shared=st.sampled_from([0, 4, 9, 40]),
+        stops=st.booleans(),
+        ignore_eos=st.booleans(),
+        priority=st.integers(-1, 1),
+    )
+    def add(self, count, prompt, new, samples, shared, stops, ignore_eos, priority):
+        for _ in range(count):
+            ids = np.arange(prompt, dtype=np.int32) + 100 * self.number
+            ids[:shared] = np.arange(prompt)[:shared]
+            request = Request(
+                self.number, ids, new, samples, stop_token_ids=STOPS if stops else (), ignore_eos=ignore_eos,
+                priority=priority,
+            )  # fmt: skip
+            limits = self.scheduler.max_length, self.scheduler.max_running
+            if request.num_slots > limits[0] or samples > limits[1]:
+                return
+            self.number += 1
+            self.pairs[request.id, 0] = self.scheduler.add(request), self.model.add(request)
+
+    @precondition(
+        lambda self: not self.steps or (self.overlap and len(self.steps) == 1 and self.steps[0][1].is_committed)
+    )
+    @rule()
+    def schedule(self):
+        step, expected = self.scheduler.schedule(), self.model.schedule()
+        assert (step is None) == (expected is None)
+        if step is None:
+            return
+        assert [name(run) for run in step.runs] == [row.name for row in expected.rows]
+        assert step.counts == expected.counts
+        assert step.num_decodes == expected.num_decodes
+        assert [name(run) for run in step.outputs] == [row.name for row in expected.outputs]
+        for run, row in zip(step.outputs, expected.outputs, strict=True):
+            self.pairs[name(run)] = run, row
+        unknown = dict(zip(step.unknown_positions.tolist(), step.unknown_outputs.tolist(), strict=True))
+        assert [place for place, token in enumerate(step.batch.token_ids) if token < 0] == list(unknown)
+        for position, place in unknown.items():
+            assert self.steps[-1][0].outputs[place] is step.runs[position]
+        self.steps.append((step, expected))
+
+    @precondition(lambda self: self.steps and not self.steps[-1][1].is_committed)
+    @rule()
+    def commit(self):
+        step, expected = self.steps[-1]
+        self.scheduler.commit(step)
+        self.model.commit(expected)
+
+    @precondition(lambda self: self.steps and not self.steps[-1][1].is_committed)
+    @rule(is_rare=st.integers(0, 3))
+    def abandon(self, is_rare):
+        if not is_rare:
+            step, expected = self.steps.pop()
+            self.scheduler.abandon(step)
+            self.model.abandon(expected)
+
+    @precondition(lambda self: self.steps and self.steps[0][1].is_committed)
+    @rule(flags=st.sampled_from([None, 3, 5]))
+    def accept(self, flags):
+        step, expected = self.steps.pop(0)
+        ids, ended = [], []
+        for place, run in enumerate(step.outputs):
+            ids.append(1000 if run.held is None else next_token(run.held.ids, run.sample))
+            ended.append(flags is not None and (ids[-1] + place) % flags == 0)
+        finished = self.scheduler.accept(step, ids, None if flags is None else ended)
+        assert [name(run) for run in finished] == self.model.accept(expected, ids, ended)
+
+    @precondition(lambda self: self.pairs)
+    @rule(data=st.data(), is_rare=st.integers(0, 3))
+    def cancel(self, data, is_rare):
+        if not is_rare:
+            run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
+            assert self.scheduler.cancel(run) is self.model.cancel(row)
+
+    @rule(turns=st.integers(1, 6))
+    def turn(self, turns):
+        """Run whole steps, as an engine does."""
+        for _ in range(turns):
+            if not self.steps or (self.overlap and len(self.steps) == 1 and self.steps[0][1].is_committed):
+                self.schedule()
+            if self.steps and self.steps[0][1].is_committed:
+                self.accept(None)
+            if self.steps and not self.steps[-1][1].is_committed:
+                self.commit()
+                if not self.overlap:
+                    self.accept(None)
+
+    @invariant()
+    def same(self):
+        if not hasattr(self, "model"):
+            return
+        scheduler, model = self.scheduler, self.model
+        scheduler.check_invariants()
+        assert [name(run) for run in scheduler.running] == [row.name for row in model.running]
+        assert [name(run) for run in scheduler.waiting] == [row.name for row in model.waiting]
+        assert [name(run) for run in scheduler.holders[len(model.running) :]] == [
+            row.name for row in model.waiting if row is model.pinned
+        ]
+        assert (scheduler.num_preemptions, scheduler.num_swaps) == (model.preemptions, model.swaps)
+        assert scheduler.new_token_ratio == scheduler.figures().new_token_ratio == model.ratio
+        assert scheduler.cache.num_available == model.cache.num_available
+        for run, row in self.pairs.values():
+            assert run.state.value == row.state
+            assert run.num_generated == row.generated
+            if run.has_ended:
+                assert run.tokens.tolist() == row.tokens
+
+    def teardown(self):
+        """Serve what is left; nothing starves and nothing stays."""
+        if not hasattr(self, "model"):
+            return
+        for _ in range(3000):
+            self.turn(1)
+            self.same()
+            if not self.steps and not self.model.running and not self.model.waiting:
+                break
+        assert not self.scheduler.running + self.scheduler.waiting
+        assert not self.scheduler.cache.sequences
+        for run, row in self.pairs.values():
+            text = run.request.prompt.tolist()
+            for token in row.tokens[len(text) :]:
+                assert token == next_token(text, run.sample)
+                text.append(token)
+            assert run.tokens.tolist() == text
+
+
+TestSchedulerModel = SchedulerMachine.TestCase
+TestSchedulerModel.settings = settings(
+    max_examples=1000 if is_full() else 60, stateful_step_count=60 if is_full() else 25, deadline=None
+)
