@@ -1,4 +1,4 @@
-"""Scheduler alone: a decode step of 256 runs, and whole requests, beside a plain-Python scheduler and vLLM's.
+"""Scheduler alone: a decode step of 256 runs, and whole requests, against a plain-Python scheduler and vLLM's.
 
 No model runs and the cache has no bytes. A step is schedule, commit and accept of ids that are known in advance.
 """

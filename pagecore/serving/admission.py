@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from pagecore.serving.crossing import match_options
 from pagecore.serving.future import count_future
 from pagecore.serving.queue import Queue
 from pagecore.serving.request import Run
@@ -232,7 +233,7 @@ class Admission:
         if run.held is not None:
             if run not in roster.pinned or run.pinned_news == roster.news:
                 return
-            found = roster.cache.match_length(run.tokens, namespace=run.request.namespace)
+            found = roster.cache.match_length(run.tokens, **match_options(run.request))
             if found <= run.held.num_cached_tokens:
                 run.pinned_news = roster.news
                 return

@@ -117,11 +117,6 @@ def choose_limits(
     headroom = as_float("headroom", headroom)
     if not 0 <= headroom <= 1:
         raise ShapeError(f"headroom is {headroom}; expected a share of the pool between 0 and 1")
-    if getattr(cache, "max_cross_tokens", None) is not None:
-        raise UnsupportedOption(
-            "the cache has cross-attention layers, and a Scheduler has no encoder tokens for its requests; prepare and "
-            "commit the steps of such a cache yourself"
-        )
     if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
         raise UnsupportedOption(
             f"swap_space {swap_space!r} does not belong to this cache; make it with SwapSpace(cache)"

@@ -10,6 +10,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from pagecore.serving.crossing import match_options
+
 if TYPE_CHECKING:
     from pagecore.serving.limits import Limits
     from pagecore.serving.request import Run
@@ -70,5 +72,5 @@ def _match(roster: Roster, runs: list[Run]) -> None:
     """Look up the cached prefixes of runs whose last look-up is older than the news of the cache."""
     for run in runs:
         if run.match_news != roster.news:
-            run.match_length = roster.cache.match_length(run.tokens, namespace=run.request.namespace)
+            run.match_length = roster.cache.match_length(run.tokens, **match_options(run.request))
             run.match_news = roster.news

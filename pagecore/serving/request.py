@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.cache.prefix.retention import validate_namespace
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving.checks import as_flag
 from pagecore.storage.checks import INT32_MAX
 
@@ -60,16 +60,22 @@ class Request:
         If True, `stop_token_ids` end nothing, and an admission reserves all `max_new_tokens` (see `Scheduler`).
     priority : int
         Requests with a larger number go first under the policy "priority"; the other policies ignore it.
+    cross_tokens : int, optional
+        Number of encoder tokens, for a cache with cross attention. The first step of each run writes them:
+        ``step.batch.cross`` has their number for each row, and a run that is recomputed writes them again.
+    cross_digest : bytes or int, optional
+        Identity of the encoder's input: requests with equal digests share one output and the prefixes of the decoder.
 
     Raises
     ------
     ShapeError
         `prompt` is empty, `prompt` or `stop_token_ids` is not 1-D or has ids that int32 cannot hold, `max_new_tokens`
-        is negative, `samples` is below 1, or `priority` is not an integer of int32.
+        is negative, `samples` or `cross_tokens` is below 1, or `priority` is not an integer of int32.
     UnsupportedDtype
-        `prompt` or `stop_token_ids` is not of integers, or `namespace` cannot be compared.
+        `prompt` or `stop_token_ids` is not of integers, `namespace` cannot be compared, or `cross_digest` is neither
+        bytes nor an int.
     UnsupportedOption
-        `ignore_eos` is not True or False.
+        `ignore_eos` is not True or False, or `cross_digest` is given without `cross_tokens`.
     """
 
     id: int
@@ -81,6 +87,8 @@ class Request:
     stop_token_ids: Iterable[int] = ()
     ignore_eos: bool = False
     priority: int = 0
+    cross_tokens: int | None = None
+    cross_digest: bytes | int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", token_ids(self.prompt, "prompt"))
@@ -89,16 +97,28 @@ class Request:
         if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
             object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         as_flag("ignore_eos", self.ignore_eos)
-        for name, least in (("max_new_tokens", 0), ("samples", 1), ("priority", -INT32_MAX)):
+        for name, least in (("max_new_tokens", 0), ("samples", 1), ("priority", -INT32_MAX), ("cross_tokens", 1)):
             value = getattr(self, name)
+            if name == "cross_tokens" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value!r}; expected an integer between {least} and {INT32_MAX}")
         validate_namespace(self.namespace)
+        _check_digest(self.cross_digest, self.cross_tokens)
 
     @property
     def num_slots(self) -> int:
         """Number of slots that one sample needs; its last token is generated but never computed."""
         return len(self.prompt) + max(self.max_new_tokens - 1, 0)
+
+
+def _check_digest(digest: object, num_tokens: int | None) -> None:
+    if digest is None:
+        return
+    if isinstance(digest, bool) or not isinstance(digest, bytes | int):
+        raise UnsupportedDtype(f"cross_digest is a {type(digest).__name__}; expected bytes or an int")
+    if num_tokens is None:
+        raise UnsupportedOption("cross_digest is given without cross_tokens; pass both")
 
 
 def _stop_ids(given: Iterable[int]) -> tuple[int, ...]:

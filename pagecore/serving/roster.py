@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.errors import PagecoreError
+from pagecore.serving.crossing import add_options
 from pagecore.serving.future import ratio_after_retraction
 from pagecore.serving.journal import Journal
 from pagecore.serving.request import Run, State
@@ -132,15 +131,15 @@ class Roster:
         waiting_tokens = self.num_waiting_tokens
 
         def record() -> None:
-            held = run.held = self._found(run)
+            held = run.held = self.found(run)
             assert held is not None
             self.pinned[run] = None
             self.num_waiting_tokens = waiting_tokens - held.num_computed_tokens
             run.pinned_news = self.news
 
         self._journal.run(
-            lambda: self.cache.add_sequence(run.tokens, id=run, namespace=run.request.namespace),
-            lambda: self._found(run) is not None,
+            lambda: self.cache.add_sequence(run.tokens, id=run, **add_options(run.request)),
+            lambda: self.found(run) is not None,
             record,
         )
 
@@ -154,7 +153,7 @@ class Roster:
             self.pinned.pop(run, None)
             self.num_waiting_tokens = waiting_tokens
 
-        self._journal.run(lambda: self.cache.remove(held), lambda: self._found(run) is None, record)
+        self._journal.run(lambda: self.cache.remove(held), lambda: self.found(run) is None, record)
 
     # -- waiting to running and back -----------------------------------------------------------------------------
 
@@ -213,7 +212,7 @@ class Roster:
             self.ratio = ratio
             self.news = news
 
-        self._journal.run(call, lambda: held.is_swapped or self._found(run) is None, record)
+        self._journal.run(call, lambda: held.is_swapped or self.found(run) is None, record)
 
     def cancel(self, run: Run) -> None:
         """End a run that has not ended, and remove its sequence."""
@@ -238,7 +237,7 @@ class Roster:
             self.num_waiting_tokens = waiting_tokens
             self.news = news
 
-        self._journal.run(lambda: self._leave_cache(run), lambda: self._found(run) is None, record)
+        self._journal.run(lambda: self._leave_cache(run), lambda: self.found(run) is None, record)
 
     # -- the step ------------------------------------------------------------------------------------------------
 
@@ -329,44 +328,22 @@ class Roster:
                 run.tokens = np.asarray(held.tokens)
                 run.prefilling = True
 
-    def _found(self, run: Run) -> Sequence | None:
+    def found(self, run: Run) -> Sequence | None:
+        """Return the sequence of the cache that has `run` as its id; None if there is none."""
         return self.cache.sequences.get(run)
 
     def _leave_cache(self, run: Run) -> None:
-        held = self._found(run)
+        held = self.found(run)
         if held is not None:
             self.cache.remove(held)
 
     def _fork(self, parent: Run, run: Run) -> None:
-        held = self._found(run)
+        held = self.found(run)
         run.held = self.cache.fork(parent.sequence, id=run) if held is None else held
         run.prefilling = False
         run.state = State.RUNNING
 
-    def check_invariants(self) -> None:
-        """Check R1 to R3 and every count; raise `PagecoreError` if one does not hold."""
-        self._check(not self._journal.is_open, "a transition is open")
-        for run in self.running:
-            is_held = run.held is not None and run.held is self._found(run) and not run.held.is_swapped
-            self._check(is_held and run.state is State.RUNNING, f"{run!r} is running without its sequence in the cache")
-        for run in self.waiting:
-            is_held = run.held is not None and (run.held.is_swapped or run in self.pinned)
-            is_right = is_held if self._found(run) is not None else run.held is None
-            self._check(is_right and run.state is State.WAITING, f"{run!r} is waiting but holds {run.held!r}")
-        self._check(self.waiting.keys() >= self.pinned.keys(), "a pinned run is not in the queue")
-        fresh = [run.arrival for run in self.waiting if not run.num_preemptions]
-        is_ordered = all(first < second for first, second in pairwise(fresh))
-        self._check(is_ordered, f"the queue is not in order of arrival: {fresh}")
-        ranks = [not run.num_preemptions for run in self.waiting]
-        self._check(ranks == sorted(ranks), "a preempted run is not at the front of the queue")
-        tokens = sum(run.num_tokens_left for run in self.waiting)
-        self._check(self.num_waiting_tokens == tokens, f"{self.num_waiting_tokens=}, counted {tokens}")
-        for step in self.steps[:-1]:
-            self._check(step.state is StepState.COMMITTED, f"{step!r} is open before a newer step")
-        self._check(not self.must_accept or len(self.steps) == 1, "no step is left to accept")
-        is_scheduled = self.step is not None and self.step.state is StepState.SCHEDULED
-        self._check(self.batch.in_flight == is_scheduled, f"{self.batch.in_flight=} for {self.step!r}")
-
-    def _check(self, holds: bool, message: str) -> None:
-        if not holds:
-            raise PagecoreError(f"inconsistent scheduler state: {message}")
+    @property
+    def is_settled(self) -> bool:
+        """True unless an interrupted transition is open."""
+        return not self._journal.is_open

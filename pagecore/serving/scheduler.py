@@ -21,12 +21,12 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_flag
+from pagecore.serving.crossing import batch_tokens, check_cross
 from pagecore.serving.limits import choose_limits
 from pagecore.serving.outputs import find_ended, find_unknown, list_outputs, sort_outputs
+from pagecore.serving.protocol import read_flags, require_room, require_step
 from pagecore.serving.request import Request, Run, token_ids
 from pagecore.serving.roster import Roster
 from pagecore.serving.selection import prepare_step
@@ -34,7 +34,7 @@ from pagecore.serving.step import Step, StepState
 from pagecore.serving.view import SchedulerView
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import ArrayLike
 
     from pagecore.cache import PagedKVCache, SwapSpace
 
@@ -172,7 +172,8 @@ class Scheduler(SchedulerView):
         self._has_stops = False
         # On a device the next step overwrites the batch in the order of the stream, at addresses that graphs rely on.
         num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
-        batches = [cache.make_batch(limits.max_running, limits.budget) for _ in range(num_batches)]
+        cross = [tokens for tokens in (batch_tokens(cache, limits.max_running),) if tokens]
+        batches = [cache.make_batch(limits.max_running, limits.budget, *cross) for _ in range(num_batches)]
         self._roster = Roster(cache, batches, swap_space, limits.ratios, follows_tree=policy == "lpm")
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -191,12 +192,14 @@ class Scheduler(SchedulerView):
             The cache cannot hold the request even alone, or the request has more samples than can run at once; nothing
             is queued.
         UnsupportedOption
-            `request` is not a Request.
+            `request` is not a Request, has encoder tokens for a cache without cross attention, or has none for a cache
+            with it.
         """
         roster = self._settled()
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request, got {request!r}")
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
+        check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
         samples = request.samples if request.max_new_tokens else 1
         run = Run(request, samples=samples, owner=self, arrival=self._num_added)
         run.waits_since = roster.num_steps
@@ -271,7 +274,7 @@ class Scheduler(SchedulerView):
         """
         roster = self._settled()
         if roster.steps:
-            self._require_room(roster.steps)
+            require_room(roster.steps, overlap=self.overlap)
             if roster.must_accept:
                 return None
         if not roster.running and not roster.waiting:
@@ -315,7 +318,7 @@ class Scheduler(SchedulerView):
             `step` is not the newest open step of this scheduler, or is already committed; nothing is changed.
         """
         roster = self._settled()
-        self._require(step, StepState.SCHEDULED, "commit")
+        require_step(roster.steps, step, StepState.SCHEDULED, "commit")
         start = perf_counter_ns()
         roster.commit(step)
         step.index_ns += perf_counter_ns() - start
@@ -332,7 +335,7 @@ class Scheduler(SchedulerView):
             `step` is not the newest open step of this scheduler, or is committed; nothing is changed.
         """
         roster = self._settled()
-        self._require(step, StepState.SCHEDULED, "abandon")
+        require_step(roster.steps, step, StepState.SCHEDULED, "abandon")
         roster.abandon(step)
 
     def accept(self, step: Step, ids: ArrayLike, finished: ArrayLike | None = None) -> list[Run]:
@@ -365,58 +368,14 @@ class Scheduler(SchedulerView):
             changed.
         """
         roster = self._settled()
-        self._require(step, StepState.COMMITTED, "accept")
+        require_step(roster.steps, step, StepState.COMMITTED, "accept")
         tokens = token_ids(ids, "ids")
         if tokens.shape != (len(step.outputs),):
             raise ShapeError(f"ids have shape {tokens.shape}; expected one id for each of {len(step.outputs)} outputs")
-        flags = None if finished is None else _flags(finished, len(step.outputs))
+        flags = None if finished is None else read_flags(finished, len(step.outputs))
         ended = find_ended(step, tokens, flags) if self._has_stops or flags is not None else None
         going, going_ids, complete = sort_outputs(step, tokens, ended)
         start = perf_counter_ns()
         roster.accept(step, going, going_ids, complete)
         step.index_ns += perf_counter_ns() - start
         return list(step.finished)
-
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _require_room(self, steps: tuple[Step, ...]) -> None:
-        """Raise InvalidSequence unless a step may be scheduled while `steps` are open."""
-        state = steps[-1].state
-        if len(steps) > 1:
-            raise InvalidSequence("two steps are open; accept the ids of the older one, then schedule the next step")
-        if not self.overlap:
-            raise InvalidSequence(
-                f"the last step is {state.value} and not accepted; "
-                "accept its ids, or abandon it before its commit, then schedule the next step"
-            )
-        if state is not StepState.COMMITTED:
-            raise InvalidSequence(
-                f"the last step is {state.value} and not committed; commit or abandon it, then schedule the next step"
-            )
-
-    def _require(self, step: Step, state: StepState, verb: str) -> None:
-        """Raise InvalidSequence unless a call can follow: of `verb` accept the oldest step, else the newest one."""
-        if not isinstance(step, Step):
-            raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
-        steps = self._roster.steps
-        if step not in steps:
-            is_over = step.state in (StepState.ACCEPTED, StepState.ABANDONED)
-            reason = f"was already {step.state.value}" if is_over else "belongs to another scheduler"
-            raise InvalidSequence(f"cannot {verb} a step that {reason}; {verb} each step returned by schedule once")
-        if step.state is not state:
-            remedy = "commit it first" if state is StepState.COMMITTED else "accept the ids of its outputs"
-            raise InvalidSequence(f"cannot {verb} a step that is {step.state.value}; {remedy}")
-        if verb == "accept" and step is not steps[0]:
-            raise InvalidSequence("cannot accept a step before the older one; accept steps in their order")
-
-
-def _flags(given: ArrayLike, count: int) -> NDArray[np.bool_]:
-    try:
-        flags = np.asarray(given)
-    except ValueError as ragged:
-        raise ShapeError(f"finished is not a 1-D array of booleans: {ragged}") from None
-    if flags.shape != (count,):
-        raise ShapeError(f"finished has shape {flags.shape}; expected one flag for each of {count} outputs")
-    if flags.size and flags.dtype != np.bool_:
-        raise UnsupportedDtype(f"finished has dtype {flags.dtype}; expected booleans")
-    return flags.astype(np.bool_, copy=False)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from pagecore.serving.crossing import prefix_key
+
 if TYPE_CHECKING:
     from pagecore.serving.request import Run
 
@@ -64,4 +66,4 @@ class SharedPrompts:
         return (computed // self._block_size + 1) * self._block_size
 
     def _key(self, run: Run, computed: int) -> Key:
-        return run.request.namespace, run.tokens[: self._end(computed)].tobytes()
+        return prefix_key(run), run.tokens[: self._end(computed)].tobytes()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import PagecoreError
 from pagecore.serving.figures import SchedulerFigures, read_figures
+from pagecore.serving.roster_checks import check_roster
 
 if TYPE_CHECKING:
     from pagecore.serving.request import Run
@@ -101,7 +102,7 @@ class SchedulerView:
     def check_invariants(self) -> None:
         """Recount the runs and what they hold; raise `PagecoreError` if the state is inconsistent."""
         roster = self._settled()
-        roster.check_invariants()
+        check_roster(roster)
         rows = sum(run.samples for run in roster.running)
         if rows > self.max_running:
             raise PagecoreError(f"{rows} rows are reserved for the runs; max_running is {self.max_running}")

@@ -11,7 +11,14 @@ import numpy as np
 
 from pagecore.arrays import Tensor, empty, strided, zeros
 from pagecore.arrays.devices import device_name
-from pagecore.errors import InvalidBlock, NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import (
+    InvalidBlock,
+    NotEnoughMemory,
+    PagecoreError,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+)
 from pagecore.ops import copy_blocks, transfer_blocks
 from pagecore.storage.allocation import Allocator, checked_allocator
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_float, as_tuple, member, require_int, shown
@@ -21,6 +28,7 @@ from pagecore.storage.state_memory import adopted_views, allocated_views, slotwi
 from pagecore.storage.state_spec import StateSpec
 
 Specs = StateSpec | Iterable[StateSpec]
+Slots = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 class StatePool:
@@ -182,7 +190,10 @@ class StatePool:
             raise ShapeError(f"source has {sources.size} slots and target {targets.size}; give one target for each")
         if (targets == 0).any():
             raise InvalidBlock("a target is slot 0, the null slot, which keeps nothing; use slots from 1")
-        self.copy_pairs(np.stack([sources, targets], axis=1), stream=stream)
+        try:
+            self.copy_pairs(np.stack([sources, targets], axis=1), stream=stream)
+        except (InvalidBlock, UnsupportedOption) as error:
+            raise self._refusal({"source": sources, "target": targets}, error) from None
 
     def copy_pairs(self, pairs: Any, *, stream: object = None) -> None:
         """Copy whole slots by pairs (source, target), which may be in the memory of the device.
@@ -223,8 +234,28 @@ class StatePool:
         """
         targets = slot_numbers("slots", slots)
         pairs = np.stack([np.ones_like(targets), targets], axis=1)
-        for sources, planes in self._zeros:
-            transfer_blocks(sources, planes, pairs, independent=True, stream=stream)
+        try:
+            for sources, planes in self._zeros:
+                transfer_blocks(sources, planes, pairs, independent=True, stream=stream)
+        except (InvalidBlock, UnsupportedOption) as error:
+            raise self._refusal({"slots": targets}, error) from None
+
+    def _refusal(self, listed: dict[str, Slots], error: PagecoreError) -> PagecoreError:
+        """Return the error of a refused copy in terms of slots: `listed` has the sources, if any, and the targets."""
+        for name, slots in listed.items():
+            outside = slots[(slots < 0) | (slots >= self.num_slots)]
+            if outside.size:
+                return InvalidBlock(f"{name} has slot {outside[0]}; the pool has slots 0 to {self.num_slots - 1}")
+        name, targets = list(listed.items())[-1]
+        if (targets == 0).any():
+            return InvalidBlock(f"{name} has slot 0, the null slot, which keeps nothing; use slots from 1")
+        kept, counts = np.unique(targets, return_counts=True)
+        if (counts > 1).any():
+            return UnsupportedOption(f"slot {kept[counts > 1][0]} is in {name} twice; list each slot once")
+        both = np.intersect1d(kept, listed.get("source", kept[:0]))
+        if both.size:
+            return UnsupportedOption(f"slot {both[0]} is both a source and a target; copy it in a call of its own")
+        return error
 
     @staticmethod
     def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, device: str = "cpu") -> int:
@@ -288,7 +319,7 @@ def listed_specs(specs: Specs, num_layers: int | None) -> tuple[StateSpec, ...]:
     return listed
 
 
-def slot_numbers(name: str, given: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def slot_numbers(name: str, given: Any) -> Slots:
     """Return slots as int64; raise ShapeError or UnsupportedDtype for anything but one axis of integers."""
     try:
         slots = np.atleast_1d(np.asarray(given))

@@ -21,7 +21,6 @@ from pagecore import (
     quantize,
     set_isa,
 )
-from pagecore.serving.scheduler import Scheduler
 from tests.cache.caches import SPEC, normal
 
 CROSS = CrossSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -416,11 +415,6 @@ def test_an_arrival_has_slots_for_its_encoder_tokens():
         cache.attend(1, normal(5, 4, 8), batch)
     cache.commit(batch)
     expect_seen(cache, [sequence], [(keys, values)])
-
-
-def test_a_scheduler_refuses_caches_with_cross_attention():
-    with pytest.raises(UnsupportedOption, match="a Scheduler has no encoder tokens"):
-        Scheduler(make())
 
 
 def test_memory_is_divided_by_what_a_sequence_needs():

@@ -457,3 +457,40 @@ def test_memory_is_steady_under_churn_and_near_what_is_live():
             tree.check_invariants()
             sizes.append(tree.nbytes)
     assert max(sizes[1:]) <= 1.5 * sizes[0]
+
+
+def cache_path(tree, ids, first, state):
+    """Insert a path with a state after its first `state` tokens; blocks and states count from `first`."""
+    tree.insert(ids, range(first, first + len(ids)), states=[(state, first)])
+
+
+def test_a_state_before_a_branch_is_passed_over_three_times():
+    tree = RadixTree(1, states=True, state_interval=1)
+    cache_path(tree, [1, 2, 3], 10, 2)
+    cache_path(tree, [1, 2, 4, 4], 20, 4)  # [1, 2] is now a branch, whose state is the oldest
+    gone = []
+    for i in range(9):
+        cache_path(tree, [5 + i, 0], 100 + 10 * i, 1)
+        gone += tree.evict("state", 1).states.tolist()
+    assert gone == [20, 100, 110, 120, 130, 140, 10, 150, 160]
+    assert tree.held_states().tolist() == [170, 180]
+
+
+def test_a_used_branch_stays_and_another_policy_passes_over_nothing():
+    for policy, first in (("lru", 20), ("fifo", 10)):
+        tree = RadixTree(1, states=True, state_interval=1, policy=policy)
+        cache_path(tree, [1, 2, 3], 10, 2)
+        cache_path(tree, [1, 2, 4, 4], 20, 4)
+        assert tree.evict("state", 1).states.tolist() == [first]
+
+
+def test_a_branch_below_the_end_of_a_block_counts_for_the_state_before_it():
+    tree = RadixTree(1, states=True, state_interval=1)
+    cache_path(tree, [1, 2, 3, 4], 10, 1)
+    tree.insert([1, 2, 3, 5], [20, 21, 22, 23])
+    cache_path(tree, [7, 7], 30, 2)
+    assert tree.evict("state", 1).states.tolist() == [30]
+    tree = RadixTree(1, states=True, state_interval=1)
+    cache_path(tree, [1, 2, 3, 4], 10, 1)
+    tree.insert([1, 2, 3, 5], range(20, 24), states=[(2, 20)])  # the branch belongs to the deeper state
+    assert tree.evict("state", 1).states.tolist() == [10]

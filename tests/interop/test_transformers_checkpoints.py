@@ -127,6 +127,44 @@ def test_rows_whose_states_end_at_different_columns_start_together(family):
 
 
 @KINDS
+def test_prompts_of_unequal_lengths_continue_from_checkpoints(family):
+    model, ids = make_hybrid(family), prompts(2, 40)
+    mask = left_padded(ids, 0)
+    mask[0, :8] = 0
+    mask[1, :16] = 0
+    cache = make(model)
+    for row, dropped in ((0, 8), (1, 16)):
+        run(model, ids[row : row + 1, dropped:32], cache)
+    for columns in (40, 38):
+        expected = expect(model, ids[:, :columns], mask[:, :columns])
+        assert cache.begin(ids[:, :columns], mask[:, :columns]) == 32
+        assert run(model, ids[:, :columns], cache, mask[:, :columns]) == expected
+    shifted = torch.cat([ids[:, :1], ids[:, :37]], dim=1)  # states after tokens at other columns of the two rows
+    mask = torch.cat([mask[:, :1] * 0, mask[:, :37]], dim=1)
+    mask[1, :16] = 0
+    expected = expect(model, shifted, mask)
+    cache.begin(shifted, mask)
+    assert run(model, shifted, cache, mask) == expected
+
+
+@KINDS
+def test_begin_refuses_right_padding_and_goes_on(family):
+    model, ids = make_hybrid(family), prompts(2, 20)
+    reference = dynamic_cache(model)
+    logits(model, ids, reference)
+    wanted = logits(model, ids[:, :1], reference)
+    cache = make(model)
+    logits(model, ids, cache)
+    for column in (19, 4):
+        mask = torch.ones_like(ids)
+        mask[1, column] = 0
+        with pytest.raises(UnsupportedOption, match=f"column {column} of row 1 is padding after tokens"):
+            cache.begin(ids, mask)
+        assert cache.get_seq_length() == 20
+    assert_close(logits(model, ids[:, :1], cache), wanted)
+
+
+@KINDS
 def test_crop_returns_to_a_checkpoint(family):
     model, ids = make_hybrid(family), prompts(2, 21)
     expected = logits(model, ids, dynamic_cache(model))

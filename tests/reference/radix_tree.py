@@ -21,6 +21,11 @@ class EvictionState:
     expiry: float = math.inf
     rank: float = 0.0
     hits: int = 0
+    passed: int = 0
+    is_branch: bool = False
+
+    def use(self, turn: int) -> None:
+        self.used, self.passed = turn, 0
 
     def key(self, policy: str) -> tuple[float, int]:
         return {
@@ -288,7 +293,7 @@ class RadixTree:
         return node if node.end == end else self.split(node, end - node.depth)
 
     def touch(self, node: Node, component: int, is_hit: bool) -> None:
-        node.eviction[component].used = self.turn
+        node.eviction[component].use(self.turn)
         node.eviction[component].hits += is_hit
 
     def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
@@ -398,7 +403,7 @@ class RadixTree:
         end = self.add_rest(path, self.root(namespace), blocks, lanes, [fresh] * self.num_components)
         for node, _ in path:
             for eviction in node.eviction:
-                eviction.used = self.turn
+                eviction.use(self.turn)
                 self.expire(eviction)
                 if priority is not None and priority >= eviction.priority:
                     eviction.priority, eviction.expiry = priority, expiry
@@ -408,7 +413,7 @@ class RadixTree:
             node = self.split_path(end, length // self.block_size)
             if node.state is None:
                 node.state = state
-                node.eviction[-1] = replace(fresh)
+                node.eviction[-1] = replace(fresh, is_branch=self.branches_before_next_state(node))
         if receipt is not None and blocks:
             self.move(receipt, self.split_path(end, len(blocks)), namespace)
         self.prune()
@@ -467,7 +472,14 @@ class RadixTree:
             object(),
         )
         end.children[blocks[done]] = leaf
+        above = next((node for node in end.path() if node.state is not None), None)
+        if above and len(end.children) > 1:
+            above.eviction[-1].is_branch = True
         return leaf
+
+    def branches_before_next_state(self, node: Node) -> bool:
+        below = [child for child in node.children.values() if child.state is None]
+        return len(node.children) > 1 or any(map(self.branches_before_next_state, below))
 
     def extend(self, tokens, lanes, receipt: Receipt, time=None):
         blocks = self.blocks_of(tokens, [])
@@ -506,7 +518,7 @@ class RadixTree:
             end = self.add_rest(path, top, rest, lanes, eviction)
             for node, _ in path:
                 for one in node.eviction:
-                    one.used = self.turn
+                    one.use(self.turn)
                     self.expire(one)
             end = self.split_path(end, goal)
         windows = [c for c in range(1, len(self.windows) + 1) if c in receipt.components]
@@ -606,6 +618,12 @@ class RadixTree:
                 can_go,
                 key=lambda node: (*node.eviction[component].key(self.policy), node.depth < sinks, node.depth),
             )
+            one = node.eviction[component]
+            is_state = self.states and component == self.num_components - 1
+            if is_state and self.policy == "lru" and one.is_branch and one.passed < 3:
+                self.turn += 1
+                one.used, one.passed = self.turn, one.passed + 1
+                continue
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)

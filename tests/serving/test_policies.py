@@ -214,7 +214,7 @@ def test_retraction_takes_the_run_with_the_fewest_generated_tokens_and_sets_the_
     long, short = scheduler.add(request(1, 6, 12)), scheduler.add(request(2, 4, 12))
     while not scheduler.num_preemptions:
         advance(scheduler)
-    # Two generated as much as each other: the longer prompt gave way, although it came first.
+    # Both generated the same number of tokens: the longer prompt gave way, although it came first.
     assert scheduler.running == (old, short)
     assert scheduler.waiting == (long,)
     generated = old.num_generated + short.num_generated - 2  # before the step that retracted
@@ -388,11 +388,13 @@ print(digest.hexdigest(), server.scheduler.num_preemptions > 0)
 def test_ranks_with_other_hashes_make_the_same_decisions():
     programs = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM.format(root=str(ROOT))], env={**os.environ, "PYTHONHASHSEED": seed}, text=True,
+            [sys.executable, "-c", PROGRAM.format(root=str(ROOT))],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            text=True,
             stdout=subprocess.PIPE,
         )
         for seed in ("1", "2")
-    ]  # fmt: skip
+    ]
     outputs = [program.communicate(timeout=60)[0].split() for program in programs]
     assert outputs[0] == outputs[1]
     assert outputs[0][1] == "True"

@@ -44,7 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.model = SchedulerModel(
             caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
-            max_wait=max_wait, prefill=prefill, chunk=chunk, share=share, ratio=ratio,
+            max_wait=max_wait, prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio,
         )  # fmt: skip
         self.overlap = overlap
         self.steps, self.pairs, self.number = [], {}, 0

@@ -15,6 +15,19 @@ void EvictionQueues::expire() {
   }
 }
 
+NodeId EvictionQueues::next_state() {
+  const int32_t component = nodes_.components().state();
+  for (;;) {
+    const NodeId node = worst(component);
+    EvictionState& eviction = nodes_.part(node, component).eviction;
+    if (policy_ != Policy::Lru || !eviction.is_branch || eviction.passed >= kBranchChances) return node;
+    ++eviction.passed;
+    begin_turn();  // a turn for each, so that no two nodes tie
+    eviction.used = turn_;
+    refresh(node, component);
+  }
+}
+
 void EvictionQueues::change_count(NodeId node, int32_t component, int32_t by) {
   nodes_.part(node, component).count += by;
   of(component).held += by;

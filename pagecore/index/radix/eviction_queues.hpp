@@ -41,6 +41,8 @@ class EvictionQueues {
   }
   // Resets the priorities that have expired by now.
   void expire();
+  // The state to evict next; those before branches that it passes over count as used. Precondition: as for worst().
+  NodeId next_state();
 
   // Changes of nodes.
 
@@ -59,6 +61,7 @@ class EvictionQueues {
   void touch(NodeId node, int32_t component, bool is_hit) {
     EvictionState& eviction = nodes_.part(node, component).eviction;
     eviction.used = turn_;
+    eviction.passed = 0;
     if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
   }
   // A new component: its first use is this turn.

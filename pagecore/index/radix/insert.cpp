@@ -66,6 +66,7 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, N
   const NodeId leaf = nodes_.add_leaf(end, offer.query, out.old_blocks, std::move(storage));
   if (end >= 0) {
     queues_.refresh(end, 0);
+    if (components_.has_states && nodes_.at(end).children > 1) note_branch(end);
   } else {
     namespaces_.add_child(radix::namespace_of(end));
   }
@@ -98,12 +99,28 @@ void RadixTree::fill_window(const Offer& offer, int32_t window) {
   }
 }
 
+// Marks the last state before a branch at the end of a node.
+void RadixTree::note_branch(NodeId node) {
+  while (node >= 0 && nodes_.at(node).state == kNoState) node = nodes_.at(node).parent;
+  if (node >= 0) nodes_.part(node, components_.state()).eviction.is_branch = true;
+}
+
+// True if a path to `end` branches at or after a node on it, and before the next state.
+bool RadixTree::has_branch(NodeId node, NodeId end) const {
+  bool found = false;
+  for (NodeId below = end; below != node; below = nodes_.at(below).parent) {
+    found = nodes_.at(below).state == kNoState && (found || nodes_.at(below).children > 1);
+  }
+  return found || nodes_.at(node).children > 1;
+}
+
 // Adds a state to a path that ends at or below it, unless the path has one there.
 void RadixTree::add_state(NodeId end, const State& state, const radix::RetentionHint& hint) {
   const NodeId node = split_path(end, state.blocks);
   if (nodes_.at(node).state != kNoState) return;
   nodes_.at(node).state = state.id;
   queues_.start(node, components_.state(), hint);
+  nodes_.part(node, components_.state()).eviction.is_branch = has_branch(node, end);
   queues_.change_count(node, components_.state(), 1);
   if (journal_ != nullptr) note_stored(components_.state(), node, nodes_.at(node).size - 1);
 }

@@ -3,6 +3,10 @@
 // Every call that changes the tree has a logical timestamp, its turn; all that the call touches shares it, and ties are
 // broken by depth: the node nearer the root is evicted first. Only priorities that expire use the caller's clock, in
 // seconds.
+//
+// States have one rule more under Lru: a state before a branch of the tree is passed over a few times, as by the
+// generalised clock of Smith (1978). One that continues a single sequence serves the next turn of a chat; one before a
+// branch serves every sequence that begins alike, but is touched by none of them while it is missing.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +28,8 @@ enum class Policy {
   Rank,      // lowest rank, then least recently used
 };
 
+// Times that a state before a branch is passed over between two uses: it stays four times as long as others.
+inline constexpr int16_t kBranchChances = 3;
 inline constexpr double kDefaultPriority = 35;
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -34,6 +40,8 @@ struct EvictionState {
   double expiry = kNever;  // time at which the priority falls back to the default
   double rank = 0;
   int32_t hits = 0;
+  int16_t passed = 0;      // times that eviction has passed over it since its last use
+  bool is_branch = false;  // of a state: sequences branch off between it and the next state
 
   void expire() {
     priority = kDefaultPriority;

@@ -199,6 +199,8 @@ class RadixTree {
   NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::NodeStorage&& storage);
   void fill_window(const Offer& offer, int32_t window);
   void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);
+  void note_branch(NodeId node);
+  [[nodiscard]] bool has_branch(NodeId node, NodeId end) const;
   void move_receipt(Receipt& receipt, NodeId end);
 
   // extend.cpp

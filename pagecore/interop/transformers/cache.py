@@ -167,7 +167,8 @@ class PagedCache(Cache):  # type: ignore[misc]
         Raises
         ------
         ShapeError, UnsupportedDtype, UnsupportedOption
-            `input_ids` or `attention_mask` has a wrong shape or dtype.
+            `input_ids` or `attention_mask` has a wrong shape or dtype; or padding after tokens for a model with
+            recurrent layers. The last generation goes on then.
         OutOfRows
             More rows than `max_sequences`.
         """

@@ -71,6 +71,7 @@ class Generation:
 
     def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
         """Start a new generation with these prompts; return the number of columns that are computed already."""
+        self.rows.check_padding(is_token)
         self.reset()
         return self.rows.begin(ids, is_token, namespace)
 

@@ -23,7 +23,7 @@ from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
-from pagecore.interop.transformers.states import RunningStates
+from pagecore.interop.transformers.states import RunningStates, refuse_padding_after_tokens
 from pagecore.storage.checks import require_int
 
 UNKNOWN = -1  # the id of a column that was computed from embeddings
@@ -111,8 +111,14 @@ class BatchRows:
         self.clear()
         self.is_lost = True
 
+    def check_padding(self, is_token: Mask) -> None:
+        """Raise UnsupportedOption for prompts with padding after tokens if the model has recurrent layers."""
+        if self.states:
+            refuse_padding_after_tokens(np.zeros(len(is_token), np.int64), is_token)
+
     def begin(self, ids: Ids, is_token: Mask, namespace: Hashable) -> int:
         """Replace the rows by prompts [batch, columns]; return the number of columns that are cached for every row."""
+        self.check_padding(is_token)
         self.clear()
         self.namespace = namespace
         # All rows must continue at one column, so rows with a longer cached prefix compute its end again. If a

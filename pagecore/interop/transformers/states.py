@@ -58,13 +58,13 @@ def plan_segments(
 
 
 def refuse_padding_after_tokens(before: Integers, is_token: Mask) -> None:
-    """Raise UnsupportedOption if a row of a pass has padding after tokens, which would become a part of its state."""
+    """Raise UnsupportedOption if a row has padding after tokens, which would become a part of its state."""
     is_late = ~is_token & ((before[:, None] + is_token.cumsum(axis=1)) > 0)
     if is_late.any():
         row, column = np.unravel_index(int(is_late.argmax()), is_late.shape)
         raise UnsupportedOption(
-            f"column {column} of row {row} in the forward pass is padding after tokens, and the recurrent layers of "
-            "the model would add it to their states; pad prompts on the left (padding_side='left')"
+            f"column {column} of row {row} is padding after tokens, and the recurrent layers of the model would add it "
+            "to their states; pad prompts on the left (padding_side='left')"
         )
 
 

@@ -176,6 +176,13 @@ def test_hits_of_tiers_are_counted_by_medium():
     assert not any(key[0].startswith("pagecore_tier") for key in scraped(made))
 
 
+def test_the_ratio_of_future_tokens_is_exported_if_admissions_use_it():
+    made = Scheduler(
+        PagedKVCache(AttentionSpec(1, 8), num_blocks=9, device="none"), new_token_ratio=0.7, conservativeness=0.5
+    )
+    assert scraped(made)["sglang:new_token_ratio",] == made.new_token_ratio == 0.35
+
+
 def test_metrics_that_do_not_apply_are_left_out():
     names = {key[0] for key in scraped(scheduler(prefix_cache=False))}
     assert not {name for name in names if "lifetime" in name or "new_token_ratio" in name or "state_slots" in name}

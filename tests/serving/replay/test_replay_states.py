@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.synthetic_trace import write_shared_prompts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.attend import placeholder_id
@@ -81,6 +82,23 @@ def test_states_that_few_slots_hold_are_evicted(chats):
     assert few.states.hit_tokens <= many.states.hit_tokens
     assert few.requests_finished == many.requests_finished == 30
     assert few.states.bytes_per_state == 9 * 2_146_304
+
+
+@pytest.mark.parametrize(
+    ("prompts", "num_states", "max_running", "memory_blocks"),
+    [(8, 24, 4, 3000), (16, 60, 16, 6000), (24, 70, 8, 8000)],
+)
+def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, num_states, max_running, memory_blocks):
+    path = tmp_path / "shared.jsonl"
+    write_shared_prompts(path, 240, prompts, 0.5)
+    options = ReplayOptions(model=SMALL, blocks=memory_blocks, num_states=num_states, max_running=max_running)
+    report = replay(path, options)
+    best = replay(path, replace(options, blocks="unbounded", num_states=None))
+    assert report.states.evicted_states > 100
+    assert best.states.evicted_states == 0
+    share = report.states.hit_tokens / report.states.matched_tokens
+    assert share >= 0.95 * best.states.hit_tokens / best.states.matched_tokens
+    assert report.states.hit_tokens >= 0.95 * best.states.hit_tokens
 
 
 def test_a_memory_is_divided_as_by_the_planner(chats):

@@ -1,0 +1,80 @@
+"""Encoder outputs of requests: their checks, and what they mean for prefixes and batches.
+
+The keys of a decoder depend on the encoder output that it attends to. Requests share cached prefixes only if their
+digests are equal; without a digest they share none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.serving.request import RequestError
+from pagecore.storage.checks import INT32_MAX
+
+if TYPE_CHECKING:
+    from pagecore.cache import PagedKVCache
+    from pagecore.serving.request import Request, Run
+
+__all__ = ["add_options", "batch_tokens", "check_cross", "match_options", "prefix_key"]
+
+
+def check_cross(id: object, max_tokens: int | None, num_tokens: int | None) -> None:
+    """Check the encoder tokens of a request for a cache that serves up to `max_tokens`; None without cross attention.
+
+    Raises
+    ------
+    RequestError
+        More encoder tokens than the cache serves.
+    UnsupportedOption
+        Encoder tokens for a cache without cross attention, or none for a cache with it.
+    """
+    if max_tokens is None:
+        if num_tokens is not None:
+            raise UnsupportedOption(
+                f"request {id} has {num_tokens} encoder tokens, and the cache has no cross-attention layers; leave "
+                "cross_tokens out"
+            )
+        return
+    if num_tokens is None:
+        raise UnsupportedOption(
+            f"request {id} has no encoder tokens, and the cache has cross-attention layers; give cross_tokens"
+        )
+    if num_tokens > max_tokens:
+        raise RequestError(
+            f"request {id} has {num_tokens} encoder tokens; the cache serves {max_tokens} for one sequence: raise "
+            "max_tokens of the CrossSpec or the number of blocks, or shorten the encoder's input"
+        )
+
+
+def batch_tokens(cache: PagedKVCache, max_running: int) -> int:
+    """Return the encoder tokens for which the batch of a scheduler has room: all that one step can write."""
+    most: int | None = getattr(cache, "max_cross_tokens", None)
+    if most is None:
+        return 0
+    return min(max_running * most, (max(cache.num_blocks) - 1) * cache.block_size, INT32_MAX)
+
+
+def match_options(request: Request) -> dict[str, Any]:
+    """Return the options of `match_length` for the prefix of a request."""
+    options: dict[str, Any] = {"namespace": request.namespace}
+    if request.cross_digest is not None:
+        options["cross_digest"] = request.cross_digest
+    return options
+
+
+def add_options(request: Request) -> dict[str, Any]:
+    """Return the options of `add_sequence` for a sequence of a request."""
+    options = match_options(request)
+    if request.cross_tokens is not None:
+        options["cross_tokens"] = request.cross_tokens
+    return options
+
+
+def prefix_key(run: Run) -> Hashable:
+    """Return a key that is equal for two runs only if one can reuse the computed prefix of the other."""
+    request = run.request
+    if request.cross_tokens is None:
+        return request.namespace
+    return run if request.cross_digest is None else (request.namespace, request.cross_digest)

@@ -1,0 +1,45 @@
+"""Invariants of a roster."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from pagecore.errors import PagecoreError
+from pagecore.serving.request import State
+from pagecore.serving.step import StepState
+
+if TYPE_CHECKING:
+    from pagecore.serving.roster import Roster
+
+__all__ = ["check_roster"]
+
+
+def check_roster(roster: Roster) -> None:
+    """Check R1 to R4 and every count; raise `PagecoreError` if one does not hold."""
+    _check(roster.is_settled, "a transition is open")
+    for run in roster.running:
+        is_held = run.held is not None and run.held is roster.found(run) and not run.held.is_swapped
+        _check(is_held and run.state is State.RUNNING, f"{run!r} is running without its sequence in the cache")
+    for run in roster.waiting:
+        is_held = run.held is not None and (run.held.is_swapped or run in roster.pinned)
+        is_right = is_held if roster.found(run) is not None else run.held is None
+        _check(is_right and run.state is State.WAITING, f"{run!r} is waiting but holds {run.held!r}")
+    _check(roster.waiting.keys() >= roster.pinned.keys(), "a pinned run is not in the queue")
+    fresh = [run.arrival for run in roster.waiting if not run.num_preemptions]
+    is_ordered = all(first < second for first, second in pairwise(fresh))
+    _check(is_ordered, f"the queue is not in order of arrival: {fresh}")
+    ranks = [not run.num_preemptions for run in roster.waiting]
+    _check(ranks == sorted(ranks), "a preempted run is not at the front of the queue")
+    tokens = sum(run.num_tokens_left for run in roster.waiting)
+    _check(roster.num_waiting_tokens == tokens, f"{roster.num_waiting_tokens=}, counted {tokens}")
+    for step in roster.steps[:-1]:
+        _check(step.state is StepState.COMMITTED, f"{step!r} is open before a newer step")
+    _check(not roster.must_accept or len(roster.steps) == 1, "no step is left to accept")
+    is_scheduled = roster.step is not None and roster.step.state is StepState.SCHEDULED
+    _check(roster.batch.in_flight == is_scheduled, f"{roster.batch.in_flight=} for {roster.step!r}")
+
+
+def _check(holds: bool, message: str) -> None:
+    if not holds:
+        raise PagecoreError(f"inconsistent scheduler state: {message}")

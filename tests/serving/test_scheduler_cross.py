@@ -1,0 +1,137 @@
+"""The scheduler over a cache with cross attention: every output depends on the encoder tokens that it attends to."""
+
+import numpy as np
+import pytest
+
+from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.serving.request import Request, RequestError
+from pagecore.serving.scheduler import Scheduler
+from pagecore.storage import AttentionSpec, CrossSpec
+
+OWN = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)
+POISON = np.nan
+
+
+def encoded(request):
+    """Return the keys and values of the encoder output of a request: the mean of the values identifies it."""
+    seed = hash(request.cross_digest) if request.cross_digest is not None else request.id
+    values = np.random.default_rng(abs(seed)).normal(size=(request.cross_tokens, 1, 8)).astype(np.float32)
+    return np.zeros_like(values), values
+
+
+class Transcriber:
+    """An engine whose next token is a hash of the mean of the encoder's values and of the tokens so far."""
+
+    def __init__(self, num_blocks=(33, 13), num_swapped=0, **options):
+        layers = [OWN, CrossSpec(1, 8, dtype="float32", num_query_heads=1, max_tokens=20)]
+        self.cache = PagedKVCache(layers, block_size=4, num_blocks=list(num_blocks), max_sequences=6)
+        for layer in range(2):
+            for name in ("key", "value"):
+                self.cache.plane(name, layer).numpy()[...] = POISON
+        space = SwapSpace(self.cache, num_blocks=num_swapped) if num_swapped else None
+        self.scheduler = Scheduler(self.cache, swap_space=space, **options)
+        self.runs, self.written = [], 0
+
+    def add(self, *arguments, **options):
+        run = self.scheduler.add(Request(*arguments, **options))
+        self.runs.append(run)
+        return run
+
+    def drain(self):
+        while (step := self.scheduler.schedule()) is not None:
+            batch = step.batch
+            self.write(step)
+            heard = np.asarray(self.cache.attend(1, np.ones((batch.num_tokens, 1, 8), np.float32), batch))
+            ends = np.cumsum(step.counts) - 1
+            self.scheduler.commit(step)
+            self.runs += [run for run in step.outputs if run not in self.runs]
+            ids = []
+            for run, row in zip(step.outputs, step.output_rows, strict=True):
+                mean = encoded(run.request)[1].mean(axis=(0, 1))
+                np.testing.assert_allclose(heard[ends[row], 0], mean, rtol=0, atol=1e-5)
+                ids.append(int(abs(heard[ends[row], 0, 0]) * 1000) % 997)
+            self.scheduler.accept(step, np.array(ids, np.int64))
+            self.cache.check_invariants()
+            self.scheduler.check_invariants()
+
+    def write(self, step):
+        new, at = np.asarray(step.batch.cross.new_lens), 0
+        keys = np.zeros((int(new.sum()), 1, 8), np.float32)
+        values = np.full_like(keys, POISON)
+        for row, run in enumerate(step.runs):
+            if new[row]:
+                assert new[row] == run.request.cross_tokens
+                values[at : at + new[row]] = encoded(run.request)[1]
+                at += new[row]
+        tokens = np.ones((step.batch.num_tokens, 1, 8), np.float32)
+        self.cache.write(0, tokens, tokens, step.batch)
+        if at:
+            self.cache.write(1, keys, values, step.batch)
+        self.written += at
+
+
+@pytest.mark.parametrize("options", [{}, {"num_swapped": 20}, {"max_tokens_per_step": 7}])
+def test_every_run_hears_its_own_encoder_output(options):
+    engine = Transcriber(num_blocks=(14, 16), **options)
+    random = np.random.default_rng(3)
+    for i in range(9):
+        engine.add(i, random.integers(0, 9, int(random.integers(1, 12))), int(random.integers(1, 14)),
+                   samples=1 + i % 2, cross_tokens=int(random.integers(1, 21)))  # fmt: skip
+    engine.drain()
+    assert all(run.has_ended for run in engine.runs)
+    assert engine.scheduler.num_preemptions > 0
+    assert engine.cache.num_sequences == 0
+    assert not (engine.cache.block_map(1).holders > 0).any()
+
+
+def test_admission_waits_for_blocks_of_encoder_tokens():
+    engine = Transcriber(num_blocks=(33, 11))  # ten blocks hold two outputs of 20 tokens
+    for i in range(5):
+        engine.add(i, [1, 2, 3], 6, cross_tokens=20)
+    step = engine.scheduler.schedule()
+    assert [run.request.id for run in step.runs] == [0, 1]
+    assert engine.scheduler.num_waiting == 3
+    engine.scheduler.abandon(step)
+    engine.drain()
+    assert engine.scheduler.num_preemptions == 0
+    assert engine.written == 100
+
+
+def test_equal_digests_share_the_output_and_the_prefix():
+    engine = Transcriber()
+    for i in range(4):
+        engine.add(i, range(9), 3, cross_tokens=20, cross_digest=b"one")
+    engine.add(4, range(9), 3, cross_tokens=20, cross_digest=b"two")
+    engine.add(5, range(9), 3, cross_tokens=20)
+    engine.drain()
+    assert engine.written == 60
+    assert [run.num_reused_tokens for run in engine.runs] == [0, 8, 8, 8, 0, 0]
+
+
+def test_requests_that_do_not_fit_the_cache_are_refused():
+    scheduler = Transcriber().scheduler
+    with pytest.raises(RequestError, match="21 encoder tokens; the cache serves 20"):
+        scheduler.add(Request(1, [1], 1, cross_tokens=21))
+    with pytest.raises(UnsupportedOption, match="no encoder tokens, and the cache has cross-attention layers"):
+        scheduler.add(Request(1, [1], 1))
+    plain = Scheduler(PagedKVCache(OWN, num_blocks=9))
+    with pytest.raises(UnsupportedOption, match="5 encoder tokens, and the cache has no cross-attention layers"):
+        plain.add(Request(1, [1], 1, cross_tokens=5))
+    assert plain.num_waiting == scheduler.num_waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"cross_tokens": 0}, ShapeError),
+        ({"cross_tokens": 1.5}, ShapeError),
+        ({"cross_tokens": True}, ShapeError),
+        ({"cross_digest": b"x"}, UnsupportedOption),
+        ({"cross_tokens": 3, "cross_digest": "x"}, UnsupportedDtype),
+        ({"cross_tokens": 3, "cross_digest": True}, UnsupportedDtype),
+    ],
+)
+def test_bad_encoder_tokens_of_a_request_are_refused(options, error):
+    with pytest.raises(error, match="cross_"):
+        Request(1, [1], 1, **options)
