@@ -68,6 +68,30 @@ def test_every_layout(lens, format, layout):
     make_format_case(format, shape=shape).check()
 
 
+@EVERY_FORMAT
+@pytest.mark.parametrize(
+    ("layout", "block_size", "dim"),
+    [("HND", 16, 64), ("HND", 16, 128), ("HND", 16, 256), ("HND", 64, 128), ("HND", 24, 128), ("NHD", 16, 128)],
+)
+def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, layout, block_size, dim):
+    """Scales of 16 tokens that are contiguous are loaded as vectors, in the order in which tiles are visited."""
+    shape = Shape(
+        dims=(dim, dim), heads=(10, 2), layout=layout, block_size=block_size, query_dtype="bfloat16", **DECODE
+    )
+    make_format_case(format, shape=shape).check()
+
+
+def test_int8_codes_of_minus_128(isa):
+    """No write makes them, but a cache may hold them: they share bits with 0."""
+    case = make_format_case("int8_token", shape=Shape(dims=(64, 64), query_dtype="bfloat16", **DECODE))
+    for planes in (case.key, case.value):
+        held = ~np.isnan(planes.numbers)
+        codes = np.random.default_rng(1).choice(np.array([-128, -127, -1, 0, 1, 127], np.int8), planes.codes.shape)
+        planes.codes[held] = codes[held]
+        planes.numbers[held] = (codes.astype(np.float32) * planes.scale)[held]
+    case.check()
+
+
 PRODUCTS = ["float32", "bfloat16"]  # dtypes of queries, which products have too
 FORMAT_OPTIONS = [name for name in OPTIONS if "scale" not in name or name == "negative scale"]
 

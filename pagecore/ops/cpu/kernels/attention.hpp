@@ -116,10 +116,12 @@ class ItemPass {
       const int64_t at = (head * rows_ + row) * query_stride_;
       if (pairs_) {
         copy_query(args_, token, query_head, query_pairs() + at, query_stride_);
-        if (keys_.packs() && from_codes_) order_queries(args_.key, query_pairs() + at);
       } else {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
       }
+    }
+    if (keys_.packs() && from_codes_) {
+      order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
 #if defined(PC_AMX)
     if (!by_amx_) return;

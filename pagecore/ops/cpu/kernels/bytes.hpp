@@ -80,6 +80,14 @@ PC_FORCE_INLINE Bytes look_up_128(const WideTable& table, Bytes index) {
   return index;
 }
 
+// The same; 0 for indices that are not in `some`.
+PC_FORCE_INLINE Bytes look_up_128(const WideTable& table, Bytes index, __mmask64 some) {
+  asm("vpermi2b %[second], %[first], %[index]%{%[some]%}%{z%}"
+      : [index] "+v"(index)
+      : [first] "v"(table.first), [second] "v"(table.second), [some] "Yk"(some));
+  return index;
+}
+
 // bytes | (signs & 0x80)
 PC_FORCE_INLINE Bytes with_sign(Bytes bytes, Bytes signs) {
   return (Bytes)_mm512_ternarylogic_epi32((__m512i)bytes, (__m512i)signs, (__m512i)(Bytes{} + 0x80), 0xf8);

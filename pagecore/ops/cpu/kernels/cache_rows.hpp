@@ -82,7 +82,7 @@ class CacheRows {
     const TokenRows scales = scales_of(places, head);
     const auto factor = [&](int t) { return *reinterpret_cast<const float*>(scales.base + scales.offsets[t]); };
     if (use.used == nullptr && use.first == 0 && use.last == kTileTokens) {
-      for (int t = 0; t < kTileTokens; ++t) factors_[t] = factor(t);
+      load_factors(scales);
     } else {
       for (int t = 0; t < kTileTokens; ++t) {
         const bool used = t >= use.first && t < use.last && (use.used == nullptr || use.used[t] != 0);
@@ -99,6 +99,19 @@ class CacheRows {
  private:
   [[nodiscard]] bool has_token_factors() const {
     return cache_.format == Format::E4M3Token || cache_.format == Format::I8Token || cache_.format == Format::I4Token;
+  }
+  // Loads the factors of all tokens.
+  PC_FORCE_INLINE void load_factors(const TokenRows& scales) {
+#if defined(__AVX512BW__)
+    Vec loaded[kTileDwords];
+    if (load_streams(scales.offsets, reinterpret_cast<int64_t>(scales.base), loaded)) {
+      for (int i = 0; i < kTileDwords; ++i) store(factors_ + i * kLanes, loaded[i]);
+      return;
+    }
+#endif
+    for (int t = 0; t < kTileTokens; ++t) {
+      factors_[t] = *reinterpret_cast<const float*>(scales.base + scales.offsets[t]);
+    }
   }
   [[nodiscard]] PC_FORCE_INLINE StoredTile stored(const RowOffsets& places, int64_t head, const TileUse& use,
                                                   const Scratch& scratch) const {

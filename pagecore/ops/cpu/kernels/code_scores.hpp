@@ -1,19 +1,19 @@
-// Scores of few query rows from the codes of keys: pairs of bfloat16 of 16 keys are made and multiplied while they are
-// in the L1 cache. They need fewer shuffles than a panel (pack_key_codes.hpp), whose lanes are keys.
+// Scores of few query rows from the codes of keys: pairs of bfloat16 of 16 keys are made in registers and multiplied at
+// once, so that the loads, the lookups and the products of neighbouring steps overlap.
 //
-// A vector has 16 bytes of four keys, one key a quarter. A product with numbers of a query, repeated in each quarter,
-// makes four partial sums of each key:
+// 64 bytes of 16 rows are transposed, so that a lane is a key. A step makes four vectors of pairs, of eight dims:
 //
-//   quarters of codes    key 0: c0 .. c15   key 4   key 8   key 12    three more vectors: keys 1, 5 ..; 2, 6 ..; 3, 7
-//   .. pairs                key 0: n0 .. n7    key 4   key 8   key 12    and n8 .. n15 query                q0 .. q7 q0
-//   ..   q0 ..   q0 ..     and q8 .. q15
+//   codes of 4 bits    a dword is the dims d .. d + 7      pairs {d, d + 4} {d + 1, d + 5} {d + 2, d + 6} {d + 3, d +
+//   7} codes of 8 bits    a dword is the dims d .. d + 3      pairs {d, d + 2} {d + 1, d + 3}, and those of the next
+//   dword
 //
-// Sums of groups are multiplied with the scales of the groups.
+// order_queries() gives the query rows that order. Sums of groups are multiplied with the scales of the groups.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_pairs.hpp"
 #include "pagecore/ops/cpu/kernels/dot.hpp"
 #include "pagecore/ops/cpu/kernels/group_scales.hpp"
+#include "pagecore/ops/cpu/kernels/transpose.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -23,11 +23,39 @@ constexpr int64_t kCodeRows = 8;
 
 #if defined(__AVX512VBMI__)
 
-// Bytes of each row that are loaded at once, vectors that 16 rows make of 16 bytes, and words of eight numbers of 16
-// rows.
-constexpr int64_t kChunk = 32;
-constexpr int kRowVectors = 4;
-constexpr int64_t kEightWords = kRowVectors * kWordLanes;
+// Vectors of pairs that a step makes, and their dims.
+constexpr int kStepVectors = 4;
+constexpr int64_t kStepDims = 8;
+
+// Prefetches rows, one at each step. Few variables, because the products need the registers.
+class StepPrefetch {
+ public:
+  PC_FORCE_INLINE StepPrefetch() = default;
+  // The rows at the indices from `place` on, `count` of them.
+  PC_FORCE_INLINE StepPrefetch(const NextRows& next_rows, int place, int count)
+      : base_(next_rows.rows.base),
+        next_(next_rows.rows.offsets + place),
+        end_(base_ == nullptr ? next_ : next_ + count),
+        last_line_((next_rows.row_bytes - 1) / kLine * kLine) {
+    for (int i = place; i < place + count; ++i) prefetch_scales(next_rows, i);
+  }
+
+  PC_FORCE_INLINE void step() {
+    if (next_ == end_) return;
+    const char* row = base_ + *next_++;
+    prefetch_line_near(row);
+    for (int64_t i = kLine; i < last_line_; i += kLine) prefetch_line_near(row + i);
+    prefetch_line_near(row + last_line_);
+  }
+  PC_FORCE_INLINE void rest() {
+    while (next_ != end_) step();
+  }
+
+ private:
+  const char* base_ = nullptr;
+  const int64_t *next_ = nullptr, *end_ = nullptr;
+  int64_t last_line_ = 0;
+};
 
 // Loads 32 bytes of the rows k, k + 4, k + 8, k + 12: the first and the last 16 bytes of each row, one row a quarter.
 PC_FORCE_INLINE void load_quarters(const char* const* rows, int64_t at, int k, Bytes& first, Bytes& second) {
@@ -41,128 +69,95 @@ PC_FORCE_INLINE void load_quarters(const char* const* rows, int64_t at, int k, B
   first = (Bytes)even_quarters(a, b), second = (Bytes)odd_quarters(a, b);
 }
 
-// Eight numbers, once in each quarter.
-PC_FORCE_INLINE PairVec splat_eight(const uint16_t* p) {
-  return (PairVec)_mm512_maskz_broadcast_i32x4(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
-// {a0 + a1, a2 + a3, b0 + b1, b2 + b3} of each quarter.
-PC_FORCE_INLINE Vec add_neighbours(Vec a, Vec b) {
-  return __builtin_shufflevector(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +
-         __builtin_shufflevector(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31);
-}
-
-// Lane k of each quarter, four times.
-template <int k>
-PC_FORCE_INLINE Vec splat_lane(Vec v) {
-  return (Vec)_mm512_maskz_permute_ps(kAllLanes, (__m512)v, k * 0x55);
-}
-
-// Writes the pairs of 16 rows, [dim / 8][vector]: eight numbers of four rows each. Prefetches 16 rows from index
-// `place` on meanwhile, a few at a time.
-template <typename Codes>
-PC_FORCE_INLINE void unpack_quarters(const Codes& codes, const char* const* rows, int64_t bytes,
-                                     const NextRows& next_rows, int place, uint16_t* pairs) {
-  const int64_t end = place + kLanes, rows_of_step = (kLanes * kChunk / kRowVectors + bytes - 1) / bytes;
-  for (int64_t at = 0; at < bytes; at += kChunk) {
+// Writes `bytes` bytes of 16 rows as [bytes / 16][4] vectors: vector k has 16 bytes of the rows k, k + 4, k + 8, k
+// + 12.
+PC_FORCE_INLINE void gather_quarters(const char* const* rows, int64_t bytes, float* to) {
+  for (int64_t at = 0; at < bytes; at += 32, to += 8 * kLanes) {
 #pragma GCC unroll 4
-    for (int k = 0; k < kRowVectors; ++k) {
-      if (next_rows.rows.base != nullptr) {
-        for (int64_t i = 0; i < rows_of_step && place < end; ++i) prefetch_row(next_rows, place++);
-      }
-      Bytes pieces[2];
-      load_quarters(rows, at, k, pieces[0], pieces[1]);
-      uint16_t* to = pairs + k * kWordLanes;
-#pragma GCC unroll 2
-      for (int piece = 0; piece < 2; ++piece) {
-#pragma GCC unroll 2
-        for (int step = 0; step < Codes::kSteps; ++step) {
-          const BytePair numbers = codes.keys(pieces[piece], k, step);
-          const int at_low = 2 * Codes::kSteps * piece + step, at_high = at_low + Codes::kSteps;
-          store_words(to + at_low * kEightWords, zip_low(numbers.low, numbers.high));
-          store_words(to + at_high * kEightWords, zip_high(numbers.low, numbers.high));
-        }
-      }
+    for (int k = 0; k < 4; ++k) {
+      Bytes first, second;
+      load_quarters(rows, at, k, first, second);
+      store(to + k * kLanes, (Vec)first);
+      store(to + (4 + k) * kLanes, (Vec)second);
     }
-    pairs += 4 * Codes::kSteps * kEightWords;
   }
 }
 
-// Scores [R, 64] of 16 rows from their pairs.
-template <int R>
-PC_FORCE_INLINE void multiply_quarters(const uint16_t* query, int64_t stride, const uint16_t* pairs, int64_t dim,
-                                       float* scores) {
-  Vec sums[R][kRowVectors] = {};
-  for (int64_t d = 0; d < dim; d += 8, pairs += kEightWords) {
-    PairVec words[kRowVectors];
-#pragma GCC unroll 4
-    for (int k = 0; k < kRowVectors; ++k) words[k] = load_pairs(pairs + k * kWordLanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const PairVec q = splat_eight(query + r * stride + d);
-#pragma GCC unroll 4
-      for (int k = 0; k < kRowVectors; ++k) sums[r][k] = dot(words[k], q, sums[r][k]);
-    }
+// The four dwords of 16 bytes of 16 rows, one row a lane.
+PC_FORCE_INLINE void load_dwords(const float* quarters, Vec* dwords) {
+  const Vec k0 = load(quarters), k1 = load(quarters + kLanes), k2 = load(quarters + 2 * kLanes),
+            k3 = load(quarters + 3 * kLanes);
+  const Vec a = zip_low(k0, k2), b = zip_low(k1, k3), c = zip_high(k0, k2), d = zip_high(k1, k3);
+  dwords[0] = zip_low(a, b), dwords[1] = zip_high(a, b);
+  dwords[2] = zip_low(c, d), dwords[3] = zip_high(c, d);
+}
+
+// Adds the products of one step to its sums. `query` has eight numbers of each row.
+template <typename Codes, int R, int kChains>
+PC_FORCE_INLINE void multiply_step(const Codes& codes, const Vec* dwords, const uint16_t* query,
+                                   Vec (&sums)[R][kChains]) {
+  PairVec pairs[kStepVectors];
+#pragma GCC unroll 2
+  for (int i = 0; i < Codes::kStepDwords; ++i) {
+    codes.keys(dwords[i], pairs + i * kStepVectors / Codes::kStepDwords);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
-    store(scores + r * kTileTokens,
-          add_neighbours(add_neighbours(sums[r][0], sums[r][1]), add_neighbours(sums[r][2], sums[r][3])));
+#pragma GCC unroll 4
+    for (int v = 0; v < kStepVectors; ++v) {
+      sums[r][v % kChains] = dot_splat(pairs[v], query + r * kStepDims + 2 * v, sums[r][v % kChains]);
+    }
   }
 }
 
-// The sums of the vectors k and k + 1, those of each group times the scales [groups, 64] of its rows.
-template <int kGroup, int k, int R>
-PC_FORCE_INLINE void multiply_groups(const uint16_t* query, int64_t stride, const uint16_t* pairs, const float* scales,
-                                     int64_t dim, Vec (&out)[R]) {
-  Vec total[R][2] = {};
-  pairs += k * kWordLanes;
-  for (int64_t d = 0; d < dim; d += kGroup, scales += kTileTokens) {
-    Vec sums[R][2] = {};
+// Scores [R, 64] of 16 keys from gather_quarters(). `scales` are those of their groups, [groups, 64].
+template <typename Codes, int kGroup, int R>
+PC_FORCE_INLINE void score_sixteen(const Codes& codes, const uint16_t* query, const float* quarters, int64_t dim,
+                                   const float* scales, StepPrefetch prefetch, float* scores) {
+  constexpr int kChains = kGroup == 0 ? kStepVectors : 2, kDwords = Codes::kStepDwords, kSteps = 4;
+  Vec sums[R][kChains] = {};
+  [[maybe_unused]] Vec totals[R] = {};
+  for (int64_t d = 0; d < dim; d += kSteps * kStepDims) {
+    Vec dwords[kSteps * kDwords];
+#pragma GCC unroll 2
+    for (int i = 0; i < kDwords; ++i, quarters += 4 * kLanes) load_dwords(quarters, dwords + 4 * i);
 #pragma GCC unroll 4
-    for (int i = 0; i < kGroup; i += 8, pairs += kEightWords) {
-      const PairVec a = load_pairs(pairs), b = load_pairs(pairs + kWordLanes);
+    for (int step = 0; step < kSteps; ++step, query += R * kStepDims) {
+      prefetch.step();
+      multiply_step(codes, dwords + step * kDwords, query, sums);
+      if constexpr (kGroup != 0) {
+        if ((step + 1) * kStepDims % kGroup != 0) continue;
+        const Vec scale = load(scales);
+        scales += kTileTokens;
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const PairVec q = splat_eight(query + r * stride + d + i);
-        sums[r][0] = dot(a, q, sums[r][0]), sums[r][1] = dot(b, q, sums[r][1]);
+        for (int r = 0; r < R; ++r) {
+          totals[r] = fma(sums[r][0] + sums[r][1], scale, totals[r]);
+          sums[r][0] = sums[r][1] = Vec{};
+        }
       }
     }
-    const Vec scale = load(scales), of_a = splat_lane<k>(scale), of_b = splat_lane<k + 1>(scale);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      total[r][0] = fma(sums[r][0], of_a, total[r][0]), total[r][1] = fma(sums[r][1], of_b, total[r][1]);
-    }
   }
+  prefetch.rest();
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) out[r] = add_neighbours(total[r][0], total[r][1]);
-}
-
-template <int kGroup, int R>
-PC_FORCE_INLINE void score_sixteen(const uint16_t* query, int64_t stride, const uint16_t* pairs, const float* scales,
-                                   int64_t dim, float* scores) {
-  if constexpr (kGroup == 0) {
-    multiply_quarters<R>(query, stride, pairs, dim, scores);
-  } else {
-    Vec first[R], second[R];
-    multiply_groups<kGroup, 0>(query, stride, pairs, scales, dim, first);
-    multiply_groups<kGroup, 2>(query, stride, pairs, scales, dim, second);
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) store(scores + r * kTileTokens, add_neighbours(first[r], second[r]));
+  for (int r = 0; r < R; ++r) {
+    if constexpr (kGroup == 0) totals[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
+    store(scores + r * kTileTokens, totals[r]);
   }
 }
 
 template <typename Codes, int kGroup>
 void score_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows& ahead, const float* scales,
-                    int64_t dim, uint16_t* pairs) {
+                    const Cache& cache, float* quarters) {
   const NextRows next_rows = ahead;
+  const int64_t dim = cache.dim, bytes = row_bytes(cache);
   Codes codes(tile);
   for (int t = 0; t < kTileTokens; t += kLanes) {
     codes.set_tokens(t);
-    unpack_quarters(codes, tile.codes + t, dim / Codes::kChunkDims * kChunk, next_rows, t, pairs);
+    gather_quarters(tile.codes + t, bytes, quarters);
     for_each_row_block(rows.count, [&]<int R>(int64_t row) __attribute__((always_inline)) {
-      score_sixteen<kGroup, R>(rows.query_pairs + row * rows.query_stride, rows.query_stride, pairs, scales + t, dim,
-                               rows.scores + row * kTileTokens + t);
+      score_sixteen<Codes, kGroup, R>(codes, rows.query_pairs + row * rows.query_stride, quarters, dim, scales + t,
+                                      row == 0 ? StepPrefetch(next_rows, t, kLanes) : StepPrefetch(),
+                                      rows.scores + row * kTileTokens + t);
     });
   }
 }
@@ -171,34 +166,41 @@ void score_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows
 inline void score_codes(const HeadRows& rows, const Cache& cache, const StoredTile& tile, const NextRows& next_rows,
                         const Scratch& scratch) {
   float* scales = scratch.key;
-  const int64_t dim = cache.dim;
-  uint16_t* pairs = scratch.unpacked;
+  auto* quarters = reinterpret_cast<float*>(scratch.unpacked);
   if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:
     case Format::E4M3Token:
-      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 0>(rows, tile, next_rows, scales, dim, pairs);
+      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 0>(rows, tile, next_rows, scales, cache, quarters);
     case Format::E5M2:
-      return score_codes_of<BytePairs<Float8Unpacker<E5M2Code>>, 0>(rows, tile, next_rows, scales, dim, pairs);
+      return score_codes_of<BytePairs<Float8Unpacker<E5M2Code>>, 0>(rows, tile, next_rows, scales, cache, quarters);
     case Format::MXFP8:
-      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 32>(rows, tile, next_rows, scales, dim, pairs);
-    case Format::I8Token: return score_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, dim, pairs);
-    case Format::I4Token: return score_codes_of<NibblePairs<Int4Bytes>, 0>(rows, tile, next_rows, scales, dim, pairs);
+      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 32>(rows, tile, next_rows, scales, cache, quarters);
+    case Format::I8Token:
+      return score_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, cache, quarters);
+    case Format::I4Token:
+      return score_codes_of<NibblePairs<Int4Codes>, 0>(rows, tile, next_rows, scales, cache, quarters);
     case Format::FP4Block16:
-    case Format::NVFP4: return score_codes_of<NibblePairs<E2M1Bytes>, 16>(rows, tile, next_rows, scales, dim, pairs);
+    case Format::NVFP4:
+      return score_codes_of<NibblePairs<E2M1Codes>, 16>(rows, tile, next_rows, scales, cache, quarters);
   }
 }
 
-// Orders the numbers of a query row for score_codes(): in each 16 numbers those with even index come first if the keys
-// have codes of 4 bits.
-PC_FORCE_INLINE void order_queries(const Cache& cache, uint16_t* row) {
-  constexpr int kTurn = 16;
-  if (row_bytes(cache) == cache.dim) return;
-  for (int64_t d = 0; d < cache.dim; d += kTurn) {
-    uint16_t given[kTurn];
-    __builtin_memcpy(given, row + d, sizeof given);
-    for (int i = 0; i < kTurn; ++i) row[d + i] = given[i % (kTurn / 2) * 2 + i / (kTurn / 2)];
+// Orders the numbers of `count` query rows for score_codes(): for each block of rows, those of a step are together, and
+// the first and the second half of the dims of a dword alternate. `given` is scratch.
+inline void order_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
+  const int64_t half = row_bytes(cache) == cache.dim ? 2 : 4, dim = cache.dim;
+  for (int64_t first = 0; first < count; first += kBlockRows, rows += kBlockRows * dim) {
+    const int64_t block = count - first < kBlockRows ? count - first : kBlockRows;
+    __builtin_memcpy(given, rows, static_cast<size_t>(block * dim) * sizeof *rows);
+    uint16_t* to = rows;
+    for (int64_t d = 0; d < dim; d += kStepDims) {
+      for (int64_t r = 0; r < block; ++r) {
+        const uint16_t* from = given + r * dim + d;
+        for (int64_t i = 0; i < kStepDims; ++i) *to++ = from[i / (2 * half) * (2 * half) + i / 2 % half + i % 2 * half];
+      }
+    }
   }
 }
 
@@ -207,7 +209,7 @@ PC_FORCE_INLINE void order_queries(const Cache& cache, uint16_t* row) {
 inline void score_codes(const HeadRows&, const Cache&, const StoredTile&, const NextRows&, const Scratch&) {
   __builtin_trap();
 }
-PC_FORCE_INLINE void order_queries(const Cache&, uint16_t*) {}
+inline void order_queries(const Cache&, uint16_t*, int64_t, uint16_t*) {}
 
 #endif
 

@@ -1,7 +1,8 @@
 // Weights of few query rows times values, straight from the codes: see code_scores.hpp.
 //
-// The scales of groups are multiplied with the float32 weights before these are rounded to bfloat16, which is fewer
-// products than with the numbers: a vector of sums has the dims of one group.
+// The scales of groups of 32 are multiplied with the float32 weights before these are rounded to bfloat16, which is
+// fewer products than with the numbers: a vector of sums has the dims of one group. Those of groups of 16 are part of
+// the tables that give the numbers.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_scores.hpp"
@@ -48,14 +49,8 @@ PC_FORCE_INLINE void accumulate_block(const Codes& codes, const HeadRows& rows, 
         skipped = passes - 1;
       }
     }
-    const ValueCodes both = codes.values(tile, t, d);
     PairVec pairs[kValueVectors];
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const BytePair numbers = codes.numbers_of(both, half);
-      pairs[2 * half] = (PairVec)zip_low(numbers.low, numbers.high);
-      pairs[2 * half + 1] = (PairVec)zip_high(numbers.low, numbers.high);
-    }
+    codes.values(tile, t, d, pairs);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -68,6 +63,7 @@ PC_FORCE_INLINE void accumulate_block(const Codes& codes, const HeadRows& rows, 
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     float* out = rows.acc + (row + r) * rows.acc_stride + d;
+    Codes::order(sums[r]);
 #pragma GCC unroll 4
     for (int n = 0; n < kValueVectors; ++n) add_product(out + n * kLanes, sums[r][n], rows.factor + row + r);
   }
@@ -101,7 +97,7 @@ inline void accumulate_codes(const HeadRows& rows, const Cache& cache, const Sto
                              const NextRows& next_rows, const Scratch& scratch) {
   float* scales = scratch.value;
   const int64_t dim = cache.dim;
-  if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
+  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:
@@ -112,9 +108,9 @@ inline void accumulate_codes(const HeadRows& rows, const Cache& cache, const Sto
     case Format::MXFP8:
       return accumulate_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 32>(rows, tile, next_rows, scales, dim);
     case Format::I8Token: return accumulate_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, dim);
-    case Format::I4Token: return accumulate_codes_of<NibblePairs<Int4Bytes>, 0>(rows, tile, next_rows, scales, dim);
+    case Format::I4Token: return accumulate_codes_of<NibblePairs<Int4Codes>, 0>(rows, tile, next_rows, scales, dim);
     case Format::FP4Block16:
-    case Format::NVFP4: return accumulate_codes_of<NibblePairs<E2M1Bytes>, 16>(rows, tile, next_rows, scales, dim);
+    case Format::NVFP4: return accumulate_codes_of<NibblePairs<E2M1Codes>, 0>(rows, tile, next_rows, scales, dim);
   }
 }
 

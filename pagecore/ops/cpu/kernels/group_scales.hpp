@@ -32,24 +32,39 @@ PC_FORCE_INLINE void gather_scales(const StoredTile& tile, int64_t at, int64_t c
   }
 }
 
-// Writes numbers [groups, 64] of a tile whose rows have `groups` scales, an even number.
+// Writes the numbers [count, 64] of up to four scales of each token, from dwords of 16 tokens.
 template <typename BytesOf>
-PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
+PC_FORCE_INLINE void store_numbers(const Vec (&dwords)[kTileDwords], int64_t count, float* numbers,
+                                   BytesOf&& bytes_of) {
   // Of the bytes {low, high} of dwords: 0, 0, byte g of low, byte g of high.
   constexpr __mmask64 kHighWords = 0xcccccccccccccccc;
   const BitVec dword_starts = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
-  const auto first = (__m512i)(dword_starts << 16 | (dword_starts + 64) << 24);
+  const BitVec first = dword_starts << 16 | (dword_starts + 64) << 24;
+#pragma GCC unroll 4
+  for (int t = 0; t < kTileDwords; ++t) {
+    const BytePair bytes = bytes_of((Bytes)dwords[t]);
+    for (int i = 0; i < count; ++i) {
+      const auto index = (__m512i)(first + static_cast<uint32_t>(i) * 0x01010000);
+      store(numbers + i * kTileTokens + t * kLanes,
+            (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
+    }
+  }
+}
+
+// Writes numbers [groups, 64] of a tile whose rows have `groups` scales, an even number.
+template <typename BytesOf>
+PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
+  Vec first[kTileDwords], second[kTileDwords];
+  if (groups == 4 && load_streams(tile.scale_addresses(), 0, first)) return store_numbers(first, 4, numbers, bytes_of);
+  if (groups == 8 && load_wide_streams(tile.scale_addresses(), first, second)) {
+    store_numbers(first, 4, numbers, bytes_of);
+    return store_numbers(second, 4, numbers + 4 * kTileTokens, bytes_of);
+  }
   alignas(64) uint32_t dwords[kTileTokens];
   for (int64_t g = 0; g < groups; g += 4) {
     gather_scales(tile, g, groups - g, dwords);
-    for (int t = 0; t < kTileTokens; t += kLanes) {
-      const BytePair bytes = bytes_of((Bytes)_mm512_load_si512(dwords + t));
-      for (int i = 0; i < 4 && g + i < groups; ++i) {
-        const auto index = (__m512i)((BitVec)first + static_cast<uint32_t>(i) * 0x01010000);
-        store(numbers + (g + i) * kTileTokens + t,
-              (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
-      }
-    }
+    for (int t = 0; t < kTileDwords; ++t) first[t] = (Vec) * reinterpret_cast<const BitVec*>(dwords + t * kLanes);
+    store_numbers(first, groups - g < 4 ? groups - g : 4, numbers + g * kTileTokens, bytes_of);
   }
 }
 

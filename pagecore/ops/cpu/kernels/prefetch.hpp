@@ -32,19 +32,23 @@ PC_FORCE_INLINE void prefetch_elsewhere(const NextRows& next, int place, int64_t
   for (int64_t i = from; i < from + bytes; i += kLine) prefetch_line(row + i);
 }
 
+// Prefetches the scales of the row at index `place`. Scales of neighbouring tokens often share a line.
+PC_FORCE_INLINE void prefetch_scales(const NextRows& next, int place) {
+  if (next.scales.base == nullptr) return;
+  const char* scales = next.scales.base + next.scales.offsets[place];
+  const char* before = next.scales.base + next.scales.offsets[place > 0 ? place - 1 : 0];
+  if (place == 0 || ((reinterpret_cast<uintptr_t>(scales) ^ reinterpret_cast<uintptr_t>(before)) & -kLine) != 0) {
+    prefetch_line_near(scales);
+  }
+}
+
 // Prefetches the row at index `place` with its scales.
 PC_FORCE_INLINE void prefetch_row(const NextRows& next, int place) {
   if (next.rows.base == nullptr) return;
   const char* row = next.rows.base + next.rows.offsets[place];
   prefetch_line_near(row);
   for (int64_t i = kLine; i < next.row_bytes; i += kLine) prefetch_line_near(row + i);
-  if (next.scales.base == nullptr) return;
-  // Scales of neighbouring tokens often share a line.
-  const char* scales = next.scales.base + next.scales.offsets[place];
-  const char* before = next.scales.base + next.scales.offsets[place > 0 ? place - 1 : 0];
-  if (place == 0 || ((reinterpret_cast<uintptr_t>(scales) ^ reinterpret_cast<uintptr_t>(before)) & -kLine) != 0) {
-    prefetch_line_near(scales);
-  }
+  prefetch_scales(next, place);
 }
 
 // Prefetches `count` rows from index `place` on.

@@ -119,6 +119,7 @@ struct GroupNumbers {
 };
 
 // Stores code(vector, factor, inverse) for each vector of `groups` groups, the first of which has the index `first`.
+// Codes of a byte are e4m3, of numbers times factors.
 template <Float From, int kGroup, int kCodesPerByte, typename Code>
 PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* codes, const GroupNumbers& numbers,
                                   int64_t first, Code&& code) {
@@ -130,6 +131,16 @@ PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* code
   const int64_t vectors = groups * kParts<kGroup>;
   int64_t i = 0;
   for (; i + 4 <= vectors; i += 4) {
+#if defined(__AVX512VBMI__)
+    if constexpr (kCodesPerByte == 1 && From == Float::BF16) {
+      const char* from = source + i * kLanes * kSize<From>;
+      if (are_finite_pairs(from)) [[likely]] {
+        const float* factors = numbers.factors + first + i / kParts<kGroup>;
+        store_e4m3_of_pairs(from, codes + i * kLanes, splat(factors[0]), splat(factors[1]));
+        continue;
+      }
+    }
+#endif
     const IntVec four[4] = {code_of(i), code_of(i + 1), code_of(i + 2), code_of(i + 3)};
     if constexpr (kCodesPerByte == 2) store_four_nibbles(codes + i * kLanes / 2, four);
     if constexpr (kCodesPerByte == 1) {

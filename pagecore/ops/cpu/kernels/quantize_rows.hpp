@@ -4,8 +4,10 @@
 // codes.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/bytes.hpp"
 #include "pagecore/ops/cpu/kernels/codes.hpp"
 #include "pagecore/ops/cpu/kernels/convert.hpp"
+#include "pagecore/ops/cpu/kernels/lines.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -94,6 +96,56 @@ PC_FORCE_INLINE void store_scales(const RowBatch& batch, int64_t first, int64_t 
   for (int64_t k = 0; k < count; ++k) __builtin_memcpy(scales_of(batch, first + k), &of_row.bits[k], 4);
 }
 
+#if defined(__AVX512VBMI__)
+// True if 64 numbers of bfloat16 are finite.
+PC_FORCE_INLINE bool are_finite_pairs(const char* source) {
+  const auto special = [](const char* p) __attribute__((always_inline)) {
+    const auto magnitude = (__m512i)((BitVec)_mm512_loadu_si512(p) & 0x7fff7fff);
+    return _mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x7f80));
+  };
+  return (special(source) | special(source + kLine)) == 0;
+}
+
+// The codes of 64 numbers of bfloat16 times two factors, one for each half, to e4m3. Magnitudes do not round above the
+// largest number. Only the low bytes of the sums of small_float_codes() are made, so that the exponents need not be
+// subtracted.
+PC_FORCE_INLINE void store_e4m3_of_pairs(const char* source, char* codes, Vec first_factor, Vec second_factor) {
+  // Even bytes of dwords of two vectors, alternating: to the lower half of a vector. The signs: odd bytes of words.
+  static constexpr ByteTable64 kCodes = table_64([](int i) { return i % 32 / 2 * 4 + i % 2 * 64; });
+  static constexpr ByteTable64 kSigns = table_64([](int i) { return 2 * i + 1; });
+  constexpr __mmask64 kLower = 0xffffffff;
+  constexpr auto kLeast = static_cast<uint8_t>((127 - 7 + 1) << 3);
+  const auto low_byte = [](BitVec bits, Vec factor) __attribute__((always_inline)) {
+    const auto magnitude = (IntVec)((Vec)bits * factor);
+    const IntVec exponent = max(magnitude & kInfinityBits, splat_bits((127 - 7 + 1) << 23));
+    const auto sum = (IntVec)((Vec)magnitude + (Vec)(exponent + (20 << 23)));
+    return (__m512i)(sum + (exponent >> 20));
+  };
+  const auto codes_of = [&](BitVec words, Vec factor, __mmask64 half) __attribute__((always_inline)) {
+    const __m512i even = low_byte(words << 16 & 0x7fffffff, factor), odd = low_byte(words & 0x7fff0000, factor);
+    return (Bytes)_mm512_maskz_permutex2var_epi8(half, even, _mm512_load_si512(kCodes.bytes), odd);
+  };
+  const auto a = (BitVec)_mm512_loadu_si512(source), b = (BitVec)_mm512_loadu_si512(source + kLine);
+  const auto signs =
+      (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)a, _mm512_load_si512(kSigns.bytes), (__m512i)b);
+  const Bytes magnitudes = (codes_of(a, first_factor, kLower) | codes_of(b, second_factor, ~kLower)) - kLeast;
+  _mm512_storeu_si512(codes, (__m512i)with_sign(magnitudes, signs));
+}
+#endif
+
+// The codes of a row of finite numbers times a factor, to e4m3. Magnitudes do not round above the largest number.
+template <Float From>
+PC_FORCE_INLINE void store_finite_e4m3(const char* source, int64_t dim, char* codes, Vec factor) {
+#if defined(__AVX512VBMI__)
+  if (From == Float::BF16 && dim % 64 == 0) {
+    for (int64_t d = 0; d < dim; d += 64) store_e4m3_of_pairs(source + 2 * d, codes + d, factor, factor);
+    return;
+  }
+#endif
+  store_row_of_codes<From, 1>(source, dim, codes,
+                              [=](Vec v) __attribute__((always_inline)) { return e4m3_codes_inside(v * factor); });
+}
+
 template <Float From>
 void quantize_float8_token(const RowBatch& batch) {
   for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
@@ -114,9 +166,7 @@ void quantize_float8_token(const RowBatch& batch) {
       const Vec factor = splat(inverse.numbers[k]);
       const char* source = source_of(batch, first + k);
       if (most.bits[k] <= kLargestBits) {
-        store_row_of_codes<From, 1>(source, batch.dim, codes, [=](Vec v) __attribute__((always_inline)) {
-          return e4m3_codes_inside(v * factor);
-        });
+        store_finite_e4m3<From>(source, batch.dim, codes, factor);
       } else {
         store_row_of_codes<From, 1>(source, batch.dim, codes,
                                     [=](Vec v) __attribute__((always_inline)) { return e4m3_codes(v * factor); });
@@ -164,13 +214,43 @@ PC_FORCE_INLINE bool read_range(const char* source, int64_t dim, float& least, f
   return any_lane(nan);
 }
 
+#if defined(__AVX512BW__)
+// The same for a row of bfloat16 whose length is a multiple of 32; false if there is a NaN. As integers, the positive
+// numbers have the order of the numbers, and the negative ones, without sign, the opposite order.
+PC_FORCE_INLINE bool read_range_of_pairs(const char* source, int64_t dim, float& least, float& largest) {
+  auto positive = _mm512_setzero_si512(), negative = (__m512i)(BitVec{} + 0x80008000);
+  for (int64_t d = 0; d < dim; d += 2 * kLanes) {
+    const __m512i words = _mm512_loadu_si512(source + 2 * d);
+    positive = _mm512_maskz_max_epi16(~__mmask32{0}, positive, words);
+    negative = _mm512_maskz_max_epu16(~__mmask32{0}, negative, words);
+  }
+  const auto most = [](BitVec words) __attribute__((always_inline)) {
+    return max_of_lanes(max((IntVec)(words << 16 & 0x7fffffff), (IntVec)(words & 0x7fff0000)))[0];
+  };
+  const int32_t high = most((BitVec)positive), low = most((BitVec)negative);
+  const int32_t low_bits = low | static_cast<int32_t>(0x80000000);
+  __builtin_memcpy(&largest, &high, sizeof high);
+  __builtin_memcpy(&least, &low_bits, sizeof low);
+  return high <= kInfinityBits && low <= kInfinityBits;
+}
+#endif
+
+// read_range(), by read_range_of_pairs() if possible.
+template <Float From>
+PC_FORCE_INLINE bool read_row_range(const char* source, int64_t dim, float& least, float& largest) {
+#if defined(__AVX512BW__)
+  if (From == Float::BF16 && dim % (2 * kLanes) == 0 && read_range_of_pairs(source, dim, least, largest)) return false;
+#endif
+  return read_range<From>(source, dim, least, largest);
+}
+
 template <Float From>
 void quantize_int4_token(const RowBatch& batch) {
   for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
     PerRow low{}, high{}, nan{}, inverse, zero;
     for (int64_t k = 0; k < count; ++k) {
       const char* source = source_of(batch, first + k);
-      nan.bits[k] = -static_cast<int32_t>(read_range<From>(source, batch.dim, low.numbers[k], high.numbers[k]));
+      nan.bits[k] = -static_cast<int32_t>(read_row_range<From>(source, batch.dim, low.numbers[k], high.numbers[k]));
     }
     const Vec largest = (Vec)splat_bits(kLargestBits);
     const Vec least = max(low.floats, -largest);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/panels.hpp"
+#include "pagecore/ops/cpu/kernels/scale_rows.hpp"
 #include "pagecore/ops/cpu/kernels/unpack.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -20,6 +21,11 @@ struct StoredTile {
   const float* numbers;  // of the scale bytes of groups
   const char* codes[kTileTokens];
   const char* scales[kTileTokens];
+
+  // The addresses of the scales.
+  [[nodiscard]] PC_FORCE_INLINE const int64_t* scale_addresses() const {
+    return reinterpret_cast<const int64_t*>(scales);
+  }
 
  private:
   PC_FORCE_INLINE static void fill(const TokenRows& tokens, const TileUse& use, const char* zeros,
@@ -71,14 +77,20 @@ struct Int4Lookup {
   PC_FORCE_INLINE explicit Int4Lookup(const CodeTables& tables) : table(_mm512_load_si512(tables.integers)) {}
   PC_FORCE_INLINE Words of(BitVec index, BitVec offset) const {
     const BitVec shifted = (index & 0x000f000f) + offset;
-    return (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)shifted, table);
+    return of_low_bits(shifted);
+  }
+  // Of the low five bits of each word.
+  PC_FORCE_INLINE Words of_low_bits(BitVec index) const {
+    return (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, table);
   }
 };
 
 struct E2M1Lookup {
   __m512i table;
   PC_FORCE_INLINE explicit E2M1Lookup(const CodeTables& tables) : table(join(tables.ue8m0[127], tables.ue8m0[127])) {}
-  PC_FORCE_INLINE Words of(BitVec index) const {
+  PC_FORCE_INLINE Words of(BitVec index) const { return of_low_bits(index); }
+  // Of the low four bits of each word.
+  PC_FORCE_INLINE Words of_low_bits(BitVec index) const {
     return (Words)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, table);
   }
 };

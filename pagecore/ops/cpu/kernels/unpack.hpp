@@ -78,17 +78,16 @@ class Int8Unpacker {
   PC_FORCE_INLINE void unpack(Bytes codes, Put&& put) const {
     put_words(bytes_of(spread(codes)), put);
   }
+  // The magnitudes 0 and 128 share their entries: their low bytes are equal, and the high byte of 0 is masked.
   PC_FORCE_INLINE BytePair bytes_of(Bytes codes) const {
     const auto magnitude = (Bytes)_mm512_maskz_abs_epi8(~__mmask64{0}, (__m512i)codes);
-    const Bytes high = with_sign(look_up_128(high_, magnitude), codes),
-                most = Bytes{} + static_cast<uint8_t>(kMost >> 8);
-    return {look_up_128(low_, magnitude), codes == 0x80 ? most : high};
+    const __mmask64 others = _mm512_test_epi8_mask((__m512i)codes, (__m512i)codes);
+    return {look_up_128(low_, magnitude), with_sign(look_up_128(high_, magnitude, others), codes)};
   }
 
  private:
-  static constexpr int kMost = 0xc300;  // -128, whose low byte is that of 0
   static constexpr ByteTable128 kLow = table_128([](int code) { return integer_bits(code) & 0xff; });
-  static constexpr ByteTable128 kHigh = table_128([](int code) { return integer_bits(code) >> 8; });
+  static constexpr ByteTable128 kHigh = table_128([](int code) { return integer_bits(code == 0 ? 128 : code) >> 8; });
 
   const WideTable low_{kLow}, high_{kHigh};
 };
