@@ -23,6 +23,7 @@ from pagecore.tiers.host import _backup
 from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stats import TierStats
@@ -182,6 +183,11 @@ class Tiers:
     def stores(self) -> tuple[BlockStore, ...]:
         """The stores, the nearest first, as `Guard` wraps them."""
         return tuple(port.store for port in self._stores.ports)
+
+    @property
+    def ledgers(self) -> tuple[tuple[Ledger, str], ...]:
+        """The blocks that the stores of each medium are known to have, and the medium, for `EventPublisher`."""
+        return self._stores.ledgers
 
     def request(
         self,
