@@ -97,7 +97,7 @@ class StoreSide:
                 "pass fingerprint=Fingerprint.of(cache, model=...)"
             )
         self.host = host
-        # Stores of one medium have one ledger: events do not tell them apart.
+        # Stores of one medium have one ledger: events name only the medium.
         ledgers: dict[str, Ledger] = {}
         for store in stores:
             ledgers.setdefault(store.medium, Ledger(host.tree, tree_lanes))
