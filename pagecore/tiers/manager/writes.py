@@ -94,7 +94,7 @@ class Writer:
         keys: Callable[[int, Positions], Keys],
         port: StorePort,
     ) -> int:
-        """Write the entries at the `wanted` positions of each lane to one store, as far as the host has them."""
+        """Write the entries at the `wanted` positions of each lane to one store; the host may lack some."""
         reader = self._host.hold(tokens, namespace=namespace, spans=spans)
         positions: list[Positions] = []
         pieces: list[Pieces] = []

@@ -164,5 +164,5 @@ def test_another_seed_finds_nothing_in_the_same_folder(tmp_path):
 
 @pytest.mark.parametrize("value", ["0", "8XiB", 5])
 def test_errors_of_sizes_name_the_option(value):
-    with pytest.raises((ShapeError, NotEnoughMemory), match="^host is"):
+    with pytest.raises((ShapeError, NotEnoughMemory), match=r"^host is"):
         ReplayOptions(host=value)
