@@ -1,4 +1,4 @@
-"""Host tier: backup and promotion of a prompt against one memory copy, and matches in two trees against one.
+"""Host tier: backup and promotion against one memory copy, matches in two trees against one, decode steps that save.
 
 The control of the copies is `numpy.copyto` between arrays of the same bytes. Bookkeeping of both trees is included.
 """
@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from bench.runner import Bench, Job
+from bench.saving import saving
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.storage import AttentionSpec
 from pagecore.tiers.host.tier import HostTier
@@ -27,6 +28,7 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
         _moves(bench, num_blocks)
     for num_blocks in bench.pick((64, 1024), (4,)):
         _matches(bench, num_blocks)
+    saving(bench)
 
 
 class _Prompt:

@@ -14,7 +14,7 @@ from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
 from pagecore.serving.limits import check_order
-from pagecore.serving.replay.tier_options import TierPlace, parse_bandwidth, parse_place
+from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
 from pagecore.serving.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int
@@ -231,7 +231,10 @@ class ReplayOptions:
         """Number of blocks of each group of the host tier, the null block counted; empty without `host`."""
         if self.host is None:
             return []
-        return [self._blocks_within(self.host)] if self.layers is None else self._divided(self.host, True)[0]
+        host = self.host
+        if self.layers is None:
+            return named("host", lambda: [self._blocks_within(host)])
+        return named("host", lambda: self._divided(host, True)[0])
 
     @property
     def host_states(self) -> int:

@@ -290,6 +290,7 @@ def _build_tiers(cache: PagedKVCache, options: ReplayOptions, summary: TraceSumm
         scale=scale,
         bandwidth=options.bytes_per_second,
         trace_bytes=trace_bytes,
+        seed=options.seed,
     )
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, as_tuple
 from pagecore.storage.memory import UNITS
 
-__all__ = ["MEDIA", "TierPlace", "parse_bandwidth", "parse_place"]
+__all__ = ["MEDIA", "TierPlace", "named", "parse_bandwidth", "parse_place"]
+
+T = TypeVar("T")
 
 MEDIA = ("host", "disk", "remote")
 UNBOUNDED = "unbounded"
@@ -23,6 +26,14 @@ class TierPlace:
 
     nbytes: int | None = None
     target: str | None = None
+
+
+def named(name: str, call: Callable[[], T]) -> T:
+    """Return the result of a call that parses a memory size; its errors name the option `name`."""
+    try:
+        return call()
+    except (ShapeError, NotEnoughMemory) as error:
+        raise type(error)(str(error).replace("memory is", f"{name} is", 1)) from None
 
 
 def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
@@ -44,7 +55,7 @@ def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
             f"{name} is {value!r}, a size for a simulation, but attend moves real bytes; give {what}, or drop attend"
         )
     if is_size:
-        nbytes = None if value == UNBOUNDED else parse_memory(value)
+        nbytes = None if value == UNBOUNDED else named(name, lambda: parse_memory(value))
         if nbytes == 0:
             raise ShapeError(f"{name} is {value!r}; expected a size above 0, such as '1TiB', or leave it out")
         return TierPlace(nbytes=nbytes)

@@ -69,6 +69,8 @@ class ReplayTiers:
         Bytes per second of "host", "disk" and "remote".
     trace_bytes : int
         Bytes that all blocks of the trace take, for the size of a disk store.
+    seed : int
+        Seed of the keys and values: stores keep those of another seed apart.
     """
 
     def __init__(
@@ -82,11 +84,12 @@ class ReplayTiers:
         scale: float,
         bandwidth: Mapping[str, float],
         trace_bytes: int,
+        seed: int,
     ) -> None:
         self._scale = scale
         self._bandwidth = bandwidth
         self._waited_s = 0.0
-        fingerprint = Fingerprint.of(cache, model="pagecore replay")
+        fingerprint = Fingerprint.of(cache, model=f"pagecore replay, seed {seed}")
         stores: list[BlockStore] = []
         host = HostTier(cache, num_blocks=num_blocks, num_states=num_states)
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pagecore.errors import ShapeError
 from pagecore.tiers.disk._io import UNIT
-from pagecore.tiers.fingerprint import Fingerprint
+from pagecore.tiers.keys.fingerprint import Fingerprint
 from pagecore.tiers.store import KEY_BYTES, Done, Keys, Pieces
 
 

@@ -12,7 +12,7 @@
 #include <system_error>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/tiers/xxh3.hpp"
+#include "pagecore/tiers/keys/xxh3.hpp"
 
 namespace pagecore::tiers {
 namespace {

@@ -10,7 +10,7 @@ from pagecore.errors import NotEnoughMemory
 from pagecore.storage import state_budget
 from pagecore.storage.checks import require_int
 from pagecore.tiers.disk.header import SlabHeader
-from pagecore.tiers.fingerprint import Fingerprint
+from pagecore.tiers.keys.fingerprint import Fingerprint
 
 BLOCKS_MAX = 2**31 - 1
 

@@ -21,7 +21,7 @@
 
 #include "pagecore/tiers/disk/file_ops.hpp"
 #include "pagecore/tiers/disk/io_queue.hpp"
-#include "pagecore/tiers/xxh3.hpp"
+#include "pagecore/tiers/keys/xxh3.hpp"
 
 namespace pagecore::tiers {
 

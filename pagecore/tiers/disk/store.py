@@ -18,7 +18,7 @@ from pagecore.tiers.disk.folder import checked_folder
 from pagecore.tiers.disk.ledger import Ledger
 from pagecore.tiers.disk.plan import plan_slabs
 from pagecore.tiers.disk.slab_set import SlabSet
-from pagecore.tiers.fingerprint import Fingerprint
+from pagecore.tiers.keys.fingerprint import Fingerprint
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 Operation = tuple[SlabTable, int, bytes, int, int]

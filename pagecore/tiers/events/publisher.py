@@ -22,10 +22,9 @@ from pagecore.cache import PagedKVCache
 from pagecore.cache._lock import Held
 from pagecore.cache.parts import parts_of
 from pagecore.errors import UnsupportedOption
-from pagecore.index import ChangeLog
 from pagecore.storage.checks import as_float, require_int
 from pagecore.tiers.events.sockets import bound_to, is_bound_by_publisher, library, opened
-from pagecore.tiers.events.sources import Source, sources_of
+from pagecore.tiers.events.sources import Changes, Source, sources_of
 from pagecore.tiers.events.wire import CLEARED, END, Event, encoder, sequence_bytes
 
 _NUMBERS = itertools.count()
@@ -69,8 +68,9 @@ class EventPublisher:
     cache : PagedKVCache
         A cache with a prefix cache.
     tiers : object, optional
-        Trees of other media: a `HostTier` or `Tiers`, whose host tree has the medium "CPU", or pairs of a `RadixTree`
-        and a medium. The cache's lock protects them.
+        Other media: a `HostTier` ("CPU"), `Tiers` ("CPU", and "DISK" and "EXTERNAL" for what its stores are known to
+        have, see `pagecore.tiers.manager.ledger`), or pairs of a `RadixTree` and a medium. The cache's lock protects
+        them.
     endpoint : str
         Address for subscribers. As in vLLM, an address with ``*`` or ``::``, "ipc://" and "inproc://" are bound, any
         other one is connected.
@@ -244,16 +244,16 @@ class EventPublisher:
                 logs = self._contents()
             self._send(self._whole(logs))
 
-    def _take(self) -> tuple[list[ChangeLog], bool]:
+    def _take(self) -> tuple[list[Changes], bool]:
         """Return the changes and False; if a journal was full, all contents and True. The caller holds the lock."""
         logs = [source.tree.take_changes() for source in self._sources]
         has_overflowed = any(log.has_overflowed for log in logs)
         return (self._contents() if has_overflowed else logs), has_overflowed
 
-    def _contents(self) -> list[ChangeLog]:
+    def _contents(self) -> list[Changes]:
         return [source.tree.list_contents() for source in self._sources]
 
-    def _send_changes(self, taken: tuple[list[ChangeLog], bool]) -> int:
+    def _send_changes(self, taken: tuple[list[Changes], bool]) -> int:
         logs, has_overflowed = taken
         if has_overflowed:
             self._count(num_overflows=1)
@@ -261,14 +261,14 @@ class EventPublisher:
         events = self._events_of(logs)
         return self._send(events) if events else self._stats.sequence
 
-    def _whole(self, logs: Sequence[ChangeLog]) -> list[Event]:
+    def _whole(self, logs: Sequence[Changes]) -> list[Event]:
         """Return the events of a batch that gives the whole state, given the contents of the trees."""
         return [{"type": CLEARED}, *self._announcements(), *self._events_of(logs)]
 
     def _announcements(self) -> list[Event]:
         return [event for source in self._sources for event in source.announcements()]
 
-    def _events_of(self, logs: Sequence[ChangeLog]) -> list[Event]:
+    def _events_of(self, logs: Sequence[Changes]) -> list[Event]:
         return [
             event for source, log in zip(self._sources, logs, strict=True) for event in source.events_of(log.to_list())
         ]

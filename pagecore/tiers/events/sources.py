@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
@@ -12,6 +13,9 @@ from pagecore.storage import LatentSpec
 from pagecore.storage.attended import attended_keys
 from pagecore.storage.checks import shown
 from pagecore.tiers.events.wire import REMOVED, STORED, Event
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.manager.ledger import Ledger
+from pagecore.tiers.manager.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,46 @@ class GroupKind:
     window: int | None = None
 
 
+class Changes(Protocol):
+    """Changes of a journal."""
+
+    @property
+    def has_overflowed(self) -> bool:
+        """Changes were lost."""
+
+    def to_list(self) -> list[Change]:
+        """Return the changes in order."""
+
+
+class Journal(Protocol):
+    """A prefix tree, or the ledger of a store."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Names of the components."""
+
+    def start_journal(self, *, max_bytes: int = ...) -> None:
+        """Record changes from now on."""
+
+    def stop_journal(self) -> None:
+        """Record nothing any more."""
+
+    def take_changes(self) -> Changes:
+        """Return the changes since the last call."""
+
+    def list_contents(self) -> Changes:
+        """Return everything that is held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """One tree, its medium, and the groups of each of its components."""
 
-    tree: RadixTree
+    tree: Journal
     medium: str
     groups: tuple[tuple[GroupKind, ...], ...]
 
@@ -117,8 +156,7 @@ def sources_of(parts: CacheParts, tiers: object, medium: str) -> list[Source]:
     Parameters
     ----------
     tiers : object
-        None, an object with a `tree` (a host tier, "CPU"), one with a `host` that has a `tree`, or pairs of a tree and
-        a medium.
+        None, a host tier ("CPU"), `Tiers` ("CPU" and the media of its stores), or pairs of a tree and a medium.
     medium : str
         Medium of the cache's own tree.
     """
@@ -127,7 +165,7 @@ def sources_of(parts: CacheParts, tiers: object, medium: str) -> list[Source]:
     groups = groups_of(parts)
     pairs = [(parts.prefix.tree, medium), *_trees_of(tiers)]
     for tree, name in pairs:
-        if not isinstance(tree, RadixTree) or not isinstance(name, str):
+        if not isinstance(tree, RadixTree | Ledger) or not isinstance(name, str):
             raise UnsupportedOption(f"tiers has {shown((tree, name))}; expected pairs of a RadixTree and a medium")
         if len(tree.components) != len(groups) or tree.block_size != parts.block_size:
             raise UnsupportedOption(
@@ -137,13 +175,13 @@ def sources_of(parts: CacheParts, tiers: object, medium: str) -> list[Source]:
     return [Source(tree, name, groups) for tree, name in pairs]
 
 
-def _trees_of(tiers: object) -> list[tuple[RadixTree, str]]:
+def _trees_of(tiers: object) -> list[tuple[Journal, str]]:
     if tiers is None:
         return []
-    for owner in (tiers, getattr(tiers, "host", None)):
-        tree = getattr(owner, "tree", None)
-        if isinstance(tree, RadixTree):
-            return [(tree, "CPU")]
+    if isinstance(tiers, Tiers):
+        return [(tiers.host.tree, "CPU"), *tiers.ledgers]
+    if isinstance(tiers, HostTier):
+        return [(tiers.tree, "CPU")]
     try:
         return [(tree, medium) for tree, medium in tiers]  # type: ignore[attr-defined]
     except (TypeError, ValueError):

@@ -13,7 +13,7 @@ from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
 from pagecore.index._radix_query cimport Query, RetentionHint
-from pagecore.index._radix_tree cimport NativeMatch, Receipt
+from pagecore.index._radix_tree cimport NativeMatch
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._lease cimport PrefixKey, spans_of, take_lease

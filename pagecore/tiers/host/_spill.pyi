@@ -26,12 +26,22 @@ class SpilledTail:
     @property
     def num_device_tokens(self) -> int: ...
 
-Copy = Callable[[Backup | SpilledPart], bool]
-Done = Callable[[Backup], None]
-
-def save_victims(state: CacheState, host: HostIndex, missing: Listed[int], copy: Copy, done: Done) -> int: ...
-def publish_waiting(state: CacheState, host: HostIndex, copy: Copy, done: Done) -> None: ...
+def save_victims(
+    state: CacheState,
+    host: HostIndex,
+    missing: Listed[int],
+    copy: Callable[[Backup | SpilledPart], bool],
+    done: Callable[[Backup], None],
+) -> int: ...
+def publish_waiting(
+    state: CacheState, host: HostIndex, copy: Callable[[Backup | SpilledPart], bool], done: Callable[[Backup], None]
+) -> None: ...
 def publish_for(
-    state: CacheState, host: HostIndex, ids: NDArray[np.int32], options: RetentionOptions, copy: Copy, done: Done
+    state: CacheState,
+    host: HostIndex,
+    ids: NDArray[np.int32],
+    options: RetentionOptions,
+    copy: Callable[[Backup | SpilledPart], bool],
+    done: Callable[[Backup], None],
 ) -> None: ...
 def drop_waiting(state: CacheState, host: HostIndex) -> None: ...

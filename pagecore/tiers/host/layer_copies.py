@@ -37,7 +37,7 @@ class CopyMethods(TierParts):
         UnsupportedOption
             A layer of cross attention, which the tier leaves out.
         """
-        self._require_open()
+        self._require_memory()
         place = self._parts.layer(layer)
         if not place.keeps_state and place.group >= len(self._parts.token_groups):
             raise UnsupportedOption(f"layer {layer} is cross attention, which a host tier leaves out")
@@ -63,7 +63,7 @@ class CopyMethods(TierParts):
         ShapeError, InvalidBlock
             A lane or block that does not exist, or lists of different lengths.
         """
-        self._require_open()
+        self._require_memory()
         number = member("lane", lane, self.num_lanes, "the tier")
         pairs = [np.zeros((0, 2), np.int32)] * self.num_lanes
         pairs[number] = _paired(device_blocks, host_blocks)

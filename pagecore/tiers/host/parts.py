@@ -40,6 +40,12 @@ class TierParts:
         if self._is_closed:
             raise UnsupportedOption("the host tier is closed; make another one")
 
+    def _require_memory(self) -> None:
+        """Raise an error if the tier is closed, or the memory of the cache is released."""
+        self._require_open()
+        if self._parts.saver is not None:
+            self._parts.saver.require_memory()
+
     def _prefix_of(
         self,
         tokens: ArrayLike,

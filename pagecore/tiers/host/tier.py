@@ -263,16 +263,15 @@ class HostTier(EntryMethods, CopyMethods):
         ShapeError, UnsupportedDtype
             As `PagedKVCache.match_length`.
         PagecoreError
-            A copy failed: nothing was published on the device, and the host has what it had.
+            A copy failed, or the memory of the cache is released: nothing was published on the device, and the host
+            has what it had.
         """
         ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
         return self.promote_ids(ids, options, most, require_int("min_tokens", min_tokens, min=0, max=None))
 
     def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
         """Do the work of `promote`, with converted arguments."""
-        self._require_open()
-        if self._parts.saver is not None:
-            self._parts.saver.require_memory()
+        self._require_memory()
         spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
         try:
             self._publish_for(ids, options)

@@ -145,8 +145,13 @@ class Load:
         self._note(error)
         found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
         self._answers[port.index] = found
+        self._note_there(port, list(zip(self._searched, found, strict=True)))
         if self._chosen is not None:
             self._unlock(port, found)
+
+    def _note_there(self, port: StorePort, there: Sequence[tuple[Positions, Flags]]) -> None:
+        request = self.request
+        port.ledger.note(request.tokens, request.namespace, request.spans, there, forgets=True)
 
     @property
     def _lanes(self) -> range:
@@ -305,9 +310,12 @@ class Load:
             chunk.num_open -= 1
             self._note(error)
             begin = 0
+            there = [(np.empty(0, np.int64), np.empty(0, np.bool_)) for _ in self._lanes]
             for lane, mine in picked:
                 chunk.ok[lane][mine] = ok[begin : begin + len(mine)]
+                there[lane] = chunk.positions[lane][mine], chunk.ok[lane][mine]
                 begin += len(mine)
+            self._note_there(port, there)
 
         chunk.num_open += 1
         wanted = np.concatenate(keys)

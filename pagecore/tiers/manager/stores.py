@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
+from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
 from pagecore.tiers.manager.port import HostSide, Positions, Prefix, Spans
@@ -96,7 +97,12 @@ class StoreSide:
                 "pass fingerprint=Fingerprint.of(cache, model=...)"
             )
         self.host = host
-        self.ports = tuple(StorePort(store, index) for index, store in enumerate(stores))
+        # Stores of one medium have one ledger: events name only the medium.
+        ledgers: dict[str, Ledger] = {}
+        for store in stores:
+            ledgers.setdefault(store.medium, Ledger(host.tree, tree_lanes))
+        self.ledgers = tuple((ledger, medium) for medium, ledger in ledgers.items())
+        self.ports = tuple(StorePort(store, index, ledgers[store.medium]) for index, store in enumerate(stores))
         self.planner = PrefixPlanner(host.tree, tree_lanes)
         self.min_tokens = min_tokens
         self.chunk_bytes = chunk_bytes

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags
 from pagecore.tiers.store import BlockStore, Keys, Pieces, StoreStats
 
@@ -26,6 +27,7 @@ class StorePort:
     store : BlockStore
     index : int
         Place of the store in the order of nearness.
+    ledger : Ledger
 
     Attributes
     ----------
@@ -35,9 +37,10 @@ class StorePort:
         Reason of the last failure.
     """
 
-    def __init__(self, store: BlockStore, index: int) -> None:
+    def __init__(self, store: BlockStore, index: int, ledger: Ledger) -> None:
         self.store = store
         self.index = index
+        self.ledger = ledger
         self.num_refused = 0
         self.last_error: str | None = None
         self._open: dict[int, tuple[Ended, int]] = {}

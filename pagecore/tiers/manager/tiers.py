@@ -23,6 +23,7 @@ from pagecore.tiers.host import _backup
 from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stats import TierStats
@@ -129,6 +130,8 @@ class Tiers:
                 f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
             )
         self._num_promoted = self._num_found = 0
+        # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
+        self._first: dict[int, int] = {}
         self._hits = SecondHits(parts.block_size, host.num_blocks[0])
         self._is_closed = False
         with Held(parts.state.lock):
@@ -180,6 +183,11 @@ class Tiers:
     def stores(self) -> tuple[BlockStore, ...]:
         """The stores, the nearest first, as `Guard` wraps them."""
         return tuple(port.store for port in self._stores.ports)
+
+    @property
+    def ledgers(self) -> tuple[tuple[Ledger, str], ...]:
+        """The blocks that the stores of each medium are known to have, and the medium, for `EventPublisher`."""
+        return self._stores.ledgers
 
     def request(
         self,
@@ -258,7 +266,12 @@ class Tiers:
         return request
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Wait until no copy, load or write runs; return False if `timeout` seconds pass first."""
+        """Wait until no copy, load or write runs; return False if `timeout` seconds pass first.
+
+        Spilled ends of prefixes that wait for their beginnings are published and written, too.
+        """
+        with suppress(PagecoreError):  # counted by the host tier
+            self.host.publish_spilled()
         if not self.host.drain(timeout):
             return False
         self._write()
@@ -270,7 +283,7 @@ class Tiers:
             requests = self._stores.stats()
             loaded = requests.loaded_tokens
             hits: dict[str, int] = {
-                "GPU": self._num_found - self._num_promoted,
+                "GPU": max(self._num_found - self._num_promoted, 0),
                 "CPU": max(self._num_promoted - sum(loaded.values()), 0),
             }
             hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
@@ -308,11 +321,14 @@ class Tiers:
             self._hits.note(array, options)
         before = self.host.num_promoted_tokens
         with suppress(PagecoreError):  # counted by the host tier
-            self._num_found += self.host.promote_ids(array, options, most, self.min_tokens)
+            self.host.promote_ids(array, options, most, self.min_tokens)
         self._num_promoted += self.host.num_promoted_tokens - before
 
     def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
-        """Save what a step will evict, if the step has room."""
+        """Note first steps; save what a step will evict, if the step has room."""
+        for sequence in sequences:
+            if isinstance(sequence, Sequence) and sequence.num_computed_tokens == sequence.num_cached_tokens:
+                self._first[id(sequence)] = sequence.num_cached_tokens
         if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):
             state = self._parts.state
             self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
@@ -325,7 +341,10 @@ class Tiers:
             self._write()
 
     def committed(self, sequences: list[Sequence]) -> None:
-        """Back up what a step has published."""
+        """Count hits, and back up what a step has published."""
+        if self._first:
+            for sequence in sequences:
+                self._num_found += self._first.pop(id(sequence), 0)
         if self.write in ("through", "second_hit"):
             for sequence in sequences:
                 self._back_up(sequence)
@@ -337,6 +356,7 @@ class Tiers:
             self._back_up(sequence)
             self._write()
         self._hits.forget(sequence)
+        self._first.pop(id(sequence), None)
 
     def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
         """Return the tokens of a prefix that the device would have after `adding`."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.tiers.manager.policy import chunks_of
-from pagecore.tiers.manager.port import HostSide, Positions, Reader, Spans
+from pagecore.tiers.manager.port import Flags, HostSide, Positions, Reader, Spans
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.store import Keys, Pieces
 
 __all__ = ["Writer"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written:
+    tokens: NDArray[np.int32]
+    namespace: Hashable
+    spans: Spans | None
 
 
 class Writer:
@@ -74,7 +83,7 @@ class Writer:
             is_new = (places >= start) | (lane >= self._num_groups)
             positions.append(places[is_new])
             pieces.append(where[is_new])
-        return self._submit(reader, positions, pieces, keys, self._ports)
+        return self._submit(reader, _Written(tokens, namespace, spans), positions, pieces, keys, self._ports)
 
     def copy(
         self,
@@ -85,7 +94,7 @@ class Writer:
         keys: Callable[[int, Positions], Keys],
         port: StorePort,
     ) -> int:
-        """Write the entries at the `wanted` positions of each lane to one store, as far as the host has them."""
+        """Write the entries at the `wanted` positions of each lane to one store; the host may lack some."""
         reader = self._host.hold(tokens, namespace=namespace, spans=spans)
         positions: list[Positions] = []
         pieces: list[Pieces] = []
@@ -94,11 +103,12 @@ class Writer:
             is_wanted = np.isin(places, chosen)
             positions.append(places[is_wanted])
             pieces.append(where[is_wanted])
-        return self._submit(reader, positions, pieces, keys, [port])
+        return self._submit(reader, _Written(tokens, namespace, spans), positions, pieces, keys, [port])
 
     def _submit(
         self,
         reader: Reader,
+        prefix: _Written,
         positions: Sequence[Positions],
         pieces: Sequence[Pieces],
         keys: Callable[[int, Positions], Keys],
@@ -112,9 +122,24 @@ class Writer:
             memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
             for port in ports:
                 self._open[reader] += 1
-                port.save(entries, memory, lambda _ok, _error: self._ended(reader))
+                chosen = [lane[mine] for lane, mine in zip(positions, picked, strict=True)]
+                port.save(entries, memory, partial(self._saved, reader, port, prefix, chosen))
         self._ended(reader)
         return count
+
+    def _saved(
+        self,
+        reader: Reader,
+        port: StorePort,
+        prefix: _Written,
+        positions: Sequence[Positions],
+        ok: Flags,
+        _error: str | None,
+    ) -> None:
+        there = np.split(ok, np.cumsum([len(lane) for lane in positions])[:-1])
+        listed = list(zip(positions, there, strict=True))
+        port.ledger.note(prefix.tokens, prefix.namespace, prefix.spans, listed, forgets=False)
+        self._ended(reader)
 
     def _ended(self, reader: Reader) -> None:
         self._open[reader] -= 1

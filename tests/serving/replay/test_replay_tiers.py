@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.simulated_store import SimulatedStore
@@ -173,3 +173,19 @@ def test_the_page_about_the_simulator_describes_every_row(chats):
     checked = replace(report, requests_refused=1, rows_attended=1, rows_checked=1, max_relative_error=0.0)
     checked = replace(checked, tiers=replace(report.tiers, failed_entries=1))
     assert dict(replay_rows(checked)).keys() <= described
+
+
+def test_another_seed_finds_nothing_in_the_same_folder(tmp_path):
+    path = write_chats(tmp_path / "short.jsonl", requests=12, longest=3)
+    options = {"blocks": 5, "host": 10 * BLOCK_BYTES, "disk": str(tmp_path / "disk"), "attend": True}
+    assert run(path, **options).passed
+    again, other = run(path, **options), run(path, **options, seed=1)
+    assert again.passed
+    assert other.passed
+    assert again.tiers.hit_tokens["DISK"] > other.tiers.hit_tokens.get("DISK", 0)
+
+
+@pytest.mark.parametrize("value", ["0", "8XiB", 5])
+def test_errors_of_sizes_name_the_option(value):
+    with pytest.raises((ShapeError, NotEnoughMemory), match=r"^host is"):
+        ReplayOptions(host=value)

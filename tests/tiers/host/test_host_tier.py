@@ -248,3 +248,20 @@ def test_second_hits_are_copied_from_the_second_prompt_on():
     serve(cache, range(16))
     assert tiers.host.match(range(20)) == 16
     tiers.close()
+
+
+def test_released_memory_is_not_promoted_to():
+    cache = PagedKVCache(SPEC, num_blocks=9, block_size=4, memory_saver=True)
+    tiers = Tiers(cache, HostTier(cache, num_blocks=20), min_tokens=1)
+    serve(cache, range(16))
+    cache.release_memory()
+    before = tiers.host.stats()
+    with pytest.raises(DeviceError, match=r"resume_memory\(\)"):
+        tiers.host.promote(range(17))
+    with pytest.raises(DeviceError, match=r"resume_memory\(\)"):
+        tiers.host.load_to_device_per_layer(0, [1], [1])
+    assert cache.add_sequence(range(17)).num_cached_tokens == 0
+    assert tiers.host.stats() == before
+    cache.resume_memory()
+    assert serve(cache, range(17)) == 16
+    tiers.close()

@@ -1,9 +1,9 @@
 // Chains of content keys on memory of exact sizes, and sums with every instruction set of the machine.
-#include "pagecore/tiers/content_chain.hpp"
+#include "pagecore/tiers/keys/content_chain.hpp"
 
 #include <cstring>
 
-#include "pagecore/tiers/xxh3.hpp"
+#include "pagecore/tiers/keys/xxh3.hpp"
 #include "tests/native/harness.hpp"
 
 #define XXH_INLINE_ALL

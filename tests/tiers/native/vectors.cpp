@@ -8,7 +8,7 @@
 #include <ctime>
 #include <thread>
 
-#include "pagecore/tiers/xxh3.hpp"
+#include "pagecore/tiers/keys/xxh3.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore;

@@ -1,7 +1,7 @@
 """Content keys: names of blocks that are equal in every process with the same model, layout and prompt.
 
 The hash of a block covers its tokens and everything before them (Merkle, 1979; prefix hashes as in vLLM, 2024). The
-message is described in `pagecore/tiers/content_chain.hpp`. A key is the hash and the number of a lane.
+message is described in `pagecore/tiers/keys/content_chain.hpp`. A key is the hash and the number of a lane.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.errors import ShapeError, UnsupportedDtype
 from pagecore.index._radix_query import validate_spans
 from pagecore.storage.checks import INT32_MAX, member, shown
-from pagecore.tiers._keys import chain_xxh3, payload_sums
-from pagecore.tiers.fingerprint import SCHEMA_VERSION, Fingerprint
+from pagecore.tiers.keys._keys import chain_xxh3, payload_sums
+from pagecore.tiers.keys.fingerprint import SCHEMA_VERSION, Fingerprint
 from pagecore.tiers.store import KEY_BYTES
 
-__all__ = ["Fingerprint", "Span", "content_chain", "lane_keys", "payload_sum", "payload_sums"]
+__all__ = ["Span", "content_chain", "lane_keys", "namespace_digest", "payload_sum", "payload_sums"]
 
 HASH_BYTES = KEY_BYTES - 1
 MAX_DEPTH = 16

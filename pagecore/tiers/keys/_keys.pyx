@@ -13,14 +13,14 @@ ctypedef const uint8_t const_uint8
 ctypedef const int32_t const_int32
 ctypedef const int64_t const_int64
 
-cdef extern from "pagecore/tiers/xxh3.hpp" namespace "pagecore::tiers" nogil:
+cdef extern from "pagecore/tiers/keys/xxh3.hpp" namespace "pagecore::tiers" nogil:
     const size_t kSecretBytes
     const size_t kHashBytes
     const size_t kKeyBytes
     uint64_t xxh3_64(const void* data, size_t nbytes, uint64_t seed)
     uint64_t seed_of(const uint8_t* key)
 
-cdef extern from "pagecore/tiers/content_chain.hpp" namespace "pagecore::tiers" nogil:
+cdef extern from "pagecore/tiers/keys/content_chain.hpp" namespace "pagecore::tiers" nogil:
     cdef cppclass PackedSpans:
         span[const_int64] blocks
         span[const_int64] ends

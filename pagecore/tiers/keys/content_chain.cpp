@@ -1,11 +1,11 @@
-#include "pagecore/tiers/content_chain.hpp"
+#include "pagecore/tiers/keys/content_chain.hpp"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/tiers/xxh3.hpp"
+#include "pagecore/tiers/keys/xxh3.hpp"
 
 namespace pagecore::tiers {
 namespace {

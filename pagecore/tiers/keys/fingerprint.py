@@ -16,7 +16,7 @@ from pagecore.storage import Spec, StateSpec
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.pool_geometry import checked_geometry
 from pagecore.storage.spec import Plane
-from pagecore.tiers._keys import SECRET_BYTES
+from pagecore.tiers.keys._keys import SECRET_BYTES
 
 Hash = Literal["xxh3_128", "sha256"]
 HASHES = ("xxh3_128", "sha256")

@@ -1,4 +1,4 @@
-#include "pagecore/tiers/xxh3.hpp"
+#include "pagecore/tiers/keys/xxh3.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,0 +1,188 @@
+"""Events of device, host and stores: a mirror of all media equals the cache and its tiers at every sequence number."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.tiers import Tiers
+from tests.capabilities import require
+from tests.tiers.events.following import contents, state_of
+from tests.tiers.memory_store import MemoryStore
+
+require("msgspec")
+require("zmq")
+
+from pagecore.tiers.events import EventPublisher, Mirror  # noqa: E402
+from pagecore.tiers.events.wire import decode_batch  # noqa: E402
+
+NUMBERS = itertools.count()
+BLOCK = 4
+FULL = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)
+WIDE = AttentionSpec(2, 8, dtype="float32", num_query_heads=2)
+WINDOWED = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=6)
+STATE = StateSpec((Plane("state", (2,), "float32", per="sequence"),), chunk=4, interval=4)
+MODELS = {
+    "plain": ([FULL], {}),
+    "two plain and a window": ([WINDOWED, FULL, WIDE], {}),
+    "state": ([FULL, STATE], {"num_states": 9}),
+}
+PATTERN = [int(bit) for bit in "01001101000110111010010111001011"]
+
+
+class Followed:
+    """A cache with tiers, its publisher, and a mirror that applies every batch."""
+
+    def __init__(self, model="plain", write="through", stores=None):
+        layers, sizes = MODELS[model]
+        self.cache = PagedKVCache(layers, num_blocks=14, block_size=BLOCK, max_sequences=2, **sizes)
+        self.stores = [MemoryStore(), MemoryStore(medium="DISK")][::-1] if stores is None else stores
+        self.host = HostTier(self.cache, num_blocks=20, **({"num_states": 12} if sizes else {}))
+        fingerprint = Fingerprint.of(self.cache, model="m")
+        self.tiers = Tiers(self.cache, self.host, self.stores, fingerprint=fingerprint, write=write, min_tokens=1)
+        endpoint = f"inproc://tiers-{next(NUMBERS)}"
+        self.publisher = EventPublisher(self.cache, self.tiers, endpoint=endpoint, interval=None)
+        self.mirror, self.late, self.seen = Mirror(), None, -1
+        self.follow()
+
+    def serve(self, tokens, **options):
+        request = self.tiers.wait(self.tiers.request(tokens, **options), 20.0)
+        with self.cache.add_sequence(tokens, **options) as sequence:
+            while sequence.num_computed_tokens < len(tokens):
+                self.cache.commit(
+                    self.cache.prepare([sequence], min(BLOCK, len(tokens) - sequence.num_computed_tokens))
+                )
+        request.release()
+
+    def follow(self):
+        """Publish, and compare every mirror with what all media hold."""
+        with_all = self.publisher.publish()
+        held = contents(self.publisher)
+        for number, payload in self.publisher._batches:
+            if number > self.seen:
+                assert self.mirror.apply(number, decode_batch(payload))
+                if self.late is not None:
+                    self.late.apply(number, decode_batch(payload))
+        self.seen = with_all
+        assert state_of(self.mirror) == held
+        assert self.late is None or state_of(self.late) == held
+        return held
+
+    def snapshot(self):
+        frames = list(self.publisher._state(b""))
+        self.late = Mirror()
+        self.late.load(frames[0][0], [decode_batch(payload) for _, payload in frames])
+        assert state_of(self.late) == contents(self.publisher)
+
+    def close(self):
+        self.publisher.close()
+        self.tiers.close()
+
+
+class TierEventMachine(RuleBasedStateMachine):
+    @initialize(
+        model=st.sampled_from(sorted(MODELS)), write=st.sampled_from(["through", "on_evict", "second_hit", "explicit"])
+    )
+    def start(self, model, write):
+        self.followed = Followed(model, write)
+
+    @rule(
+        size=st.integers(5, 32),
+        changed=st.integers(0, 60),
+        namespace=st.sampled_from([None, "adapter", ("tenant", 7)]),
+        spans=st.sampled_from([None, [(3, 9, b"cat"), (17, 18, -3)]]),
+    )
+    def serve(self, size, changed, namespace, spans):
+        tokens = PATTERN[:size]
+        if changed < size:
+            tokens[changed] = 2
+        self.followed.serve(np.array(tokens, np.int32), namespace=namespace, spans=spans)
+
+    @rule(store=st.integers(0, 1), share=st.integers(1, 3))
+    def lose(self, store, share):
+        """A store gives entries up, which it does not report."""
+        data = self.followed.stores[store].data
+        for key in list(data)[::share]:
+            data.pop(key, None)
+
+    @rule()
+    def forget(self):
+        self.followed.cache.clear_prefix_cache()
+        self.followed.host.clear()
+
+    @rule()
+    def settle(self):
+        assert self.followed.tiers.drain(20.0)
+
+    @rule()
+    def publish(self):
+        self.followed.follow()
+
+    @rule()
+    def take_a_snapshot(self):
+        self.followed.snapshot()
+
+    def teardown(self):
+        if hasattr(self, "followed"):
+            self.followed.follow()
+            self.followed.close()
+
+
+TestTierEvents = TierEventMachine.TestCase
+TestTierEvents.settings = settings(max_examples=12, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_written_found_and_lost_blocks_have_events_of_their_medium(model):
+    followed = Followed(model)
+    followed.serve(range(17))
+    followed.tiers.drain(20.0)
+    held = followed.follow()
+    for medium in ("GPU", "CPU", "DISK", "EXTERNAL"):
+        assert len(held[medium, 0]) > 0
+    followed.stores[0].data.clear()
+    followed.cache.clear_prefix_cache()
+    followed.host.clear()
+    request = followed.tiers.wait(followed.tiers.request(range(17)), 20.0)
+    assert request.loaded_tokens == {"EXTERNAL": 16}
+    request.release()
+    followed.tiers.drain(20.0)
+    held = followed.follow()
+    assert held["DISK", 0]
+    assert set(held["DISK", 0]) <= set(held["EXTERNAL", 0]), "copied to the nearer store again"
+    followed.close()
+
+
+def test_blocks_of_a_store_that_another_process_wrote_are_announced_when_they_are_found():
+    data = {}
+    writer = Followed(stores=[MemoryStore(data=data)])
+    writer.serve(range(17))
+    writer.tiers.drain(20.0)
+    writer.close()
+    reader = Followed(stores=[MemoryStore(data=data)])
+    assert ("EXTERNAL", 0) not in reader.follow()
+    reader.serve(range(17))
+    held = reader.follow()
+    assert set(held["EXTERNAL", 0]) == set(held["CPU", 0])
+    reader.close()
+
+
+def test_a_ledger_forgets_the_oldest_blocks_and_reports_an_overflow():
+    followed = Followed()
+    ledger = followed.tiers.ledgers[0][0]
+    ledger._max_blocks = 3
+    followed.serve(range(17))
+    followed.tiers.drain(20.0)
+    assert len(followed.follow()["DISK", 0]) == 3
+    ledger._max_changes = 1
+    followed.serve(range(100, 117))
+    followed.tiers.drain(20.0)
+    assert ledger._has_overflowed
+    followed.follow()
+    followed.close()
