@@ -84,7 +84,9 @@ def _sides(bench: Bench, rows: int, num_blocks: int, max_tokens: int, length: in
         theirs = vllm_scheduler.PeerScheduler(rows, num_blocks, max_tokens, BLOCK, length)
         sides[vllm_scheduler.NAME] = theirs
     except PeerMissing as missing:
-        bench.note(f"without vLLM: {str(missing).splitlines()[0]}")
+        reason = f"without vLLM: {str(missing).splitlines()[0]}"
+        if reason not in bench.notes:
+            bench.note(reason)
     return sides
 
 
