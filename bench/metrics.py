@@ -15,9 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from bench.runner import Bench, Job, Work
 from pagecore import AttentionSpec, PagedKVCache
+from pagecore.serving import Request, Scheduler
 from pagecore.serving.prometheus import Exporter
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
 
 BLOCK, PROMPT = 16, 64
 # Steps of a sample: each row fills one block.

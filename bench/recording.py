@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore import PagedKVCache
+from pagecore.serving import Request, Scheduler
 from pagecore.serving.replay.attend import SPEC
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.replayer import placeholder_ids
 from pagecore.serving.replay.trace import read_trace, scan_trace
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ Run it: python examples/hybrid_loop.py
 import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache, StateSpec
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import Step
+from pagecore.serving import Request, Scheduler, Step
 from pagecore.storage.state_shapes import lightning_planes
 
 DIM, VOCABULARY, DECAY = 16, 500, np.float32(0.97)

@@ -9,8 +9,7 @@ Run it: python examples/scheduler_loop.py
 import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving import Request, Scheduler
 
 cache = PagedKVCache(AttentionSpec(num_kv_heads=2, head_dim=64), num_blocks=65, block_size=16, device="none")
 scheduler = Scheduler(cache, max_running=8, max_tokens_per_step=64)

@@ -71,7 +71,7 @@ def loaded_by(statement):
 def test_serving_loads_the_module_of_a_name_at_its_first_use():
     assert loaded_by("import pagecore.serving") == {"pagecore.serving"}
     loaded = loaded_by("from pagecore.serving import Scheduler, Request")
-    assert "pagecore.serving.scheduler" in loaded
+    assert "pagecore.serving.scheduling.scheduler" in loaded
     assert not {f"pagecore.serving.{other}" for other in ("planner", "replay", "whatif", "prometheus")} & loaded
 
 

@@ -16,7 +16,7 @@ from pagecore.serving.replay.options import (
     UNBOUNDED,
     ReplayOptions,
 )
-from pagecore.serving.reuse import POLICIES
+from pagecore.serving.scheduling.reuse import POLICIES
 
 
 class _Parser(argparse.ArgumentParser):

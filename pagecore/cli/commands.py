@@ -22,7 +22,7 @@ from pagecore.cli.output import (
 )
 from pagecore.serving.info import info_rows
 from pagecore.serving.replay.options import ReplayOptions
-from pagecore.serving.reuse import POLICIES
+from pagecore.serving.scheduling.reuse import POLICIES
 
 if TYPE_CHECKING:
     from pagecore.serving.pictures import Timeline, Watcher

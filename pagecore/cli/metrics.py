@@ -12,7 +12,7 @@ from pagecore.cli.output import require
 if TYPE_CHECKING:
     from pagecore.serving.metrics import Metrics
     from pagecore.serving.pictures import Watcher
-    from pagecore.serving.scheduler import Scheduler
+    from pagecore.serving.scheduling.scheduler import Scheduler
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pagecore.serving.budget import DeviceOptions, DevicePlan
-    from pagecore.serving.figures import SchedulerFigures
     from pagecore.serving.planner import plan_memory, plan_model
     from pagecore.serving.plans import MemoryPlan, ModelPlan
     from pagecore.serving.prometheus import Exporter
     from pagecore.serving.replay import ReplayOptions, ReplayReport
-    from pagecore.serving.request import Request, RequestError, Run, State
-    from pagecore.serving.reuse import Reuse
-    from pagecore.serving.scheduler import Scheduler
-    from pagecore.serving.step import Step, StepState
+    from pagecore.serving.scheduling.figures import SchedulerFigures
+    from pagecore.serving.scheduling.request import Request, RequestError, Run, State
+    from pagecore.serving.scheduling.reuse import Reuse
+    from pagecore.serving.scheduling.scheduler import Scheduler
+    from pagecore.serving.scheduling.step import Step, StepState
     from pagecore.serving.whatif import WhatIf, WhatIfOptions, what_if
 
 __all__ = [
@@ -46,15 +46,15 @@ __all__ = [
 
 _MODULES = {
     "budget": ("DeviceOptions", "DevicePlan"),
-    "figures": ("SchedulerFigures",),
+    "scheduling.figures": ("SchedulerFigures",),
     "planner": ("plan_memory", "plan_model"),
     "plans": ("MemoryPlan", "ModelPlan"),
     "prometheus": ("Exporter",),
     "replay": ("ReplayOptions", "ReplayReport"),
-    "request": ("Request", "RequestError", "Run", "State"),
-    "reuse": ("Reuse",),
-    "scheduler": ("Scheduler",),
-    "step": ("Step", "StepState"),
+    "scheduling.request": ("Request", "RequestError", "Run", "State"),
+    "scheduling.reuse": ("Reuse",),
+    "scheduling.scheduler": ("Scheduler",),
+    "scheduling.step": ("Step", "StepState"),
     "whatif": ("WhatIf", "WhatIfOptions", "what_if"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}

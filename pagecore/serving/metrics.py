@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pagecore.cache import CacheStats
-    from pagecore.serving.reuse import Reuse
+    from pagecore.serving.scheduling.reuse import Reuse
 
 __all__ = ["Histogram", "Metrics", "Series", "TierCounts", "TierSource"]
 

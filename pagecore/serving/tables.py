@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pagecore.serving.reuse import NO_REUSE
+from pagecore.serving.scheduling.reuse import NO_REUSE
 
 if TYPE_CHECKING:
     from pagecore.serving.demo import DemoReport

@@ -3,9 +3,9 @@
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.serving.request import State
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import StepState
+from pagecore.serving.scheduling.request import State
+from pagecore.serving.scheduling.scheduler import Scheduler
+from pagecore.serving.scheduling.step import StepState
 from pagecore.storage import AttentionSpec
 from tests.serving.runs import expected, next_token, request, sampled
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pagecore.serving.request import Request
+from pagecore.serving.scheduling.request import Request
 
 
 def next_token(text, sample):

@@ -7,7 +7,7 @@ pass runs when its step is launched, on the token ids that the step before has s
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 
 POISON = -7.0

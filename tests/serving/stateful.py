@@ -3,8 +3,8 @@
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec, Plane, StateSpec
 
 MODULUS = 1009

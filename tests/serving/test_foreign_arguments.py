@@ -15,8 +15,8 @@ from pagecore.serving.pictures.timeline import Timeline
 from pagecore.serving.planner import plan_memory, plan_model
 from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.replay.trace import read_trace, scan_trace
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.models.published import PUBLISHED
 from tests.serving.runs import drain, expected, request

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.faults import PAGECORE, lines_of
 

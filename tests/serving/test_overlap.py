@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.errors import InvalidSequence, UnsupportedOption
-from pagecore.serving.request import Request, State
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import StepState
+from pagecore.serving.scheduling.request import Request, State
+from pagecore.serving.scheduling.scheduler import Scheduler
+from pagecore.serving.scheduling.step import StepState
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeCache
 from tests.serving.runs import request

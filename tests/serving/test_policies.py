@@ -10,8 +10,8 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving.request import Request, State
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request, State
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache
 from tests.serving.runs import drain, expected, request, sampled

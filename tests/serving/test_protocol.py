@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import InvalidSequence, OutOfRows, ShapeError
-from pagecore.serving.request import State
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import StepState
+from pagecore.serving.scheduling.request import State
+from pagecore.serving.scheduling.scheduler import Scheduler
+from pagecore.serving.scheduling.step import StepState
 from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import drain, expected, request, sampled

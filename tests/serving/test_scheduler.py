@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import InvalidSequence, OutOfBlocks, ShapeError, UnsupportedDtype
-from pagecore.serving.request import Request, RequestError, State
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request, RequestError, State
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import drain, expected, request, sampled

@@ -5,8 +5,8 @@ import pytest
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving.request import Request, RequestError
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request, RequestError
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec, CrossSpec
 
 OWN = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)

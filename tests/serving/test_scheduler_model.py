@@ -5,8 +5,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeSpace
 from tests.serving.runs import next_token

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import UnsupportedDtype
-from pagecore.serving.request import Request, State
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request, State
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache
 from tests.serving.prefixes import count_hits

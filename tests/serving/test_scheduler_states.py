@@ -5,7 +5,7 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import OutOfBlocks, ShapeError, UnsupportedOption
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.stateful import StatefulEngine, request_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pagecore.errors import OutOfBlocks, UnsupportedOption
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.serving.fake_cache import FakeCache, FakeSpace
 from tests.serving.runs import drain, expected, request, sampled
 

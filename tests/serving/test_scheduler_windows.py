@@ -6,8 +6,8 @@ import pytest
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import OutOfBlocks
 from pagecore.serving.planner import plan_memory
-from pagecore.serving.request import Request, RequestError
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request, RequestError
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.runs import drain, expected, request
 

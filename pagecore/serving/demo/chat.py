@@ -18,10 +18,10 @@ from pagecore.serving.demo.traffic import Traffic, chat_turns
 from pagecore.serving.demo.verify import Verdict, verify
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.request import Run
-from pagecore.serving.reuse import cache_options
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import Step
+from pagecore.serving.scheduling.request import Run
+from pagecore.serving.scheduling.reuse import cache_options
+from pagecore.serving.scheduling.scheduler import Scheduler
+from pagecore.serving.scheduling.step import Step
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
 

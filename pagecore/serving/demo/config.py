@@ -10,7 +10,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_flag, as_instance
 from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
-from pagecore.serving.reuse import POLICIES, check_policy
+from pagecore.serving.scheduling.reuse import POLICIES, check_policy
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, require_int
 

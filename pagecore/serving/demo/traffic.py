@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.serving.demo.config import DemoConfig
-from pagecore.serving.request import Request, Run
+from pagecore.serving.scheduling.request import Request, Run
 
 __all__ = ["Traffic", "Turn", "chat_turns"]
 

@@ -11,7 +11,7 @@ from pagecore.serving.demo.model import Array, Model, dense_attention
 from pagecore.serving.demo.recurrence import recurrence
 from pagecore.serving.demo.recurrent import RecurrentInputs
 from pagecore.serving.demo.sampling import scores
-from pagecore.serving.request import Run
+from pagecore.serving.scheduling.request import Run
 
 __all__ = ["Verdict", "verify"]
 

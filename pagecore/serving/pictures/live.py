@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pagecore.serving.metrics import Metrics
     from pagecore.serving.pictures.timeline import Cells
-    from pagecore.serving.scheduler import Scheduler
+    from pagecore.serving.scheduling.scheduler import Scheduler
 
 __all__ = ["LiveMap"]
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError
-from pagecore.serving.request import Run, State
+from pagecore.serving.scheduling.request import Run, State
 from pagecore.storage.checks import INT32_MAX, require_int
 
 if TYPE_CHECKING:
     from pagecore.cache import BlockMap
     from pagecore.serving.metrics import Metrics
-    from pagecore.serving.scheduler import Scheduler
+    from pagecore.serving.scheduling.scheduler import Scheduler
 
 __all__ = ["CACHED", "FREE", "Cells", "RunNumbers", "Timeline", "Watcher", "cells_of"]
 

@@ -13,7 +13,7 @@ from pagecore.serving.checks import as_instance
 from pagecore.serving.metrics import TierSource
 from pagecore.serving.prometheus.client import import_client
 from pagecore.serving.prometheus.families import FAMILIES, Family, Reading, Value
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage.checks import as_float
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pagecore.cache import CacheStats
 from pagecore.cache.inspect.block_life import DurationHistogram
-from pagecore.serving.figures import SchedulerFigures
+from pagecore.serving.scheduling.figures import SchedulerFigures
 
 __all__ = ["FAMILIES", "Family", "Reading", "Value"]
 

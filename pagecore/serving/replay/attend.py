@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import PagedKVCache
-    from pagecore.serving.request import Request
-    from pagecore.serving.step import Step
+    from pagecore.serving.scheduling.request import Request
+    from pagecore.serving.scheduling.step import Step
 
 __all__ = ["SPEC", "TOLERANCE", "AttendCheck", "TokenVectors", "ids_at", "placeholder_id"]
 

@@ -13,9 +13,9 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
-from pagecore.serving.limits import check_order
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
-from pagecore.serving.reuse import NO_REUSE, POLICIES, check_policy
+from pagecore.serving.scheduling.limits import check_order
+from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int
 from pagecore.storage.pool import blocks_within

@@ -20,10 +20,10 @@ from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
 from pagecore.serving.replay.tiered import ReplayTiers
 from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
-from pagecore.serving.request import Request, RequestError, Run
-from pagecore.serving.reuse import cache_options
-from pagecore.serving.scheduler import Scheduler
-from pagecore.serving.step import Step
+from pagecore.serving.scheduling.request import Request, RequestError, Run
+from pagecore.serving.scheduling.reuse import cache_options
+from pagecore.serving.scheduling.scheduler import Scheduler
+from pagecore.serving.scheduling.step import Step
 from pagecore.storage import free_memory
 from pagecore.storage.checks import INT32_MAX
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pagecore.cache import CacheStats
-    from pagecore.serving.reuse import Reuse
+    from pagecore.serving.scheduling.reuse import Reuse
 
 __all__ = ["StateReport", "StateUse"]
 

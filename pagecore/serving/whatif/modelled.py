@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pagecore.serving.replay import ReplayOptions
 from pagecore.serving.replay.replayer import build_cache
 from pagecore.serving.replay.trace import TraceSummary
-from pagecore.serving.request import Request, RequestError
+from pagecore.serving.scheduling.request import Request, RequestError
 from pagecore.serving.whatif.lru import Hits
 from pagecore.serving.whatif.options import LRU, WhatIfOptions
 from pagecore.serving.whatif.requests import Requests

@@ -12,7 +12,7 @@ import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
-from pagecore.serving.reuse import NO_REUSE, POLICIES
+from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, require_int, shown
 from pagecore.storage.pool import blocks_within

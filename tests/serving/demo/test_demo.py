@@ -10,9 +10,9 @@ from pagecore.errors import UnsupportedOption
 from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
 from pagecore.serving.demo.model import Model
 from pagecore.serving.demo.verify import Verdict, verify
-from pagecore.serving.request import Request, Run
-from pagecore.serving.reuse import POLICIES
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request, Run
+from pagecore.serving.scheduling.reuse import POLICIES
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.serving.tables import demo_rows
 
 pytestmark = pytest.mark.slow

@@ -4,8 +4,8 @@ import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.serving.metrics import Metrics
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.scheduler import Scheduler
 
 FULL = AttentionSpec(1, 8, dtype="float32")
 WINDOWED = AttentionSpec(1, 8, dtype="float32", window=12)

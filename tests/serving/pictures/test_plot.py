@@ -11,8 +11,8 @@ from pagecore.cache import PagedKVCache
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.palette import CACHED_COLOUR, PALETTE
 from pagecore.serving.pictures.timeline import CACHED, FREE, Timeline
-from pagecore.serving.request import Request
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.scheduler import Scheduler
 from tests.capabilities import require
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pagecore.errors import ShapeError
 from pagecore.serving.pictures.timeline import CACHED, FREE, RunNumbers, Timeline, cells_of, name_of
-from pagecore.serving.request import State
+from pagecore.serving.scheduling.request import State
 from tests.serving.pictures.pictured import FULL, WINDOWED, serve
 
 pytestmark = pytest.mark.slow

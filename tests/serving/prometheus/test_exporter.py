@@ -15,7 +15,7 @@ from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.prometheus import Exporter, MetricsServer, PortError
 from pagecore.serving.prometheus.families import FAMILIES
-from pagecore.serving.scheduler import Scheduler
+from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.tiers.disk.store import DiskStore
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint

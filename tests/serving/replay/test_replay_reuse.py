@@ -14,8 +14,8 @@ from pagecore.serving.replay import replay
 from pagecore.serving.replay.attend import ids_at, placeholder_id
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
-from pagecore.serving.request import Request
-from pagecore.serving.reuse import POLICIES
+from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.reuse import POLICIES
 from pagecore.serving.tables import replay_rows, sparkline
 from tests.serving.prefixes import count_hits
 

@@ -12,7 +12,7 @@ from pagecore.serving.replay import replay
 from pagecore.serving.replay.attend import placeholder_id
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.trace import HASH_BLOCK, read_trace
-from pagecore.serving.request import Request
+from pagecore.serving.scheduling.request import Request
 from pagecore.serving.tables import replay_rows
 from tests.models.hybrids import HYBRIDS, QWEN_3_NEXT
 from tests.models.published import PUBLISHED

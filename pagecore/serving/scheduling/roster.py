@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.serving.crossing import add_options
-from pagecore.serving.future import ratio_after_retraction
-from pagecore.serving.journal import Journal
-from pagecore.serving.request import Run, State
-from pagecore.serving.reuse import Reuse
-from pagecore.serving.step import Step, StepState
+from pagecore.serving.scheduling.crossing import add_options
+from pagecore.serving.scheduling.future import ratio_after_retraction
+from pagecore.serving.scheduling.journal import Journal
+from pagecore.serving.scheduling.request import Run, State
+from pagecore.serving.scheduling.reuse import Reuse
+from pagecore.serving.scheduling.step import Step, StepState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Batch, PagedKVCache, Sequence, SwapSpace
-    from pagecore.serving.future import Ratios
+    from pagecore.serving.scheduling.future import Ratios
 
 
 class Roster:

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_flag
-from pagecore.serving.crossing import batch_tokens, check_cross
-from pagecore.serving.limits import choose_limits
-from pagecore.serving.outputs import find_ended, find_unknown, list_outputs, sort_outputs
-from pagecore.serving.protocol import read_flags, require_room, require_step
-from pagecore.serving.request import Request, Run, token_ids
-from pagecore.serving.roster import Roster
-from pagecore.serving.selection import prepare_step
-from pagecore.serving.step import Step, StepState
-from pagecore.serving.view import SchedulerView
+from pagecore.serving.scheduling.crossing import batch_tokens, check_cross
+from pagecore.serving.scheduling.limits import choose_limits
+from pagecore.serving.scheduling.outputs import find_ended, find_unknown, list_outputs, sort_outputs
+from pagecore.serving.scheduling.protocol import read_flags, require_room, require_step
+from pagecore.serving.scheduling.request import Request, Run, token_ids
+from pagecore.serving.scheduling.roster import Roster
+from pagecore.serving.scheduling.selection import prepare_step
+from pagecore.serving.scheduling.step import Step, StepState
+from pagecore.serving.scheduling.view import SchedulerView
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Batch
-    from pagecore.serving.request import Run
+    from pagecore.serving.scheduling.request import Run
 
 __all__ = ["Step", "StepState", "no_indices"]
 

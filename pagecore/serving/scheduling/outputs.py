@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.serving.request import Run, State
-from pagecore.serving.step import no_indices
+from pagecore.serving.scheduling.request import Run, State
+from pagecore.serving.scheduling.step import no_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from pagecore.cache import Sequence
-    from pagecore.serving.admission import StepRows
-    from pagecore.serving.step import Step
+    from pagecore.serving.scheduling.admission import StepRows
+    from pagecore.serving.scheduling.step import Step
 
 __all__ = ["find_ended", "find_unknown", "list_outputs", "sort_outputs"]
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from pagecore.serving.crossing import match_options
+from pagecore.serving.scheduling.crossing import match_options
 
 if TYPE_CHECKING:
-    from pagecore.serving.limits import Limits
-    from pagecore.serving.request import Run
-    from pagecore.serving.roster import Roster
+    from pagecore.serving.scheduling.limits import Limits
+    from pagecore.serving.scheduling.request import Run
+    from pagecore.serving.scheduling.roster import Roster
 
 __all__ = ["MATCHED_MAX", "Queue"]
 

@@ -6,11 +6,11 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pagecore.errors import PagecoreError
-from pagecore.serving.request import State
-from pagecore.serving.step import StepState
+from pagecore.serving.scheduling.request import State
+from pagecore.serving.scheduling.step import StepState
 
 if TYPE_CHECKING:
-    from pagecore.serving.roster import Roster
+    from pagecore.serving.scheduling.roster import Roster
 
 __all__ = ["check_roster"]
 

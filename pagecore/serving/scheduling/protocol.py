@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
-from pagecore.serving.step import Step, StepState
+from pagecore.serving.scheduling.step import Step, StepState
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from pagecore.cache.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_flag
-from pagecore.serving.future import future_ratios
-from pagecore.serving.request import RequestError
+from pagecore.serving.scheduling.future import future_ratios
+from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import as_float, require_int
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
-    from pagecore.serving.future import Ratios
+    from pagecore.serving.scheduling.future import Ratios
 
 __all__ = ["POLICIES", "Limits", "check_order", "choose_limits"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pagecore.errors import UnsupportedOption
 
 if TYPE_CHECKING:
-    from pagecore.serving.request import Run
+    from pagecore.serving.scheduling.request import Run
 
 __all__ = ["NO_REUSE", "POLICIES", "Reuse", "cache_options", "check_policy"]
 

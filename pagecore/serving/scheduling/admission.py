@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pagecore.serving.crossing import match_options
-from pagecore.serving.future import count_future
-from pagecore.serving.queue import Queue
-from pagecore.serving.request import Run
-from pagecore.serving.sharing import SharedPrompts
+from pagecore.serving.scheduling.crossing import match_options
+from pagecore.serving.scheduling.future import count_future
+from pagecore.serving.scheduling.queue import Queue
+from pagecore.serving.scheduling.request import Run
+from pagecore.serving.scheduling.sharing import SharedPrompts
 
 if TYPE_CHECKING:
     from pagecore.cache import Sequence
-    from pagecore.serving.limits import Limits
-    from pagecore.serving.roster import Roster
+    from pagecore.serving.scheduling.limits import Limits
+    from pagecore.serving.scheduling.roster import Roster
 
 __all__ = ["Admission", "StepRows", "select"]
 

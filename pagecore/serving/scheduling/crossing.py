@@ -10,12 +10,12 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from pagecore.errors import UnsupportedOption
-from pagecore.serving.request import RequestError
+from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage.checks import INT32_MAX
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
-    from pagecore.serving.request import Request, Run
+    from pagecore.serving.scheduling.request import Request, Run
 
 __all__ = ["add_options", "batch_tokens", "check_cross", "match_options", "prefix_key"]
 

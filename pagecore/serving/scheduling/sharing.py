@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
-from pagecore.serving.crossing import prefix_key
+from pagecore.serving.scheduling.crossing import prefix_key
 
 if TYPE_CHECKING:
-    from pagecore.serving.request import Run
+    from pagecore.serving.scheduling.request import Run
 
 __all__ = ["SharedPrompts"]
 

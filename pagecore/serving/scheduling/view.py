@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pagecore.errors import PagecoreError
-from pagecore.serving.figures import SchedulerFigures, read_figures
-from pagecore.serving.roster_checks import check_roster
+from pagecore.serving.scheduling.figures import SchedulerFigures, read_figures
+from pagecore.serving.scheduling.roster_checks import check_roster
 
 if TYPE_CHECKING:
-    from pagecore.serving.request import Run
-    from pagecore.serving.reuse import Reuse
-    from pagecore.serving.roster import Roster
-    from pagecore.serving.step import Step
+    from pagecore.serving.scheduling.request import Run
+    from pagecore.serving.scheduling.reuse import Reuse
+    from pagecore.serving.scheduling.roster import Roster
+    from pagecore.serving.scheduling.step import Step
 
 __all__ = ["SchedulerView"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pagecore.serving.reuse import Reuse
+from pagecore.serving.scheduling.reuse import Reuse
 
 if TYPE_CHECKING:
-    from pagecore.serving.roster import Roster
+    from pagecore.serving.scheduling.roster import Roster
 
 __all__ = ["SchedulerFigures", "read_figures"]
 

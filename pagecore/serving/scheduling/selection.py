@@ -10,13 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import OutOfBlocks
-from pagecore.serving.admission import Admission, StepRows, select
+from pagecore.serving.scheduling.admission import Admission, StepRows, select
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
-    from pagecore.serving.limits import Limits
-    from pagecore.serving.request import Run
-    from pagecore.serving.roster import Roster
+    from pagecore.serving.scheduling.limits import Limits
+    from pagecore.serving.scheduling.request import Run
+    from pagecore.serving.scheduling.roster import Roster
 
 __all__ = ["prepare_step"]
 

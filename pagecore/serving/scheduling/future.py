@@ -15,7 +15,7 @@ from pagecore.errors import ShapeError
 from pagecore.storage.checks import as_float
 
 if TYPE_CHECKING:
-    from pagecore.serving.request import Run
+    from pagecore.serving.scheduling.request import Run
 
 __all__ = ["Ratios", "count_future", "future_ratios", "ratio_after_retraction"]
 

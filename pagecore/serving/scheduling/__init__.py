@@ -1,0 +1,1 @@
+"""The scheduler: its queue, admission, steps and preemption. `pagecore.serving` exports the public names."""
