@@ -16,19 +16,35 @@ WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi"]
 # No debug information in what ships: it is six sevenths of the bytes. PAGECORE_CXXFLAGS=-g brings it back.
 CXX = ["-O3", "-g0", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", *WARNINGS]
 CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
-# Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: -O3 compiles it for longer, and
-# a step takes as long.
-GENERATED = ["-O2", "-Wno-unused-function", "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
-# Headers that nearly all generated files include, compiled once for all of them: an eighth of the time of each.
+# Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: -O2 compiles it for longer,
+# and a step takes as long.
+GENERATED = ["-O1", "-w"]
+# Headers that nearly all generated files include, compiled once for all of them: half of the time of each. A compiler
+# that cannot use the compiled header includes this one.
 PRELUDE = "build/prelude.hpp"
-PRELUDE_TEXT = "#define PY_SSIZE_T_CLEAN\n" + "".join(
-    f"#include <{name}>\n"
-    for name in (
-        *("Python.h", "frameobject.h", "pythread.h", "structmember.h"),
-        *("algorithm", "atomic", "cmath", "cstdint", "cstdio", "cstdlib", "cstring", "ios", "memory", "mutex", "new"),
-        *("span", "stdexcept", "string", "type_traits", "typeinfo", "utility", "vector"),
-    )
+PRELUDE_HEADERS = (
+    *("<Python.h>", "<frameobject.h>", "<pythread.h>", "<structmember.h>"),
+    *("<algorithm>", "<array>", "<atomic>", "<bit>", "<chrono>", "<cmath>", "<compare>", "<condition_variable>"),
+    *("<cstddef>", "<cstdint>", "<cstdio>", "<cstdlib>", "<cstring>", "<exception>", "<ios>", "<limits>", "<map>"),
+    *("<memory>", "<mutex>", "<new>", "<optional>", "<span>", "<sstream>", "<stdexcept>", "<string>"),
+    *("<string_view>", "<thread>", "<tuple>", "<type_traits>", "<typeinfo>", "<unordered_map>", "<utility>"),
+    *("<vector>", '"pagecore/native/translate.hpp"'),
+    *(f'"pagecore/arrays/{name}.hpp"' for name in ("array_view", "dtype")),
+    *(
+        f'"pagecore/index/{name}.hpp"'
+        for name in ("block_pool", "block_tables", "radix/journal", "radix/tree", "slots", "state_table")
+    ),
+    *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "plan", "tree", "cuda/cuda_plan")),
+    *(
+        f'"pagecore/ops/cpu/{name}.hpp"'
+        for name in (
+            *("codec", "conversions", "dispatch", "host_calls", "latent", "ops", "select", "slot_moves", "state_codec"),
+        )
+    ),
+    '"pagecore/cache/state_lock.hpp"',
 )
+# Code that Cython repeats in every module unless one module holds it: memory views are half of most modules.
+SHARED = "pagecore._cython"
 
 # As in tests/native/sanitize.mk.
 X86_LEVELS = {
@@ -116,14 +132,20 @@ class BuildExtensions(build_ext):
     """``build_ext`` with the headers of the prelude compiled before the extensions that begin with them."""
 
     def build_extensions(self) -> None:
-        header = ROOT / PRELUDE
-        header.parent.mkdir(exist_ok=True)
-        if not header.exists() or header.read_text() != PRELUDE_TEXT:
-            header.write_text(PRELUDE_TEXT)
-        # The flags of an extension; a compiler that cannot use the result includes the header as it is.
-        flags = [*CXX, *GENERATED, "-x", "c++-header", PRELUDE, "-o", f"{PRELUDE}.gch"]
+        header, compiled = ROOT / PRELUDE, ROOT / f"{PRELUDE}.gch"
+        flags = [*CXX, *GENERATED, "-x", "c++-header", PRELUDE]  # those of an extension
         includes = [f"-I{folder}" for folder in (*INCLUDE, *self.compiler.include_dirs)]
-        self.compiler.spawn([*self.compiler.compiler_so_cxx, *includes, *flags])
+        command = [*self.compiler.compiler_so_cxx, *includes, *flags]
+        text = f"// {' '.join(command)}\n#define PY_SSIZE_T_CLEAN\n"
+        text += "".join(f"#include {name}\n" for name in PRELUDE_HEADERS)
+        header.parent.mkdir(exist_ok=True)
+        if not header.exists() or header.read_text() != text:
+            header.write_text(text)
+        depends = (PRELUDE, *sources("pagecore/**/*.hpp"), *sources("cuda_src/*.h"))
+        if not compiled.exists() or compiled.stat().st_mtime < max((ROOT / each).stat().st_mtime for each in depends):
+            part = f"{PRELUDE}.part"  # a build that is interrupted leaves no half of a header
+            self.compiler.spawn([*command, "-o", part])
+            (ROOT / part).replace(compiled)
         super().build_extensions()
 
 
@@ -132,11 +154,16 @@ def native_parts() -> dict[str, object]:
     if os.environ.get("PAGECORE_PREBUILT") == "1":
         return {}
     extensions = cythonize(
-        [extension(pyx) for pyx in sources("pagecore/**/_*.pyx")],
+        # Of the shared module, which is C, cythonize wants the name and no language.
+        [
+            Extension(SHARED, [f"{SHARED.replace('.', '/')}.c"], extra_compile_args=["-O1", "-g0", "-w"]),
+            *(extension(pyx) for pyx in sources("pagecore/**/_*.pyx")),
+        ],
         build_dir="build/cython",
         language_level=3,
         compiler_directives={"embedsignature": True, "binding": True},
         nthreads=os.cpu_count() or 1,
+        shared_utility_qualified_name=SHARED,
     )
     return {"libraries": folder_libraries(), "ext_modules": extensions}
 

@@ -20,3 +20,10 @@ def in_turn(*axes: Iterable[Any], over: Sequence[Iterable[Any]]) -> list[tuple[A
         return [(*(value for _, value in cell), *each) for cell in cells for each in combinations]
     picked = ((cell, combinations[sum(at for at, _ in cell) % len(combinations)]) for cell in cells)
     return [(*(value for _, value in cell), *each) for cell, each in picked]
+
+
+def interleaved(one: Iterable[Any], other: Iterable[Any], every: int = 2) -> list[tuple[Any, Any]]:
+    """Return one in `every` pairs of two axes; each value of an axis meets one in `every` of the other axis."""
+    step = 1 if os.environ.get("PAGECORE_EMULATE", "") == "full" else every
+    cells = itertools.product(enumerate(one), enumerate(other))
+    return [(a, b) for (i, a), (j, b) in cells if (i + j) % step == 0]

@@ -25,6 +25,7 @@ from tests.cuda.attention_cases import (
 )
 from tests.cuda.matrix import cases
 from tests.ops.cases import Case, Shape, make_case
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -174,14 +175,20 @@ def nan_at_an_edge(shape: Shape) -> Case:
     return case
 
 
-@pytest.mark.parametrize("name", ["SlotsFirst", "WholeTile", "SlotsFirstWholeTile"])
-@pytest.mark.parametrize("options", [{}, OPTIONS["both sides"], OPTIONS["negative scale"]], ids=str)
-def test_variants_of_prefill_keep_the_bounds(cuda, name, options):
-    for dims in ((128, 128), (112, 104)):
-        with use_prefill_variant(name):
-            check_poisoned(cuda, make_case(replace(VARIANT, dims=dims), **options))
-        if cuda.is_emulated:
-            assert cuda.runtime.launched[-1] == f"prefill<pc_bfloat16,128,{name}>"
+@pytest.mark.parametrize(
+    ("name", "dims", "options"),
+    in_turn(
+        ["SlotsFirst", "WholeTile", "SlotsFirstWholeTile"],
+        [(128, 128), (112, 104)],
+        over=[[{}, OPTIONS["both sides"], OPTIONS["negative scale"]]],
+    ),
+    ids=str,
+)
+def test_variants_of_prefill_keep_the_bounds(cuda, name, dims, options):
+    with use_prefill_variant(name):
+        check_poisoned(cuda, make_case(replace(VARIANT, dims=dims), **options))
+    if cuda.is_emulated:
+        assert cuda.runtime.launched[-1] == f"prefill<pc_bfloat16,128,{name}>"
 
 
 @pytest.mark.parametrize("invariant", [False, True])

@@ -18,6 +18,7 @@ from tests.cuda.matrix import cases
 from tests.ops.cases import LAYOUTS, Shape, assert_lse_close, assert_output_close, random_mask
 from tests.ops.format_cases import FormatCase, make_format_case
 from tests.reference import attention as reference
+from tests.thinning import in_turn, interleaved
 
 # Formats with a scale for each row.
 ROW_SCALES = ["float8_token", "int8_token", "int4_token"]
@@ -76,23 +77,24 @@ def check(cuda: Kit, case: FormatCase, *, cancels: bool = False, **more: Any) ->
 
 
 EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
-EVERY_DTYPE = pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+DTYPES = ["float32", "float16", "bfloat16"]
 
 
-@EVERY_DTYPE
-@EVERY_FORMAT
+@pytest.mark.parametrize(("name", "dtype"), interleaved(FORMATS, DTYPES))
 def test_prompts_and_decode(cuda, name, dtype):
     check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **LENS)))
 
 
-@EVERY_DTYPE
+@pytest.mark.parametrize("dtype", DTYPES)
 @EVERY_FORMAT
 def test_decode(cuda, name, dtype):
     check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **DECODE)))
 
 
-@pytest.mark.parametrize("dims", [(64, 64), (256, 256), (96, 192), (32, 160), (192, 128), (288, 32), (512, 512)])
-@EVERY_FORMAT
+DIMS = [(64, 64), (256, 256), (96, 192), (32, 160), (192, 128), (288, 32), (512, 512)]
+
+
+@pytest.mark.parametrize(("name", "dims"), interleaved(FORMATS, DIMS))
 def test_dims(cuda, name, dims):
     check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=dims, query_dtype="bfloat16", **DECODE)))
 
@@ -108,13 +110,16 @@ def test_dims_with_padding(cuda, name, dims):
 PROMPTS = {"seq_lens": (150, 33, 65), "query_lens": (70, 33, 20)}
 
 
-@pytest.mark.parametrize(("dims", "dtype"), cases([((256, 256), "bfloat16"), ((192, 128), "float16")], [
+PROMPT_CASES = cases([((256, 256), "bfloat16"), ((192, 128), "float16")], [
     (dims, dtype)
     for dims in [(64, 64), (128, 64), (96, 192), (160, 32), (192, 128), (256, 256)]
     for dtype in ("float16", "bfloat16")
-]))  # fmt: skip
-@EVERY_FORMAT
-def test_prompts_of_any_dims(cuda, name, dims, dtype):
+])  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case"), in_turn(FORMATS, over=[PROMPT_CASES]), ids=str)
+def test_prompts_of_any_dims(cuda, name, case):
+    dims, dtype = case
     shape = Shape(heads=HEADS, dims=dims, query_dtype=dtype, **PROMPTS)
     check(cuda, make_format_case(name, shape=shape))
     check(cuda, make_format_case(name, shape=shape, softcap=5.0, window=40))
@@ -127,8 +132,7 @@ def test_layouts(cuda, name, layout):
     check(cuda, make_format_case(name, shape=shape))
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@EVERY_FORMAT
+@pytest.mark.parametrize(("name", "option"), interleaved(FORMATS, OPTIONS))
 def test_options(cuda, name, option):
     shape = Shape(heads=HEADS, dims=(64, 64), query_dtype="bfloat16", **LENS)
     check(cuda, make_format_case(name, shape=shape, **OPTIONS[option]))

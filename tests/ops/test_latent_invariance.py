@@ -11,6 +11,7 @@ import pytest
 import pagecore
 from pagecore import gather_latent, latent_attention, plan_attention, write_latent
 from tests.ops.test_latent_attention import FORMATS, ISAS, Case, make_case
+from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -78,10 +79,12 @@ def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(isa, dtype, option
 
 
 # Pieces end at 1024 and 2048 keys, of which the larger dims, whose work is that of the length squared, have one.
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [None, 90, 1070])
-@pytest.mark.parametrize(("heads", "dims", "length"), [(5, (48, 16), 2300), (16, (512, 64), 1150)])
-def test_the_chunks_of_a_prompt_change_no_bits(isa, dtype, window, heads, dims, length):
+SIZES = [(5, (48, 16), 2300), (16, (512, 64), 1150)]
+
+
+@pytest.mark.parametrize(("window", "size", "dtype"), in_turn([None, 90, 1070], SIZES, over=[["float32", "bfloat16"]]))
+def test_the_chunks_of_a_prompt_change_no_bits(isa, window, size, dtype):
+    heads, dims, length = size
     case = make_case((length,), (length,), heads=heads, dims=dims, dtype=dtype)
     some = np.unique(np.r_[0:3, 15:18, 31:34, 63:66, 1021:1028, 1088:1093, length - 101 : length : 7, length - 1])
     whole = attend(case, np.arange(length), [0], [length], [0, length], window=window)

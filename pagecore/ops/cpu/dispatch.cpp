@@ -48,7 +48,18 @@ bool has_v4_amx() {
 #endif
 }
 
-constexpr Level kLevels[] = {{"x86-64-v4-amx", has_v4_amx, &v4_amx::kTable},
+// The kernels without tiles are compiled once for both levels.
+KernelTable with_tiles() {
+  KernelTable table = v4_bf16::kTable;
+  table.attend = v4_amx::kTable.attend;
+  table.merge_splits = v4_amx::kTable.merge_splits;
+  table.clear = v4_amx::kTable.clear;
+  table.latent = v4_amx::kTable.latent;
+  return table;
+}
+const KernelTable kTilesTable = with_tiles();
+
+constexpr Level kLevels[] = {{"x86-64-v4-amx", has_v4_amx, &kTilesTable},
                              {"x86-64-v4-bf16", has_v4_bf16, &v4_bf16::kTable},
                              {"x86-64-v4", has_v4, &v4::kTable},
                              {"x86-64-v3", has_v3, &v3::kTable},

@@ -3,18 +3,28 @@
 
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/kernels/attention.hpp"
+#include "pagecore/ops/cpu/latent_args.hpp"
+#if !defined(PC_AMX)
 #include "pagecore/ops/cpu/kernels/codec.hpp"
 #include "pagecore/ops/cpu/kernels/merge.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
 #include "pagecore/ops/cpu/kernels/select.hpp"
 #include "pagecore/ops/cpu/kernels/write.hpp"
-#include "pagecore/ops/cpu/latent_args.hpp"
+#endif
 
 namespace pagecore::cpu::PC_ISA {
 
+#if defined(PC_AMX)
+// Tiles are for attention. Null kernels are those of v4_bf16, whose flags are the same: see dispatch.cpp.
+const KernelTable kTable = {
+    attend_item, merge_splits, clear_rows, nullptr, nullptr,         nullptr,
+    nullptr,     nullptr,      nullptr,    nullptr, &kLatentKernels,
+};
+#else
 const KernelTable kTable = {
     attend_item,     merge_splits, clear_rows, merge,     write,           quantize_rows,
     dequantize_rows, move_runs,    score,      summarise, &kLatentKernels,
 };
+#endif
 
 }  // namespace pagecore::cpu::PC_ISA
