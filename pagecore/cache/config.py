@@ -135,6 +135,7 @@ class StaticCacheConfig:
         Maximum number of sequences.
     max_length : int, optional
         Maximum number of tokens of each. None or 0 means the model's maximum length, which also limits other values.
+        Encoder tokens are not counted: `max_tokens` of a `CrossSpec` is their maximum.
     device : str
         "cpu", "cuda" (short for "cuda:0") or another CUDA device.
     dtype : str or anything that names a dtype

@@ -6,17 +6,17 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from pagecore.arrays import Tensor, zeros
+from pagecore.arrays import Tensor
 from pagecore.arrays.devices import device_name
-from pagecore.cache._static import StaticRoom
-from pagecore.cache.layer_ops import given_factors
-from pagecore.cache.layers import Layer, Layers, arrange, layer_number
+from pagecore.cache.layers import Layers, arrange, layer_number
 from pagecore.cache.position import position_number
+from pagecore.cache.static_arrays import StaticArrays, alike_planes, encoder_capacity
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import Plane, Spec, TensorParallel
+from pagecore.ops._checks import float_array
+from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.checks import require_int, shown
+from pagecore.storage.cross_spec import is_cross
 from pagecore.storage.parallel import as_parallel
-from pagecore.storage.spec import format_of
 
 
 class StaticKVCache:
@@ -30,10 +30,12 @@ class StaticKVCache:
         One spec for all layers (with `num_layers`), or a list with one spec or `Alias` per model layer. Pass the specs
         of the whole model, also for one rank of several. All must store key and value of one shape and dtype. Window,
         scale, softcap and sinks may differ: the cache keeps every token, and the attention of the caller applies them.
+        `CrossSpec` layers keep the output of an encoder in arrays of their own, which may have another shape, dtype or
+        format; each needs the same `max_tokens`.
     num_layers : int, optional
         Number of layers for a single spec; 1 by default.
     max_batch_size, max_length : int
-        Maximum number of sequences, and of tokens of each.
+        Maximum number of sequences, and of tokens of each. Encoder tokens are not counted.
     device : str
         "cpu", "cuda" (short for "cuda:0") or another CUDA device.
     parallel : TensorParallel, optional
@@ -44,8 +46,13 @@ class StaticKVCache:
     key_array, value_array : Tensor
         The memory, ``[layers that store, max_batch_size, heads, max_length, head_dim or v_head_dim]``; zero where
         nothing was written. On the host the operating system allocates pages when they are first touched.
+    cross_key_array, cross_value_array : Tensor or None
+        The memory of the `CrossSpec` layers, with `max_cross_tokens` as length; None without such layers.
     parallel : TensorParallel
     max_batch_size, max_length : int
+    max_cross_tokens : int
+        Maximum number of encoder tokens of a sequence, the `max_tokens` of the `CrossSpec` layers; 0 without such
+        layers.
     device : str
 
     Raises
@@ -83,28 +90,37 @@ class StaticKVCache:
             raise ShapeError("max_length is None; pass the maximum number of tokens of a sequence")
         self.max_length = require_int("max_length", max_length, max=None)
         self._layers, groups = arrange(spec, num_layers, self.parallel, attends=True, keeps_states=False)
-        if any(group.is_cross for group in groups):
-            raise UnsupportedOption(
-                "a StaticKVCache has no cross attention, and a CrossSpec is listed; use a PagedKVCache, or a second "
-                "StaticKVCache with AttentionSpec layers for the encoder's tokens"
-            )
-        planes = [_planes_of(group.spec) for group in groups]
-        for other in planes[1:]:
-            _check_alike(planes[0], other)
-        self._indices = _array_indices(self._layers)
-        room = len(set(self._indices)), self.max_batch_size, planes[0][0].shape[0], self.max_length
-        self._arrays = {plane.name: zeros((*room, plane.shape[1]), plane.dtype, self.device) for plane in planes[0]}
-        self.key_array, self.value_array = self._arrays["key"], self._arrays["value"]
-        self._room = self._make_room()
+        own, cross = ([group for group in groups if group.is_cross is kind] for kind in (False, True))
+        planes = alike_planes(own)
+        cross_planes = alike_planes(cross) if cross else ()
+        self.max_cross_tokens = encoder_capacity(cross) if cross else 0
 
-    def _make_room(self) -> StaticRoom:
-        stored = format_of(self._layers[0].spec)
-        if stored is None:
-            return StaticRoom(self.key_array, self.value_array)
-        specs = dict(zip(self._indices, (layer.spec for layer in self._layers), strict=True))
-        factors = [given_factors(specs[index], self.device) for index in range(len(specs))]
-        scales = self._arrays.get("key_scale"), self._arrays.get("value_scale")
-        return StaticRoom(self.key_array, self.value_array, *scales, factors, stored.codes_per_byte)
+        stored = {(layer.group, layer.index): layer.spec for layer in self._layers}
+        specs = [spec for spec in stored.values() if not is_cross(spec)]
+        cross_specs = [spec for spec in stored.values() if is_cross(spec)]
+        self._own = StaticArrays(planes, specs, self.max_batch_size, self.max_length, self.device)
+        self.key_array, self.value_array = self._own.named["key"], self._own.named["value"]
+        self._cross: StaticArrays | None = None
+        self.cross_key_array: Tensor | None = None
+        self.cross_value_array: Tensor | None = None
+        if cross:
+            shape = self.max_batch_size, self.max_cross_tokens
+            self._cross = StaticArrays(cross_planes, cross_specs, *shape, self.device)
+            self.cross_key_array, self.cross_value_array = (self._cross.named[name] for name in ("key", "value"))
+        self._places = self._placed()
+
+    def _placed(self) -> list[tuple[StaticArrays, int]]:
+        """Return the arrays of each model layer, and its index in them; an alias has those of its target."""
+        places: dict[tuple[int, int], tuple[StaticArrays, int]] = {}
+        counts = {False: 0, True: 0}
+        for layer in self._layers:
+            kind = is_cross(layer.spec)
+            arrays = self._cross if kind else self._own
+            assert arrays is not None
+            if (layer.group, layer.index) not in places:
+                places[layer.group, layer.index] = arrays, counts[kind]
+                counts[kind] += 1
+        return [places[layer.group, layer.index] for layer in self._layers]
 
     @property
     def num_layers(self) -> int:
@@ -113,8 +129,8 @@ class StaticKVCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values of this rank, and of their scales."""
-        return sum(array.nbytes for array in self._arrays.values())
+        """Bytes of the keys and values of this rank, of an encoder's output too, and of their scales."""
+        return self._own.nbytes + (0 if self._cross is None else self._cross.nbytes)
 
     def spec(self, layer: int) -> Spec:
         """Return the spec of this rank's part of a model layer; for an alias, that of the layer that it shares."""
@@ -127,18 +143,20 @@ class StaticKVCache:
         -------
         Tensor
             ``[max_batch_size, num_kv_heads, max_length, head_dim or v_head_dim]``; it aliases the cache. With a format
-            the last axis counts stored codes, or scales.
+            the last axis counts stored codes, or scales. A `CrossSpec` layer has `max_cross_tokens` instead of
+            `max_length`.
 
         Raises
         ------
         UnsupportedOption
-            Any other name.
+            Any name that the layer does not store.
         ShapeError
             The cache does not have that layer.
         """
-        if not isinstance(name, str) or name not in self._arrays:
-            raise UnsupportedOption(f"plane {shown(name)} is not stored; this cache has {', '.join(self._arrays)}")
-        return self._arrays[name][self._array_index(layer)]
+        arrays, index = self._place(layer)
+        if not isinstance(name, str) or name not in arrays.named:
+            raise UnsupportedOption(f"plane {shown(name)} is not stored; the layer has {', '.join(arrays.named)}")
+        return arrays.named[name][index]
 
     def key(self, layer: int) -> Tensor:
         """Return ``plane("key", layer)``."""
@@ -149,8 +167,12 @@ class StaticKVCache:
         return self.plane("value", layer)
 
     def length(self, layer: int = 0) -> int:
-        """Return the number of tokens of a model layer: the end of its last `update`."""
-        return self._room.lengths[self._array_index(layer)]
+        """Return the number of tokens of a model layer: the end of its last `update`.
+
+        For a `CrossSpec` layer the number of encoder tokens; 0 until an encoder's output is written.
+        """
+        arrays, index = self._place(layer)
+        return arrays.room.lengths[index]
 
     def update(
         self, layer: SupportsIndex, key: Any, value: Any, position: Any, *, stream: object = None
@@ -165,10 +187,12 @@ class StaticKVCache:
             float32, float16 or bfloat16 arrays of any framework on the cache's device; cast to the cache's dtype,
             rounding to nearest even. On the host they may have any strides and may be views of this cache: the values
             from before the call are written. On CUDA the last axis must be contiguous, and they must not be views of
-            this cache. A batch smaller than `max_batch_size` updates the first sequences.
+            this cache. A batch smaller than `max_batch_size` updates the first sequences. For a `CrossSpec` layer, all
+            tokens of an encoder's output, 1 to `max_cross_tokens`, padded to the longest of the batch.
         position : int, or an array of one integer on the host
             Position of the first new token, the same in each sequence. It is read during the call: a CUDA graph that
-            captures the call writes at that position in every replay. An array is refused in a capture.
+            captures the call writes at that position in every replay. An array is refused in a capture. It is 0 for a
+            `CrossSpec` layer.
         stream : int or a stream, optional
             Stream of a cache on CUDA, where a call neither allocates nor waits; by default the current stream of the
             framework of `key`.
@@ -180,63 +204,67 @@ class StaticKVCache:
             values of earlier calls, or zeros. With a format they hold codes, whose scales are in the planes
             "key_scale" and "value_scale"; `dequantize` reads both.
 
+        Notes
+        -----
+        A `CrossSpec` layer is written once for an encoder's output, not in every step. Later steps read
+        ``key(layer)[:, :, : length(layer)]``. A second write replaces the output of the sequences that it passes; those
+        that it leaves out keep theirs. `length` is that of the last write, so pass all sequences if the lengths differ.
+        Tokens of a replaced output past the new length remain in the plane, outside of the views.
+
         Raises
         ------
         ShapeError
-            An invalid layer, batch, number of heads, head_dim or position; tokens past `max_length`.
+            An invalid layer, batch, number of heads, head_dim or position; tokens past `max_length`; for a `CrossSpec`
+            layer a position other than 0, or an output of 0 sequences, 0 tokens or more than `max_cross_tokens`.
         UnsupportedDtype, UnsupportedOption, DeviceError
             Unsupported arrays or positions, such as a position in an array during a capture. In every case nothing was
             written.
         """
+        arrays, index = self._place(layer)
+        begin = position_number(position)
         is_fixed = isinstance(position, int | np.integer)
-        return self._room.update(self._array_index(layer), key, value, position_number(position), stream, is_fixed)
+        if arrays is self._cross:
+            self._check_output(layer, key, begin)
+            is_fixed = True  # an output begins at 0 in every replay
+        return arrays.room.update(index, key, value, begin, stream, is_fixed)
 
     def reset(self, *, stream: object = None) -> None:
         """Forget every token: set the lengths to 0 and zero everything that `update` wrote, in place.
 
+        An encoder's output is forgotten too. To decode again from the same output, write the decoder's tokens from
+        position 0 on instead.
+
         On CUDA the work is submitted to `stream`, by default CuPy's current one.
         """
-        self._room.reset(stream)
+        self._own.room.reset(stream)
+        if self._cross is not None:
+            self._cross.room.reset(stream)
 
-    def _array_index(self, layer: SupportsIndex) -> int:
-        """Return the index of a model layer in the arrays."""
-        return self._indices[layer_number(layer, self.num_layers)]
+    def _place(self, layer: SupportsIndex) -> tuple[StaticArrays, int]:
+        """Return the arrays of a model layer, and its index in them."""
+        return self._places[layer_number(layer, self.num_layers)]
+
+    def _check_output(self, layer: SupportsIndex, key: Any, begin: int) -> None:
+        """Raise ShapeError unless `key` is a whole encoder output at position 0; its other axes are not checked."""
+        if begin != 0:
+            raise ShapeError(
+                f"position is {shown(begin)}, but layer {layer} is a CrossSpec, whose encoder output is written whole: "
+                "pass 0"
+            )
+        shape = float_array(key, "key").shape
+        if len(shape) == 4 and shape[0] == 0:
+            raise ShapeError(
+                f"key has shape {shape}, an encoder output of 0 sequences; pass 1 to {self.max_batch_size}"
+            )
+        if len(shape) == 4 and not 1 <= shape[2] <= self.max_cross_tokens:
+            raise ShapeError(
+                f"key has {shape[2]} encoder tokens; layer {layer} holds 1 to {self.max_cross_tokens}, the max_tokens "
+                "of its CrossSpec: pass all tokens of the encoder's output, or raise max_tokens"
+            )
 
     def __repr__(self) -> str:
+        cross = f"{self.max_cross_tokens} encoder tokens, " if self.max_cross_tokens else ""
         return (
             f"StaticKVCache({self.num_layers} layers, batch {self.max_batch_size}, {self.key_array.shape[2]} heads, "
-            f"length {self.max_length}, {self.nbytes / 2**20:.1f} MiB on {self.device})"
+            f"length {self.max_length}, {cross}{self.nbytes / 2**20:.1f} MiB on {self.device})"
         )
-
-
-def _planes_of(spec: Spec) -> tuple[Plane, ...]:
-    """Return the planes that a static cache holds; raise UnsupportedOption for a spec with any others."""
-    planes = {plane.name: plane for plane in spec.planes}
-    stored = format_of(spec) if {"key", "value"} <= planes.keys() else None
-    scales = {"key_scale", "value_scale"} if stored is not None and stored.scale_dtype is not None else set()
-    if planes.keys() != {"key", "value"} | scales:
-        raise UnsupportedOption(
-            f"a {type(spec).__name__} stores {', '.join(planes)}; a static cache holds key and value only, and the "
-            "scales of their format: use a PagedKVCache"
-        )
-    return tuple(planes[name] for name in ("key", "value", *sorted(scales)))
-
-
-def _check_alike(first: tuple[Plane, ...], other: tuple[Plane, ...]) -> None:
-    for a, b in zip(first, other, strict=False):
-        if a != b:
-            raise UnsupportedOption(
-                f"{a.name} is {a.shape} of {a.dtype} in some layers and {b.shape} of {b.dtype} in others; a static "
-                "cache keeps all layers in one array: make one cache for each kind, or a PagedKVCache"
-            )
-    if len(first) != len(other):
-        raise UnsupportedOption(
-            "some layers store scales in addition to codes and others do not; a static cache keeps all layers in one "
-            "array: make one cache for each format, or a PagedKVCache"
-        )
-
-
-def _array_indices(layers: list[Layer]) -> list[int]:
-    """Return the index of each model layer in the arrays; an alias has that of its target."""
-    indices: dict[tuple[int, int], int] = {}
-    return [indices.setdefault((layer.group, layer.index), len(indices)) for layer in layers]

@@ -23,7 +23,7 @@ class CrossSpec(AttentionSpec):
         As for `AttentionSpec`.
     max_tokens : int, optional
         Most encoder tokens of a sequence, such as 1500 for Whisper; by default those that the pool holds. It bounds the
-        block tables, and `pagecore plan` counts its blocks for every request.
+        block tables, and `pagecore plan` counts its blocks for every request. `StaticKVCache` needs it.
 
     Raises
     ------

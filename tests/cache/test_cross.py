@@ -12,7 +12,6 @@ from pagecore import (
     OutOfBlocks,
     PagedKVCache,
     ShapeError,
-    StaticKVCache,
     TensorParallel,
     UnsupportedDtype,
     UnsupportedOption,
@@ -384,8 +383,6 @@ def test_bad_arguments_are_refused_by_name():
         cache.add_sequence([1], cross_tokens=6, cross_digest=b"a")
     with pytest.raises(UnsupportedOption, match="every layer that attends is a CrossSpec"):
         PagedKVCache(CROSS, num_blocks=5)
-    with pytest.raises(UnsupportedOption, match="StaticKVCache has no cross attention"):
-        StaticKVCache(LAYERS, max_length=8)
     for option in ({"window": 4}, {"chunk": 4}, {"lookahead": 2}, {"key_bounds": True}, {"label_channels": [[0]] * 2}):
         with pytest.raises(UnsupportedOption, match="cross attention sees all encoder tokens"):
             CrossSpec(2, 8, **option)

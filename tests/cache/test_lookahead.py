@@ -137,6 +137,16 @@ def test_a_lookahead_of_the_whole_window_and_without_a_window_is_allowed():
     cache.truncate(sequence, 1)
 
 
+def test_one_lookahead_can_be_set_in_layers_with_and_without_a_window():
+    caches = [PagedKVCache([spec(None, k), spec(4, 3)], block_size=2, num_blocks=20, device="none") for k in (0, 3)]
+    for cache in caches:
+        sequence = cache.add_sequence(range(12))
+        advance(cache, [sequence], 12)
+        cache.truncate(sequence, 9)
+    assert caches[0].stats() == caches[1].stats()
+    assert [caches[1].held_from(caches[1].sequences[0], group=group) for group in range(2)] == [0, 6]
+
+
 # -- EAGLE ------------------------------------------------------------------------------------------------------------
 
 
