@@ -44,7 +44,8 @@ class ModelTree : public ModelCells {
     ++turn;
     advance(offer.time);
     const int end = add_cells(offer, known, 0);
-    for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end);
+    const int below = offer.states.empty() ? end : node_end(end);
+    for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end, below);
     if (receipt >= 0 && !offer.prefix.empty()) {
       cells.at(end).ends_node = true;
       move(receipts.at(receipt), end);
@@ -84,6 +85,7 @@ class ModelTree : public ModelCells {
         left -= prune();
         continue;
       }
+      if (is_state(c) && pass_over(cells.at(worst.back()).eviction[c])) continue;
       for (const int cell : worst) {
         if (left == 0 || count(cell, c) == 0) continue;
         int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
@@ -106,6 +108,7 @@ class ModelTree : public ModelCells {
   }
   void touch(int cell, size_t c, bool is_hit) {
     cells.at(cell).eviction[c].used = turn;
+    cells.at(cell).eviction[c].passed = 0;
     cells.at(cell).eviction[c].hits += is_hit;
   }
   void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
@@ -288,7 +291,32 @@ class ModelTree : public ModelCells {
     }
     const int run = next_cell;
     for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, eviction);
+    if (has_states && !known.empty() && cells.at(known.back()).children.size() > 1) note_branch(known.back());
     return end;
+  }
+  // Marks the last state of the path to a cell.
+  void note_branch(int cell) {
+    while (cell >= 0 && cells.at(cell).state == radix::kNoState) cell = cells.at(cell).parent;
+    if (cell >= 0) cells.at(cell).eviction[num_components - 1].is_branch = true;
+  }
+  // True if the path from a cell to `below` branches before the next state.
+  [[nodiscard]] bool has_branch(int cell, int below) const {
+    bool found = false;
+    for (; below != cell; below = cells.at(below).parent)
+      found = cells.at(below).state == radix::kNoState && (found || cells.at(below).children.size() > 1);
+    return found || cells.at(cell).children.size() > 1;
+  }
+  // True if eviction passes over a state, because the tree branches after it.
+  [[nodiscard]] bool pass_over(ModelEvictionState& eviction) {
+    if (policy != radix::Policy::Lru || !eviction.is_branch || eviction.passed >= radix::kBranchChances) return false;
+    ++eviction.passed;
+    eviction.used = ++turn;
+    return true;
+  }
+  // The last cell of the node that holds a cell.
+  [[nodiscard]] int node_end(int cell) const {
+    while (cell >= 0 && !cells.at(cell).ends_node) cell = cells.at(cell).children.begin()->second;
+    return cell;
   }
   static void inherit(ModelEvictionState& eviction, const ModelEvictionState& other) {
     eviction.priority = other.priority;
@@ -296,13 +324,14 @@ class ModelTree : public ModelCells {
     eviction.rank = other.rank;
   }
   static std::set<int> as_set(const std::vector<int>& values) { return {values.begin(), values.end()}; }
-  void give_state(const ModelOffer& offer, size_t which, int end) {
+  void give_state(const ModelOffer& offer, size_t which, int end, int below) {
     const auto& [blocks, id] = offer.states[which];
     Cell& cell = cells.at(path(end)[static_cast<size_t>(blocks - 1)]);
     cell.ends_node = true;
     if (cell.state != radix::kNoState) return;
     cell.state = id;
     cell.eviction[num_components - 1] = fresh(offer.hint);
+    cell.eviction[num_components - 1].is_branch = has_branch(path(end)[static_cast<size_t>(blocks - 1)], below);
   }
 
   [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
