@@ -131,6 +131,7 @@ class Admission:
     def _stage(self, size: int) -> tuple[list[Run], list[Delay]]:
         """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.
 
+        At most `max_running` runs are delayed in a step, because the next step admits no more.
         A run that has the cache for itself needs no slots for its samples: they are preempted when they lack slots.
 
         Returns
@@ -145,6 +146,9 @@ class Admission:
         taken = self._queue.take(size)
         self._is_closed = len(taken) < size
         for run in taken:
+            if self._queue.num_skipped == self._limits.max_running:
+                self._is_closed = True
+                break
             lacks_states = run.samples > free_states and bool(stage or self._roster.running)
             if budget <= 0 or run.samples > free_rows or lacks_states:
                 self._is_closed = True

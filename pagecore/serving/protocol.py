@@ -50,8 +50,8 @@ def read_flags(given: ArrayLike, count: int) -> NDArray[np.bool_]:
     """Return `finished` of `accept` as booleans, one for each of `count` outputs."""
     try:
         flags = np.asarray(given)
-    except ValueError as ragged:
-        raise ShapeError(f"finished is not a 1-D array of booleans: {ragged}") from None
+    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+        raise ShapeError(f"finished is not a 1-D array of booleans: {refused}") from None
     if flags.shape != (count,):
         raise ShapeError(f"finished has shape {flags.shape}; expected one flag for each of {count} outputs")
     if flags.size and flags.dtype != np.bool_:

@@ -172,7 +172,7 @@ class Scheduler(SchedulerView):
         # On a device the next step overwrites the batch in the order of the stream, at addresses that graphs rely on.
         num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
         batches = [cache.make_batch(limits.max_running, limits.budget) for _ in range(num_batches)]
-        self._roster = Roster(cache, batches, swap_space, limits.ratios, follows_tree=policy == "lpm")
+        self._roster = Roster(cache, batches, swap_space, limits.ratios, policy)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -276,7 +276,6 @@ class Scheduler(SchedulerView):
         if not roster.running and not roster.waiting:
             return None
         start = perf_counter_ns()
-        roster.num_steps += 1
         roster.switch_batch()
         num_preemptions = roster.num_preemptions
         rows = prepare_step(roster, self._limits)
@@ -299,6 +298,7 @@ class Scheduler(SchedulerView):
         )
         if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:
             roster.ratio = roster.ratios.decayed(roster.ratio)
+        roster.num_steps += 1
         roster.steps = (*roster.steps, step)
         return step
 

@@ -84,7 +84,6 @@ class SchedulerModel:
         is_ahead = bool(self.open)
         if (is_ahead and self.must_accept) or not (self.running or self.waiting):
             return None
-        self.steps += 1
         before = self.preemptions
         rows, counts, budget = self.select(is_ahead)
         if self.waiting:
@@ -105,6 +104,7 @@ class SchedulerModel:
         if self.ratio is not None and before == self.preemptions:
             least = self.first_ratio * 0.14
             self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+        self.steps += 1
         self.open.append(step)
         return step
 
@@ -125,14 +125,12 @@ class SchedulerModel:
         return rows, counts, budget
 
     def order(self):
-        def is_fresh(row):
-            return row.since > self.steps - self.max_wait
-
+        late = [row for row in self.waiting if self.steps - row.since >= self.max_wait]
+        fresh = [row for row in self.waiting if row not in late]
         if self.policy == "priority":
-            arrival = {row: row.request.id for row in self.waiting}
-            return sorted(self.waiting, key=lambda row: (is_fresh(row), -row.request.priority, arrival[row]))
+            return late + sorted(fresh, key=lambda row: (-row.request.priority, row.request.id, row.sample))
         if self.policy == "lpm":
-            return sorted(self.waiting, key=lambda row: (is_fresh(row), row.preemptions == 0, -self.match(row)))
+            return late + sorted(fresh, key=lambda row: (row.preemptions == 0, -self.match(row)))
         return list(self.waiting)
 
     def match(self, row):
@@ -143,16 +141,17 @@ class SchedulerModel:
             self.drop_pinned(None)
             return
         needs = [row.left if row.is_prompt else 1 for row in rows]
-        order, stopped = self.order(), None
+        order, stopped, skipped = self.order(), None, 0
         if self.pinned is not order[0]:
             self.unpin(self.pinned)
         for row in order:
-            if budget <= 0 or row.samples > self.free_rows():
+            if budget <= 0 or row.samples > self.free_rows() or skipped == self.max_running:
                 break
             self.pin(row)
             if self.should_wait(row, rows, counts):
                 row.shared_at = row.sequence.num_computed_tokens
                 self.unpin(row)
+                skipped += 1
                 continue
             if not self.fits(rows, needs, row):
                 stopped = row
