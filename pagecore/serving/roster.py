@@ -53,6 +53,8 @@ class Roster:
     must_accept : bool
         True if the open step must be accepted before another one is scheduled, because a step ahead of it was
         abandoned.
+    delays : dict of Run to int
+        The runs that wait for equal prompts of the newest step, and the `shared_at` of each before.
     num_steps : int
         Number of steps so far.
     ratio : float or None
@@ -87,6 +89,7 @@ class Roster:
         self.pinned: dict[Run, None] = {}
         self.steps: tuple[Step, ...] = ()
         self.must_accept = False
+        self.delays: dict[Run, int] = {}
         self.num_steps = 0
         self.num_waiting_tokens = 0
         self.num_preemptions = self.num_swaps = self.num_forks = 0
@@ -159,6 +162,17 @@ class Roster:
             self.num_waiting_tokens = waiting_tokens
 
         self._journal.run(lambda: self.cache.remove(held), lambda: self.found(run) is None, record)
+
+    def delay(self, run: Run) -> None:
+        """Unpin a run until an equal prompt of the newest step is computed."""
+        self.delays[run] = run.shared_at
+        run.shared_at = run.sequence.num_computed_tokens
+        self.unpin(run)
+
+    def undo_delays(self) -> None:
+        """Let runs wait again for the equal prompts that the newest step does not compute."""
+        for run, shared_at in self.delays.items():
+            run.shared_at = shared_at
 
     # -- waiting to running and back -----------------------------------------------------------------------------
 
@@ -319,6 +333,7 @@ class Roster:
 
         def record() -> None:
             close()
+            self.undo_delays()
             self.must_accept = bool(self.steps)
             if not self.must_accept:
                 self._return_to_prompts(runs)

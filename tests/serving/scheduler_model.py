@@ -66,7 +66,7 @@ class SchedulerModel:
         self.max_wait, self.share = max_wait, share
         self.prefill, self.chunk = prefill or self.budget, chunk or self.budget
         self.first_ratio = self.ratio = ratio
-        self.running, self.waiting, self.open = [], [], []
+        self.running, self.waiting, self.open, self.delays = [], [], [], []
         self.pinned = None
         self.must_accept = False
         self.steps = self.preemptions = self.swaps = 0
@@ -84,7 +84,7 @@ class SchedulerModel:
         is_ahead = bool(self.open)
         if (is_ahead and self.must_accept) or not (self.running or self.waiting):
             return None
-        before = self.preemptions
+        before, self.delays = self.preemptions, []
         rows, counts, budget = self.select(is_ahead)
         if self.waiting:
             self.admit(rows, counts, budget)
@@ -92,6 +92,7 @@ class SchedulerModel:
             if self.pinned:
                 self.unpin(self.pinned)
             elif is_ahead:
+                self.undo_delays()
                 return None
             else:
                 self.preempt(self.cache.shortage(self.sequences(rows), counts))
@@ -149,6 +150,7 @@ class SchedulerModel:
                 break
             self.pin(row)
             if self.should_wait(row, rows, counts):
+                self.delays.append((row, row.shared_at))
                 row.shared_at = row.sequence.num_computed_tokens
                 self.unpin(row)
                 skipped += 1
@@ -293,6 +295,11 @@ class SchedulerModel:
         self.cache.abandon(self.batch)
         self.open.remove(step)
         self.must_accept = bool(self.open)
+        self.undo_delays()
+
+    def undo_delays(self):
+        for row, shared_at in self.delays:
+            row.shared_at = shared_at
 
     def cancel(self, row):
         if row.state in ("finished", "cancelled"):

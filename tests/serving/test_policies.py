@@ -195,6 +195,32 @@ def test_a_request_waits_once_where_the_blocks_cannot_be_reused():
     assert advance(scheduler, 2) == [runs[:1], runs]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_wait_again_after_an_abandoned_step(overlap):
+    scheduler = Scheduler(FakeCache(500, 16, max_sequences=16), overlap=overlap)
+    runs = heads(scheduler, 4)
+    for _ in range(3):
+        step = scheduler.schedule()
+        assert step.runs == runs[:1]
+        scheduler.abandon(step)
+    assert advance(scheduler, 2) == [runs[:1], runs]
+    assert [run.num_reused_tokens for run in runs] == [0, 320, 320, 320]
+
+
+def test_requests_wait_again_if_the_step_was_not_ready():
+    cache = FakeCache(20, block_size=2, max_sequences=4)
+    scheduler = Scheduler(cache, overlap=True, headroom=0.0)
+    old = scheduler.add(request(0, 2, 9))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    prompts = [scheduler.add(Request(number, np.append(np.arange(100, 106), number), 1)) for number in (1, 2)]
+    prepare, cache.try_prepare = cache.try_prepare, lambda *_, **__: None
+    assert scheduler.schedule() is None
+    cache.try_prepare = prepare
+    scheduler.accept(step, sampled(step))
+    assert scheduler.schedule().runs == [old, prompts[0]]
+
+
 def test_a_step_delays_at_most_as_many_requests_as_may_run():
     scheduler = Scheduler(FakeCache(200, 16, max_sequences=4), max_running=4)
     runs = heads(scheduler, 9)
