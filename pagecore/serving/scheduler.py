@@ -88,14 +88,15 @@ class Scheduler(SchedulerView):
         cache has changed, for the 128 oldest requests of the queue; "priority", the largest `Request.priority` first.
         Under "priority" the smallest priority is preempted first.
     max_wait_steps : int
-        Steps in the queue after which a run goes before all others; it bounds starvation under "lpm" and "priority".
+        Steps in the queue after which a run is late: late runs go before all others, in the order of the queue. This
+        bounds starvation under "lpm" and "priority".
     max_prefill_tokens : int, optional
         Maximum number of prompt tokens of one step, of all prompts together.
     chunked_prefill_size : int, optional
         Maximum number of tokens of one prompt in one step.
     share_prompts : bool
         If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
-        then reuses them. Requests after it are not delayed.
+        then reuses them. Up to `max_running` requests wait in a step, and others pass them.
     new_token_ratio : float, optional
         If given, an admission leaves room for the tokens that the runs will generate: for each run this share, 0 to 1,
         of `max_new_tokens`, less what it has generated, and all of `max_new_tokens` with ``ignore_eos``. The share
