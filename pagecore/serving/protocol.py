@@ -32,7 +32,7 @@ def require_room(steps: tuple[Step, ...], *, overlap: bool) -> None:
 
 
 def require_step(steps: tuple[Step, ...], step: Step, state: StepState, verb: str) -> None:
-    """Raise InvalidSequence unless a call can follow: of `verb` accept the oldest step, else the newest one."""
+    """Raise InvalidSequence unless `step` is open and in `state`; the verb "accept" requires the oldest open step."""
     if not isinstance(step, Step):
         raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
     if step not in steps:

@@ -158,7 +158,7 @@ def test_without_sharing_each_prompt_is_computed():
     assert step.counts == [347] * 16
 
 
-def test_requests_behind_the_waiting_ones_are_not_delayed():
+def test_requests_after_the_waiting_ones_are_not_delayed():
     scheduler = Scheduler(FakeCache(200, 16, max_sequences=16))
     first, second = heads(scheduler, 2)
     other = scheduler.add(request(7, 20, 3))
