@@ -66,7 +66,7 @@ class SchedulerModel:
         self.max_wait, self.share = max_wait, share
         self.prefill, self.chunk = prefill or self.budget, chunk or self.budget
         self.first_ratio = self.ratio = ratio
-        self.running, self.waiting, self.open = [], [], []
+        self.running, self.waiting, self.open, self.delays = [], [], [], []
         self.pinned = None
         self.must_accept = False
         self.steps = self.preemptions = self.swaps = 0
@@ -84,8 +84,7 @@ class SchedulerModel:
         is_ahead = bool(self.open)
         if (is_ahead and self.must_accept) or not (self.running or self.waiting):
             return None
-        self.steps += 1
-        before = self.preemptions
+        before, self.delays = self.preemptions, []
         rows, counts, budget = self.select(is_ahead)
         if self.waiting:
             self.admit(rows, counts, budget)
@@ -93,6 +92,7 @@ class SchedulerModel:
             if self.pinned:
                 self.unpin(self.pinned)
             elif is_ahead:
+                self.undo_delays()
                 return None
             else:
                 self.preempt(self.cache.shortage(self.sequences(rows), counts))
@@ -105,6 +105,7 @@ class SchedulerModel:
         if self.ratio is not None and before == self.preemptions:
             least = self.first_ratio * 0.14
             self.ratio = max(self.ratio - (self.first_ratio - least) / 600, least)
+        self.steps += 1
         self.open.append(step)
         return step
 
@@ -125,14 +126,12 @@ class SchedulerModel:
         return rows, counts, budget
 
     def order(self):
-        def is_fresh(row):
-            return row.since > self.steps - self.max_wait
-
+        late = [row for row in self.waiting if self.steps - row.since >= self.max_wait]
+        fresh = [row for row in self.waiting if row not in late]
         if self.policy == "priority":
-            arrival = {row: row.request.id for row in self.waiting}
-            return sorted(self.waiting, key=lambda row: (is_fresh(row), -row.request.priority, arrival[row]))
+            return late + sorted(fresh, key=lambda row: (-row.request.priority, row.request.id, row.sample))
         if self.policy == "lpm":
-            return sorted(self.waiting, key=lambda row: (is_fresh(row), row.preemptions == 0, -self.match(row)))
+            return late + sorted(fresh, key=lambda row: (row.preemptions == 0, -self.match(row)))
         return list(self.waiting)
 
     def match(self, row):
@@ -143,16 +142,18 @@ class SchedulerModel:
             self.drop_pinned(None)
             return
         needs = [row.left if row.is_prompt else 1 for row in rows]
-        order, stopped = self.order(), None
+        order, stopped, skipped = self.order(), None, 0
         if self.pinned is not order[0]:
             self.unpin(self.pinned)
         for row in order:
-            if budget <= 0 or row.samples > self.free_rows():
+            if budget <= 0 or row.samples > self.free_rows() or skipped == self.max_running:
                 break
             self.pin(row)
             if self.should_wait(row, rows, counts):
+                self.delays.append((row, row.shared_at))
                 row.shared_at = row.sequence.num_computed_tokens
                 self.unpin(row)
+                skipped += 1
                 continue
             if not self.fits(rows, needs, row):
                 stopped = row
@@ -294,6 +295,11 @@ class SchedulerModel:
         self.cache.abandon(self.batch)
         self.open.remove(step)
         self.must_accept = bool(self.open)
+        self.undo_delays()
+
+    def undo_delays(self):
+        for row, shared_at in self.delays:
+            row.shared_at = shared_at
 
     def cancel(self, row):
         if row.state in ("finished", "cancelled"):

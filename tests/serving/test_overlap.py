@@ -161,6 +161,19 @@ def test_a_run_is_cancelled_between_its_two_open_steps():
     assert runs[1].num_generated == runs[2].num_generated == 2
 
 
+def test_calls_that_return_no_step_do_not_age_the_queue():
+    cache = FakeCache(200, max_sequences=1)
+    scheduler = Scheduler(cache, overlap=True, policy="priority", max_wait_steps=3)
+    scheduler.add(request(0, 5, 1))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    scheduler.add(request(1, 5, 1))
+    high = scheduler.add(Request(2, np.arange(5), 1, priority=1))
+    assert [scheduler.schedule() for _ in range(9)] == [None] * 9
+    scheduler.accept(step, [4])
+    assert scheduler.schedule().runs == [high]
+
+
 def test_overlap_must_be_a_flag():
     with pytest.raises(UnsupportedOption, match="overlap is 1; expected True or False"):
         Scheduler(FakeCache(8), overlap=1)

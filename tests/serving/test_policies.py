@@ -10,6 +10,7 @@ import pytest
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.serving.scheduling.queue import Queue
 from pagecore.serving.scheduling.request import Request, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
@@ -29,6 +30,13 @@ def advance(scheduler, steps=1):
         scheduler.accept(step, sampled(step))
         runs.append(step.runs)
     return runs
+
+
+class OnDevice:
+    """A tensor that NumPy cannot read, like one of torch on a CUDA device."""
+
+    def __array__(self, *_arguments, **_options):
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
 
 # -- ending early -----------------------------------------------------------------------------------------------------
@@ -70,6 +78,7 @@ def test_flags_end_runs_with_their_id_and_free_their_blocks():
         ([[True, False]], ShapeError, "finished has shape (1, 2)"),
         ([[True], [False, True]], ShapeError, "finished is not a 1-D array of booleans"),
         ([0, 1], UnsupportedDtype, "finished has dtype int64; expected booleans"),
+        (OnDevice(), ShapeError, "finished is not a 1-D array of booleans: can't convert"),
     ],
 )
 def test_wrong_flags_are_refused_and_change_nothing(flags, error, reason):
@@ -92,6 +101,8 @@ def test_wrong_flags_are_refused_and_change_nothing(flags, error, reason):
         ({"stop_token_ids": [True]}, UnsupportedDtype, "stop_token_ids has dtype bool"),
         ({"stop_token_ids": 3}, ShapeError, "stop_token_ids has shape"),
         ({"stop_token_ids": None}, ShapeError, "stop_token_ids has shape"),
+        ({"stop_token_ids": OnDevice()}, ShapeError, "stop_token_ids is not a 1-D array of token ids: can't convert"),
+        ({"stop_token_ids": "12"}, ShapeError, "stop_token_ids has shape"),
         ({"stop_token_ids": [2**31]}, ShapeError, "stop_token_ids has token id 2147483648"),
         ({"ignore_eos": 1}, UnsupportedOption, "ignore_eos is 1"),
         ({"priority": "high"}, ShapeError, "priority is 'high'; expected an integer"),
@@ -107,8 +118,18 @@ def test_wrong_options_of_a_request_are_refused(options, error, reason):
 
 
 def test_stop_ids_are_a_sorted_tuple():
-    for given in ([3, 1, 3], (3, 1), {1, 3}, np.array([3, 1])):
+    for given in ([3, 1, 3], (3, 1), {1, 3}, np.array([3, 1]), range(1, 4, 2), {3: "a", 1: "b"}.keys(), iter([3, 1])):
         assert Request(0, [1], 1, stop_token_ids=given).stop_token_ids == (1, 3)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8, np.int64])
+def test_numbers_of_numpy_are_kept_as_integers_of_python(kind):
+    one = Request(0, np.arange(200), kind(100), kind(1), priority=kind(3))
+    assert [type(value) for value in (one.max_new_tokens, one.samples, one.priority)] == [int] * 3
+    scheduler = Scheduler(FakeCache(200), policy="priority", max_running=1)
+    runs = [scheduler.add(Request(number, [1, 2], 3, priority=kind(number))) for number in (0, 1)]
+    assert scheduler.schedule().runs == [runs[1]]
+    assert scheduler.add(one).last_length == 300
 
 
 # -- equal prompts ----------------------------------------------------------------------------------------------------
@@ -137,7 +158,7 @@ def test_without_sharing_each_prompt_is_computed():
     assert step.counts == [347] * 16
 
 
-def test_requests_behind_the_waiting_ones_are_not_delayed():
+def test_requests_after_the_waiting_ones_are_not_delayed():
     scheduler = Scheduler(FakeCache(200, 16, max_sequences=16))
     first, second = heads(scheduler, 2)
     other = scheduler.add(request(7, 20, 3))
@@ -172,6 +193,45 @@ def test_a_request_waits_once_where_the_blocks_cannot_be_reused():
     scheduler = Scheduler(Forgetful(200, 16, max_sequences=16))
     runs = heads(scheduler, 5)
     assert advance(scheduler, 2) == [runs[:1], runs]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_wait_again_after_an_abandoned_step(overlap):
+    scheduler = Scheduler(FakeCache(500, 16, max_sequences=16), overlap=overlap)
+    runs = heads(scheduler, 4)
+    for _ in range(3):
+        step = scheduler.schedule()
+        assert step.runs == runs[:1]
+        scheduler.abandon(step)
+    assert advance(scheduler, 2) == [runs[:1], runs]
+    assert [run.num_reused_tokens for run in runs] == [0, 320, 320, 320]
+
+
+def test_requests_wait_again_if_the_step_was_not_ready():
+    cache = FakeCache(20, block_size=2, max_sequences=4)
+    scheduler = Scheduler(cache, overlap=True, headroom=0.0)
+    old = scheduler.add(request(0, 2, 9))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    prompts = [scheduler.add(Request(number, np.append(np.arange(100, 106), number), 1)) for number in (1, 2)]
+    prepare, cache.try_prepare = cache.try_prepare, lambda *_, **__: None
+    assert scheduler.schedule() is None
+    cache.try_prepare = prepare
+    scheduler.accept(step, sampled(step))
+    assert scheduler.schedule().runs == [old, prompts[0]]
+
+
+def test_a_step_delays_at_most_as_many_requests_as_may_run():
+    scheduler = Scheduler(FakeCache(200, 16, max_sequences=4), max_running=4)
+    runs = heads(scheduler, 9)
+    other = scheduler.add(request(99, 20, 3))
+    added, add_sequence = [], scheduler.cache.add_sequence
+    scheduler.cache.add_sequence = lambda *given, id, **options: (
+        added.append(id) or add_sequence(*given, id=id, **options)
+    )
+    assert scheduler.schedule().runs == runs[:1]
+    assert added == runs[:5]
+    assert other.num_generated == 0
 
 
 # -- future tokens ----------------------------------------------------------------------------------------------------
@@ -302,7 +362,7 @@ def test_a_run_of_a_small_priority_goes_first_after_the_bound():
     for number in range(1, 12):
         scheduler.add(Request(number, np.arange(9), 1, priority=1))
         order += advance(scheduler)[0]
-    assert order.index(starving) == 6
+    assert order.index(starving) == 7
 
 
 def test_lpm_does_not_starve_a_run_without_a_cached_prefix():
@@ -314,7 +374,46 @@ def test_lpm_does_not_starve_a_run_without_a_cached_prefix():
     for number in range(1, 12):
         scheduler.add(request(number, 10, 1, shared=9))
         order += [run.request.id for run in advance(scheduler)[0]]
-    assert order[:7] == [1, 2, 3, 4, 5, starving.request.id, 6]
+    assert order[:8] == [1, 2, 3, 4, 5, 6, starving.request.id, 7]
+
+
+@pytest.mark.parametrize("policy", ["lpm", "priority"])
+def test_the_bound_holds_while_more_preferred_requests_arrive_than_are_served(policy):
+    scheduler = Scheduler(FakeCache(200, max_sequences=2), policy=policy, max_running=1, max_wait_steps=6)
+    scheduler.add(request(1000, 9, 1, shared=9))
+    advance(scheduler)
+    starving, order = None, []
+    for number in range(0, 60, 2):
+        if number == 10:
+            starving = scheduler.add(Request(999, np.arange(6) + 5000, 1))
+            before = scheduler.num_waiting - 1
+        for each in (number, number + 1):
+            scheduler.add(Request(each, np.append(np.arange(9), each), 1, priority=1))
+        order += advance(scheduler)[0]
+    # The runs that came before it are late when it is; those that came after it are not preferred then.
+    assert order.index(starving) <= 5 + max(before, 6)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
+def test_a_step_without_admissions_reads_a_bounded_part_of_the_queue(policy, monkeypatch):
+    class Counting(FakeCache):
+        matched = 0
+
+        def match_length(self, *arguments, **options):
+            self.matched += 1
+            return super().match_length(*arguments, **options)
+
+    cache, asked, is_late = Counting(8), [], Queue._is_late
+    scheduler = Scheduler(cache, policy=policy, headroom=0.0)
+    for number in range(400):
+        scheduler.add(Request(number, np.arange(16) + 100 * number, 8, priority=number % 3))
+    advance(scheduler)
+    monkeypatch.setattr(Queue, "_is_late", lambda queue, run: asked.append(run) or is_late(queue, run))
+    cache.matched = 0
+    advance(scheduler)
+    assert scheduler.num_waiting == 399
+    assert cache.matched <= 129
+    assert len(asked) <= 128 + 4
 
 
 def test_a_step_has_at_most_the_limits_of_prompt_tokens():

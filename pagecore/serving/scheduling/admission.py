@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pagecore.serving.scheduling.crossing import match_options
 from pagecore.serving.scheduling.future import count_future
@@ -64,14 +64,6 @@ def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
         rows.add(run, count)
         budget -= count
     return rows, budget
-
-
-class Delay(NamedTuple):
-    """A run that waits for an equal prompt, its `shared_at` before, and the number of runs before it in its stage."""
-
-    run: Run
-    shared_at: int
-    num_before: int
 
 
 class Admission:
@@ -129,32 +121,33 @@ class Admission:
         kept = self.stopped_at
         self._unpin([run for run in self._roster.pinned if run is not kept and run.samples > self._free_rows])
 
-    def _stage(self, size: int) -> tuple[list[Run], list[Delay]]:
+    def _stage(self, size: int) -> tuple[list[Run], dict[Run, int]]:
         """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.
 
-        A run that has the cache for itself needs no slots for its samples: they are preempted when they lack slots.
+        At most `max_running` runs are delayed in a step, because the next step admits no more. A run that has the cache
+        for itself needs no slots for its samples: they are preempted when they lack slots.
 
         Returns
         -------
         stage : list of Run
-        delayed : list of Delay
-            Runs that wait one step for a prompt of this step.
+        delayed : dict of Run to int
+            Runs that wait one step for a prompt of this step, and the number of runs before each in the stage.
         """
         stage: list[Run] = []
-        delayed: list[Delay] = []
+        delayed: dict[Run, int] = {}
         budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
         taken = self._queue.take(size)
         self._is_closed = len(taken) < size
         for run in taken:
             lacks_states = run.samples > free_states and bool(stage or self._roster.running)
-            if budget <= 0 or run.samples > free_rows or lacks_states:
+            has_delayed_most = self._queue.num_skipped == self._limits.max_running
+            if budget <= 0 or run.samples > free_rows or lacks_states or has_delayed_most:
                 self._is_closed = True
                 break
             self._pin(run)
             if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
-                delayed.append(Delay(run, run.shared_at, len(stage)))
-                run.shared_at = run.sequence.num_computed_tokens
-                self._roster.unpin(run)
+                delayed[run] = len(stage)
+                self._roster.delay(run)
                 self._queue.num_skipped += 1
                 continue
             stage.append(run)
@@ -166,13 +159,13 @@ class Admission:
             free_states -= run.samples
         return stage, delayed
 
-    def _stop(self, stage: list[Run], fitting: int, delayed: list[Delay]) -> None:
+    def _stop(self, stage: list[Run], fitting: int, delayed: dict[Run, int]) -> None:
         """End the admission at the first run of a stage that does not fit; runs after it have not waited."""
         self._is_closed = True
         self.stopped_at = stage[fitting]
-        for delay in delayed:
-            if delay.num_before > fitting:
-                delay.run.shared_at = delay.shared_at
+        for run, num_before in delayed.items():
+            if num_before > fitting:
+                run.shared_at = self._roster.delays[run]
         self._unpin(stage[fitting + 1 :])
         self._pin(stage[fitting])
 

@@ -52,7 +52,7 @@ class Limits:
     policy : str
         Order of the queue, one of `POLICIES`.
     max_wait_steps : int
-        Steps in the queue after which a run goes first.
+        Steps in the queue after which a run goes before those that have waited less.
     shares_prompts : bool
         True if a request waits one step for blocks that another one computes in this step.
     ratios : Ratios or None

@@ -32,7 +32,7 @@ def require_room(steps: tuple[Step, ...], *, overlap: bool) -> None:
 
 
 def require_step(steps: tuple[Step, ...], step: Step, state: StepState, verb: str) -> None:
-    """Raise InvalidSequence unless a call can follow: of `verb` accept the oldest step, else the newest one."""
+    """Raise InvalidSequence unless `step` is open and in `state`; the verb "accept" requires the oldest open step."""
     if not isinstance(step, Step):
         raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
     if step not in steps:
@@ -50,8 +50,8 @@ def read_flags(given: ArrayLike, count: int) -> NDArray[np.bool_]:
     """Return `finished` of `accept` as booleans, one for each of `count` outputs."""
     try:
         flags = np.asarray(given)
-    except ValueError as ragged:
-        raise ShapeError(f"finished is not a 1-D array of booleans: {ragged}") from None
+    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+        raise ShapeError(f"finished is not a 1-D array of booleans: {refused}") from None
     if flags.shape != (count,):
         raise ShapeError(f"finished has shape {flags.shape}; expected one flag for each of {count} outputs")
     if flags.size and flags.dtype != np.bool_:

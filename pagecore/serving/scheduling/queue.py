@@ -1,8 +1,9 @@
 """Order in which an admission looks at the queue.
 
 "fcfs" takes the queue as it is: preempted runs first, then the others in order of arrival. "lpm" prefers the longest
-cached prefix, as SGLang does, and "priority" the largest priority. Under both, a run that has waited for
-`max_wait_steps` steps goes before all others.
+cached prefix, as SGLang does, and "priority" the largest priority. Under both, the runs that have waited for
+`max_wait_steps` steps go before all others, in the order of the queue. An admission reads only the part of the queue
+that it takes, and under "priority" also the preempted runs.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 from pagecore.serving.scheduling.crossing import match_options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.roster import Roster
@@ -29,48 +32,56 @@ class Queue:
     Parameters
     ----------
     roster : Roster
+        Its queue must not be empty.
     limits : Limits
 
     Attributes
     ----------
     first : Run
-        The run that is next before any is taken; the queue must not be empty.
+        The run that is next before any is taken.
     num_skipped : int
         Number of taken runs that the caller did not admit and that are still in the queue.
     """
 
     def __init__(self, roster: Roster, limits: Limits) -> None:
         self._waiting = roster.waiting
-        self._order = None if limits.policy == "fcfs" else sort_queue(roster, limits)
-        self._taken = 0
+        self._by_priority = roster.by_priority
+        self._late = roster.num_steps - limits.max_wait_steps
+        self._matched = self._match(roster) if limits.policy == "lpm" else []
         self.num_skipped = 0
-        self.first = next(iter(self._waiting if self._order is None else self._order))
+        self.first = self.take(1)[0]
 
     def take(self, count: int) -> list[Run]:
         """Return the next `count` runs, or fewer at the end of the queue."""
-        if self._order is None:
-            # Admitted runs have left the queue; skipped ones are still at its front.
-            return list(islice(self._waiting, self.num_skipped, self.num_skipped + count))
-        taken = self._order[self._taken : self._taken + count]
-        self._taken += len(taken)
-        return taken
+        # Admitted runs have left the queue; skipped ones are still at the front of the order.
+        return self._front(self.num_skipped + count)[self.num_skipped :]
 
+    def _front(self, count: int) -> list[Run]:
+        """Return the first `count` runs of the order."""
+        if self._by_priority is not None:
+            front = list(islice(self._late_runs(), count))
+            fresh = (run for run in self._by_priority if not self._is_late(run))
+            return front + list(islice(fresh, count - len(front)))
+        matched = [run for run in self._matched if run in self._waiting]
+        return matched[:count] + list(islice(self._waiting, len(matched), max(count, len(matched))))
 
-def sort_queue(roster: Roster, limits: Limits) -> list[Run]:
-    """Return the runs of the queue in the order of the policy; ties keep the order of the queue."""
-    late = roster.num_steps - limits.max_wait_steps
-    order = list(roster.waiting)
-    if limits.policy == "priority":
-        order.sort(key=lambda run: (run.waits_since > late, -run.request.priority, run.arrival))
-    else:
-        _match(roster, order[:MATCHED_MAX])
-        order.sort(key=lambda run: (run.waits_since > late, not run.num_preemptions, -run.match_length))
-    return order
+    def _late_runs(self) -> Iterator[Run]:
+        """Yield the late runs of the queue; after the preempted runs, the oldest come first."""
+        for run in self._waiting:
+            if self._is_late(run):
+                yield run
+            elif not run.num_preemptions:
+                return
 
+    def _is_late(self, run: Run) -> bool:
+        return run.waits_since <= self._late
 
-def _match(roster: Roster, runs: list[Run]) -> None:
-    """Look up the cached prefixes of runs whose last look-up is older than the news of the cache."""
-    for run in runs:
-        if run.match_news != roster.news:
-            run.match_length = roster.cache.match_length(run.tokens, **match_options(run.request))
-            run.match_news = roster.news
+    def _match(self, roster: Roster) -> list[Run]:
+        """Return the oldest runs in the order of "lpm"; look up prefixes again if the cache may have changed."""
+        runs = list(islice(self._waiting, MATCHED_MAX))
+        for run in runs:
+            if run.match_news != roster.news:
+                run.match_length = roster.cache.match_length(run.tokens, **match_options(run.request))
+                run.match_news = roster.news
+        runs.sort(key=lambda run: (0, 0, 0) if self._is_late(run) else (1, run.num_preemptions == 0, -run.match_length))
+        return runs

@@ -103,6 +103,8 @@ class Request:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
                 raise ShapeError(f"{name} is {value!r}; expected an integer between {least} and {INT32_MAX}")
+            if type(value) is not int:  # sums and negatives of small NumPy integers wrap
+                object.__setattr__(self, name, int(value))
         validate_namespace(self.namespace)
         _check_digest(self.cross_digest, self.cross_tokens)
 
@@ -122,7 +124,7 @@ def _check_digest(digest: object, num_tokens: int | None) -> None:
 
 
 def _stop_ids(given: Iterable[int]) -> tuple[int, ...]:
-    if isinstance(given, set | frozenset):
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes) and not hasattr(given, "__array__"):
         given = list(given)
     return tuple(sorted(set(token_ids(given, "stop_token_ids").tolist())))  # type: ignore[arg-type]
 
@@ -131,8 +133,8 @@ def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
     """Return a 1-D array of integers as int32; an int32 array is aliased."""
     try:
         ids = np.asarray(given)
-    except ValueError as ragged:
-        raise ShapeError(f"{name} is not a 1-D array of token ids: {ragged}") from None
+    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+        raise ShapeError(f"{name} is not a 1-D array of token ids: {refused}") from None
     if ids.ndim != 1:
         raise ShapeError(f"{name} has shape {ids.shape}; expected token ids [n]")
     if ids.size and ids.dtype.kind not in "iu":
@@ -248,6 +250,11 @@ class Run:
     def has_ended(self) -> bool:
         """True once the run is finished or cancelled; both states are final."""
         return self.state is State.FINISHED or self.state is State.CANCELLED
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Sort key of the queue under the policy "priority"; no two runs of a scheduler have the same."""
+        return -self.request.priority, self.arrival, self.sample
 
     @property
     def num_tokens_left(self) -> int:

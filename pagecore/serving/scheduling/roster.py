@@ -12,8 +12,10 @@ roster. A `Journal` runs the transition so that an exception (Ctrl-C, out of mem
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +43,8 @@ class Roster:
         The admitted runs, in order of admission; the values are None.
     waiting : OrderedDict of Run
         The queue: preempted runs, then the others, oldest first; the values are None.
+    by_priority : list of Run or None
+        The queue sorted by `Run.rank` under the policy "priority"; None under other policies.
     pinned : dict of Run
         The waiting runs that hold their cached prefix: between two steps the next run to admit or none.
     batch : Batch
@@ -50,8 +54,10 @@ class Roster:
     must_accept : bool
         True if the open step must be accepted before another one is scheduled, because a step ahead of it was
         abandoned.
+    delays : dict of Run to int
+        The runs that wait for equal prompts of the newest step, and the `shared_at` of each before.
     num_steps : int
-        Calls of `Scheduler.schedule` that looked at the queue.
+        Number of steps so far.
     ratio : float or None
         Share of `max_new_tokens` that admissions reserve for each run; None if they reserve nothing.
     num_waiting_tokens : int
@@ -68,7 +74,7 @@ class Roster:
         batches: list[Batch],
         swap_space: SwapSpace | None,
         ratios: Ratios | None = None,
-        follows_tree: bool = False,
+        policy: str = "fcfs",
     ) -> None:
         self.cache = cache
         self.batches = batches
@@ -77,12 +83,14 @@ class Roster:
         self.ratios = ratios
         self.ratio = None if ratios is None else ratios.first
         # Every commit counts as news, not only those of prompts.
-        self.follows_tree = follows_tree
+        self.follows_tree = policy == "lpm"
         self.running: dict[Run, None] = {}
         self.waiting: OrderedDict[Run, None] = OrderedDict()
+        self.by_priority: list[Run] | None = [] if policy == "priority" else None
         self.pinned: dict[Run, None] = {}
         self.steps: tuple[Step, ...] = ()
         self.must_accept = False
+        self.delays: dict[Run, int] = {}
         self.num_steps = 0
         self.num_waiting_tokens = 0
         self.num_preemptions = self.num_swaps = self.num_forks = 0
@@ -122,6 +130,7 @@ class Roster:
             waiting[run] = None
 
         def record() -> None:
+            self._sort(run)
             self.num_waiting_tokens = tokens
 
         self._journal.run(call, lambda: run in waiting, record)
@@ -155,6 +164,17 @@ class Roster:
 
         self._journal.run(lambda: self.cache.remove(held), lambda: self.found(run) is None, record)
 
+    def delay(self, run: Run) -> None:
+        """Unpin a run until an equal prompt of the newest step is computed."""
+        self.delays[run] = run.shared_at
+        run.shared_at = run.sequence.num_computed_tokens
+        self.unpin(run)
+
+    def undo_delays(self) -> None:
+        """Let runs wait again for the equal prompts that the newest step does not compute."""
+        for run, shared_at in self.delays.items():
+            run.shared_at = shared_at
+
     # -- waiting to running and back -----------------------------------------------------------------------------
 
     def admit(self, run: Run) -> None:
@@ -173,8 +193,7 @@ class Roster:
             run.state = State.RUNNING
             run.num_reused_tokens = num_reused
             self.running[run] = None
-            self.waiting.pop(run, None)
-            self.pinned.pop(run, None)
+            self._leave_queue(run)
             self.reuse = reuse
             self.num_waiting_tokens = waiting_tokens
 
@@ -204,6 +223,7 @@ class Roster:
             run.num_preemptions = run_preemptions
             self.waiting[run] = None
             self.waiting.move_to_end(run, last=False)
+            self._sort(run)
             self.running.pop(run, None)
             self.num_waiting_tokens = waiting_tokens + len(tokens) - (computed if is_saved else 0)
             self.num_preemptions = preemptions
@@ -232,8 +252,8 @@ class Roster:
             run.siblings = ()
             if parent is not None:
                 parent.samples = samples
-            for part in (self.waiting, self.pinned, self.running):
-                part.pop(run, None)
+            self._leave_queue(run)
+            self.running.pop(run, None)
             self.num_waiting_tokens = waiting_tokens
             self.news = news
 
@@ -314,6 +334,7 @@ class Roster:
 
         def record() -> None:
             close()
+            self.undo_delays()
             self.must_accept = bool(self.steps)
             if not self.must_accept:
                 self._return_to_prompts(runs)
@@ -331,6 +352,23 @@ class Roster:
     def found(self, run: Run) -> Sequence | None:
         """Return the sequence of the cache that has `run` as its id; None if there is none."""
         return self.cache.sequences.get(run)
+
+    def _leave_queue(self, run: Run) -> None:
+        self.waiting.pop(run, None)
+        self.pinned.pop(run, None)
+        self._sort(run)
+
+    def _sort(self, run: Run) -> None:
+        """Insert a run that has joined the queue into `by_priority`, or remove one that has left the queue."""
+        order = self.by_priority
+        if order is None:
+            return
+        place = bisect_left(order, run.rank, key=attrgetter("rank"))
+        is_listed = order[place : place + 1] == [run]
+        if run in self.waiting and not is_listed:
+            order.insert(place, run)
+        elif is_listed and run not in self.waiting:
+            del order[place]
 
     def _leave_cache(self, run: Run) -> None:
         held = self.found(run)

@@ -31,6 +31,9 @@ def check_roster(roster: Roster) -> None:
     _check(is_ordered, f"the queue is not in order of arrival: {fresh}")
     ranks = [not run.num_preemptions for run in roster.waiting]
     _check(ranks == sorted(ranks), "a preempted run is not at the front of the queue")
+    if roster.by_priority is not None:
+        order = sorted(roster.waiting, key=lambda run: run.rank)
+        _check(roster.by_priority == order, "the queue is not in order of priority")
     tokens = sum(run.num_tokens_left for run in roster.waiting)
     _check(roster.num_waiting_tokens == tokens, f"{roster.num_waiting_tokens=}, counted {tokens}")
     for step in roster.steps[:-1]:

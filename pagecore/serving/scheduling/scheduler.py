@@ -89,14 +89,15 @@ class Scheduler(SchedulerView):
         cache has changed, for the 128 oldest requests of the queue; "priority", the largest `Request.priority` first.
         Under "priority" the smallest priority is preempted first.
     max_wait_steps : int
-        Steps in the queue after which a run goes before all others; it bounds starvation under "lpm" and "priority".
+        Steps in the queue after which a run is late: late runs go before all others, in the order of the queue. This
+        bounds starvation under "lpm" and "priority".
     max_prefill_tokens : int, optional
         Maximum number of prompt tokens of one step, of all prompts together.
     chunked_prefill_size : int, optional
         Maximum number of tokens of one prompt in one step.
     share_prompts : bool
         If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
-        then reuses them. Requests after it are not delayed.
+        then reuses them. Up to `max_running` requests wait in a step, and others pass them.
     new_token_ratio : float, optional
         If given, an admission leaves room for the tokens that the runs will generate: for each run this share, 0 to 1,
         of `max_new_tokens`, less what it has generated, and all of `max_new_tokens` with ``ignore_eos``. The share
@@ -174,7 +175,7 @@ class Scheduler(SchedulerView):
         num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
         cross = [tokens for tokens in (batch_tokens(cache, limits.max_running),) if tokens]
         batches = [cache.make_batch(limits.max_running, limits.budget, *cross) for _ in range(num_batches)]
-        self._roster = Roster(cache, batches, swap_space, limits.ratios, follows_tree=policy == "lpm")
+        self._roster = Roster(cache, batches, swap_space, limits.ratios, policy)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -280,7 +281,6 @@ class Scheduler(SchedulerView):
         if not roster.running and not roster.waiting:
             return None
         start = perf_counter_ns()
-        roster.num_steps += 1
         roster.switch_batch()
         num_preemptions = roster.num_preemptions
         rows = prepare_step(roster, self._limits)
@@ -303,6 +303,7 @@ class Scheduler(SchedulerView):
         )
         if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:
             roster.ratio = roster.ratios.decayed(roster.ratio)
+        roster.num_steps += 1
         roster.steps = (*roster.steps, step)
         return step
 

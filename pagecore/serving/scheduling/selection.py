@@ -34,6 +34,7 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
     """
     cache = roster.cache
     is_ahead = bool(roster.steps)
+    roster.delays = {}
     rows, budget = select(roster, limits)
     if roster.waiting:
         admission = Admission(roster, rows, budget, limits)
@@ -47,6 +48,7 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
         elif _shorten_prompts(cache, rows):
             continue
         elif is_ahead:
+            roster.undo_delays()
             return None
         elif len(roster.running) <= 1:
             cache.prepare(rows.sequences, rows.counts, out=roster.batch)
