@@ -13,7 +13,8 @@ Q6: What arrives after the deadline is published when it arrives; the request is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Surroundings(Protocol):
     min_tokens: int
     chunk_bytes: int
     agrees: bool
+    held: Callable[[], AbstractContextManager[object]]
 
     def device_tokens(self, request: Request, max_tokens: int) -> int:
         """Return the tokens of the request that the device has, up to `max_tokens`."""
@@ -151,7 +153,7 @@ class Load:
 
     def _note_there(self, port: StorePort, there: Sequence[tuple[Positions, Flags]]) -> None:
         request = self.request
-        port.ledger.note(request.tokens, request.namespace, request.spans, there, forgets=True)
+        port.ledger.note(request.tokens, request.namespace, request.spans, there, store=port.index, forgets=True)
 
     @property
     def _lanes(self) -> range:
@@ -219,11 +221,12 @@ class Load:
 
     def cancel(self) -> None:
         """End the wait, and ask the stores for an early end of all batches."""
-        self.expire()
-        for port, ticket in zip(self.around.ports, self._lookups, strict=False):
-            port.cancel(ticket)
-        for chunk in self._chunks:
-            chunk.cancel()
+        with self.around.held():
+            self.expire()
+            for port, ticket in zip(self.around.ports, self._lookups, strict=False):
+                port.cancel(ticket)
+            for chunk in self._chunks:
+                chunk.cancel()
 
     def sources(self, lane: int) -> NDArray[np.int64]:
         """Return the index of the store from which each entry of a lane was loaded; below 0 for none."""
@@ -246,9 +249,10 @@ class Load:
 
     def release(self) -> None:
         """End the pin on the prefix in the host."""
-        if self._pin is not None:
-            self._pin.release()
-            self._pin = None
+        with self.around.held():  # a poll of another thread may be replacing the pin
+            if self._pin is not None:
+                self._pin.release()
+                self._pin = None
 
     # -- load ----------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from threading import RLock
 from typing import Protocol
@@ -13,8 +13,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.cache._sequence import token_ids
+from pagecore.cache.prefix.retention import reusable
+from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
+from pagecore.tiers.manager.arguments import checked_seconds, require_fingerprint
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
@@ -91,11 +94,7 @@ class StoreSide:
         copies_nearer: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if stores and fingerprint is None:
-            raise UnsupportedOption(
-                f"{len(stores)} stores are given without a fingerprint, which keeps the entries of models apart; "
-                "pass fingerprint=Fingerprint.of(cache, model=...)"
-            )
+        require_fingerprint(stores, fingerprint)
         self.host = host
         # Stores of one medium have one ledger: events name only the medium.
         ledgers: dict[str, Ledger] = {}
@@ -120,7 +119,7 @@ class StoreSide:
         self._num_requests = self._num_ready = self._num_late = 0
         self._loaded_tokens: dict[str, int] = {}
         lock = RLock()
-        self._held = held if held is not None else lambda: lock
+        self.held = held if held is not None else lambda: lock
         self._epoll: select.epoll | None = select.epoll()
         for port in self.ports:
             self._epoll.register(port.store.fileno(), select.EPOLLIN)
@@ -137,16 +136,13 @@ class StoreSide:
         deadline: float | None = None,
     ) -> Request:
         """Ask for a prefix; see `Tiers.request`."""
-        if deadline is not None and not deadline >= 0:
-            raise ShapeError(f"deadline is {deadline!r}; expected seconds from now, 0 or more, or None to wait")
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
-        # The last token is always computed: its output is asked for.
-        most = min(len(ids) - 1, len(ids) if max_tokens is None else max_tokens)
-        most = max(most, 0) // self.planner.block_size * self.planner.block_size
+        seconds = None if deadline is None else checked_seconds("deadline", deadline)
+        ids = token_ids(tokens)
+        most = reusable(len(ids), max_tokens) // self.planner.block_size * self.planner.block_size
         spans = None if spans is None else tuple(spans)
-        with self._held():
+        with self.held():
             self._check_open()
-            end = None if deadline is None else self._clock() + deadline
+            end = None if seconds is None else self._clock() + seconds
             request = Request(ids, namespace, spans, most, end)
             if self.ports:
                 request.chain = self._chain(ids[:most], namespace, spans)
@@ -164,7 +160,7 @@ class StoreSide:
 
     def poll(self) -> list[Request]:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
-        with self._held():
+        with self.held():
             self._check_open()
             for port in self.ports:
                 port.poll()
@@ -177,7 +173,7 @@ class StoreSide:
         """
         if not self.ports:
             return 0
-        with self._held():
+        with self.held():
             return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
 
     def fileno(self) -> int:
@@ -223,7 +219,7 @@ class StoreSide:
 
     def stats(self) -> RequestStats:
         """Return the counters."""
-        with self._held():
+        with self.held():
             return RequestStats(
                 self._num_requests,
                 self._num_ready,
@@ -236,7 +232,7 @@ class StoreSide:
 
     def check_invariants(self) -> None:
         """Recount what requests and copies hold; raise PagecoreError if a request or pin is lost."""
-        with self._held():
+        with self.held():
             loads = [*self._open, *self._retiring]
             if any(load.is_over for load in self._retiring):
                 raise PagecoreError("inconsistent tiers: a request that is over has not been retired")
@@ -262,25 +258,21 @@ class StoreSide:
 
     def close(self, timeout: float = 5.0) -> None:
         """End all requests, wait up to `timeout` seconds for open batches, and close the stores; idempotent."""
-        with self._held():
+        with self.held():
             if self._epoll is None:
                 return
             for load in (*self._open, *self._retiring):
                 load.cancel()
             self._agree = None
-            self.agrees = False
-            with suppress(PagecoreError):
-                self.drain(timeout)
-            self._epoll.close()
-            self._epoll = None
-            for port in self.ports:
-                port.close()
-            self._advance()
-            for load in (*self._open, *self._retiring, *(load for _, load in self._pinned)):
-                load.release()
-            self._open.clear()
-            self._retiring.clear()
-            self._pinned.clear()
+            self.agrees = self._copies_nearer = False
+            with ExitStack() as ends:  # from the last one to the first, whatever a store raises
+                ends.callback(self._release_all)
+                ends.callback(self._advance)
+                for port in reversed(self.ports):
+                    ends.callback(port.close)
+                ends.callback(self._close_epoll)
+                with suppress(PagecoreError):
+                    self.drain(timeout)
 
     # -- for loads -----------------------------------------------------------------------------------------------
 
@@ -296,6 +288,17 @@ class StoreSide:
         return lane_keys(request.chain[positions], lane)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _close_epoll(self) -> None:
+        assert self._epoll is not None
+        self._epoll.close()
+        self._epoll = None
+
+    def _release_all(self) -> None:
+        for load in (*self._open, *self._retiring, *(load for _, load in self._pinned)):
+            load.release()
+        for loads in (self._open, self._retiring, self._pinned):
+            loads.clear()
 
     def _chain(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> Keys:
         assert self._fingerprint is not None
@@ -336,6 +339,8 @@ class StoreSide:
     def _advance(self) -> list[Request]:
         """Move every request on; return those that have ended."""
         now = self._clock()
+        for load in self._retiring:
+            load.publish()  # requests may wait for the last chunks of late ones
         for load in self._open:
             end = load.request.deadline_at
             if end is not None and now >= end:

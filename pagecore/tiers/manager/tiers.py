@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,24 +14,29 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
-from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
 from pagecore.cache.step._plan import lacked, lacked_slots, shortage
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
-from pagecore.storage.checks import require_int, shown
+from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.storage.checks import require_int
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host import _backup
 from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.arguments import (
+    Write,
+    check_agree,
+    check_fingerprint,
+    checked_parts,
+    checked_seconds,
+    checked_stores,
+)
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, Agree, StoreSide
 from pagecore.tiers.store import BlockStore
-
-Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
 
 class Tiers:
@@ -73,10 +79,11 @@ class Tiers:
     Raises
     ------
     UnsupportedOption
-        A tier of another cache, a cache that has tiers already, or an unknown `write`; stores without a fingerprint, or
-        for a cache with cross-attention layers, whose prefixes depend on encoder outputs that stores do not keep.
+        A tier of another cache, a cache that has tiers already, or an unknown `write`; objects that are not stores, a
+        fingerprint or callable; stores without a fingerprint, or for a cache with cross-attention layers, whose
+        prefixes depend on encoder outputs that stores do not keep.
     ShapeError
-        A fingerprint of other entries than the host has.
+        A fingerprint of other entries than the host has, or a number that is out of range.
 
     Notes
     -----
@@ -110,25 +117,14 @@ class Tiers:
         pin_seconds: float = PIN_SECONDS,
         agree: Agree | None = None,
     ) -> None:
-        parts = parts_of(cache)
-        if not isinstance(host, HostTier) or host.cache is not cache:
-            raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
-        if write not in get_args(Write):
-            raise UnsupportedOption(f"write is {shown(write)}; use one of {', '.join(get_args(Write))}")
+        parts = checked_parts(cache, host, write)
+        given = checked_stores(stores, parts)
+        check_fingerprint(fingerprint, given, host)
+        check_agree(agree)
+        seconds = checked_seconds("pin_seconds", pin_seconds)
         self.cache, self.host, self.write = cache, host, write
         self.min_tokens = require_int("min_tokens", min_tokens, min=0, max=None)
         self._parts = parts
-        stores = tuple(stores)
-        if stores and parts.cross is not None:
-            raise UnsupportedOption(
-                "the cache has cross-attention layers, whose prefixes depend on encoder outputs; stores do not keep "
-                "these: use Tiers without stores"
-            )
-        if fingerprint is not None and fingerprint.payload_bytes != host.payload_bytes:
-            raise ShapeError(
-                f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries "
-                f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
-            )
         self._num_promoted = self._num_found = 0
         # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
         self._first: dict[int, int] = {}
@@ -143,17 +139,18 @@ class Tiers:
             self._stores = StoreSide(
                 cache,
                 host,
-                [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in stores],
+                [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
                 fingerprint=fingerprint,
                 tree_lanes=host.tree_lanes,
                 held=lambda: Held(parts.state.lock),
                 min_tokens=self.min_tokens,
-                pin_seconds=pin_seconds,
+                pin_seconds=seconds,
                 agree=agree,
                 copies_nearer=write != "explicit",
             )
         except BaseException:
             parts.state.observer = None
+            host.is_exclusive = False
             raise
 
     # -- use -----------------------------------------------------------------------------------------------------
@@ -224,7 +221,7 @@ class Tiers:
         ShapeError
             A negative deadline, or invalid tokens.
         UnsupportedDtype
-            A namespace without a value outside of the process.
+            Tokens that are not integers, or a namespace without a value outside of the process.
         UnsupportedOption
             The tiers are closed.
         """
@@ -242,8 +239,9 @@ class Tiers:
                 copied += self.host.backup(sequence)
                 ended = self.host.poll()
                 tokens, options = sequence.tokens[: sequence.num_computed_tokens], _backup.options_of(sequence)
-                size = self.cache.block_size
-                stop = min([backup.start for backup in ended], default=len(tokens) // size * size)
+                # Copies of other sequences may end meanwhile.
+                own = [one.start for one in ended if _is_of(one, tokens, options)]
+                stop = min(own, default=len(tokens) // self.cache.block_size * self.cache.block_size)
                 before = Backup(tokens, options.namespace, options.spans, 0, stop)
                 self._stores.write([before, *ended])
         return copied
@@ -272,10 +270,11 @@ class Tiers:
         """
         with suppress(PagecoreError):  # counted by the host tier
             self.host.publish_spilled()
+        end = None if timeout is None else time.monotonic() + timeout
         if not self.host.drain(timeout):
             return False
         self._write()
-        return self._stores.drain(timeout)
+        return self._stores.drain(None if end is None else max(end - time.monotonic(), 0.0))
 
     def stats(self) -> TierStats:
         """Return the statistics: hits by medium, the host tier, requests and stores."""
@@ -303,8 +302,10 @@ class Tiers:
         self._is_closed = True
         with Held(self._parts.state.lock):
             self._parts.state.observer = None
-        self._stores.close()
-        self.host.close()
+        try:
+            self._stores.close()
+        finally:
+            self.host.close()
 
     def __enter__(self) -> Self:
         return self
@@ -371,3 +372,10 @@ class Tiers:
         most = self._hits.limit(sequence) if self.write == "second_hit" else None
         with suppress(PagecoreError):  # counted by the host tier
             self.host.backup(sequence, max_tokens=most)
+
+
+def _is_of(backup: Backup, tokens: NDArray[np.int32], options: RetentionOptions) -> bool:
+    """Return True if a backup is of a prefix of these tokens."""
+    if type(backup.namespace) is not type(options.namespace) or backup.namespace != options.namespace:
+        return False
+    return np.array_equal(backup.tokens, tokens[: len(backup.tokens)])
