@@ -8,19 +8,15 @@ from collections.abc import Sequence as Listed
 from contextlib import suppress
 from typing import Any, Self
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
-from pagecore.cache.prefix.retention import RetentionOptions, Spans
-from pagecore.cache.step._plan import lacked, lacked_slots, shortage
+from pagecore.cache.prefix.retention import Spans
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.tiers.guard import Guard
-from pagecore.tiers.host import _backup
-from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.arguments import (
@@ -32,14 +28,14 @@ from pagecore.tiers.manager.arguments import (
     checked_stores,
 )
 from pagecore.tiers.manager.ledger import Ledger
+from pagecore.tiers.manager.observer import CacheObserver
 from pagecore.tiers.manager.requests import Request
-from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stats import TierStats
 from pagecore.tiers.manager.stores import PIN_SECONDS, Agree, StoreSide
 from pagecore.tiers.store import BlockStore
 
 
-class Tiers:
+class Tiers(CacheObserver):
     """A paged cache, its host tier and its stores, which work together without further calls.
 
     From its construction to `close`, the cache reports to the tiers: `PagedKVCache.add_sequence` first promotes what
@@ -122,36 +118,30 @@ class Tiers:
         check_fingerprint(fingerprint, given, host)
         check_agree(agree)
         seconds = checked_seconds("pin_seconds", pin_seconds)
-        self.cache, self.host, self.write = cache, host, write
-        self.min_tokens = require_int("min_tokens", min_tokens, min=0, max=None)
-        self._parts = parts
-        self._num_promoted = self._num_found = 0
-        # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
-        self._first: dict[int, int] = {}
-        self._hits = SecondHits(parts.block_size, host.num_blocks[0])
+        super().__init__(parts, host, write, require_int("min_tokens", min_tokens, min=0, max=None))
+        self.cache = cache
         self._is_closed = False
         with Held(parts.state.lock):
             if parts.state.observer is not None:
                 raise UnsupportedOption("the cache has tiers already; close them first")
             host.is_exclusive = write == "on_evict"
+            try:
+                self._stores = StoreSide(
+                    cache,
+                    host,
+                    [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
+                    fingerprint=fingerprint,
+                    tree_lanes=host.tree_lanes,
+                    held=lambda: Held(parts.state.lock),
+                    min_tokens=self.min_tokens,
+                    pin_seconds=seconds,
+                    agree=agree,
+                    copies_nearer=write != "explicit",
+                )
+            except BaseException:
+                host.is_exclusive = False
+                raise
             parts.state.observer = self
-        try:
-            self._stores = StoreSide(
-                cache,
-                host,
-                [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
-                fingerprint=fingerprint,
-                tree_lanes=host.tree_lanes,
-                held=lambda: Held(parts.state.lock),
-                min_tokens=self.min_tokens,
-                pin_seconds=seconds,
-                agree=agree,
-                copies_nearer=write != "explicit",
-            )
-        except BaseException:
-            parts.state.observer = None
-            host.is_exclusive = False
-            raise
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -237,13 +227,7 @@ class Tiers:
             self._write()
             for sequence in as_list(sequences):
                 copied += self.host.backup(sequence)
-                ended = self.host.poll()
-                tokens, options = sequence.tokens[: sequence.num_computed_tokens], _backup.options_of(sequence)
-                # Copies of other sequences may end meanwhile.
-                own = [one.start for one in ended if _is_of(one, tokens, options)]
-                stop = min(own, default=len(tokens) // self.cache.block_size * self.cache.block_size)
-                before = Backup(tokens, options.namespace, options.spans, 0, stop)
-                self._stores.write([before, *ended])
+                self._write_whole(sequence)
         return copied
 
     def poll(self) -> list[Request]:
@@ -280,13 +264,7 @@ class Tiers:
         """Return the statistics: hits by medium, the host tier, requests and stores."""
         with Held(self._parts.state.lock):
             requests = self._stores.stats()
-            loaded = requests.loaded_tokens
-            hits: dict[str, int] = {
-                "GPU": max(self._num_found - self._num_promoted, 0),
-                "CPU": max(self._num_promoted - sum(loaded.values()), 0),
-            }
-            hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
-            return TierStats(hits, self.host.stats(), requests)
+            return TierStats(self._hit_tokens(requests.loaded_tokens), self.host.stats(), requests)
 
     def check_invariants(self) -> None:
         """Recount both trees, their pools and all transfers; raise `PagecoreError` if anything differs."""
@@ -312,70 +290,3 @@ class Tiers:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- calls of the cache, under its lock ----------------------------------------------------------------------
-
-    def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
-        """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
-        array = np.asarray(ids)
-        if self.write == "second_hit":
-            self._hits.note(array, options)
-        before = self.host.num_promoted_tokens
-        with suppress(PagecoreError):  # counted by the host tier
-            self.host.promote_ids(array, options, most, self.min_tokens)
-        self._num_promoted += self.host.num_promoted_tokens - before
-
-    def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
-        """Note first steps; save what a step will evict, if the step has room."""
-        for sequence in sequences:
-            if isinstance(sequence, Sequence) and sequence.num_computed_tokens == sequence.num_cached_tokens:
-                self._first[id(sequence)] = sequence.num_cached_tokens
-        if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):
-            state = self._parts.state
-            self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
-
-    def evicting(self, missing: list[int]) -> None:
-        """Save what an operation will evict: blocks of each group, and state slots after them."""
-        if self.write == "on_evict" and any(missing):
-            with suppress(PagecoreError):  # the operation evicts what is left
-                self.host.spill(missing)
-            self._write()
-
-    def committed(self, sequences: list[Sequence]) -> None:
-        """Count hits, and back up what a step has published."""
-        if self._first:
-            for sequence in sequences:
-                self._num_found += self._first.pop(id(sequence), 0)
-        if self.write in ("through", "second_hit"):
-            for sequence in sequences:
-                self._back_up(sequence)
-            self._write()
-
-    def removing(self, sequence: Sequence) -> None:
-        """Back up what a sequence leaves to the prefix cache."""
-        if self.write not in ("explicit", "on_evict"):
-            self._back_up(sequence)
-            self._write()
-        self._hits.forget(sequence)
-        self._first.pop(id(sequence), None)
-
-    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
-        """Return the tokens of a prefix that the device would have after `adding`."""
-        device, host = self.host.match_ids(ids, options, most)
-        return host if host - device >= max(self.min_tokens, 1) else device
-
-    def _write(self) -> None:
-        """Write what backups have published to the stores."""
-        self._stores.write(self.host.poll())
-
-    def _back_up(self, sequence: Sequence) -> None:
-        most = self._hits.limit(sequence) if self.write == "second_hit" else None
-        with suppress(PagecoreError):  # counted by the host tier
-            self.host.backup(sequence, max_tokens=most)
-
-
-def _is_of(backup: Backup, tokens: NDArray[np.int32], options: RetentionOptions) -> bool:
-    """Return True if a backup is of a prefix of these tokens."""
-    if type(backup.namespace) is not type(options.namespace) or backup.namespace != options.namespace:
-        return False
-    return np.array_equal(backup.tokens, tokens[: len(backup.tokens)])
