@@ -30,8 +30,9 @@ from pagecore.tiers.manager.arguments import (
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.observer import CacheObserver
 from pagecore.tiers.manager.requests import Request
+from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
-from pagecore.tiers.manager.stores import PIN_SECONDS, Agree, StoreSide
+from pagecore.tiers.manager.stores import PIN_SECONDS, StoreSide
 from pagecore.tiers.store import BlockStore
 
 
