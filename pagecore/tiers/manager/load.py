@@ -235,7 +235,7 @@ class Load:
                 chunk.ok[lane][mine] = ok[begin : begin + len(mine)]
                 there[lane] = chunk.positions[lane][mine], chunk.ok[lane][mine]
                 begin += len(mine)
-            note_found(port, self.request, there)
+            note_found(port, self.request, there, error)
 
         chunk.num_open += 1
         wanted = np.concatenate(keys)

@@ -133,7 +133,7 @@ class Search:
         self._request.note(error)
         found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
         self._answers[port.index] = found
-        note_found(port, self._request, list(zip(self._searched, found, strict=True)))
+        note_found(port, self._request, list(zip(self._searched, found, strict=True)), error)
         if self.has_ended:
             self._unlock(port, found)
 
@@ -149,6 +149,7 @@ class Search:
             port.unlock(np.concatenate(keys))
 
 
-def note_found(port: StorePort, request: Request, found: Sequence[tuple[Positions, Flags]]) -> None:
-    """Note in the ledger of a store which entries of each lane it has, and which it lacks."""
-    port.ledger.note(request.tokens, request.namespace, request.spans, found, store=port.index, forgets=True)
+def note_found(port: StorePort, request: Request, found: Sequence[tuple[Positions, Flags]], error: str | None) -> None:
+    """Note in the ledger of a store which entries of each lane it has; without an error it lacks the others."""
+    prefix = request.tokens, request.namespace, request.spans
+    port.ledger.note(*prefix, found, store=port.index, forgets=error is None)

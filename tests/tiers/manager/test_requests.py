@@ -675,3 +675,24 @@ def test_a_block_that_one_store_lacks_stays_listed_while_another_of_the_medium_h
         store.finish_all()
     w.side.poll()
     assert ledger.list_contents().to_list() == []
+
+
+def test_a_failure_of_a_store_removes_nothing_from_its_ledger(world):
+    w = world()
+    ((ledger, _),) = w.side.ledgers
+    ledger.start_journal()
+    put(w.stores[0], w.host, PROMPT)
+    w.side.request(PROMPT)
+    w.stores[0].finish()
+    w.side.poll()
+    w.stores[0].finish(fails=range(100), error="planted")  # the load
+    w.side.poll()
+    assert len(ledger.list_contents().to_list()) == 6
+    w.side.request(PROMPT)
+    w.stores[0].finish(fails=range(100), error="planted")  # the look-up
+    w.side.poll()
+    assert len(ledger.list_contents().to_list()) == 6
+    w.side.request(PROMPT)
+    w.stores[0].finish(fails=range(100))  # the entries are gone
+    w.side.poll()
+    assert ledger.list_contents().to_list() == []
