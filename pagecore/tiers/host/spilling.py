@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Listed
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.tiers.host import _backup, _spill
 from pagecore.tiers.host.parts import TierParts
 from pagecore.tiers.host.records import Backup
@@ -63,8 +64,10 @@ class SpillMethods(TierParts):
         _spill.publish_waiting(self._parts.state, self._index, self._copy_spilled, self._note_published)
 
     def _publish_for(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
-        """Publish the end of a path that waits, if a prompt asks for it."""
-        if self._index.tail is not None:
+        """Publish the end of a path that waits, if a prompt asks for it; it is given up if its copy fails."""
+        if self._index.tail is None:
+            return
+        with suppress(PagecoreError):  # counted by _copy_spilled
             _spill.publish_for(self._parts.state, self._index, ids, options, self._copy_spilled, self._note_published)
 
     def _copy_spilled(self, one: _backup.Backup | _spill.SpilledPart) -> bool:

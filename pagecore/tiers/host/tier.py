@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
 from typing import Self, SupportsFloat, SupportsIndex
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.prefix.retention import RetentionOptions, Spans
-from pagecore.errors import InvalidSequence, UnsupportedOption
+from pagecore.errors import UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
 from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
-from pagecore.storage.checks import flag, require_int, shown
+from pagecore.storage.checks import flag, shown
 from pagecore.storage.memory import Memory
-from pagecore.tiers.host import _backup, _lease, _promote, _spill
+from pagecore.tiers.host import _lease, _spill
 from pagecore.tiers.host._index import HostIndex
+from pagecore.tiers.host.backups import BackupMethods
 from pagecore.tiers.host.copies import BlockCopies, check_io
 from pagecore.tiers.host.entries import EntryMethods
 from pagecore.tiers.host.layer_copies import CopyMethods
+from pagecore.tiers.host.promoting import PromoteMethods
 from pagecore.tiers.host.records import Backup, HostStats
 from pagecore.tiers.host.sizes import size_tier
 from pagecore.tiers.host.streams import make_transfers
@@ -32,7 +28,7 @@ from pagecore.tiers.host.streams import make_transfers
 MAX_RECORDS = 1024
 
 
-class HostTier(EntryMethods, CopyMethods):
+class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
     """A second prefix cache in host memory, for blocks that the device evicts.
 
     The tier has a prefix tree and block pools of its own, with the components of the cache's: groups without a window,
@@ -198,166 +194,7 @@ class HostTier(EntryMethods, CopyMethods):
         """Bytes of host memory; 0 for ``device="none"``."""
         return self.pool.nbytes
 
-    # -- prefixes ------------------------------------------------------------------------------------------------
-
-    def match(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-        cross_digest: bytes | int | None = None,
-    ) -> int:
-        """Return the number of tokens that a promotion could bring; nothing is held, and nothing counts as used.
-
-        Arguments and errors are those of `PagedKVCache.match_length`.
-        """
-        return self.match_both(
-            tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
-        )[1]
-
-    def match_both(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-        cross_digest: bytes | int | None = None,
-    ) -> tuple[int, int]:
-        """Return the tokens of a prefix that the device has, and those that the host has; see `match`."""
-        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
-        return self.match_ids(ids, options, most)
-
-    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> tuple[int, int]:
-        """Do the work of `match_both`, with converted arguments."""
-        with Held(self._parts.state.lock):
-            self._publish_for(ids, options)
-            return _promote.match_both(self._parts.state, self._index, ids, options, most)
-
-    def promote(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-        min_tokens: int = 1,
-        cross_digest: bytes | int | None = None,
-    ) -> int:
-        """Copy what the host has of a prefix into blocks of the cache, up to what fits; return the tokens there now.
-
-        Cached blocks that no sequence uses are evicted for it. The copies go to the stream of the cache's last step, so
-        that the next step finds them; on the host they are done when the call returns.
-
-        Parameters
-        ----------
-        tokens, namespace, spans, max_tokens, cross_digest
-            As for `PagedKVCache.add_sequence`.
-        min_tokens : int
-            Fewer tokens than these stay in the host.
-
-        Raises
-        ------
-        ShapeError, UnsupportedDtype
-            As `PagedKVCache.match_length`.
-        PagecoreError
-            A copy failed, or the memory of the cache is released: nothing was published on the device, and the host
-            has what it had.
-        """
-        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
-        return self.promote_ids(ids, options, most, require_int("min_tokens", min_tokens, min=0, max=None))
-
-    def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
-        """Do the work of `promote`, with converted arguments."""
-        self._require_memory()
-        spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
-        try:
-            self._publish_for(ids, options)
-            now, before, copied = _promote.promote(
-                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
-            )
-        except Exception:
-            self._counts["failed"] += 1
-            raise
-        if copied:
-            self._counts["promotions"] += 1
-            self._counts["promoted"] += now - before
-        return now
-
-    @property
-    def is_released(self) -> bool:
-        """True while the cache has given its memory back (`PagedKVCache.release_memory`): nothing can be promoted."""
-        return self._parts.saver is not None and self._parts.saver.is_released
-
-    def wait_for_loads(self) -> None:
-        """Make later work of the cache's stream wait for layers that are still being loaded; the host does not wait."""
-        with Held(self._parts.state.lock):
-            self._parts.store.await_arrivals()
-
-    # -- backup --------------------------------------------------------------------------------------------------
-
-    def backup(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: int | None = None) -> int:
-        """Copy the published whole blocks that the host lacks; return their number, summed over the groups.
-
-        Blocks and the newest checkpoint are copied, and then published in the host's tree: on the host before the call
-        returns; on CUDA on a stream of their own, after the work of the last step, and `poll` publishes them. Until
-        then the blocks of the device are pinned. If the host is full of pinned blocks, less is copied. A sequence that
-        is swapped out has no published blocks.
-
-        Parameters
-        ----------
-        sequences : Sequence or iterable of Sequence
-        max_tokens : int, optional
-            Longest prefix of each sequence to copy.
-
-        Raises
-        ------
-        InvalidSequence
-            A sequence that is not of this cache.
-        PagecoreError
-            A copy failed: the host has what it had.
-        """
-        self._require_open()
-        if not self._transfers.is_ready():
-            return 0
-        copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
-        with Held(self._parts.state.lock):
-            for sequence in as_list(sequences):
-                copied += self._back_up(sequence, most)
-        return copied
-
-    def _back_up(self, sequence: Sequence, most: int) -> int:
-        try:
-            one = _backup.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup)
-        except Exception as error:
-            if not isinstance(error, InvalidSequence):
-                self._counts["failed"] += 1
-            raise
-        if one is None:
-            return 0
-        self._counts["backups"] += 1
-        self._counts["backed_up"] += one.num_blocks
-        if not one.num_receipts:
-            self._note_published(one)
-        return one.num_blocks
-
-    def poll(self) -> list[Backup]:
-        """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
-        with Held(self._parts.state.lock):
-            for one, error in self._transfers.poll():
-                self._counts["failed"] += error is not None
-                ended = Backup.of(one, error) if isinstance(one, _backup.Backup) else None
-                if ended is not None:
-                    self._ended.append(ended)
-            records = list(self._ended)
-            self._ended.clear()
-        return records
-
-    def drain(self, timeout: float | None = None) -> bool:
-        """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
-        return self._transfers.drain(timeout)
+    # -- state ---------------------------------------------------------------------------------------------------
 
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
@@ -368,8 +205,6 @@ class HostTier(EntryMethods, CopyMethods):
                 return False
             _spill.drop_waiting(self._parts.state, self._index)
             return self._index.free(list(counts))
-
-    # -- state ---------------------------------------------------------------------------------------------------
 
     def clear(self) -> int:
         """Evict everything that is not pinned; return the number of freed blocks."""

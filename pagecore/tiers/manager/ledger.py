@@ -33,16 +33,17 @@ class LedgerLog:
 
 @dataclass(slots=True)
 class _Block:
-    lanes: set[int]
+    lanes: dict[int, int]  # one bit for each store that has the entry
     change: Change
 
 
 class Ledger:
-    """The blocks that a store is known to have: those that were written to it, or found in it.
+    """The blocks that the stores of a medium are known to have: those that were written to them, or found in them.
 
     A store outlives the process and is shared, so that its contents are not listed anywhere. The ledger begins with the
-    first publisher of events. A block that the store has given up goes when a look-up or a load misses it, or when more
-    than `max_blocks` newer ones are known. A component has a block if all of its lanes have it.
+    first publisher of events. A block that a store has given up goes when a look-up or a load misses it and no other
+    store of the medium has it, or when more than `max_blocks` newer ones are known; a failure of a store is not a miss.
+    A component has a block if all of its lanes have it.
 
     Parameters
     ----------
@@ -76,6 +77,7 @@ class Ledger:
         spans: Spans | None,
         lanes: Sequence[tuple[Positions, Flags]],
         *,
+        store: int,
         forgets: bool,
     ) -> None:
         """Note which entries of a prefix a store has.
@@ -84,6 +86,8 @@ class Ledger:
         ----------
         lanes : sequence of (ndarray, ndarray)
             Positions of entries of each lane, and True for those that the store has.
+        store : int
+            Number of the store.
         forgets : bool
             The store has none of the others.
         """
@@ -94,32 +98,35 @@ class Ledger:
         for lane, (positions, ok) in enumerate(lanes):
             for position, is_there in zip(positions.tolist(), ok.tolist(), strict=True):
                 if is_there:
-                    self._add(prefix, lane, position)
+                    self._add(prefix, lane, position, store)
                 elif forgets:
-                    self._drop(prefix.hashes[position], lane)
+                    self._drop(prefix.hashes[position], lane, store)
         while len(self._blocks) > self._max_blocks:
             (block_hash, component), block = self._blocks.popitem(last=False)
             self._note_removed(block_hash, component, block)
 
-    def _add(self, prefix: _Prefix, lane: int, position: int) -> None:
+    def _add(self, prefix: _Prefix, lane: int, position: int, store: int) -> None:
         component = self._component_of[lane]
         key = prefix.hashes[position], component
         block = self._blocks.get(key)
         if block is None:
-            block = self._blocks[key] = _Block(set(), prefix.change(position, component))
+            block = self._blocks[key] = _Block({}, prefix.change(position, component))
         self._blocks.move_to_end(key)
-        if lane not in block.lanes:
-            block.lanes.add(lane)
-            if len(block.lanes) == self._num_lanes[component]:
-                self._write(block.change)
+        is_new = lane not in block.lanes
+        block.lanes[lane] = block.lanes.get(lane, 0) | 1 << store
+        if is_new and len(block.lanes) == self._num_lanes[component]:
+            self._write(block.change)
 
-    def _drop(self, block_hash: int, lane: int) -> None:
+    def _drop(self, block_hash: int, lane: int, store: int) -> None:
         component = self._component_of[lane]
         block = self._blocks.get((block_hash, component))
-        if block is None or lane not in block.lanes:
+        if block is None or not block.lanes.get(lane, 0) >> store & 1:
+            return
+        block.lanes[lane] &= ~(1 << store)
+        if block.lanes[lane]:
             return
         self._note_removed(block_hash, component, block)
-        block.lanes.remove(lane)
+        del block.lanes[lane]
         if not block.lanes:
             del self._blocks[block_hash, component]
 

@@ -14,40 +14,17 @@ Q6: What arrives after the deadline is published when it arrives; the request is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.tiers.manager.chunks import Chunk
-from pagecore.tiers.manager.policy import PrefixPlanner, Wanted, chunks_of
-from pagecore.tiers.manager.port import Flags, HostSide, Positions, Reader
+from pagecore.tiers.manager.policy import Wanted, chunks_of
+from pagecore.tiers.manager.port import Flags, Reader
 from pagecore.tiers.manager.requests import Request
+from pagecore.tiers.manager.search import Search, note_found
+from pagecore.tiers.manager.surroundings import Surroundings
 from pagecore.tiers.manager.tickets import StorePort
-from pagecore.tiers.store import Keys
-
-__all__ = ["Load", "Surroundings"]
-
-# Sources of an entry: an index of a store, or one of these.
-ABSENT, IN_HOST = -2, -1
-
-
-class Surroundings(Protocol):
-    """The parts of a manager that a load uses."""
-
-    host: HostSide
-    ports: tuple[StorePort, ...]
-    planner: PrefixPlanner
-    min_tokens: int
-    chunk_bytes: int
-    agrees: bool
-
-    def device_tokens(self, request: Request, max_tokens: int) -> int:
-        """Return the tokens of the request that the device has, up to `max_tokens`."""
-
-    def keys(self, request: Request, lane: int, positions: Positions) -> Keys:
-        """Return the content keys of entries."""
 
 
 class Load:
@@ -65,14 +42,7 @@ class Load:
         self.cap = request.max_tokens
         self.is_expired = False
         self._pin: Reader | None = self._pinned()
-        self._count = request.max_tokens // around.planner.block_size
-        lanes = around.planner.num_lanes
-        self._searched: list[Positions] = [np.empty(0, np.int64)] * lanes
-        self._lookups: list[int | None] = []
-        self._answers: list[list[Flags] | None] = [None] * len(around.ports)
-        self._num_unanswered = 0
-        self._sources = [np.full(self._count, ABSENT, np.int64) for _ in range(lanes)]
-        self._chosen: list[NDArray[np.int64]] | None = None
+        self._search = Search(around, request)
         self._chunks: list[Chunk] = []
         self._is_broken = False
         self._waits_for: Load | None = None
@@ -92,7 +62,7 @@ class Load:
         """Return True if another request that has not ended searches or loads the first block that this one lacks."""
         block = self.request.num_host_tokens // self.around.planner.block_size
         own, chain = self.request.chain, other.request.chain
-        if other.has_ended or own is None or chain is None or not block < min(self._count, len(chain)):
+        if other.has_ended or own is None or chain is None or not block < min(self._search.num_blocks, len(chain)):
             return False
         return bool((own[block] == chain[block]).all())
 
@@ -121,64 +91,19 @@ class Load:
     def search(self) -> None:
         """Look the missing entries up in every store, one batch each, unless too few tokens are missing."""
         there = max(self.request.num_host_tokens, self.request.num_device_tokens)
-        missing = self._count * self.around.planner.block_size - there
+        missing = self._search.num_blocks * self.around.planner.block_size - there
         if missing <= 0 or not self.around.ports or (missing < self.around.min_tokens and not self.around.agrees):
-            self._chosen = self._sources
+            self._search.skip()
             return
-        first = self.request.num_host_tokens // self.around.planner.block_size
         assert self._pin is not None
-        for lane, source in enumerate(self._sources):
-            positions, _ = self._pin.entries(lane)
-            source[positions[positions < self._count]] = IN_HOST
-            absent = np.flatnonzero(source == ABSENT)
-            self._searched[lane] = absent[absent >= first].astype(np.int64)
-        keys = np.concatenate([self.around.keys(self.request, lane, self._searched[lane]) for lane in self._lanes])
-        if not len(keys):
-            self._chosen = self._sources
-            return
-        self._num_unanswered = len(self.around.ports)
-        for port in self.around.ports:
-            self._lookups.append(port.lookup(keys, partial(self._answered, port)))
-
-    def _answered(self, port: StorePort, ok: Flags, error: str | None) -> None:
-        self._num_unanswered -= 1
-        self._note(error)
-        found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
-        self._answers[port.index] = found
-        self._note_there(port, list(zip(self._searched, found, strict=True)))
-        if self._chosen is not None:
-            self._unlock(port, found)
-
-    def _note_there(self, port: StorePort, there: Sequence[tuple[Positions, Flags]]) -> None:
-        request = self.request
-        port.ledger.note(request.tokens, request.namespace, request.spans, there, forgets=True)
-
-    @property
-    def _lanes(self) -> range:
-        return range(len(self._sources))
-
-    def _assigned(self) -> tuple[list[NDArray[np.int64]], bool]:
-        """Return the nearest source of each entry, and True if further answers cannot change it."""
-        sources = [lane.copy() for lane in self._sources]
-        for answer, port in zip(self._answers, self.around.ports, strict=True):
-            if answer is None:
-                searched = zip(sources, self._searched, strict=True)
-                return sources, not any(bool((lane[places] == ABSENT).any()) for lane, places in searched)
-            for lane, places, found in zip(sources, self._searched, answer, strict=True):
-                new = places[found]
-                lane[new[lane[new] == ABSENT]] = port.index
-        return sources, True
-
-    def _longest(self, sources: Sequence[NDArray[np.int64]], cap: int) -> Wanted:
-        there = [lane != ABSENT for lane in sources]
-        return self.around.planner.longest(self.request.tokens, there, cap)
+        self._search.begin(self._pin)
 
     # -- what the stage could end with ---------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
         """True if no store holds memory or entries for the request."""
-        return self._num_unanswered == 0 and not self._chunks
+        return self._search.num_unanswered == 0 and not self._chunks
 
     def offer(self) -> int | None:
         """Return the tokens with which the stage can end, up to `cap`; None if it has to go on."""
@@ -191,18 +116,18 @@ class Load:
         return None
 
     def _offer_of_search(self) -> int | None:
-        if self._chosen is not None or self.is_expired:
+        if self._search.has_ended or self.is_expired:
             return self._reach()
-        sources, is_settled = self._assigned()
+        sources, is_settled = self._search.assigned()
         if not is_settled:
             return None
-        return max(self._longest(sources, self.cap).num_tokens, self._reach())
+        return max(self._search.longest(sources, self.cap).num_tokens, self._reach())
 
     def settle(self, num_tokens: int) -> bool:
         """End the stage with a prefix of `num_tokens` tokens; return True if the request has ended with it."""
         request = self.request
         if request.state == "searching":
-            if self._chosen is None:
+            if not self._search.has_ended:
                 self._choose(num_tokens)
             if self._chunks or self.around.agrees:  # ranks end both stages together
                 request.state = "loading"
@@ -219,15 +144,15 @@ class Load:
 
     def cancel(self) -> None:
         """End the wait, and ask the stores for an early end of all batches."""
-        self.expire()
-        for port, ticket in zip(self.around.ports, self._lookups, strict=False):
-            port.cancel(ticket)
-        for chunk in self._chunks:
-            chunk.cancel()
+        with self.around.held():
+            self.expire()
+            self._search.cancel()
+            for chunk in self._chunks:
+                chunk.cancel()
 
     def sources(self, lane: int) -> NDArray[np.int64]:
         """Return the index of the store from which each entry of a lane was loaded; below 0 for none."""
-        return self._sources[lane] if self._chosen is None else self._chosen[lane]
+        return self._search.chosen[lane]
 
     @property
     def is_pinned(self) -> bool:
@@ -237,7 +162,7 @@ class Load:
     @property
     def num_batches(self) -> int:
         """Number of look-ups and loads that the stores have not ended."""
-        return self._num_unanswered + sum(chunk.num_open for chunk in self._chunks)
+        return self._search.num_unanswered + sum(chunk.num_open for chunk in self._chunks)
 
     @property
     def num_leases(self) -> int:
@@ -246,28 +171,26 @@ class Load:
 
     def release(self) -> None:
         """End the pin on the prefix in the host."""
-        if self._pin is not None:
-            self._pin.release()
-            self._pin = None
+        with self.around.held():  # a poll of another thread may be replacing the pin
+            if self._pin is not None:
+                self._pin.release()
+                self._pin = None
 
     # -- load ----------------------------------------------------------------------------------------------------
 
     def _choose(self, num_tokens: int) -> None:
         """Begin to load a prefix, give up the holds of all entries that are not loaded, and end the search."""
-        sources, _ = self._assigned()
-        self._chosen = [np.full(self._count, ABSENT, np.int64) for _ in self._lanes]
+        sources, _ = self._search.assigned()
         gained = num_tokens - self._reach()
         if not self.is_expired and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):
-            wanted = self._longest(sources, num_tokens)
+            wanted = self._search.longest(sources, num_tokens)
             while wanted.num_tokens > self._usable(self.cap):
                 end = self._reserve(wanted, sources)
                 if end >= wanted.num_tokens:
                     self._submit_all(sources)
                     break
-                wanted = self._longest(sources, end)
-        for port, found in zip(self.around.ports, self._answers, strict=True):
-            if found is not None:
-                self._unlock(port, found)
+                wanted = self._search.longest(sources, end)
+        self._search.end()
 
     def _reserve(self, wanted: Wanted, sources: Sequence[NDArray[np.int64]]) -> int:
         """Take host memory for all chunks of a prefix, or for none; return the tokens for which there was memory."""
@@ -285,20 +208,17 @@ class Load:
         return wanted.num_tokens
 
     def _submit_all(self, sources: Sequence[NDArray[np.int64]]) -> None:
-        assert self._chosen is not None
         for chunk in self._chunks:
-            for lane, positions in enumerate(chunk.positions):
-                self._chosen[lane][positions] = sources[lane][positions]
+            self._search.choose(chunk.positions, sources)
             for port in self.around.ports:
                 self._submit(chunk, port)
 
     def _submit(self, chunk: Chunk, port: StorePort) -> None:
         """Load the entries of a chunk that come from one store, as one batch."""
-        assert self._chosen is not None
         assert chunk.lease is not None
         keys, pieces, picked = [], [], []
         for lane, positions in enumerate(chunk.positions):
-            mine = np.flatnonzero(self._chosen[lane][positions] == port.index)
+            mine = np.flatnonzero(self._search.chosen[lane][positions] == port.index)
             if len(mine):
                 keys.append(self.around.keys(self.request, lane, positions[mine]))
                 pieces.append(chunk.lease.pieces(lane)[mine])
@@ -308,14 +228,14 @@ class Load:
 
         def ended(ok: Flags, error: str | None) -> None:
             chunk.num_open -= 1
-            self._note(error)
+            self.request.note(error)
             begin = 0
-            there = [(np.empty(0, np.int64), np.empty(0, np.bool_)) for _ in self._lanes]
+            there = [(np.empty(0, np.int64), np.empty(0, np.bool_)) for _ in chunk.positions]
             for lane, mine in picked:
                 chunk.ok[lane][mine] = ok[begin : begin + len(mine)]
                 there[lane] = chunk.positions[lane][mine], chunk.ok[lane][mine]
                 begin += len(mine)
-            self._note_there(port, there)
+            note_found(port, self.request, there, error)
 
         chunk.num_open += 1
         wanted = np.concatenate(keys)
@@ -371,30 +291,9 @@ class Load:
         """Return the tokens that host or device have, up to `cap`."""
         return max(self._usable(self.cap), self.around.device_tokens(self.request, self.cap))
 
-    def _unlock(self, port: StorePort, found: Sequence[Flags]) -> None:
-        """Give up the holds of the entries that a store found and that are not loaded from it."""
-        assert self._chosen is not None
-        keys = []
-        for lane, flags in enumerate(found):
-            positions = self._searched[lane][flags]
-            unused = positions[self._chosen[lane][positions] != port.index]
-            if len(unused):
-                keys.append(self.around.keys(self.request, lane, unused))
-        if keys:
-            port.unlock(np.concatenate(keys))
-
-    def _note(self, error: str | None) -> None:
-        if error is not None:
-            self.request.error = error
-
     def _count_loaded(self) -> None:
         """Count the tokens of the request that came from each medium."""
         request, size = self.request, self.around.planner.block_size
-        if self._chosen is None:
-            return
         first, last = request.num_host_tokens // size, min(request.num_tokens, self._usable(self.cap)) // size
-        furthest = np.max(np.stack([lane[first:last] for lane in self._chosen]), axis=0, initial=ABSENT)
-        for port in self.around.ports:
-            count = int((furthest == port.index).sum())
-            if count:
-                request.loaded_tokens[port.medium] = request.loaded_tokens.get(port.medium, 0) + count * size
+        for medium, count in self._search.count_chosen(first, last).items():
+            request.loaded_tokens[medium] = request.loaded_tokens.get(medium, 0) + count * size

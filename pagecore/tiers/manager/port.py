@@ -1,4 +1,4 @@
-"""The part of a host tier that loads from stores and writes to stores need."""
+"""The parts of a cache and its host tier that loads from stores and writes to stores need."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pagecore.index import RadixTree
 from pagecore.tiers.store import Pieces
 
-__all__ = ["Flags", "HostSide", "Lease", "Positions", "Prefix", "Reader", "Spans"]
+__all__ = ["DeviceSide", "Flags", "HostSide", "Lease", "Positions", "Prefix", "Reader", "Spans"]
 
 # Indices of blocks in a prompt; for states the block at whose end the state is.
 Positions = NDArray[np.int64]
@@ -61,6 +61,20 @@ class Prefix(Protocol):
     @property
     def stop(self) -> int:
         """Number of tokens that the host has now."""
+
+
+class DeviceSide(Protocol):
+    """The part of a cache that a request asks."""
+
+    def match_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+    ) -> int:
+        """Return the number of tokens whose prefix is cached."""
 
 
 class HostSide(Protocol):

@@ -79,6 +79,11 @@ class Request:
         if self.load is not None:
             self.load.release()
 
+    def note(self, error: str | None) -> None:
+        """Keep the reason of a failure of a store; None for none."""
+        if error is not None:
+            self.error = error
+
     @property
     def has_ended(self) -> bool:
         """True if the request is ready or late."""

@@ -5,46 +5,31 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from threading import RLock
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.cache._sequence import token_ids
+from pagecore.cache.prefix.retention import reusable
+from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
+from pagecore.tiers.manager.arguments import checked_seconds, require_fingerprint
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
-from pagecore.tiers.manager.port import HostSide, Positions, Prefix, Spans
+from pagecore.tiers.manager.port import DeviceSide, HostSide, Positions, Prefix, Spans
 from pagecore.tiers.manager.requests import Request
+from pagecore.tiers.manager.running import Agree, RunningLoads
 from pagecore.tiers.manager.stats import RequestStats
 from pagecore.tiers.manager.tickets import StorePort
 from pagecore.tiers.manager.writes import Writer
 from pagecore.tiers.store import BlockStore, Keys
 
-__all__ = ["Agree", "StoreSide"]
-
 CHUNK_BYTES = 16 << 20
 PIN_SECONDS = 10.0
-# Elementwise minimum over all ranks of an int64 array; every rank calls it with an array of the same length.
-Agree = Callable[[NDArray[np.int64]], NDArray[np.int64]]
-
-
-class DeviceSide(Protocol):
-    """The part of a cache that a request asks."""
-
-    def match_length(
-        self,
-        tokens: ArrayLike,
-        *,
-        namespace: Hashable = None,
-        spans: Spans | None = None,
-        max_tokens: int | None = None,
-    ) -> int:
-        """Return the number of tokens whose prefix is cached."""
 
 
 class StoreSide:
@@ -91,11 +76,7 @@ class StoreSide:
         copies_nearer: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if stores and fingerprint is None:
-            raise UnsupportedOption(
-                f"{len(stores)} stores are given without a fingerprint, which keeps the entries of models apart; "
-                "pass fingerprint=Fingerprint.of(cache, model=...)"
-            )
+        require_fingerprint(stores, fingerprint)
         self.host = host
         # Stores of one medium have one ledger: events name only the medium.
         ledgers: dict[str, Ledger] = {}
@@ -106,21 +87,14 @@ class StoreSide:
         self.planner = PrefixPlanner(host.tree, tree_lanes)
         self.min_tokens = min_tokens
         self.chunk_bytes = chunk_bytes
-        self.agrees = agree is not None
         self._cache = cache
         self._fingerprint = fingerprint
-        self._agree = agree
         self._copies_nearer = copies_nearer
         self._clock = clock
-        self._pin_seconds = pin_seconds
         self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
-        self._open: list[Load] = []
-        self._retiring: list[Load] = []
-        self._pinned: list[tuple[float, Load]] = []
-        self._num_requests = self._num_ready = self._num_late = 0
-        self._loaded_tokens: dict[str, int] = {}
+        self._loads = RunningLoads(agree, pin_seconds, self._copy_nearer)
         lock = RLock()
-        self._held = held if held is not None else lambda: lock
+        self.held = held if held is not None else lambda: lock
         self._epoll: select.epoll | None = select.epoll()
         for port in self.ports:
             self._epoll.register(port.store.fileno(), select.EPOLLIN)
@@ -137,23 +111,18 @@ class StoreSide:
         deadline: float | None = None,
     ) -> Request:
         """Ask for a prefix; see `Tiers.request`."""
-        if deadline is not None and not deadline >= 0:
-            raise ShapeError(f"deadline is {deadline!r}; expected seconds from now, 0 or more, or None to wait")
-        ids = np.ascontiguousarray(tokens, dtype=np.int32)
-        # The last token is always computed: its output is asked for.
-        most = min(len(ids) - 1, len(ids) if max_tokens is None else max_tokens)
-        most = max(most, 0) // self.planner.block_size * self.planner.block_size
+        seconds = None if deadline is None else checked_seconds("deadline", deadline)
+        ids = token_ids(tokens)
+        most = reusable(len(ids), max_tokens) // self.planner.block_size * self.planner.block_size
         spans = None if spans is None else tuple(spans)
-        with self._held():
+        with self.held():
             self._check_open()
-            end = None if deadline is None else self._clock() + deadline
+            end = None if seconds is None else self._clock() + seconds
             request = Request(ids, namespace, spans, most, end)
             if self.ports:
                 request.chain = self._chain(ids[:most], namespace, spans)
             load = Load(self, request)
-            self._num_requests += 1
-            leader = None if self.agrees else self._leader_of(load)
-            self._open.append(load)
+            leader = self._loads.add(load)
             if leader is None:
                 load.search()
             else:
@@ -164,7 +133,7 @@ class StoreSide:
 
     def poll(self) -> list[Request]:
         """Take the ends of batches; return the requests that ended since the last call, other than in `request`."""
-        with self._held():
+        with self.held():
             self._check_open()
             for port in self.ports:
                 port.poll()
@@ -177,7 +146,7 @@ class StoreSide:
         """
         if not self.ports:
             return 0
-        with self._held():
+        with self.held():
             return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
 
     def fileno(self) -> int:
@@ -194,7 +163,7 @@ class StoreSide:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self.poll()
-            if not self.num_pending and not self._open:
+            if not self.num_pending and not self._loads.num_open:
                 return True
             left = None if end is None else end - time.monotonic()
             if left is not None and left <= 0:
@@ -223,24 +192,14 @@ class StoreSide:
 
     def stats(self) -> RequestStats:
         """Return the counters."""
-        with self._held():
-            return RequestStats(
-                self._num_requests,
-                self._num_ready,
-                self._num_late,
-                len(self._open),
-                len(self._retiring),
-                dict(self._loaded_tokens),
-                {port.store.name: port.stats() for port in self.ports},
-            )
+        with self.held():
+            return self._loads.stats({port.store.name: port.stats() for port in self.ports})
 
     def check_invariants(self) -> None:
         """Recount what requests and copies hold; raise PagecoreError if a request or pin is lost."""
-        with self._held():
-            loads = [*self._open, *self._retiring]
-            if any(load.is_over for load in self._retiring):
-                raise PagecoreError("inconsistent tiers: a request that is over has not been retired")
-            busy = sum(load.num_batches for load in loads) + self._writer.num_batches
+        with self.held():
+            self._loads.check_invariants()
+            busy = self._loads.num_batches + self._writer.num_batches
             if busy != self.num_pending:
                 raise PagecoreError(
                     f"inconsistent tiers: requests and copies wait for {busy} batches, the stores have "
@@ -252,37 +211,35 @@ class StoreSide:
     @property
     def num_leases(self) -> int:
         """Number of leases of the host that loads hold."""
-        return sum(load.num_leases for load in (*self._open, *self._retiring))
+        return self._loads.num_leases
 
     @property
     def num_pins(self) -> int:
         """Number of pins on the host that requests and copies hold."""
-        loads = {*self._open, *self._retiring, *(load for _, load in self._pinned)}
-        return sum(load.is_pinned for load in loads) + self._writer.num_pins
+        return self._loads.num_pins + self._writer.num_pins
 
     def close(self, timeout: float = 5.0) -> None:
         """End all requests, wait up to `timeout` seconds for open batches, and close the stores; idempotent."""
-        with self._held():
+        with self.held():
             if self._epoll is None:
                 return
-            for load in (*self._open, *self._retiring):
-                load.cancel()
-            self._agree = None
-            self.agrees = False
-            with suppress(PagecoreError):
-                self.drain(timeout)
-            self._epoll.close()
-            self._epoll = None
-            for port in self.ports:
-                port.close()
-            self._advance()
-            for load in (*self._open, *self._retiring, *(load for _, load in self._pinned)):
-                load.release()
-            self._open.clear()
-            self._retiring.clear()
-            self._pinned.clear()
+            self._loads.cancel_all()
+            self._copies_nearer = False
+            with ExitStack() as ends:  # from the last one to the first, whatever a store raises
+                ends.callback(self._loads.release_all)
+                ends.callback(self._advance)
+                for port in reversed(self.ports):
+                    ends.callback(port.close)
+                ends.callback(self._close_epoll)
+                with suppress(PagecoreError):
+                    self.drain(timeout)
 
     # -- for loads -----------------------------------------------------------------------------------------------
+
+    @property
+    def agrees(self) -> bool:
+        """True if ranks end their requests together."""
+        return self._loads.agrees
 
     def device_tokens(self, request: Request, max_tokens: int) -> int:
         """Return the tokens of a request that the device has, up to `max_tokens`."""
@@ -297,13 +254,14 @@ class StoreSide:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _close_epoll(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()
+        self._epoll = None
+
     def _chain(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> Keys:
         assert self._fingerprint is not None
         return content_chain(self._fingerprint, tokens, namespace=namespace, spans=spans)
-
-    def _leader_of(self, load: Load) -> Load | None:
-        """Return the newest older request that loads the first block which a request lacks."""
-        return next((one for one in reversed([*self._retiring, *self._open]) if load.lacks_what(one)), None)
 
     def _copy_nearer(self, load: Load) -> None:
         """Write what a request has loaded to the stores that are nearer than its source."""
@@ -334,67 +292,7 @@ class StoreSide:
         )
 
     def _advance(self) -> list[Request]:
-        """Move every request on; return those that have ended."""
-        now = self._clock()
-        for load in self._open:
-            end = load.request.deadline_at
-            if end is not None and now >= end:
-                load.expire()
-        ended: list[Load] = []
-        while settled := self._settle_once():
-            ended += [load for load in settled if load.request.has_ended]
-            if self.agrees:
-                break
-        for load in ended:
-            self._end(load, now)
-        self._retire(now)
-        return [load.request for load in ended]
-
-    def _settle_once(self) -> list[Load]:
-        """Settle the stages that can end, on all ranks alike; return their loads."""
-        offers = [load.offer() for load in self._open]
-        settled = []
-        for load, (least, most) in zip(list(self._open), self._agreed(offers), strict=True):
-            if least < 0:
-                continue
-            if least < most:
-                load.cap = least  # the ranks offer again: a shorter prefix may not be reusable on all
-                continue
-            if load.settle(least):
-                self._open.remove(load)
-            settled.append(load)
-        return settled
-
-    def _agreed(self, offers: Sequence[int | None]) -> list[tuple[int, int]]:
-        """Return the least and the largest offer of all ranks for each request; -1 while one has none."""
-        if self._agree is None or not offers:
-            return [(-1, 1) if offer is None else (offer, offer) for offer in offers]
-        own = np.array([(-1, 1) if offer is None else (offer, -offer) for offer in offers], np.int64)
-        least = np.asarray(self._agree(own.reshape(-1)), np.int64).reshape(-1, 2)
-        return [(low, -high) for low, high in least.tolist()]
-
-    def _end(self, load: Load, now: float) -> None:
-        request = load.request
-        if request.state == "late":
-            self._num_late += 1
-        else:
-            self._num_ready += 1
-        for medium, count in request.loaded_tokens.items():
-            self._loaded_tokens[medium] = self._loaded_tokens.get(medium, 0) + count
-        self._retiring.append(load)
-        self._pinned.append((now + self._pin_seconds, load))
-
-    def _retire(self, now: float) -> None:
-        for load in self._retiring:
-            load.publish()
-            load.request.is_retired = load.is_over
-            if load.is_over:
-                self._copy_nearer(load)
-        self._retiring = [load for load in self._retiring if not load.is_over]
-        for end, load in self._pinned:
-            if now >= end:
-                load.release()
-        self._pinned = [(end, load) for end, load in self._pinned if load.is_pinned]
+        return self._loads.advance(self._clock())
 
     def _check_open(self) -> None:
         if self._epoll is None:

@@ -97,12 +97,14 @@ class StorePort:
 
     def close(self) -> None:
         """Close the store, which ends all of its batches; those without an end count as failures."""
-        self.poll()
-        self.store.close()
-        self.poll()
-        while self._open:
-            _, (ended, count) = self._open.popitem()
-            ended(np.zeros(count, np.bool_), "the store was closed")
+        try:
+            self.poll()
+            self.store.close()
+            self.poll()
+        finally:
+            while self._open:
+                _, (ended, count) = self._open.popitem()
+                ended(np.zeros(count, np.bool_), "the store was closed")
 
     def stats(self) -> StoreStats:
         """Return the counters of the store; refused submissions are included in its failures."""

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
-from pagecore.cache.parts import parts_of
-from pagecore.cache.prefix.retention import RetentionOptions, Spans
-from pagecore.cache.step._plan import lacked, lacked_slots, shortage
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
-from pagecore.storage.checks import require_int, shown
+from pagecore.cache.prefix.retention import Spans
+from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.storage.checks import require_int
 from pagecore.tiers.guard import Guard
-from pagecore.tiers.host import _backup
-from pagecore.tiers.host.records import Backup
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.manager.arguments import (
+    Write,
+    check_agree,
+    check_fingerprint,
+    checked_parts,
+    checked_seconds,
+    checked_stores,
+)
 from pagecore.tiers.manager.ledger import Ledger
+from pagecore.tiers.manager.observer import CacheObserver
 from pagecore.tiers.manager.requests import Request
-from pagecore.tiers.manager.second_hit import SecondHits
+from pagecore.tiers.manager.running import Agree
 from pagecore.tiers.manager.stats import TierStats
-from pagecore.tiers.manager.stores import PIN_SECONDS, Agree, StoreSide
+from pagecore.tiers.manager.stores import PIN_SECONDS, StoreSide
 from pagecore.tiers.store import BlockStore
 
-Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
 
-
-class Tiers:
+class Tiers(CacheObserver):
     """A paged cache, its host tier and its stores, which work together without further calls.
 
     From its construction to `close`, the cache reports to the tiers: `PagedKVCache.add_sequence` first promotes what
@@ -73,10 +76,11 @@ class Tiers:
     Raises
     ------
     UnsupportedOption
-        A tier of another cache, a cache that has tiers already, or an unknown `write`; stores without a fingerprint, or
-        for a cache with cross-attention layers, whose prefixes depend on encoder outputs that stores do not keep.
+        A tier of another cache, a cache that has tiers already, or an unknown `write`; objects that are not stores, a
+        fingerprint or callable; stores without a fingerprint, or for a cache with cross-attention layers, whose
+        prefixes depend on encoder outputs that stores do not keep.
     ShapeError
-        A fingerprint of other entries than the host has.
+        A fingerprint of other entries than the host has, or a number that is out of range.
 
     Notes
     -----
@@ -110,51 +114,35 @@ class Tiers:
         pin_seconds: float = PIN_SECONDS,
         agree: Agree | None = None,
     ) -> None:
-        parts = parts_of(cache)
-        if not isinstance(host, HostTier) or host.cache is not cache:
-            raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
-        if write not in get_args(Write):
-            raise UnsupportedOption(f"write is {shown(write)}; use one of {', '.join(get_args(Write))}")
-        self.cache, self.host, self.write = cache, host, write
-        self.min_tokens = require_int("min_tokens", min_tokens, min=0, max=None)
-        self._parts = parts
-        stores = tuple(stores)
-        if stores and parts.cross is not None:
-            raise UnsupportedOption(
-                "the cache has cross-attention layers, whose prefixes depend on encoder outputs; stores do not keep "
-                "these: use Tiers without stores"
-            )
-        if fingerprint is not None and fingerprint.payload_bytes != host.payload_bytes:
-            raise ShapeError(
-                f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries "
-                f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
-            )
-        self._num_promoted = self._num_found = 0
-        # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
-        self._first: dict[int, int] = {}
-        self._hits = SecondHits(parts.block_size, host.num_blocks[0])
+        parts = checked_parts(cache, host, write)
+        given = checked_stores(stores, parts)
+        check_fingerprint(fingerprint, given, host)
+        check_agree(agree)
+        seconds = checked_seconds("pin_seconds", pin_seconds)
+        super().__init__(parts, host, write, require_int("min_tokens", min_tokens, min=0, max=None))
+        self.cache = cache
         self._is_closed = False
         with Held(parts.state.lock):
             if parts.state.observer is not None:
                 raise UnsupportedOption("the cache has tiers already; close them first")
             host.is_exclusive = write == "on_evict"
+            try:
+                self._stores = StoreSide(
+                    cache,
+                    host,
+                    [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in given],
+                    fingerprint=fingerprint,
+                    tree_lanes=host.tree_lanes,
+                    held=lambda: Held(parts.state.lock),
+                    min_tokens=self.min_tokens,
+                    pin_seconds=seconds,
+                    agree=agree,
+                    copies_nearer=write != "explicit",
+                )
+            except BaseException:
+                host.is_exclusive = False
+                raise
             parts.state.observer = self
-        try:
-            self._stores = StoreSide(
-                cache,
-                host,
-                [store if parts.device == "none" or isinstance(store, Guard) else Guard(store) for store in stores],
-                fingerprint=fingerprint,
-                tree_lanes=host.tree_lanes,
-                held=lambda: Held(parts.state.lock),
-                min_tokens=self.min_tokens,
-                pin_seconds=pin_seconds,
-                agree=agree,
-                copies_nearer=write != "explicit",
-            )
-        except BaseException:
-            parts.state.observer = None
-            raise
 
     # -- use -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +212,7 @@ class Tiers:
         ShapeError
             A negative deadline, or invalid tokens.
         UnsupportedDtype
-            A namespace without a value outside of the process.
+            Tokens that are not integers, or a namespace without a value outside of the process.
         UnsupportedOption
             The tiers are closed.
         """
@@ -240,12 +228,7 @@ class Tiers:
             self._write()
             for sequence in as_list(sequences):
                 copied += self.host.backup(sequence)
-                ended = self.host.poll()
-                tokens, options = sequence.tokens[: sequence.num_computed_tokens], _backup.options_of(sequence)
-                size = self.cache.block_size
-                stop = min([backup.start for backup in ended], default=len(tokens) // size * size)
-                before = Backup(tokens, options.namespace, options.spans, 0, stop)
-                self._stores.write([before, *ended])
+                self._write_whole(sequence)
         return copied
 
     def poll(self) -> list[Request]:
@@ -272,22 +255,17 @@ class Tiers:
         """
         with suppress(PagecoreError):  # counted by the host tier
             self.host.publish_spilled()
+        end = None if timeout is None else time.monotonic() + timeout
         if not self.host.drain(timeout):
             return False
         self._write()
-        return self._stores.drain(timeout)
+        return self._stores.drain(None if end is None else max(end - time.monotonic(), 0.0))
 
     def stats(self) -> TierStats:
         """Return the statistics: hits by medium, the host tier, requests and stores."""
         with Held(self._parts.state.lock):
             requests = self._stores.stats()
-            loaded = requests.loaded_tokens
-            hits: dict[str, int] = {
-                "GPU": max(self._num_found - self._num_promoted, 0),
-                "CPU": max(self._num_promoted - sum(loaded.values()), 0),
-            }
-            hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
-            return TierStats(hits, self.host.stats(), requests)
+            return TierStats(self._hit_tokens(requests.loaded_tokens), self.host.stats(), requests)
 
     def check_invariants(self) -> None:
         """Recount both trees, their pools and all transfers; raise `PagecoreError` if anything differs."""
@@ -303,86 +281,13 @@ class Tiers:
         self._is_closed = True
         with Held(self._parts.state.lock):
             self._parts.state.observer = None
-        self._stores.close()
-        self.host.close()
+        try:
+            self._stores.close()
+        finally:
+            self.host.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- calls of the cache, under its lock ----------------------------------------------------------------------
-
-    def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
-        """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
-        array = np.asarray(ids)
-        if self.write == "second_hit":
-            self._hits.note(array, options)
-        before = self.host.num_promoted_tokens
-        with suppress(PagecoreError):  # counted by the host tier
-            self.host.promote_ids(array, options, most, self.min_tokens)
-        self._num_promoted += self.host.num_promoted_tokens - before
-
-    def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
-        """Note first steps; save what a step will evict, if the step has room."""
-        for sequence in sequences:
-            if isinstance(sequence, Sequence) and sequence.num_computed_tokens == sequence.num_cached_tokens:
-                self._first[id(sequence)] = sequence.num_cached_tokens
-        if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):
-            state = self._parts.state
-            self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
-
-    def evicting(self, missing: list[int]) -> None:
-        """Save what an operation will evict: blocks of each group, and state slots after them."""
-        if self.write == "on_evict" and any(missing):
-            with suppress(PagecoreError):  # the operation evicts what is left
-                self.host.spill(missing)
-            self._write()
-
-    def committed(self, sequences: list[Sequence]) -> None:
-        """Count hits, and back up what a step has published."""
-        if self._first:
-            for sequence in sequences:
-                self._num_found += self._first.pop(id(sequence), 0)
-        if self.write in ("through", "second_hit"):
-            for sequence in sequences:
-                self._back_up(sequence)
-            self._write()
-
-    def removing(self, sequence: Sequence) -> None:
-        """Back up what a sequence leaves to the prefix cache."""
-        if self.write not in ("explicit", "on_evict"):
-            self._back_up(sequence)
-            self._write()
-        self._hits.forget(sequence)
-        self._first.pop(id(sequence), None)
-
-    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
-        """Return the tokens of a prefix that the device would have after `adding`."""
-        device, host = self.host.match_ids(ids, options, most)
-        return host if host - device >= max(self.min_tokens, 1) else device
-
-    def settling(self) -> None:
-        """Wait for copies between device and host, and end them."""
-        self.host.drain()
-        self._write()
-
-    def releasing(self) -> None:
-        """Move all cached prefixes to the host if it holds what the device does not; otherwise it has its copies."""
-        if self.write != "on_evict" or self.host.is_released:
-            return
-        states = self._parts.state.states
-        used = [pool.num_used for pool in self._parts.state.tables.pools]
-        with suppress(PagecoreError):  # what is left is evicted
-            self.host.spill(used if states is None else [*used, states.slots.num_used])
-        self.settling()
-
-    def _write(self) -> None:
-        """Write what backups have published to the stores."""
-        self._stores.write(self.host.poll())
-
-    def _back_up(self, sequence: Sequence) -> None:
-        most = self._hits.limit(sequence) if self.write == "second_hit" else None
-        with suppress(PagecoreError):  # counted by the host tier
-            self.host.backup(sequence, max_tokens=most)

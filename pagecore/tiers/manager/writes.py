@@ -138,7 +138,7 @@ class Writer:
     ) -> None:
         there = np.split(ok, np.cumsum([len(lane) for lane in positions])[:-1])
         listed = list(zip(positions, there, strict=True))
-        port.ledger.note(prefix.tokens, prefix.namespace, prefix.spans, listed, forgets=False)
+        port.ledger.note(prefix.tokens, prefix.namespace, prefix.spans, listed, store=port.index, forgets=False)
         self._ended(reader)
 
     def _ended(self, reader: Reader) -> None:

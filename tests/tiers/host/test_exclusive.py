@@ -7,6 +7,7 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.cache import SwapSpace
+from pagecore.errors import DeviceError
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -100,6 +101,24 @@ def test_a_prompt_publishes_the_end_that_it_asks_for():
     assert tiers.host._index.tail is not None, "another prompt"
     assert cache.match_length(range(32)) == 28
     assert tiers.host._index.tail is None
+    tiers.check_invariants()
+    tiers.close()
+
+
+def test_a_failed_copy_of_an_end_that_waits_costs_only_hits(monkeypatch):
+    cache, tiers = spilling()
+    serve(cache, range(32))
+    serve(cache, range(100, 112))
+
+    def broken(*_args, **_options):
+        raise DeviceError("planted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers.host._transfers.copies, "run", broken)
+        assert cache.match_length(range(32)) == 20
+    assert tiers.host.stats().num_failed == 1
+    assert tiers.host._index.tail is None
+    assert serve(cache, range(32)) == 20
     tiers.check_invariants()
     tiers.close()
 

@@ -3,20 +3,21 @@
 import os
 import select
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, Thread
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 from pagecore.tiers.manager.stores import StoreSide
 from tests.tiers.manager.plain_host import NO_DEVICE, PlainHost, payload
 from tests.tiers.manager.scripted_store import ScriptedStore
 
 BLOCK = 4
+MEDIUMS = ("DISK", "EXTERNAL", "EXTERNAL")
 FINGERPRINT = Fingerprint.of(
     PagedKVCache(AttentionSpec(1, 8), block_size=BLOCK, num_blocks=9, device="none"), model="plain"
 )
@@ -51,9 +52,9 @@ def world():
     """Make a StoreSide, and check at the end that nothing is held and everything is as it must be."""
     made = []
 
-    def make(stores=1, *, device=NO_DEVICE, min_tokens=1, chunk_bytes=1 << 20, agree=None, **options):
+    def make(stores=1, *, device=NO_DEVICE, min_tokens=1, chunk_bytes=1 << 20, agree=None, mediums=MEDIUMS, **options):
         host = PlainHost(**options)
-        stores = [ScriptedStore(f"s{number}", ["DISK", "EXTERNAL"][number > 0]) for number in range(stores)]
+        stores = [ScriptedStore(f"s{number}", mediums[number]) for number in range(stores)]
         clock = Clock()
         side = StoreSide(
             device,
@@ -542,3 +543,156 @@ def test_entries_of_a_far_store_are_copied_to_the_nearer_ones(world):
     assert w.stores[0].entries == w.stores[2].entries
     assert w.stores[1].entries == w.stores[2].entries
     request.release()
+
+
+def test_a_request_keeps_its_tokens_when_the_caller_reuses_the_array(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    tokens = PROMPT.copy()
+    request = w.side.request(tokens)
+    tokens[:] = 7
+    for _ in range(2):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert request.num_tokens == w.host.match(PROMPT) == 24
+    request.release()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "says"),
+    [
+        ([1.5] * 9, {}, "give integers"),
+        ([2**40] * 9, {}, "token id"),
+        (7, {}, "pass a list"),
+        (PROMPT, {"max_tokens": -1}, "max_tokens"),
+        (PROMPT, {"max_tokens": 8.5}, "max_tokens"),
+        (PROMPT, {"deadline": "soon"}, "deadline"),
+    ],
+)
+def test_invalid_arguments_of_a_request_are_refused(world, tokens, options, says):
+    w = world()
+    with pytest.raises((ShapeError, UnsupportedDtype), match=says):
+        w.side.request(tokens, **options)
+    assert w.side.stats().num_requests == 0
+
+
+def test_a_request_that_waits_searches_as_soon_as_the_last_batch_of_a_late_one_ends(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    first = w.side.request(PROMPT, deadline=1.0)
+    second = w.side.request(PROMPT)
+    w.stores[0].finish()
+    w.side.poll()
+    w.clock.now = 2.0
+    assert w.side.poll() == [first]
+    w.stores[0].finish(fails=range(100))
+    w.side.poll()  # no descriptor becomes readable afterwards
+    assert [batch[0] for batch in w.stores[0].batches.values()] == ["lookup"]
+    for _ in range(2):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert second.num_tokens == 24
+    first.release()
+    second.release()
+
+
+def test_close_copies_nothing_to_nearer_stores(world):
+    w = world(2, chunk_bytes=256)
+    put(w.stores[1], w.host, PROMPT)
+    w.side.request(PROMPT)
+    for store in w.stores:
+        store.finish_all()
+    w.side.poll()
+    w.stores[1].finish()  # the first of several chunks
+    w.side.poll()
+    w.side.close(timeout=0.0)
+    assert not w.host.pins
+    assert not w.stores[0].batches
+
+
+def test_a_store_that_cannot_be_closed_keeps_nothing_open(world):
+    w = world(2)
+    put(w.stores[1], w.host, PROMPT)
+    close = w.stores[0].close
+
+    def broken():
+        close()
+        raise OSError("planted")
+
+    w.stores[0].close = broken
+    w.side.request(PROMPT)
+    with pytest.raises(OSError, match="planted"):
+        w.side.close(timeout=0.0)
+    assert not w.host.pins
+    assert w.stores[1].event == -1
+
+
+def test_a_release_waits_for_a_poll_of_another_thread(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    request = w.side.request(PROMPT)
+    w.stores[0].finish()
+    w.side.poll()
+    hold, releasing = w.host.hold, []
+
+    def hold_while_another_thread_releases(*args, **options):
+        pin = hold(*args, **options)
+        if not releasing:
+            releasing.append(Thread(target=request.release))
+            releasing[0].start()
+            releasing[0].join(0.05)
+        return pin
+
+    w.host.hold = hold_while_another_thread_releases
+    w.stores[0].finish_all()
+    w.side.poll()
+    releasing[0].join()
+    assert not w.host.pins
+
+
+@pytest.mark.parametrize("medium", ["DISK", "EXTERNAL"])
+def test_a_block_that_one_store_lacks_stays_listed_while_another_of_the_medium_has_it(world, medium):
+    w = world(2, mediums=[medium, medium])
+    ((ledger, name),) = w.side.ledgers
+    assert name == medium
+    ledger.start_journal()
+    put(w.stores[0], w.host, PROMPT)
+    request = w.side.request(PROMPT)
+    w.stores[0].finish()
+    w.side.poll()
+    w.stores[1].finish()  # the answer of the store without the blocks comes last
+    w.side.poll()
+    assert [change.is_stored for change in ledger.take_changes().to_list()] == [True] * 6
+    assert len(ledger.list_contents().to_list()) == 6
+    w.stores[0].finish_all()
+    w.side.poll()
+    request.release()
+    w.side.poll()
+    w.host.evict(0, 16)
+    w.stores[0].entries.clear()
+    w.side.request(PROMPT)
+    for store in w.stores:
+        store.finish_all()
+    w.side.poll()
+    assert ledger.list_contents().to_list() == []
+
+
+def test_a_failure_of_a_store_removes_nothing_from_its_ledger(world):
+    w = world()
+    ((ledger, _),) = w.side.ledgers
+    ledger.start_journal()
+    put(w.stores[0], w.host, PROMPT)
+    w.side.request(PROMPT)
+    w.stores[0].finish()
+    w.side.poll()
+    w.stores[0].finish(fails=range(100), error="planted")  # the load
+    w.side.poll()
+    assert len(ledger.list_contents().to_list()) == 6
+    w.side.request(PROMPT)
+    w.stores[0].finish(fails=range(100), error="planted")  # the look-up
+    w.side.poll()
+    assert len(ledger.list_contents().to_list()) == 6
+    w.side.request(PROMPT)
+    w.stores[0].finish(fails=range(100))  # the entries are gone
+    w.side.poll()
+    assert ledger.list_contents().to_list() == []

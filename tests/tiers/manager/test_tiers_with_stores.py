@@ -138,6 +138,85 @@ def test_refusals_change_nothing():
         tiers.request(range(9))
 
 
+@pytest.mark.parametrize(
+    ("stores", "options", "error", "says"),
+    [
+        (5, {}, UnsupportedOption, r"stores are 5; expected a list .* \[store\]"),
+        (object(), {}, UnsupportedOption, r"stores are <object .*; expected a list .* \[store\]"),
+        ([MemoryStore, 5], {}, UnsupportedOption, "store 1 is 5; expected a BlockStore"),
+        ((), {"fingerprint": 5}, UnsupportedOption, r"fingerprint is 5; .* Fingerprint\.of"),
+        ((), {"agree": 5}, UnsupportedOption, "agree is 5; expected a callable"),
+        ((), {"pin_seconds": "long"}, ShapeError, "pin_seconds is 'long'"),
+        ((), {"pin_seconds": -1.0}, ShapeError, "pin_seconds is -1.0; expected .* 0 or more"),
+        ((), {"pin_seconds": float("nan")}, ShapeError, "pin_seconds is nan"),
+        ([MemoryStore], {"fingerprint": None}, UnsupportedOption, r"without a fingerprint.*Fingerprint\.of"),
+    ],
+)
+def test_invalid_arguments_are_refused_and_start_no_guard(stores, options, error, says):
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=BLOCK)
+    host = HostTier(cache, num_blocks=9)
+    threads = threading.active_count()
+    opened = MemoryStore()
+    given = [opened if store is MemoryStore else store for store in stores] if isinstance(stores, list) else stores
+    with pytest.raises(error, match=says):
+        Tiers(cache, host, given, write="on_evict", **{"fingerprint": Fingerprint.of(cache, model="m"), **options})
+    assert threading.active_count() == threads
+    assert not host.is_exclusive
+    with Tiers(cache, host) as tiers:
+        assert tiers.stores == ()
+    opened.close()
+
+
+def test_a_store_that_cannot_be_closed_does_not_keep_the_host_open():
+    class Broken(MemoryStore):
+        def close(self):
+            super().close()
+            raise OSError("planted")
+
+    cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=BLOCK, device="none")
+    tiers = Tiers(cache, HostTier(cache, num_blocks=9), [Broken()], fingerprint=Fingerprint.of(cache, model="m"))
+    with pytest.raises(OSError, match="planted"):
+        tiers.close()
+    with pytest.raises(UnsupportedOption, match="closed"):
+        tiers.host.backup([])
+    with Tiers(cache, HostTier(cache, num_blocks=9)):
+        pass
+
+
+def test_a_drain_waits_for_host_and_stores_within_one_timeout(monkeypatch):
+    with Served([MemoryStore()]) as served:
+        now = [100.0]
+        monkeypatch.setattr("time.monotonic", lambda: now[0])
+        limits = []
+
+        def drain(timeout):
+            limits.append(timeout)
+            now[0] += 4.0
+            return True
+
+        with monkeypatch.context() as patch:
+            patch.setattr(served.tiers.host, "drain", drain)
+            patch.setattr(served.tiers._stores, "drain", drain)
+            assert served.tiers.drain(10.0)
+        assert limits == [10.0, 6.0]
+
+
+def test_a_save_writes_the_whole_sequence_while_the_backup_of_another_one_ends(monkeypatch):
+    store = MemoryStore()
+    with Served([store], write="explicit", num_blocks=25) as served:
+        with served.tiers.add_sequence(PROMPT) as one, served.tiers.add_sequence(PROMPT + 1000) as two:
+            for sequence in (one, two):
+                served.cache.commit(served.cache.prepare([sequence], len(PROMPT)))
+            served.tiers.host.backup([one, two])
+            late = served.tiers.host.poll()  # ends of copies that a device has not finished yet
+            assert [backup.start for backup in late] == [0, 0]
+            polls = [[], late[1:], []]
+            monkeypatch.setattr(served.tiers.host, "poll", lambda: polls.pop(0) if polls else [])
+            served.tiers.save(one)
+            served.flush()
+        assert len(store.data) == 2 * 8
+
+
 def test_a_namespace_without_a_value_of_its_own_stays_in_the_process():
     store = MemoryStore()
     with Served([store]) as served:

@@ -1,0 +1,78 @@
+"""Methods of a host tier that copy what sequences have published to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pagecore.cache._lock import Held
+from pagecore.cache._sequence import Sequence, as_list
+from pagecore.errors import InvalidSequence
+from pagecore.storage.checks import require_int
+from pagecore.tiers.host import _backup
+from pagecore.tiers.host.records import Backup
+from pagecore.tiers.host.spilling import SpillMethods
+
+
+class BackupMethods(SpillMethods):
+    """`HostTier.backup`, `poll` and `drain`."""
+
+    def backup(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: int | None = None) -> int:
+        """Copy the published whole blocks that the host lacks; return their number, summed over the groups.
+
+        Blocks and the newest checkpoint are copied, and then published in the host's tree: on the host before the call
+        returns; on CUDA on a stream of their own, after the work of the last step, and `poll` publishes them. Until
+        then the blocks of the device are pinned. If the host is full of pinned blocks, less is copied. A sequence that
+        is swapped out has no published blocks.
+
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        max_tokens : int, optional
+            Longest prefix of each sequence to copy.
+
+        Raises
+        ------
+        InvalidSequence
+            A sequence that is not of this cache.
+        PagecoreError
+            A copy failed: the host has what it had.
+        """
+        self._require_open()
+        if not self._transfers.is_ready():
+            return 0
+        copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
+        with Held(self._parts.state.lock):
+            for sequence in as_list(sequences):
+                copied += self._back_up(sequence, most)
+        return copied
+
+    def _back_up(self, sequence: Sequence, most: int) -> int:
+        try:
+            one = _backup.back_up(self._parts.state, self._index, sequence, most, self._transfers.backup)
+        except Exception as error:
+            if not isinstance(error, InvalidSequence):
+                self._counts["failed"] += 1
+            raise
+        if one is None:
+            return 0
+        self._counts["backups"] += 1
+        self._counts["backed_up"] += one.num_blocks
+        if not one.num_receipts:
+            self._note_published(one)
+        return one.num_blocks
+
+    def poll(self) -> list[Backup]:
+        """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""
+        with Held(self._parts.state.lock):
+            for one, error in self._transfers.poll():
+                self._counts["failed"] += error is not None
+                ended = Backup.of(one, error) if isinstance(one, _backup.Backup) else None
+                if ended is not None:
+                    self._ended.append(ended)
+            records = list(self._ended)
+            self._ended.clear()
+        return records
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Wait until no copy runs; return False if `timeout` seconds pass first. `poll` then returns what ended."""
+        return self._transfers.drain(timeout)

@@ -1,0 +1,114 @@
+"""Methods of a host tier that bring prefixes back: matches of both trees, and promotions to the device."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._lock import Held
+from pagecore.cache.prefix.retention import RetentionOptions, Spans
+from pagecore.storage.checks import require_int
+from pagecore.tiers.host import _promote
+from pagecore.tiers.host.spilling import SpillMethods
+
+
+class PromoteMethods(SpillMethods):
+    """`HostTier.match`, `match_both`, `promote` and `wait_for_loads`."""
+
+    def match(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Return the number of tokens that a promotion could bring; nothing is held, and nothing counts as used.
+
+        Arguments and errors are those of `PagedKVCache.match_length`.
+        """
+        return self.match_both(
+            tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, cross_digest=cross_digest
+        )[1]
+
+    def match_both(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> tuple[int, int]:
+        """Return the tokens of a prefix that the device has, and those that the host has; see `match`."""
+        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
+        return self.match_ids(ids, options, most)
+
+    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> tuple[int, int]:
+        """Do the work of `match_both`, with converted arguments."""
+        with Held(self._parts.state.lock):
+            self._publish_for(ids, options)
+            return _promote.match_both(self._parts.state, self._index, ids, options, most)
+
+    def promote(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        max_tokens: int | None = None,
+        min_tokens: int = 1,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Copy what the host has of a prefix into blocks of the cache, up to what fits; return the tokens there now.
+
+        Cached blocks that no sequence uses are evicted for it. The copies go to the stream of the cache's last step, so
+        that the next step finds them; on the host they are done when the call returns.
+
+        Parameters
+        ----------
+        tokens, namespace, spans, max_tokens, cross_digest
+            As for `PagedKVCache.add_sequence`.
+        min_tokens : int
+            Fewer tokens than these stay in the host.
+
+        Raises
+        ------
+        ShapeError, UnsupportedDtype
+            As `PagedKVCache.match_length`.
+        PagecoreError
+            A copy failed, or the memory of the cache is released: nothing was published on the device, and the host
+            has what it had.
+        """
+        ids, options, most = self._prefix_of(tokens, namespace, spans, max_tokens, cross_digest)
+        return self.promote_ids(ids, options, most, require_int("min_tokens", min_tokens, min=0, max=None))
+
+    def promote_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int, min_tokens: int) -> int:
+        """Do the work of `promote`, with converted arguments."""
+        self._require_memory()
+        spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
+        try:
+            self._publish_for(ids, options)
+            now, before, copied = _promote.promote(
+                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
+            )
+        except Exception:
+            self._counts["failed"] += 1
+            raise
+        if copied:
+            self._counts["promotions"] += 1
+            self._counts["promoted"] += now - before
+        return now
+
+    @property
+    def is_released(self) -> bool:
+        """True while the cache has given its memory back (`PagedKVCache.release_memory`): nothing can be promoted."""
+        return self._parts.saver is not None and self._parts.saver.is_released
+
+    def wait_for_loads(self) -> None:
+        """Make later work of the cache's stream wait for layers that are still being loaded; the host does not wait."""
+        with Held(self._parts.state.lock):
+            self._parts.store.await_arrivals()

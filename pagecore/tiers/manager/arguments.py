@@ -1,0 +1,87 @@
+"""Checks of the arguments of `Tiers`, which are made before anything begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any, Literal, get_args
+
+from pagecore.cache.parts import CacheParts, parts_of
+from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage.checks import as_float, shown
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
+from pagecore.tiers.store import BlockStore
+
+Write = Literal["through", "second_hit", "on_release", "on_evict", "explicit"]
+
+
+def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
+    """Return the parts of a cache; refuse a host tier of another cache, and an unknown `write`."""
+    parts = parts_of(cache)
+    if not isinstance(host, HostTier) or host.cache is not cache:
+        raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
+    if write not in get_args(Write):
+        raise UnsupportedOption(f"write is {shown(write)}; use one of {', '.join(get_args(Write))}")
+    return parts
+
+
+def checked_stores(stores: Any, parts: CacheParts) -> tuple[BlockStore, ...]:
+    """Return the stores as a tuple; refuse other objects, and stores of a cache with cross-attention layers."""
+    try:
+        checked = tuple(stores)
+    except TypeError:
+        raise UnsupportedOption(
+            f"stores are {shown(stores)}; expected a list of BlockStore, the nearest first; pass one as [store]"
+        ) from None
+    for number, store in enumerate(checked):
+        if not isinstance(store, BlockStore):
+            raise UnsupportedOption(
+                f"store {number} is {shown(store)}; expected a BlockStore, such as pagecore.tiers.disk.DiskStore"
+            )
+    if checked and parts.cross is not None:
+        raise UnsupportedOption(
+            "the cache has cross-attention layers, whose prefixes depend on encoder outputs; stores do not keep "
+            "these: use Tiers without stores"
+        )
+    return checked
+
+
+def require_fingerprint(stores: Sized, fingerprint: object) -> None:
+    """Refuse stores without a fingerprint."""
+    if len(stores) and fingerprint is None:
+        raise UnsupportedOption(
+            f"{len(stores)} stores are given without a fingerprint, which keeps the entries of models apart; "
+            "pass fingerprint=Fingerprint.of(cache, model=...)"
+        )
+
+
+def check_fingerprint(fingerprint: Any, stores: Sized, host: HostTier) -> None:
+    """Refuse an object that is not a Fingerprint, one of other entries than the host has, and stores without one."""
+    require_fingerprint(stores, fingerprint)
+    if fingerprint is None:
+        return
+    if not isinstance(fingerprint, Fingerprint):
+        raise UnsupportedOption(
+            f"fingerprint is {shown(fingerprint)}; expected a Fingerprint: pass Fingerprint.of(cache, model=...)"
+        )
+    if fingerprint.payload_bytes != host.payload_bytes:
+        raise ShapeError(
+            f"the fingerprint describes entries of {list(fingerprint.payload_bytes)} bytes, the host has entries "
+            f"of {list(host.payload_bytes)} bytes; use Fingerprint.of of this cache"
+        )
+
+
+def checked_seconds(name: str, value: Any) -> float:
+    """Return a duration; refuse what is not a number of seconds, 0 or more."""
+    seconds = as_float(name, value)
+    if not seconds >= 0:
+        raise ShapeError(f"{name} is {shown(value)}; expected seconds, 0 or more")
+    return seconds
+
+
+def check_agree(agree: Any) -> None:
+    """Refuse an `agree` that cannot be called."""
+    if not (agree is None or callable(agree)):
+        raise UnsupportedOption(
+            f"agree is {shown(agree)}; expected a callable that returns the elementwise minimum over ranks, or None"
+        )

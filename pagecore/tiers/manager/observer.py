@@ -1,0 +1,133 @@
+"""Calls that a cache makes to its tiers, under its lock: promotions, backups, spills, and counts of hits."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.cache._sequence import Sequence
+from pagecore.cache.parts import CacheParts
+from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.step._plan import lacked, lacked_slots, shortage
+from pagecore.errors import PagecoreError
+from pagecore.tiers.host._backup import options_of
+from pagecore.tiers.host.records import Backup
+from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.manager.arguments import Write
+from pagecore.tiers.manager.second_hit import SecondHits
+from pagecore.tiers.manager.stores import StoreSide
+
+
+class CacheObserver:
+    """Base class of `Tiers`, which a cache calls before and after what it does (`CacheState.observer`)."""
+
+    _stores: StoreSide
+
+    def __init__(self, parts: CacheParts, host: HostTier, write: Write, min_tokens: int) -> None:
+        self.host, self.write, self.min_tokens = host, write, min_tokens
+        self._parts = parts
+        self._num_promoted = self._num_found = 0
+        # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
+        self._first: dict[int, int] = {}
+        self._hits = SecondHits(parts.block_size, host.num_blocks[0])
+
+    def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
+        """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""
+        array = np.asarray(ids)
+        if self.write == "second_hit":
+            self._hits.note(array, options)
+        before = self.host.num_promoted_tokens
+        with suppress(PagecoreError):  # counted by the host tier
+            self.host.promote_ids(array, options, most, self.min_tokens)
+        self._num_promoted += self.host.num_promoted_tokens - before
+
+    def preparing(self, sequences: list[Sequence], counts: ArrayLike) -> None:
+        """Note first steps; save what a step will evict, if the step has room."""
+        for sequence in sequences:
+            if isinstance(sequence, Sequence) and sequence.num_computed_tokens == sequence.num_cached_tokens:
+                self._first[id(sequence)] = sequence.num_cached_tokens
+        if self.write == "on_evict" and not any(shortage(self._parts.state, sequences, counts)):
+            state = self._parts.state
+            self.evicting(lacked(state, sequences, counts) + lacked_slots(state, sequences, counts))
+
+    def evicting(self, missing: list[int]) -> None:
+        """Save what an operation will evict: blocks of each group, and state slots after them."""
+        if self.write == "on_evict" and any(missing):
+            with suppress(PagecoreError):  # the operation evicts what is left
+                self.host.spill(missing)
+            self._write()
+
+    def committed(self, sequences: list[Sequence]) -> None:
+        """Count hits, and back up what a step has published."""
+        if self._first:
+            for sequence in sequences:
+                self._num_found += self._first.pop(id(sequence), 0)
+        if self.write in ("through", "second_hit"):
+            for sequence in sequences:
+                self._back_up(sequence)
+            self._write()
+
+    def removing(self, sequence: Sequence) -> None:
+        """Back up what a sequence leaves to the prefix cache."""
+        if self.write not in ("explicit", "on_evict"):
+            self._back_up(sequence)
+            self._write()
+        self._hits.forget(sequence)
+        self._first.pop(id(sequence), None)
+
+    def match_ids(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> int:
+        """Return the tokens of a prefix that the device would have after `adding`."""
+        device, host = self.host.match_ids(ids, options, most)
+        return host if host - device >= max(self.min_tokens, 1) else device
+
+    def settling(self) -> None:
+        """Wait for copies between device and host, and end them."""
+        self.host.drain()
+        self._write()
+
+    def releasing(self) -> None:
+        """Move all cached prefixes to the host if it holds what the device does not; otherwise it has its copies."""
+        if self.write != "on_evict" or self.host.is_released:
+            return
+        states = self._parts.state.states
+        used = [pool.num_used for pool in self._parts.state.tables.pools]
+        with suppress(PagecoreError):  # what is left is evicted
+            self.host.spill(used if states is None else [*used, states.slots.num_used])
+        self.settling()
+
+    def _write(self) -> None:
+        """Write what backups have published to the stores."""
+        self._stores.write(self.host.poll())
+
+    def _back_up(self, sequence: Sequence) -> None:
+        most = self._hits.limit(sequence) if self.write == "second_hit" else None
+        with suppress(PagecoreError):  # counted by the host tier
+            self.host.backup(sequence, max_tokens=most)
+
+    def _write_whole(self, sequence: Sequence) -> None:
+        """Write all that the host has of a sequence to the stores, after its backup."""
+        ended = self.host.poll()
+        tokens, options = sequence.tokens[: sequence.num_computed_tokens], options_of(sequence)
+        # Copies of other sequences may end meanwhile.
+        own = [one.start for one in ended if _is_of(one, tokens, options)]
+        stop = min(own, default=len(tokens) // self._parts.block_size * self._parts.block_size)
+        before = Backup(tokens, options.namespace, options.spans, 0, stop)
+        self._stores.write([before, *ended])
+
+    def _hit_tokens(self, loaded: dict[str, int]) -> dict[str, int]:
+        """Return the reused tokens of prompts by medium; `loaded` are those that requests loaded."""
+        hits = {
+            "GPU": max(self._num_found - self._num_promoted, 0),
+            "CPU": max(self._num_promoted - sum(loaded.values()), 0),
+        }
+        hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
+        return hits
+
+
+def _is_of(backup: Backup, tokens: NDArray[np.int32], options: RetentionOptions) -> bool:
+    """Return True if a backup is of a prefix of these tokens."""
+    if type(backup.namespace) is not type(options.namespace) or backup.namespace != options.namespace:
+        return False
+    return np.array_equal(backup.tokens, tokens[: len(backup.tokens)])
