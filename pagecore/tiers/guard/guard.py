@@ -7,7 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -172,15 +172,21 @@ class Guard:
             self._copy(job)
         with self._lock:
             store = self._core.abandon("the guard was closed", self._clock())
-        for each in (store, self._retired):
-            if each is not None:
-                each.close()
-                self._core.destroyed(each, self._clock())
         self._is_closed = True
-        if self._core.staging is not None:
-            self._core.staging.close()
-        self._core.completions.close()
-        os.close(self._wake)
+        with ExitStack() as parts:  # all are closed, whatever the store raises
+            parts.callback(os.close, self._wake)
+            parts.callback(self._core.completions.close)
+            if self._core.staging is not None:
+                parts.callback(self._core.staging.close)
+            for each in (self._retired, store):
+                if each is not None:
+                    parts.callback(self._destroy, each)
+
+    def _destroy(self, store: BlockStore) -> None:
+        try:
+            store.close()
+        finally:
+            self._core.destroyed(store, self._clock())
 
     def stats(self) -> StoreStats:
         """Return the counters; holds are those of the store."""

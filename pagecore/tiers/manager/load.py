@@ -7,13 +7,14 @@ Q2: Host memory is taken after the look-up, in chunks; a chunk belongs to the st
 Q3: Chunks are published in order, after verification. The first entry that fails ends the prefix; chunks after it are
     given back.
 Q4: The prefix that the host has is pinned from the beginning of the search until the request is released.
-Q5: A request that lacks a block which an older one is loading waits until that one has ended, and then searches.
+Q5: A request that lacks a block which an older one searches or loads waits until that one has ended. It then searches,
+    unless yet another one does; a block that the stores did not have is searched by all who waited, at once.
 Q6: What arrives after the deadline is published when it arrives; the request is retired when nothing is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,11 +61,15 @@ class Load:
 
     def lacks_what(self, other: Load) -> bool:
         """Return True if another request that has not ended searches or loads the first block that this one lacks."""
-        block = self.request.num_host_tokens // self.around.planner.block_size
+        block = self._first_missing
         own, chain = self.request.chain, other.request.chain
         if other.has_ended or own is None or chain is None or not block < min(self._search.num_blocks, len(chain)):
             return False
         return bool((own[block] == chain[block]).all())
+
+    @property
+    def _first_missing(self) -> int:
+        return self.request.num_host_tokens // self.around.planner.block_size
 
     @property
     def has_ended(self) -> bool:
@@ -75,18 +80,34 @@ class Load:
         """Search after another request has ended, instead of now."""
         self._waits_for = other
 
-    def _wake(self) -> None:
-        """Begin the search if the request waited for another one, which has ended."""
-        if self._waits_for is None or not (self._waits_for.has_ended or self.is_expired):
-            return
-        self._waits_for = None
+    @property
+    def is_waiting(self) -> bool:
+        """True while the request waits for another one."""
+        return self._waits_for is not None
+
+    @property
+    def can_wake(self) -> bool:
+        """True if the request waits no longer: the other one has ended, or its own time is over."""
+        return self._waits_for is not None and (self._waits_for.has_ended or self.is_expired)
+
+    def wake(self, leader_of: Callable[[Load], Load | None]) -> None:
+        """End the wait: search, or wait for another request that searches or loads what is missing."""
+        other, self._waits_for = self._waits_for, None
+        assert other is not None
         if self._pin is not None:
             longer = self._pinned()
             self._pin.release()
             self._pin = longer
         self._look()
-        if not self.is_expired and self._pin is not None:
+        if self.is_expired or self._pin is None:
+            return
+        self._waits_for = None if other.has_missed(self._first_missing) else leader_of(self)
+        if self._waits_for is None:
             self.search()
+
+    def has_missed(self, block: int) -> bool:
+        """Return True if the stores did not have a block: those that wait for it then search at once, all of them."""
+        return self.request.state == "ready" and not self._is_broken and block < self._search.num_blocks
 
     def search(self) -> None:
         """Look the missing entries up in every store, one batch each, unless too few tokens are missing."""
@@ -108,7 +129,6 @@ class Load:
     def offer(self) -> int | None:
         """Return the tokens with which the stage can end, up to `cap`; None if it has to go on."""
         self.publish()
-        self._wake()
         if self.request.state == "searching":
             return None if self._waits_for is not None else self._offer_of_search()
         if self.request.state == "loading" and (self.is_expired or not self._chunks):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,11 +90,11 @@ class RunningLoads:
     # -- progress ------------------------------------------------------------------------------------------------
 
     def add(self, load: Load) -> Load | None:
-        """Add a load; return the newest older one that it has to wait for, which loads the first block it lacks."""
-        older = [] if self.agrees else [*self._retiring, *self._open]
+        """Add a load; return the older one that it has to wait for because it loads the first missing block."""
         self._num_requests += 1
+        leader = None if self.agrees else self._leader_of(load)
         self._open.append(load)
-        return next((one for one in reversed(older) if load.lacks_what(one)), None)
+        return leader
 
     def advance(self, now: float) -> list[Request]:
         """Move every request on; return those that have ended."""
@@ -131,8 +132,16 @@ class RunningLoads:
     def _all(self) -> list[Load]:
         return [*self._open, *self._retiring, *(load for _, load in self._pinned)]
 
+    def _leader_of(self, load: Load) -> Load | None:
+        """Return the newest older load that searches or loads the first block that a load lacks."""
+        older = takewhile(lambda one: one is not load, (*self._retiring, *self._open))
+        return next((one for one in reversed(list(older)) if not one.is_waiting and load.lacks_what(one)), None)
+
     def _settle_once(self) -> list[Load]:
         """Settle the stages that can end, on all ranks alike; return their loads."""
+        for load in self._open:
+            if load.can_wake:
+                load.wake(self._leader_of)
         offers = [load.offer() for load in self._open]
         settled = []
         for load, (least, most) in zip(list(self._open), self._agreed(offers), strict=True):

@@ -1,5 +1,6 @@
 """Guard: what the fault does to a store reaches the caller as a miss or as the right bytes, in time."""
 
+import os
 import threading
 import time
 
@@ -388,6 +389,21 @@ def test_close_ends_all_batches_and_leaves_no_thread(kind, blocks):
     assert threading.active_count() == before
     with pytest.raises(StoreError, match="closed"):
         guard.submit_lookup(keys)
+
+
+def test_close_releases_everything_if_the_store_raises(blocks):
+    class Stubborn(MemoryStore):
+        def close(self):
+            super().close()
+            raise StoreError("the server is gone")
+
+    before = len(os.listdir("/proc/self/fd"))
+    guard = Guard(Stubborn(verifies=False))
+    stored(guard, blocks, random_keys(8))
+    with pytest.raises(StoreError, match="the server is gone"):
+        guard.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    guard.close()
 
 
 def test_arguments_are_checked_before_anything_is_submitted(blocks):

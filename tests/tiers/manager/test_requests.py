@@ -471,6 +471,31 @@ def test_equal_requests_load_once(world):
     second.release()
 
 
+@pytest.mark.parametrize("count", [2, 5, 12])
+def test_equal_requests_miss_after_two_look_ups(world, count):
+    w = world()
+    requests = [w.side.request(PROMPT) for _ in range(count)]
+    for _ in range(2):
+        assert not any(one.has_ended for one in requests[1:])
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert [(one.state, one.num_tokens) for one in requests] == [("ready", 0)] * count
+
+
+def test_requests_whose_older_one_ends_early_load_once(world):
+    w = world()
+    put(w.stores[0], w.host, PROMPT)
+    first, *others = (w.side.request(PROMPT) for _ in range(4))
+    first.cancel()
+    for _ in range(4):
+        w.stores[0].finish_all()
+        w.side.poll()
+    assert [(one.state, one.num_tokens) for one in others] == [("ready", 24)] * 3
+    assert [bool(one.loaded_tokens) for one in others] == [True, False, False]
+    for one in (first, *others):
+        one.release()
+
+
 def test_a_longer_request_loads_what_an_older_one_does_not(world):
     w = world()
     put(w.stores[0], w.host, PROMPT)
