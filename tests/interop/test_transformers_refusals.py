@@ -28,7 +28,9 @@ def run(model, ids, cache, **options):
 
 @pytest.fixture
 def model():
-    return make_model("llama")
+    model = make_model("llama")
+    model.set_attn_implementation("pagecore")  # tests share the model
+    return model
 
 
 @pytest.fixture
