@@ -44,12 +44,12 @@ def attention_specs(
     if not layers:
         _sinks(family, model_type, 0, 0, asked.sinks)
         return []
-    heads = fields.integer("num_attention_heads")
-    sinks = _sinks(family, model_type, len(layers), heads, asked.sinks)
+    heads = [family.heads(fields, layer) for layer in range(len(kinds))]
+    sinks = _sinks(family, model_type, len(layers), heads[0], asked.sinks)
     if family.stores_latents:
-        return _latent_specs(fields, family, model_type, kinds, heads, asked)
+        return _latent_specs(fields, family, model_type, kinds, heads[0], asked)
     kv_heads = _kv_heads(fields, heads)
-    head_dim = _head_dim(fields, heads, family.attention_width)
+    head_dim = _head_dim(fields, heads[0], family)
     windows = _windows(fields, family, len(kinds))
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
     softcap = _softcap(fields)
@@ -58,7 +58,7 @@ def attention_specs(
             kv_heads,
             head_dim,
             dtype=asked.dtype,
-            num_query_heads=heads,
+            num_query_heads=heads[layer],
             scale=family.scale(fields, head_dim, layer),
             softcap=softcap,
             sinks=sink,
@@ -84,25 +84,27 @@ def _latent_specs(
     return specs
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
+def _kv_heads(fields: Fields, heads: Sequence[int]) -> int:
     if "num_key_value_heads" not in fields.defaults or fields.value("num_key_value_heads") is None:
-        return heads
+        return heads[0]
     kv_heads = fields.integer("num_key_value_heads")
-    if heads % kv_heads:
+    undivided = next((count for count in heads if count % kv_heads), None)
+    if undivided is not None:
         fields.refuse(
             f"{fields.describe('num_key_value_heads')}; it must divide {fields.name('num_attention_heads')}, which is "
-            f"{heads}"
+            f"{undivided}"
         )
     return kv_heads
 
 
-def _head_dim(fields: Fields, heads: int, width: int) -> int:
+def _head_dim(fields: Fields, heads: int, family: Family) -> int:
+    width = family.attention_width
     hidden = width * fields.integer("hidden_size")
     default = fields.defaults.get("head_dim")
     # If the family's default is a number, null has no defined meaning, and integer() raises for it.
     if "head_dim" in fields.defaults and (default is not None or fields.given("head_dim") is not None):
         return fields.integer("head_dim")
-    if hidden % heads:
+    if hidden < heads or (hidden % heads and not family.rounds_head_dim):
         size = f"{width} * " * (width > 1) + fields.name("hidden_size")
         fields.refuse(
             f"{size} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "

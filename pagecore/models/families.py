@@ -47,6 +47,10 @@ def _two_attentions_each(fields: Fields) -> int:
     return count
 
 
+def _heads(fields: Fields, _layer: int) -> int:
+    return fields.integer("num_attention_heads")
+
+
 @dataclass(frozen=True)
 class Family:
     """Differences of a `model_type` from full multi-head attention.
@@ -75,6 +79,11 @@ class Family:
         Layers with recurrent states.
     attention_width : int
         Width of queries over all heads, in multiples of hidden_size, if there is no head_dim.
+    heads : callable
+        Returns the number of query heads of a layer.
+    rounds_head_dim : bool
+        True if hidden_size need not be a multiple of num_attention_heads: without head_dim the quotient is rounded
+        down.
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
@@ -91,6 +100,8 @@ class Family:
     has_chunks: bool = False
     states: States | None = None
     attention_width: int = 1
+    heads: Callable[[Fields, int], int] = _heads
+    rounds_head_dim: bool = False
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -255,7 +266,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(GPT_2, scale=_scale_of_gpt_2, aliases=GPT_2_NAMES),
     "glm": Family({"head_dim": 128, "num_key_value_heads": 2}),
     "glm4": Family({"head_dim": 128, "num_key_value_heads": 2}),
-    "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}),
+    "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}, rounds_head_dim=True),
     "glm4v_text": Family({"num_key_value_heads": 2}),
     "qwen2_vl_text": Family(QWEN_2_VL, _layers_above),
     "qwen2_5_vl_text": Family(QWEN_2_VL, _layers_above),

@@ -39,7 +39,9 @@ def layer(config, module):
     if hasattr(module, "kv_b_proj"):
         return latent_layer(module)
     head_dim = getattr(module, "head_dim", None) or module.head_size
-    if hasattr(module, "k_proj"):
+    if hasattr(module, "kv_proj"):
+        heads, kv_heads = module.num_heads, module.num_key_value_heads
+    elif hasattr(module, "k_proj"):
         kv_heads = module.k_proj.out_features // head_dim
         heads = module.q_proj.out_features // head_dim
     elif hasattr(module, "qkv_proj"):

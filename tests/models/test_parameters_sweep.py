@@ -38,11 +38,18 @@ OF_FAMILY = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 16},
     "deepseek_v32": SPARSE,
     "glm_moe_dsa": SPARSE,
+    "cohere2_moe": {"first_k_dense_replace": 2, "num_shared_experts": 1, "prefix_dense_intermediate_size": 56},
+    "dots1": {"first_k_dense_replace": 1, "n_shared_experts": 2},
+    "granitemoe_swa": {"shared_intermediate_size": 48},
+    "jetmoe": {"num_attention_heads": 8, "num_key_value_heads": 4, "kv_channels": 12},
+    "laguna": {"num_attention_heads_per_layer": [8, 16, 8, 24], "mlp_layer_types": ["sparse", "dense"] * 2},
+    "mellum": {"mlp_layer_types": ["sparse", "dense"] * 2},
+    "minimax_m3_vl_text": {"dense_intermediate_size": 56, "moe_layer_freq": [0, 1, 1, 0]},
 }
 LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_latents}
 # Families without groups of queries, and those whose default head_dim suits only their own sizes.
 MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
-OF_WIDTH = {"helium", "hunyuan_v1_dense", "ministral"}
+OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
 # transformers serves kimi_k2 as deepseek_v3.
 TYPES = sorted({*FAMILIES, *LLAMA_KIN, *HYBRIDS} - {"kimi_k2"})

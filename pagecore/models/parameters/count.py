@@ -174,7 +174,8 @@ def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelCo
 
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:
     hidden = fields.integer("hidden_size")
-    tally.norm(hidden, bias=traits.norm_bias, copies=traits.norms)
+    norms = traits.norms + 2 * (traits.post_norms != "" and fields.flag(traits.post_norms))
+    tally.norm(hidden, bias=traits.norm_bias, copies=norms)
     tally.add(traits.activation)
     path = f"model.layers.{layer}"
     for spec in specs:
@@ -196,17 +197,15 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     elif traits.experts is not None and has_experts(fields, traits.experts, layer):
         add_experts(tally, fields, traits, traits.experts)
     else:
-        add_mlp(tally, fields, traits, _width(fields, model_type))
+        add_mlp(tally, fields, traits, _width(fields, traits, model_type))
         if model_type == "longcat_flash" and layer % 2:
             _add_longcat_experts(tally, fields, traits)
 
 
-def _width(fields: Fields, model_type: str) -> int:
+def _width(fields: Fields, traits: Traits, model_type: str) -> int:
     """Return the width of a dense MLP."""
     if model_type == "gpt2" and fields.value("intermediate_size") is None:
         return 4 * fields.integer("hidden_size")
-    if model_type == "llama4_text":
-        return fields.integer("intermediate_size_mlp")
     if model_type == "lfm2":
         name = "intermediate_size" if fields.given("block_ff_dim") is None else "block_ff_dim"
         width = fields.integer(name)
@@ -215,7 +214,8 @@ def _width(fields: Fields, model_type: str) -> int:
             width = int(fields.number("block_ffn_dim_multiplier") * (2 * width // 3))
             width = multiple * ceil_div(width, multiple)
         return width
-    return fields.integer("intermediate_size")
+    name = "intermediate_size" if fields.value(traits.dense_width) is None else traits.dense_width
+    return fields.integer(name)
 
 
 def _add_nemotron_mlp(tally: Tally, fields: Fields, traits: Traits, layer: int) -> None:
