@@ -10,6 +10,7 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
+from pagecore.models.earlier import EARLIER
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, FLAT, RENAMED, TEXT_MODELS
 from pagecore.models.fields import Fields, open_config, shown
@@ -25,7 +26,7 @@ __all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec
-_SERVED = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}
+_SERVED = {**FAMILIES, **LLAMA_KIN, **EARLIER, **HYBRIDS}
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ def specs_from_config(
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
     cohere2, granite, seed_oss, minimax_m2, afmoe, apertus, arcee, cwm, ernie4_5, ernie4_5_moe, exaone4, flex_olmo,
     granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2, ministral3, nanochat, nemotron, olmo,
-    olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and the text models of the multimodal
-    gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision,
+    olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, the earlier biogpt, bloom, codegen, ctrl,
+    dbrx, falcon, gpt_bigcode, gpt_neo, gpt_neox_japanese, gptj, modernbert-decoder, mpt, openai-gpt, opt,
+    phi4_multimodal and xglm (slopes of ALiBi are an argument of the attention), and the text models of the multimodal
+    fuyu, gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision,
     cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any
     of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4,
     longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`, that of deepseek_v32 and
@@ -143,6 +146,7 @@ def read_model_config(
     family = _SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
+    fields.lift(family.nested)
     fields.check_aliases()
     unread = unserved_attention(lambda name: None if name in family.defaults else fields.given(name))
     _refuse_unserved(fields, model_type, unread)

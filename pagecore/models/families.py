@@ -18,6 +18,7 @@ __all__ = [
     "FAMILIES",
     "FLAT",
     "GEMMA_2",
+    "GPT_2_NAMES",
     "GROUPED",
     "LATENT",
     "MISTRAL",
@@ -75,6 +76,12 @@ class Family:
         Layers with recurrent states.
     attention_width : int
         Width of queries over all heads, in multiples of hidden_size, if there is no head_dim.
+    count_kv_heads : callable, optional
+        Returns the number of key-value heads from fields and the number of query heads; without it num_key_value_heads.
+    window : callable, optional
+        Returns the window of the layers that have one; without it sliding_window.
+    nested : tuple of str
+        Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
@@ -91,6 +98,9 @@ class Family:
     has_chunks: bool = False
     states: States | None = None
     attention_width: int = 1
+    count_kv_heads: Callable[[Fields, int], int] | None = None
+    window: Callable[[Fields], int] | None = None
+    nested: tuple[str, ...] = ()
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -284,6 +294,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 # Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
+    "fuyu": "persimmon",
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
@@ -309,6 +320,6 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "vipllava": "llama",
 }
 # Multimodal models whose published files have the fields of the text model at the top level.
-FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})
+FLAT = frozenset({"fuyu", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.
 RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}

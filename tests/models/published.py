@@ -7,6 +7,8 @@ and by configs with a window that is switched on.
 import json
 from pathlib import Path
 
+from tests.models.earlier import EARLIER_CONFIGS
+
 YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096, "type": "yarn"}
 DEEPSEEK_V2_ROPE = YARN | {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}
 KIMI_K2 = {
@@ -833,6 +835,8 @@ PUBLISHED |= {
     f"the fewest fields of {each}": {"model_type": each, "text_config": {"model_type": f"{each}_text", **FEWEST}}
     for each in NESTED
 }
+
+PUBLISHED |= EARLIER_CONFIGS
 
 # Layers that attend in chunks.
 LLAMA_4_SCOUT = {
