@@ -48,7 +48,7 @@ def attention_specs(
     sinks = _sinks(family, model_type, len(layers), heads[0], asked.sinks)
     if family.stores_latents:
         return _latent_specs(fields, family, model_type, kinds, heads[0], asked)
-    kv_heads = _kv_heads(fields, heads)
+    kv_heads = family.count_kv_heads(fields, heads[0]) if family.count_kv_heads else _kv_heads(fields, heads)
     head_dim = _head_dim(fields, heads[0], family)
     windows = _windows(fields, family, len(kinds))
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
@@ -122,6 +122,8 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
     # Published files hold arbitrary numbers in a window that is switched off.
     given = None if switched_off else fields.value(size)
     window = None if given is None else fields.integer(size)
+    if family.window is not None:
+        window = family.window(fields)
     kind = CHUNKED_LAYER if family.has_chunks else SLIDING
     slides = _listed_layers(fields, num_layers, kind)
     if slides is None:

@@ -10,6 +10,7 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
+from pagecore.models.earlier import EARLIER
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, FLAT, RENAMED, TEXT_MODELS
 from pagecore.models.fields import Fields, open_config, shown
@@ -25,7 +26,7 @@ __all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec
-_SERVED = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}
+_SERVED = {**FAMILIES, **LLAMA_KIN, **EARLIER, **HYBRIDS}
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,20 @@ def specs_from_config(
     ernie4_5_moe, exaone4, exaone_moe, flex_olmo, granite_swa, granitemoe, granitemoe_swa, granitemoeshared, helium,
     hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, hyperclovax, internlm3, iquestcoder, jais2, jetmoe, kolibri1, laguna,
     mellum, minimax_m3_vl_text (without sparse layers), ministral3, nanochat, nemotron, olmo, olmoe, persimmon, phimoe,
-    smollm3, solar_open, stablelm and vaultgemma, and the text models of the multimodal gemma3, llama4, glm4v, qwen2_vl,
-    qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision, cohere2_vision, idefics3, internvl, llava,
-    llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any of these types. The latent attention of
-    deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text
-    model of kimi_k25, gives a `LatentSpec`, that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an
-    indexer. Layers with a recurrent state give a `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe,
-    kimi_linear, nemotron_h, granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2 and lfm2_moe, and of mamba, mamba2
-    and falcon_mamba, which have no attention. The decoders of whisper, bart and t5 give an `AttentionSpec` for each
-    layer, and then a `CrossSpec` for the cross attention of each. In jetmoe, query head ``h`` attends to key-value head
-    ``h % num_kv_heads``. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have
-    the defaults of transformers 5. A field that would change the cache or the attention, and that the family does not
-    read, raises; it is never ignored.
+    smollm3, solar_open, stablelm and vaultgemma, the earlier biogpt, bloom, codegen, ctrl, dbrx, falcon, gpt_bigcode,
+    gpt_neo, gpt_neox_japanese, gptj, modernbert-decoder, mpt, openai-gpt, opt, phi4_multimodal and xglm (slopes of
+    ALiBi are an argument of the attention), and the text models of the multimodal fuyu, gemma3, llama4, glm4v,
+    qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision, cohere2_vision, idefics3, internvl,
+    llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any of these types. The latent
+    attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu,
+    and of the text model of kimi_k25, gives a `LatentSpec`, that of deepseek_v32 and glm_moe_dsa one with `index_dim`
+    in layers with an indexer. Layers with a recurrent state give a `StateSpec`: those of the hybrids qwen3_next,
+    qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2 and lfm2_moe,
+    and of mamba, mamba2 and falcon_mamba, which have no attention. The decoders of whisper, bart and t5 give an
+    `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. In jetmoe, query head ``h``
+    attends to key-value head ``h % num_kv_heads``. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
+    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -146,6 +149,7 @@ def read_model_config(
     family = _SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
+    fields.lift(family.nested)
     fields.check_aliases()
     unread = unserved_attention(lambda name: None if name in family.defaults else fields.given(name))
     _refuse_unserved(fields, model_type, unread)

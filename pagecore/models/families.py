@@ -18,6 +18,7 @@ __all__ = [
     "FAMILIES",
     "FLAT",
     "GEMMA_2",
+    "GPT_2_NAMES",
     "GROUPED",
     "LATENT",
     "MISTRAL",
@@ -84,6 +85,12 @@ class Family:
     rounds_head_dim : bool
         True if hidden_size need not be a multiple of num_attention_heads: without head_dim the quotient is rounded
         down.
+    count_kv_heads : callable, optional
+        Returns the number of key-value heads from fields and the number of query heads; without it num_key_value_heads.
+    window : callable, optional
+        Returns the window of the layers that have one; without it sliding_window.
+    nested : tuple of str
+        Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
@@ -102,6 +109,9 @@ class Family:
     attention_width: int = 1
     heads: Callable[[Fields, int], int] = _heads
     rounds_head_dim: bool = False
+    count_kv_heads: Callable[[Fields, int], int] | None = None
+    window: Callable[[Fields], int] | None = None
+    nested: tuple[str, ...] = ()
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -295,6 +305,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 # Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
+    "fuyu": "persimmon",
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
@@ -320,6 +331,6 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "vipllava": "llama",
 }
 # Multimodal models whose published files have the fields of the text model at the top level.
-FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})
+FLAT = frozenset({"fuyu", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.
 RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}

@@ -7,6 +7,7 @@ and by configs with a window that is switched on.
 import json
 from pathlib import Path
 
+from tests.models.earlier import EARLIER_CONFIGS
 from tests.models.published_kin import KIN_PUBLISHED
 
 YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096, "type": "yarn"}
@@ -836,6 +837,8 @@ PUBLISHED |= {
     for each in NESTED
 }
 PUBLISHED |= KIN_PUBLISHED
+
+PUBLISHED |= EARLIER_CONFIGS
 
 # Layers that attend in chunks.
 LLAMA_4_SCOUT = {

@@ -10,6 +10,7 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
+from pagecore.models.earlier import EARLIER
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES
 from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.storage import LatentSpec
@@ -60,7 +61,9 @@ def test_max_length_is_that_of_the_file(name):
     assert read_model_config(FORMS["to_dict"](name)).max_length == ATTENDED[name]["max_length"]
     # A missing length has no default, except in the text config of Gemma 3, which only has fields that differ.
     text = PUBLISHED[name].get("text_config", PUBLISHED[name])
-    is_given = text.keys() & {"max_position_embeddings", "n_positions"} or text["model_type"] == "gemma3_text"
+    is_given = (
+        text.keys() & {"max_position_embeddings", "n_positions", "max_seq_len"} or text["model_type"] == "gemma3_text"
+    )
     assert read_model_config(PUBLISHED[name]).max_length == (ATTENDED[name]["max_length"] if is_given else None)
 
 
@@ -68,6 +71,7 @@ def test_every_family_is_among_the_published_configs():
     assert {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]} == {
         *FAMILIES,
         *LLAMA_KIN,
+        *EARLIER,
     }
 
 
@@ -207,8 +211,8 @@ def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):
 
 
 def test_a_wrapper_of_an_unknown_text_model_is_refused_by_name():
-    config = {"model_type": "llava", "text_config": {"model_type": "opt", "hidden_size": 8}}
-    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "opt", which is unknown'):
+    config = {"model_type": "llava", "text_config": {"model_type": "reformer", "hidden_size": 8}}
+    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "reformer", which is unknown'):
         specs_from_config(config)
     with pytest.raises(ConfigError, match="text_config is missing"):
         specs_from_config({**PUBLISHED["llama-3-8b"], "model_type": "llava"})

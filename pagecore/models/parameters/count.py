@@ -9,6 +9,7 @@ from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models.config import ModelConfig, read_model_config, text_model
+from pagecore.models.earlier import EARLIER
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import FAMILIES
 from pagecore.models.fields import Fields, open_config
@@ -22,6 +23,7 @@ from pagecore.models.parameters.blocks import (
     has_experts,
     is_true,
 )
+from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
@@ -130,13 +132,17 @@ def _add_text_model(
 ) -> tuple[int, bool]:
     """Add the text model, or a stage of it; return its number of key-value heads, and True for the first stage."""
     model = read_model_config(config, dtype="bfloat16", format=None)
-    family, traits = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}[model_type], TRAITS.get(model_type)
+    family = {**FAMILIES, **LLAMA_KIN, **EARLIER, **HYBRIDS}[model_type]
+    traits = {**TRAITS, **EARLIER_TRAITS}.get(model_type)
     if traits is None:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
         )
     fields.defaults = {"max_position_embeddings": None, **_DEFAULTS, **family.defaults, **traits.defaults}
     fields.aliases = {**family.aliases, **traits.aliases}
+    fields.lift(family.nested)
+    if traits.settle is not None:
+        traits = replace(traits, **traits.settle(fields))
     count = model.num_layers
     layers = _checked(range(count) if stage is None else stage, count)
     hidden = fields.integer("hidden_size")
@@ -197,7 +203,7 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     elif traits.experts is not None and has_experts(fields, traits.experts, layer):
         add_experts(tally, fields, traits, traits.experts)
     else:
-        add_mlp(tally, fields, traits, _width(fields, traits, model_type))
+        add_mlp(tally, fields, traits, traits.width or _width(fields, traits, model_type))
         if model_type == "longcat_flash" and layer % 2:
             _add_longcat_experts(tally, fields, traits)
 
@@ -279,14 +285,17 @@ def _add_ends(
     vocab = fields.integer("vocab_size")
     tied = next((part.given("tie_word_embeddings") for part in (whole, fields) if _has_tie(part)), traits.is_tied)
     is_copied = is_last and not (tied and traits.can_tie and is_first)
-    tally.add(vocab * hidden * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
+    width = traits.embedding_width or hidden
+    tally.add(vocab * width * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
+    tally.add(traits.first * is_first + traits.last * is_last)
     if traits.has_positions and is_first:
-        tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
+        rows = fields.integer("max_position_embeddings") + traits.position_rows
+        tally.add(rows * hidden, Kind.EMBEDDING)
     if not is_last:
         return
     if is_true(fields, traits.has_head_bias):
         tally.add(vocab)
-    if traits.norms:
+    if traits.norms and traits.has_last_norm:
         tally.norm(hidden, bias=traits.norm_bias)
 
 

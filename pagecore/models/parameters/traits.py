@@ -5,10 +5,15 @@ Source: the configuration and modeling files of transformers 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["TRAITS", "Experts", "Traits"]
+from pagecore.models.fields import Fields
+
+__all__ = ["TRAITS", "Experts", "Settled", "Traits"]
+
+Settled = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,18 @@ class Traits:
         Defaults of fields that these parameters name.
     aliases : mapping
         The family's own names of fields.
+    has_last_norm : bool
+        A norm follows the last layer.
+    position_rows : int
+        Rows of the embedding of positions beyond `max_position_embeddings`.
+    embedding_width : int
+        Features of the embedding and the output head; 0 for the hidden size.
+    width : int
+        Width of a dense MLP; 0 for the field.
+    first, last : int
+        Further parameters of the first and the last stage.
+    settle : callable, optional
+        Returns those of these values that depend on the config's fields.
     """
 
     qkv_bias: str | bool = False
@@ -113,6 +130,13 @@ class Traits:
     experts: Experts | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    has_last_norm: bool = True
+    position_rows: int = 0
+    embedding_width: int = 0
+    width: int = 0
+    first: int = 0
+    last: int = 0
+    settle: Callable[[Fields], Settled] | None = None
 
 
 _BIASED: Mapping[str, object] = {"attention_bias": True}
