@@ -89,8 +89,8 @@ def test_the_chunks_of_a_prompt_change_no_bits(isa, window, size, dtype):
     case = make_case((length,), (queries,), heads=heads, dims=dims, dtype=dtype)
     some = np.unique(np.r_[0:3, 15:18, 31:34, 63:66, 1021:1028, 1088:1093, length - 101 : length : 7, length - 1])
     whole = attend(case, np.arange(queries), [0], [length], [0, queries], window=window)
-    for ends in ([1, 64, 65, 700, 1024, length - 50, length - 49, length], [length - 1, length]):
-        ends = [end - first for end in ends if end > first]
+    for edges in ([1, 64, 65, 700, 1024, length - 50, length - 49, length], [length - 1, length]):
+        ends = [edge - first for edge in edges if edge > first]
         parts = [
             attend(case, np.arange(b, e), [0], [first + e], [0, e - b], window=window)
             for b, e in zip([0, *ends[:-1]], ends, strict=True)
