@@ -130,7 +130,10 @@ class ReplayOptions:
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {self.blocks!r}; expected a number or {UNBOUNDED!r}")
         check_policy(self.evict)
-        check_order(self.policy)
+        if check_order(self.policy) == "priority":
+            raise UnsupportedOption(
+                "policy is 'priority', but the requests of a trace have no priorities; use 'fcfs' or 'lpm'"
+            )
         for name, least in {**LIMITS, **OPTIONAL_LIMITS}.items():
             value = getattr(self, name)
             if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):

@@ -11,6 +11,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.storage.checks import shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
@@ -18,7 +21,7 @@ from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
-from pagecore.tiers.store import BlockStore, Done, Keys, Medium, Pieces, StoreStats
+from pagecore.tiers.store import KEY_BYTES, BlockStore, Done, EvictionReporter, Keys, Medium, Pieces, StoreStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class Guard:
     ShapeError
         `budget_bytes` is not positive.
     UnsupportedOption
-        `store` is not a `BlockStore`.
+        `store` is not a `BlockStore`, or is closed.
     """
 
     verifies = True
@@ -99,6 +102,8 @@ class Guard:
     ) -> None:
         if not isinstance(store, BlockStore):
             raise UnsupportedOption(f"a store is {shown(store)}; give one with the methods of BlockStore")
+        if store.fileno() < 0:
+            raise UnsupportedOption(f"the store {store.name} is closed; open another one")
         if budget_bytes < 1:
             raise ShapeError(f"expected budget_bytes >= 1, got {budget_bytes}")
         self.medium: Medium = store.medium
@@ -195,7 +200,30 @@ class Guard:
             num_held = 0 if store is None else store.stats().num_held
             return self._core.counters.stats(self._core.completions.num_pending, num_held)
 
+    # ---- EvictionReporter ----
+
+    @property
+    def reports_evictions(self) -> bool:
+        """True if the store reports its evictions."""
+        store = self._core.store
+        return isinstance(store, EvictionReporter) and store.reports_evictions
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of entries that the store has given up since the last call."""
+        store = self._core.store
+        return store.take_evicted() if isinstance(store, EvictionReporter) else np.empty((0, KEY_BYTES), np.uint8)
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return True for each key whose entry the store has now; for all of them if it cannot say."""
+        store = self._core.store
+        return store.has(keys) if isinstance(store, EvictionReporter) else np.ones(len(keys), np.bool_)
+
     # ---- what a store does not have ----
+
+    @property
+    def store(self) -> BlockStore | None:
+        """The store; None while the guard has no client."""
+        return self._core.store
 
     def health(self) -> GuardHealth:
         """Return the state of the breaker and of the staging memory, and the counters of failures."""

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
+from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.store import BlockStore
@@ -20,6 +21,8 @@ def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
     parts = parts_of(cache)
     if not isinstance(host, HostTier) or host.cache is not cache:
         raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
+    if host.is_closed:
+        raise UnsupportedOption("the host tier is closed; make another one")
     if write not in get_args(Write):
         raise UnsupportedOption(f"write is {shown(write)}; use one of {', '.join(get_args(Write))}")
     return parts
@@ -38,6 +41,11 @@ def checked_stores(stores: Any, parts: CacheParts) -> tuple[BlockStore, ...]:
             raise UnsupportedOption(
                 f"store {number} is {shown(store)}; expected a BlockStore, such as pagecore.tiers.disk.DiskStore"
             )
+        if store.fileno() < 0:
+            raise UnsupportedOption(f"store {number}, {store.name}, is closed; open another one")
+    inner = [store.store if isinstance(store, Guard) else store for store in checked]
+    if len({id(store) for store in inner}) < len(inner):
+        raise UnsupportedOption("a store is listed twice; list each once, the nearest first")
     if checked and parts.cross is not None:
         raise UnsupportedOption(
             "the cache has cross-attention layers, whose prefixes depend on encoder outputs; stores do not keep "

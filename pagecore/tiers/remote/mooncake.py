@@ -13,7 +13,7 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.arguments import checked_pieces
 from pagecore.tiers.payload import FRAME_BYTES
-from pagecore.tiers.remote.store import Identity
+from pagecore.tiers.remote.store import Identity, checked_identity
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
@@ -83,8 +83,9 @@ class MooncakeStore(WorkerStore):
         segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
         local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
         count = require_int("threads", threads, max=64)
+        name = checked_identity(fingerprint).name
         _probe(master)
-        self._prefix = f"{fingerprint.name}:"
+        self._prefix = f"{name}:"
         self._registered: list[int] = []
         self._client: Any = _client()
         status = self._client.setup(hostname, metadata, segment, local, protocol, devices, master)

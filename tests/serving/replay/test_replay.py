@@ -219,6 +219,7 @@ def test_vectors_differ_by_request_position_seed_and_name():
     ("options", "error"),
     [
         ({"memory": "1GiB", "blocks": 5}, UnsupportedOption),
+        ({"policy": "priority"}, UnsupportedOption),
         ({"memory": 16 * 131072 * 2 - 1}, NotEnoughMemory),
         ({"memory": "lots"}, ShapeError),
         ({"swap_memory": "lots"}, ShapeError),

@@ -426,3 +426,10 @@ def test_arguments_are_checked_before_anything_is_submitted(blocks):
         Breaker(failures=0)
     with pytest.raises(UnsupportedOption, match="give one with the methods of BlockStore"):
         Guard(5)
+
+
+def test_a_store_that_is_closed_is_refused():
+    store = MemoryStore()
+    store.close()
+    with pytest.raises(UnsupportedOption, match="closed; open another"):
+        Guard(store)

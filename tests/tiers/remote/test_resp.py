@@ -100,9 +100,14 @@ def test_urls_that_do_not_parse_are_refused(url):
 
 
 def test_options_are_checked(url):
-    for option in ({"connections": 0}, {"timeout": 0}, {"ttl": 0}):
-        with pytest.raises(ShapeError, match="expected connections >= 1"):
-            RespStore(url, fingerprint=fingerprint(), **option)
+    for option in ("connections", "timeout", "ttl"):
+        for value in (0, "1", float("nan")):
+            with pytest.raises(ShapeError, match=f"{option} is"):
+                RespStore(url, fingerprint=fingerprint(), **{option: value})
+    with pytest.raises(UnsupportedOption, match="ssl_context is 3"):
+        RespStore(url, fingerprint=fingerprint(), ssl_context=3)
+    with pytest.raises(UnsupportedOption, match="fingerprint is None; give"):
+        RespStore(url, fingerprint=None)
 
 
 def test_an_address_without_a_server_is_refused():

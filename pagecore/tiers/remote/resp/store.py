@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ssl
 
-from pagecore.errors import ShapeError
+from pagecore.errors import UnsupportedOption
+from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.remote.resp.address import Address
 from pagecore.tiers.remote.resp.connection import RespConnection
 from pagecore.tiers.remote.resp.session import RespSession
-from pagecore.tiers.remote.store import Identity
+from pagecore.tiers.remote.store import Identity, checked_identity, checked_timeout
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 
 # Version of keys and values in the server.
@@ -42,11 +43,11 @@ class RespStore(WorkerStore):
     Raises
     ------
     UnsupportedOption
-        The URL does not parse.
+        The URL does not parse; an object that is not a fingerprint or an SSLContext.
     StoreError
         No server answers, it does not speak RESP2, or it refuses user, password or database.
     ShapeError
-        `connections`, `timeout` or `ttl` is not positive.
+        `connections` or `ttl` is not a positive integer, or `timeout` not a positive number of seconds.
 
     Notes
     -----
@@ -63,18 +64,17 @@ class RespStore(WorkerStore):
         ttl: int | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        if connections < 1 or not timeout > 0 or (ttl is not None and ttl < 1):
-            raise ShapeError(
-                f"expected connections >= 1, timeout > 0 and ttl >= 1, got {connections}, {timeout} and {ttl}"
-            )
-        self._address = Address.parse(url)
-        self._timeout = timeout
-        self._ttl = ttl
+        count = require_int("connections", connections, max=1024)
+        self._ttl = None if ttl is None else require_int("ttl", ttl, max=None)
+        self._timeout = checked_timeout(timeout)
+        if not (ssl_context is None or isinstance(ssl_context, ssl.SSLContext)):
+            raise UnsupportedOption(f"ssl_context is {shown(ssl_context)}; give an ssl.SSLContext, or None")
         self._ssl_context = ssl_context
-        self._prefix = PREFIX + fingerprint.name.encode() + b":"
+        self._address = Address.parse(url)
+        self._prefix = PREFIX + checked_identity(fingerprint).name.encode() + b":"
         first = self._connect()
         first.open()
-        super().__init__(self._address.name, fingerprint, first, connections)
+        super().__init__(self._address.name, fingerprint, first, count)
 
     def _connect(self) -> Connection:
         connection = RespConnection(self._address, timeout=self._timeout, context=self._ssl_context)
