@@ -76,7 +76,7 @@ class Writer:
         keys : callable
             Returns the content keys of entries, for a lane and positions.
         """
-        reader = self._host.hold(tokens, namespace=namespace, spans=spans)
+        reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
         positions: list[Positions] = []
         pieces: list[Pieces] = []
         for lane in range(len(self._host.payload_bytes)):

@@ -49,6 +49,20 @@ def test_two_processes_share_a_store():
         assert reader.serve(PROMPT, namespace="tenant").num_tokens == 16
 
 
+def test_blocks_of_one_token_are_written_up_to_the_end_of_their_prefix():
+    cache = PagedKVCache(LAYERS[:1], block_size=1, num_blocks=20, max_sequences=2)
+    fingerprint = Fingerprint.of(cache, model="m")
+    stores = [MemoryStore()]
+    with Tiers(cache, HostTier(cache, num_blocks=30), stores, fingerprint=fingerprint, min_tokens=1) as tiers:
+        for tokens in ([5, 6, 7, 0, 8], [5, 6, 7]):  # the host goes on after the second prompt, with token 0
+            with cache.add_sequence(tokens) as sequence:
+                cache.commit(cache.prepare([sequence], len(tokens) - sequence.num_cached_tokens))
+                tiers.save(sequence)
+        assert tiers.drain(20.0)
+        assert len(stores[0].data) == 5
+        tiers.check_invariants()
+
+
 def test_another_model_finds_nothing():
     data = {}
     with Served([MemoryStore(data=data)]) as writer:
