@@ -43,6 +43,8 @@ def replay(
 ) -> ReplayReport:
     """Replay a trace in order of arrival, each request as soon as there is room for it.
 
+    With `ReplayOptions.prefill_rate` the replay has a clock, and no request is queued before it arrives.
+
     Parameters
     ----------
     path : str or Path
@@ -102,6 +104,8 @@ class _Replay:
         self.num_blocks = _num_blocks(path, options, summary)
         self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
         self.tiers = _build_tiers(self.cache, options, summary)
+        self.clock = options.new_clock()
+        self._coming: TraceRequest | None = None
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics(self.tiers)
         self.states = StateUse(sum(spec.nbytes for spec in options.states)) if options.states else None
@@ -115,7 +119,12 @@ class _Replay:
             self._feed()
             step = self.scheduler.schedule()
             if step is None:
-                return self._report()
+                if self.clock is None or self._coming is None:
+                    return self._report()
+                self.clock.wait_for(self._coming)
+                continue
+            if self.clock is not None:
+                self.clock.run(step, 0.0 if self.tiers is None else self.tiers.reading_time())
             if self.check is not None:
                 self.check.run(step)
             self.computed_tokens += step.batch.num_tokens
@@ -145,7 +154,7 @@ class _Replay:
             scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
             and scheduler.num_waiting < scheduler.max_running
         ):
-            line = next(self.trace, None)
+            line = self._next_arrived()
             if line is None:
                 return
             self.requests += 1
@@ -156,13 +165,26 @@ class _Replay:
                 if self.tiers is not None:
                     self.tiers.fetch(request.prompt)
                 scheduler.add(request)
+                if self.clock is not None:
+                    self.clock.queue(line)
             except RequestError as error:
                 self.refused += 1
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
 
+    def _next_arrived(self) -> TraceRequest | None:
+        """Return the next request, if it has arrived."""
+        line = next(self.trace, None) if self._coming is None else self._coming
+        self._coming = None
+        if line is not None and self.clock is not None and not self.clock.has_arrived(line):
+            self._coming, line = line, None
+        return line
+
     def _end(self, step: Step) -> None:
         """Accept placeholder token ids for the outputs of a step, and count the runs that finish."""
-        for run in self.scheduler.accept(step, placeholder_ids(step.outputs)):
+        finished = self.scheduler.accept(step, placeholder_ids(step.outputs))
+        if self.clock is not None:
+            self.clock.finish(finished)
+        for run in finished:
             self.finished += 1
             self.prompt_tokens += len(run.request.prompt)
             self.generated_tokens += run.num_generated
@@ -214,6 +236,7 @@ class _Replay:
             max_relative_error=check.max_relative_error if check else None,
             states=None if self.states is None else self.states.report(self.cache.num_states, reuse),
             tiers=None if self.tiers is None else self.tiers.report(reuse.saved_prefill_tokens),
+            clock=None if self.clock is None else self.clock.report(),
             passed=check is None or check.passed or metrics.steps == 0,
         )
 

@@ -82,7 +82,7 @@ class StorePort:
 
     def poll(self) -> int:
         """Call the code that waits for each batch that ended; return the number of batches."""
-        # Before the ends: an entry that comes back later is noted by the end that tells of it.
+        # Before the ends: an entry that comes back later is noted at the end of its batch.
         self._try(self._note_evicted)
         refused, self._refused = self._refused, []
         for ended, count, reason in refused:
