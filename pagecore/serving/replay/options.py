@@ -105,7 +105,8 @@ class ReplayOptions:
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
         model without states; the model has no attention; the model or the policy is not known; `blocks` is a string
-        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none"; `step_ms` without `prefill_rate`.
+        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none"; `step_ms`
+        is given without `prefill_rate`.
     """
 
     memory: int | str | None = None

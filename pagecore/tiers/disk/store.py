@@ -306,7 +306,7 @@ class DiskStore:
         return sum(len(lane.entries) for lane in self._lanes)
 
     def take_evicted(self) -> Keys:
-        """Return the keys of entries that were replaced or found damaged since the last call; see `EvictionReporter`."""
+        """Return the keys of entries that were replaced, or found damaged, since the last call."""
         with self._lock:
             evicted = b"".join(key for lane in self._lanes for key in lane.take_evicted())
         return np.frombuffer(evicted, np.uint8).reshape(-1, KEY_BYTES)

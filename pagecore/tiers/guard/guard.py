@@ -14,8 +14,8 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import ShapeError, StoreError, UnsupportedOption
-from pagecore.storage.checks import shown
+from pagecore.errors import StoreError, UnsupportedOption
+from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
@@ -82,9 +82,9 @@ class Guard:
     Raises
     ------
     ShapeError
-        `budget_bytes` is not positive.
+        `budget_bytes` is not a positive integer.
     UnsupportedOption
-        `store` is not a `BlockStore`, or is closed.
+        `store` is not a `BlockStore`, or is closed; another argument is of another kind.
     """
 
     verifies = True
@@ -104,8 +104,8 @@ class Guard:
             raise UnsupportedOption(f"a store is {shown(store)}; give one with the methods of BlockStore")
         if store.fileno() < 0:
             raise UnsupportedOption(f"the store {store.name} is closed; open another one")
-        if budget_bytes < 1:
-            raise ShapeError(f"expected budget_bytes >= 1, got {budget_bytes}")
+        _check_parts(deadline, breaker, reopen, clock)
+        budget_bytes = require_int("budget_bytes", budget_bytes, max=None)
         self.medium: Medium = store.medium
         self.name: str = store.name
         self._core = Core(
@@ -205,18 +205,22 @@ class Guard:
     @property
     def reports_evictions(self) -> bool:
         """True if the store reports its evictions."""
-        store = self._core.store
-        return isinstance(store, EvictionReporter) and store.reports_evictions
+        reporter = self._reporter()
+        return reporter is not None and reporter.reports_evictions
 
     def take_evicted(self) -> Keys:
         """Return the keys of entries that the store has given up since the last call."""
-        store = self._core.store
-        return store.take_evicted() if isinstance(store, EvictionReporter) else np.empty((0, KEY_BYTES), np.uint8)
+        reporter = self._reporter()
+        return np.empty((0, KEY_BYTES), np.uint8) if reporter is None else reporter.take_evicted()
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return True for each key whose entry the store has now; for all of them if it cannot say."""
-        store = self._core.store
-        return store.has(keys) if isinstance(store, EvictionReporter) else np.ones(len(keys), np.bool_)
+        reporter = self._reporter()
+        return np.ones(len(keys), np.bool_) if reporter is None else reporter.has(keys)
+
+    def _reporter(self) -> EvictionReporter | None:
+        store: object = self._core.store
+        return store if isinstance(store, EvictionReporter) else None
 
     # ---- what a store does not have ----
 
@@ -337,3 +341,14 @@ class Guard:
         with self._lock:
             self._core.adopt(store)
             self._core.counters.num_reopened += 1
+
+
+def _check_parts(deadline: object, breaker: object, reopen: object, clock: object) -> None:
+    """Raise UnsupportedOption unless the arguments are what a guard expects."""
+    for name, value, kind in (("deadline", deadline, Deadline), ("breaker", breaker, Breaker)):
+        if not (value is None or isinstance(value, kind)):
+            raise UnsupportedOption(f"{name} is {shown(value)}; give a {kind.__name__}, or None")
+    if not (reopen is None or callable(reopen)):
+        raise UnsupportedOption(f"reopen is {shown(reopen)}; give a function that opens a store, or None")
+    if not callable(clock):
+        raise UnsupportedOption(f"clock is {shown(clock)}; give a function that returns seconds")

@@ -5,7 +5,6 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.cache._state cimport CacheState
-from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states, subtract_evictable
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._block_pool cimport BlockPool

@@ -28,8 +28,8 @@ def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
     return parts
 
 
-def checked_stores(stores: Any, parts: CacheParts) -> tuple[BlockStore, ...]:
-    """Return the stores as a tuple; refuse other objects, and stores of a cache with cross-attention layers."""
+def checked_stores(stores: Any, parts: CacheParts, fingerprint: Any) -> tuple[BlockStore, ...]:
+    """Return the stores as a tuple; refuse other objects, and stores that cannot serve the cache."""
     try:
         checked = tuple(stores)
     except TypeError:
@@ -46,6 +46,13 @@ def checked_stores(stores: Any, parts: CacheParts) -> tuple[BlockStore, ...]:
     inner = [store.store if isinstance(store, Guard) else store for store in checked]
     if len({id(store) for store in inner}) < len(inner):
         raise UnsupportedOption("a store is listed twice; list each once, the nearest first")
+    for number, store in enumerate(inner):
+        own = getattr(store, "fingerprint", fingerprint)
+        if isinstance(own, Fingerprint) and isinstance(fingerprint, Fingerprint) and own.digest != fingerprint.digest:
+            raise UnsupportedOption(
+                f"store {number} was opened with another fingerprint, {own.name}, than the tiers have, "
+                f"{fingerprint.name}; open it with the same"
+            )
     if checked and parts.cross is not None:
         raise UnsupportedOption(
             "the cache has cross-attention layers, whose prefixes depend on encoder outputs; stores do not keep "
@@ -85,6 +92,21 @@ def checked_seconds(name: str, value: Any) -> float:
     if not seconds >= 0:
         raise ShapeError(f"{name} is {shown(value)}; expected seconds, 0 or more")
     return seconds
+
+
+def checked_timeout(timeout: Any) -> float | None:
+    """Return a timeout in seconds, None for none; refuse what is not a number."""
+    return None if timeout is None else as_float("timeout", timeout)
+
+
+def checked_spans(spans: Any) -> tuple[tuple[int, int, bytes | int], ...] | None:
+    """Return spans as a tuple; refuse what cannot be listed. Their entries are checked when keys are made."""
+    if spans is None:
+        return None
+    try:
+        return tuple(spans)
+    except TypeError:
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
 
 
 def check_agree(agree: Any) -> None:

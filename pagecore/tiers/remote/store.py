@@ -75,6 +75,7 @@ class RemoteStore:
 
     def __init__(self, name: str, fingerprint: Identity) -> None:
         self.name = name
+        self.fingerprint = fingerprint
         self._payload_bytes = np.array(fingerprint.payload_bytes, np.uint64)
         self._completions = Completions()
         self._batches: dict[int, Batch] = {}

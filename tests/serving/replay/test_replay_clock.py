@@ -116,5 +116,5 @@ def test_reads_of_tiers_delay_their_step(tmp_path):
     ],
 )
 def test_impossible_clocks_are_refused(options, error):
-    with pytest.raises(error, match="prefill_rate|step_ms"):
+    with pytest.raises(error, match=r"prefill_rate|step_ms"):
         ReplayOptions(**options)

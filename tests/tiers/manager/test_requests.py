@@ -458,7 +458,9 @@ def test_ranks_agree_on_the_shortest_prefix(world, stops):
     assert [request.num_tokens for request in requests] == [min(stops)] * 2
 
 
-@pytest.mark.parametrize(("stops", "in_host"), [((24, 24), (0, 0)), ((24, 12), (0, 0)), ((24, 24), (0, 8)), ((0, 24), (0, 0))])
+@pytest.mark.parametrize(
+    ("stops", "in_host"), [((24, 24), (0, 0)), ((24, 12), (0, 0)), ((24, 24), (0, 8)), ((0, 24), (0, 0))]
+)
 def test_equal_requests_of_ranks_load_once(world, stops, in_host):
     worlds = [world(agree=agree, chunk_bytes=512) for agree in two_ranks()]
     for w, stop, there in zip(worlds, stops, in_host, strict=True):
