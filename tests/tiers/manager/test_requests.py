@@ -488,6 +488,37 @@ def test_equal_requests_of_ranks_load_once(world, stops, in_host):
             one.release()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_agree_whatever_their_stores_and_hosts_have(world, seed):
+    worlds = [world(agree=agree, chunk_bytes=512, slots=10) for agree in two_ranks()]
+    random = np.random.default_rng(seed)
+    prompts = [np.concatenate([PROMPT[:cut], PROMPT[:9] + 50]) for cut in random.integers(0, len(PROMPT), 4)]
+    asked = [(int(at), int(which)) for at, which in zip(np.sort(random.integers(0, 30, 12)), random.integers(0, 4, 12))]
+    for w in worlds:
+        for prompt in prompts:
+            put(w.stores[0], w.host, prompt, stop=int(random.integers(0, 8)) * BLOCK)
+
+    def serve(rank):
+        w, own = worlds[rank], np.random.default_rng((seed, rank))
+        requests, ended = [], []
+        for turn in range(120):
+            requests += [w.side.request(prompts[which]) for at, which in asked if at == turn]
+            while w.stores[0].batches and own.random() < 0.5:
+                w.stores[0].finish()
+            ended += w.side.poll()
+            if own.random() < 0.1:
+                w.host.evict(0, 2)
+            for one in ended:
+                one.release()
+        assert len(ended) == len(requests)
+        return requests
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(serve, range(2))
+    assert [one.num_tokens for one in first] == [one.num_tokens for one in second]
+    assert any(one.num_tokens for one in first)
+
+
 def test_equal_requests_load_once(world):
     w = world()
     put(w.stores[0], w.host, PROMPT)
