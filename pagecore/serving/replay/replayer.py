@@ -9,30 +9,19 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.attend import SPEC, AttendCheck, placeholder_id
-from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
+from pagecore.serving.replay.attend import AttendCheck, placeholder_id
+from pagecore.serving.replay.build import build_cache, build_tiers, count_blocks
+from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
-from pagecore.serving.replay.tiered import ReplayTiers
-from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
+from pagecore.serving.replay.trace import TraceRequest, read_trace, scan_trace
 from pagecore.serving.scheduling.request import Request, RequestError, Run
-from pagecore.serving.scheduling.reuse import cache_options
-from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.serving.scheduling.step import Step
-from pagecore.storage import free_memory
-from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["build_cache", "placeholder_ids", "replay"]
-
-# Length of the rows for a trace that cannot be scanned beforehand.
-LENGTH_UNSCANNED = 1 << 20
-# Blocks of a disk store for such a trace.
-DISK_BLOCKS_UNSCANNED = 1 << 14
+__all__ = ["placeholder_ids", "replay"]
 
 
 def replay(
@@ -101,9 +90,9 @@ class _Replay:
         summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
         self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only)
-        self.num_blocks = _num_blocks(path, options, summary)
+        self.num_blocks = count_blocks(path, options, summary)
         self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
-        self.tiers = _build_tiers(self.cache, options, summary)
+        self.tiers = build_tiers(self.cache, options, summary)
         self.clock = options.new_clock()
         self._coming: TraceRequest | None = None
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
@@ -244,95 +233,3 @@ class _Replay:
 def placeholder_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
     """Return one token id for each output, in place of ids sampled by a model; see `placeholder_id`."""
     return np.array([placeholder_id(run.request) for run in outputs], np.int32)
-
-
-def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
-    """Return the number of blocks, the null block counted: as configured, or enough for the whole trace."""
-    if not options.is_unbounded:
-        return options.num_blocks
-    if summary is None:
-        raise UnsupportedOption(
-            f"blocks is {UNBOUNDED!r}, but trace {path} is the standard input, which cannot be scanned beforehand; "
-            "save the trace to a file, or give a number of blocks"
-        )
-    if summary.num_blocks >= INT32_MAX:
-        raise ShapeError(
-            f"blocks is {UNBOUNDED!r}, but trace {path} fills {summary.num_blocks} blocks; the largest block id is "
-            f"{INT32_MAX}; use a larger block_size or fewer requests"
-        )
-    return summary.num_blocks + 1
-
-
-def build_cache(
-    options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
-) -> tuple[PagedKVCache, Scheduler]:
-    """Return a cache of `num_blocks` blocks and its scheduler; the trace limits number and length of the rows."""
-    if options.attend:
-        _check_free_memory(options, num_blocks)
-    length = LENGTH_UNSCANNED if summary is None else summary.max_length
-    length = min(length, (num_blocks - 1) * options.block_size, INT32_MAX)
-    rows = min(options.max_running, options.max_tokens_per_step)
-    if summary is not None:
-        rows = min(rows, summary.num_requests)
-    cache = PagedKVCache(
-        SPEC if options.layers is None else options.layers,
-        block_size=options.block_size,
-        num_blocks=num_blocks if options.is_unbounded else options.group_blocks,
-        max_sequences=rows,
-        max_tokens_per_sequence=length,
-        device="cpu" if options.attend else "none",
-        num_states=_num_states(options, summary, rows) if options.states else None,
-        **cache_options(options.evict),
-    )
-    tokens = min(options.max_tokens_per_step, rows * length)
-    space = None
-    if options.num_swap_blocks:
-        space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
-    return cache, Scheduler(
-        cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space, policy=options.policy
-    )
-
-
-def _build_tiers(cache: PagedKVCache, options: ReplayOptions, summary: TraceSummary | None) -> ReplayTiers | None:
-    """Return the tiers of a replay; None without `host`."""
-    if options.host is None:
-        return None
-    scale = 1.0
-    if options.layers is None and not options.attend:
-        scale = (options.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) / sum(plane.nbytes for plane in SPEC.planes)
-    trace_bytes = 0
-    if options.attend:
-        _check_free_memory(options, options.host_blocks[0])
-        size = options.block_size * sum(plane.nbytes for plane in SPEC.planes)
-        trace_bytes = size * (DISK_BLOCKS_UNSCANNED if summary is None else summary.num_blocks)
-    return ReplayTiers(
-        cache,
-        options.host_blocks,
-        options.host_states or None,
-        *options.places,
-        scale=scale,
-        bandwidth=options.bytes_per_second,
-        trace_bytes=trace_bytes,
-        seed=options.seed,
-    )
-
-
-def _num_states(options: ReplayOptions, summary: TraceSummary | None, rows: int) -> int:
-    """Return the number of state slots, the null slot counted: as configured, or enough for the whole trace."""
-    if options.num_slots or summary is None:
-        return options.num_slots
-    # A step keeps a checkpoint at most at every point of the grid, and a row needs two slots more.
-    grid = options.states[0].prefill_grid(options.block_size)
-    return min(1 + 3 * rows + summary.num_computed_tokens // grid, INT32_MAX)
-
-
-def _check_free_memory(options: ReplayOptions, num_blocks: int) -> None:
-    """Raise NotEnoughMemory if the pools of `attend` do not fit in the free memory of this machine."""
-    blocks = num_blocks + options.num_swap_blocks
-    needed = blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
-    free = free_memory()
-    if needed > free:
-        raise NotEnoughMemory(
-            f"attend needs a pool of {needed} bytes ({blocks} blocks of {options.block_size} tokens), but only "
-            f"{free} bytes are free here; give less memory or fewer blocks, or turn attend off"
-        )

@@ -493,7 +493,9 @@ def test_ranks_agree_whatever_their_stores_and_hosts_have(world, seed):
     worlds = [world(agree=agree, chunk_bytes=512, slots=10) for agree in two_ranks()]
     random = np.random.default_rng(seed)
     prompts = [np.concatenate([PROMPT[:cut], PROMPT[:9] + 50]) for cut in random.integers(0, len(PROMPT), 4)]
-    asked = [(int(at), int(which)) for at, which in zip(np.sort(random.integers(0, 30, 12)), random.integers(0, 4, 12))]
+    asked = [
+        tuple(one) for one in np.stack([np.sort(random.integers(0, 30, 12)), random.integers(0, 4, 12)], 1).tolist()
+    ]
     for w in worlds:
         for prompt in prompts:
             put(w.stores[0], w.host, prompt, stop=int(random.integers(0, 8)) * BLOCK)
