@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from pagecore.tiers.store import Keys, Pieces
 # Results of Mooncake's client: absence, and an object that exists.
 NOT_FOUND, EXISTS = -704, -705
 PROBE_SECONDS = 5.0
+# coro_rpc, the protocol of the master: first byte of every message, and the header of a call of function 0.
+RPC_MAGIC = b"\x15"
+RPC_CALL = struct.pack("<4B4I", RPC_MAGIC[0], 0, 0, 0, 1, 0, 0, 0)
 
 
 class MooncakeStore(WorkerStore):
@@ -193,14 +197,28 @@ def _client() -> Any:
 
 
 def _probe(master: object) -> None:
-    """Raise an error unless something listens at the address of the master."""
+    """Raise an error unless a master answers at an address: the client waits for ever for any other server."""
     host, _, port = master.rpartition(":") if isinstance(master, str) else ("", "", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UnsupportedOption(f"master is {shown(master)}; give 'host:port' of mooncake_master")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as peer:
+            answer = _answer(peer)
     except OSError as error:
         reason = error.strerror or error
         raise StoreError(
             f"no Mooncake master answers at {master}: {reason}; start mooncake_master --rpc_port={port}"
         ) from None
+    if answer[:1] != RPC_MAGIC:
+        raise StoreError(
+            f"expected the answer of a Mooncake master at {master}, got {answer[:20]!r}; check the address"
+        )
+
+
+def _answer(peer: socket.socket) -> bytes:
+    """Return the beginning of the answer to a call that no master has; empty if there is none."""
+    try:
+        peer.sendall(RPC_CALL)
+        return peer.recv(64)
+    except (TimeoutError, ConnectionError):
+        return b""
