@@ -111,8 +111,9 @@ def _clock_rows(report: ReplayReport) -> list[tuple[str, str]]:
     reading = f", {clock.reading_s:,.1f} s of reads" if clock.reading_s else ""
     rows = [("modelled time", f"{clock.duration_s:,.1f} s, {clock.idle_s:,.1f} s idle{reading}")]
     for title, times in (("first token", clock.first_token_s), ("further tokens", clock.next_token_s)):
-        text = ", ".join(f"{name} {seconds * 1000:,.1f} ms" for name, seconds in times.items())
-        rows.append((title, text))
+        if times["max"]:
+            text = ", ".join(f"{name} {seconds * 1000:,.1f} ms" for name, seconds in times.items())
+            rows.append((title, text))
     return rows
 
 

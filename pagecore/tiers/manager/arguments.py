@@ -43,7 +43,7 @@ def checked_stores(stores: Any, parts: CacheParts, fingerprint: Any) -> tuple[Bl
             )
         if store.fileno() < 0:
             raise UnsupportedOption(f"store {number}, {store.name}, is closed; open another one")
-    inner = [store.store if isinstance(store, Guard) else store for store in checked]
+    inner = [(store.store or store) if isinstance(store, Guard) else store for store in checked]
     if len({id(store) for store in inner}) < len(inner):
         raise UnsupportedOption("a store is listed twice; list each once, the nearest first")
     for number, store in enumerate(inner):

@@ -117,7 +117,7 @@ class Ledger:
         while len(self._blocks) > self._max_blocks:
             (block_hash, component), block = self._blocks.popitem(last=False)
             for key in (block.keys or {}).values():
-                del self._places[key]
+                self._places.pop(key, None)
             self._note_removed(block_hash, component, block)
 
     def note_evicted(self, keys: Keys, *, store: int) -> None:
@@ -154,7 +154,7 @@ class Ledger:
         self._note_removed(block_hash, component, block)
         del block.lanes[lane]
         if block.keys is not None and lane in block.keys:
-            del self._places[block.keys.pop(lane)]
+            self._places.pop(block.keys.pop(lane), None)
         if not block.lanes:
             del self._blocks[block_hash, component]
 
