@@ -1,6 +1,7 @@
 """Events of device, host and stores: a mirror of all media equals the cache and its tiers at every sequence number."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
+from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
 from tests.tiers.events.following import contents, state_of
 from tests.tiers.memory_store import MemoryStore
+from tests.tiers.remote.test_resp import command
 
 require("msgspec")
 require("zmq")
@@ -36,6 +39,11 @@ MODELS = {
     "state": ([FULL, STATE], {"num_states": 9}),
 }
 PATTERN = [int(bit) for bit in "01001101000110111010010111001011"]
+
+
+def patient(store):
+    """Guard a store; a busy machine is not a fault."""
+    return Guard(store, deadline=Deadline(20.0))
 
 
 class Followed:
@@ -196,10 +204,10 @@ def test_a_ledger_forgets_the_oldest_blocks_and_reports_an_overflow():
 def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model, is_guarded):
     def store(fingerprint):
         made = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=len(fingerprint.payload_bytes) * (60 << 10))
-        return [Guard(made, deadline=Deadline(20.0)) if is_guarded else made]
+        return [patient(made) if is_guarded else made]
 
     followed = Followed(model, stores=store)
-    disk = followed.stores[0]._core.store if is_guarded else followed.stores[0]
+    disk = followed.stores[0].store if is_guarded else followed.stores[0]
     random = np.random.default_rng(3)
     evicted = 0
     for number in range(40):
@@ -222,12 +230,40 @@ def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model, is_guarded):
     followed.close()
 
 
+def test_what_a_redis_server_gives_up_has_its_events(private_redis):
+    private_redis.command += ["--notify-keyspace-events", "Egex"]
+    private_redis.kill()
+    private_redis.start()
+    url = private_redis.url
+    followed = Followed(stores=lambda own: [patient(RespStore(url, fingerprint=own, watch_evictions=True))])
+    followed.serve(range(17))
+    assert followed.tiers.drain(20.0)
+    assert len(followed.follow()["EXTERNAL", 0]) == 4
+    command(url, b"FLUSHDB")  # announces nothing
+    followed.tiers.poll()
+    assert len(followed.follow()["EXTERNAL", 0]) == 4
+    followed.serve(range(100, 117))
+    assert followed.tiers.drain(20.0)
+    store = followed.stores[0].store
+    own = next(
+        key for key in followed.tiers.ledgers[0][0]._places if command(url, b"EXISTS", store._prefix + key) == b":1"
+    )
+    command(url, b"DEL", store._prefix + own)
+    limit = time.monotonic() + 20
+    while len(followed.follow()["EXTERNAL", 0]) > 7:
+        assert time.monotonic() < limit
+        followed.tiers.poll()
+        time.sleep(0.005)
+    followed.close()
+
+
 def test_an_entry_that_is_damaged_on_disk_is_removed_by_an_event(tmp_path):
-    followed = Followed(stores=lambda own: [Guard(DiskStore(tmp_path, fingerprint=own, max_bytes=1 << 20))])
+    followed = Followed(stores=lambda own: [patient(DiskStore(tmp_path, fingerprint=own, max_bytes=1 << 20))])
+    followed.cache.key(0).numpy()[:] = 1.5
     followed.serve(range(17))
     assert followed.tiers.drain(20.0)
     assert len(followed.follow()["DISK", 0]) == 4
-    (slab,) = followed.stores[0]._core.store.path.glob("*.slab")
+    (slab,) = followed.stores[0].store.path.glob("*.slab")
     with slab.open("r+b") as file:
         size = file.seek(0, 2)
         file.seek(0)
