@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count as counted
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def run_redis(bench: Bench, entry_bytes: int, count: int) -> None:
         bench.note("redis-server is not installed: no figures of Redis; make servers installs it")
         return
     with ExitStack() as stack:
-        path = stack.enter_context(redis_server(4 * count * entry_bytes + 64 * MIB))
+        path = stack.enter_context(redis_server(6 * count * entry_bytes + 64 * MIB))
         fingerprint = fingerprint_of(entry_bytes)
         store = stack.enter_context(RespStore(f"unix://{path}", fingerprint=fingerprint, ttl=3600))
         store.name = "redis (Unix socket)"
@@ -105,14 +106,14 @@ def _raw_puts(stack: ExitStack, path: Path, written: Entries) -> Work:
     connection = RespConnection(Address.parse(f"unix://{path}"), timeout=10.0)
     connection.open()
     stack.callback(connection.close)
-    nbytes = written.rows.shape[1]
+    count, nbytes = written.rows.shape
+    rounds = counted()
 
     def put() -> None:
         buffers: list[bytes | memoryview] = []
-        for index, row in enumerate(written.rows):
-            name = b"control:%d" % index
-            head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
-            buffers += [head, row.data, b"\r\n"]
+        for name, row in zip(_new_names("raw", rounds, count), written.rows, strict=True):
+            head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(name), name, nbytes)
+            buffers += [head, row.data, b"\r\n$2\r\nEX\r\n$3\r\n600\r\n"]
         connection.send(buffers)
         for _ in written.rows:
             assert connection.line() == b"+OK"
@@ -120,38 +121,54 @@ def _raw_puts(stack: ExitStack, path: Path, written: Entries) -> Work:
     return put
 
 
+def _new_names(prefix: str, rounds: Iterator[int], count: int) -> list[bytes]:
+    """Return keys that no other round has."""
+    number = next(rounds)
+    return [f"{prefix}:{number}:{index}".encode() for index in range(count)]
+
+
 def _redis_py(
     bench: Bench, stack: ExitStack, path: Path, written: Entries, read: Entries
 ) -> tuple[dict[str, Work | Job], dict[str, Work | Job]]:
-    """Return the controls of puts and gets by redis-py, which move the same bytes."""
+    """Return the controls of puts and gets by redis-py, which move the same bytes.
+
+    Puts have new keys, as those of the store: a server that replaces values reuses their memory.
+    """
     try:
         module: Any = importlib.import_module("redis")
     except ImportError:
         bench.note("redis-py is not installed: no control of Redis but a copy in memory; pip install redis")
         return {}, {}
     client = stack.enter_context(module.Redis(unix_socket_path=str(path)))
-    names = [b"control:%d" % index for index in range(len(written.rows))]
+    rounds = counted()
+    # Values without a time to live, which the server does not drop. Those of the puts are the first that it drops.
+    kept = _new_names("kept", rounds, len(written.rows))
 
-    def put() -> None:
-        for name, row in zip(names, written.rows, strict=True):
+    def keep() -> None:
+        for name, row in zip(kept, written.rows, strict=True):
             client.set(name, row.data)
 
+    def put() -> None:
+        for name, row in zip(_new_names("control", rounds, len(written.rows)), written.rows, strict=True):
+            client.set(name, row.data, ex=600)
+
     def get() -> None:
-        for name, row in zip(names, read.rows, strict=True):
+        for name, row in zip(kept, read.rows, strict=True):
             row[:] = np.frombuffer(client.get(name), np.uint8)
 
     def put_all() -> None:
+        names = _new_names("control", rounds, len(written.rows))
         with client.pipeline(transaction=False) as pipeline:
             for name, row in zip(names, written.rows, strict=True):
-                pipeline.set(name, row.data)
+                pipeline.set(name, row.data, ex=600)
             pipeline.execute()
 
     def get_all() -> None:
         with client.pipeline(transaction=False) as pipeline:
-            for name in names:
+            for name in kept:
                 pipeline.get(name)
             for value, row in zip(pipeline.execute(), read.rows, strict=True):
                 row[:] = np.frombuffer(value, np.uint8)
 
-    put()
-    return {SET: put, PIPELINE: put_all}, {SET: Job(get, before=put), PIPELINE: Job(get_all, before=put)}
+    keep()
+    return {SET: put, PIPELINE: put_all}, {SET: Job(get, before=keep), PIPELINE: Job(get_all, before=keep)}

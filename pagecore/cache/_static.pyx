@@ -103,7 +103,7 @@ cdef class StaticRoom:
                 )
             await_producer(key, handle)
             await_producer(value, handle)
-        if count > 0:
+        if count > 0 and batch > 0:  # arrays without elements may have any strides
             self.write(index, self.readable(keys), self.readable(values), begin, handle)
         self.lengths[index] = end
         self.written[index] = max(end, self.written[index])

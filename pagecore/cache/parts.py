@@ -183,5 +183,5 @@ class PartsOwner:
 def parts_of(cache: object) -> CacheParts:
     """Return the parts of a paged cache; raise UnsupportedOption for any other object."""
     if not isinstance(cache, PartsOwner):
-        raise UnsupportedOption(f"cache is {cache!r}; a swap space serves a PagedKVCache")
+        raise UnsupportedOption(f"cache is {cache!r}; expected a PagedKVCache")
     return cache._parts

@@ -117,6 +117,15 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     for name, text in numbers.items():
         default = defaults[name.replace("-", "_")]
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
+    parser.add_argument(
+        "--prefill-rate",
+        type=float,
+        metavar="N",
+        help="tokens computed in a second: queue requests when they arrive, and report latencies",
+    )
+    parser.add_argument(
+        "--step-ms", type=float, default=0.0, metavar="MS", help="milliseconds of a step in addition (0)"
+    )
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
     parser.add_argument("--prefill-only", action="store_true", help="compute the prompts and generate nothing")
     parser.add_argument(

@@ -103,6 +103,20 @@ def _tier_rows(report: ReplayReport) -> list[tuple[str, str]]:
     return rows
 
 
+def _clock_rows(report: ReplayReport) -> list[tuple[str, str]]:
+    """Rows about the clock of a replay; none without."""
+    clock = report.clock
+    if clock is None:
+        return []
+    reading = f", {clock.reading_s:,.1f} s of reads" if clock.reading_s else ""
+    rows = [("modelled time", f"{clock.duration_s:,.1f} s, {clock.idle_s:,.1f} s idle{reading}")]
+    for title, times in (("first token", clock.first_token_s), ("further tokens", clock.next_token_s)):
+        if times["max"]:
+            text = ", ".join(f"{name} {seconds * 1000:,.1f} ms" for name, seconds in times.items())
+            rows.append((title, text))
+    return rows
+
+
 def _reuse_over_time(report: ReplayReport) -> list[tuple[str, str]]:
     if report.evict == NO_REUSE:
         return []
@@ -187,6 +201,7 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         *_reuse_over_time(report),
         *_replayed_states(report),
         *_tier_rows(report),
+        *_clock_rows(report),
         ("preemptions", _preemptions(report)),
         ("steps", f"{report.steps:,}"),
         ("blocks", f"{report.num_blocks - 1:,} of {report.block_size} tokens each"),

@@ -52,6 +52,30 @@ class StoreStats:
 
 
 @runtime_checkable
+class EvictionReporter(Protocol):
+    """The part of a store that can say which entries it has given up; optional, for events.
+
+    Attributes
+    ----------
+    reports_evictions : bool
+        False if the methods know nothing.
+    """
+
+    @property
+    def reports_evictions(self) -> bool:
+        """True if the store reports its evictions."""
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of entries that the store gave up since the last call and does not have again.
+
+        The first call begins the record, which is bounded: the oldest keys are forgotten.
+        """
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return True for each key whose entry is published now; nothing is held."""
+
+
+@runtime_checkable
 class BlockStore(Protocol):
     """A place that keeps blocks by content key.
 

@@ -55,6 +55,14 @@ def test_a_static_cache_on_a_device_equals_its_twin(cuda, seed):
         assert [cache.length(layer) for layer in range(layers)] == twin.lengths
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 3, 8), (1, 2, 0, 8)])
+def test_an_array_without_elements_may_have_any_strides(cuda, shape):
+    cache = StaticKVCache(AttentionSpec(2, 8), 1, 2, 5, device=cuda.device)
+    empty = cuda.put(np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), shape, (0, 0, 0, 0)))
+    assert not any(empty.strides)
+    assert cache.update(0, empty, empty, 0)[0].shape[0] == shape[0]
+
+
 def test_views_share_memory_and_see_later_writes(cuda):
     cache = make_cache(StaticCacheConfig(4, 16, cuda.device, "float32"), AttentionSpec(2, 8), num_layers=3)
     assert isinstance(cache, KVCache)

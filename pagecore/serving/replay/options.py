@@ -13,11 +13,12 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
+from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, require_int
+from pagecore.storage.checks import INT32_MAX, as_float, require_int
 from pagecore.storage.pool import blocks_within
 from pagecore.storage.state_pool import checked_ratio
 
@@ -73,6 +74,12 @@ class ReplayOptions:
     bandwidth : mapping or sequence of str
         GB/s of "host", "disk" and "remote", such as ``{"disk": 2.5}`` or ``["disk=2.5"]``, from which the report
         derives the time of the transfers.
+    prefill_rate : float, optional
+        Tokens that the modelled machine computes in a second. With it the replay has a clock: a request is queued when
+        it arrives, by its timestamp, and a step takes its tokens over this rate, `step_ms`, and the time of the reads
+        of tiers at their `bandwidth`. Without it timestamps only order the requests.
+    step_ms : float
+        Milliseconds that a step takes in addition, such as the time to read the weights.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
     prefill_only : bool
@@ -91,13 +98,15 @@ class ReplayOptions:
     Raises
     ------
     ShapeError
-        A number is not an integer, is below its minimum, or does not fit int32.
+        A number is not an integer, is below its minimum, or does not fit int32; a rate or time that is not a finite
+        number above 0, or 0 for `step_ms`.
     NotEnoughMemory
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
         model without states; the model has no attention; the model or the policy is not known; `blocks` is a string
-        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none".
+        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none"; `step_ms`
+        is given without `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -116,6 +125,8 @@ class ReplayOptions:
     disk: int | str | None = None
     remote: int | str | None = None
     bandwidth: Mapping[str, float] | Sequence[str] = ()
+    prefill_rate: float | None = None
+    step_ms: float = 0.0
     requests: int | None = None
     prefill_only: bool = False
     attend: bool = False
@@ -130,7 +141,10 @@ class ReplayOptions:
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
             raise UnsupportedOption(f"blocks is {self.blocks!r}; expected a number or {UNBOUNDED!r}")
         check_policy(self.evict)
-        check_order(self.policy)
+        if check_order(self.policy) == "priority":
+            raise UnsupportedOption(
+                "policy is 'priority', but the requests of a trace have no priorities; use 'fcfs' or 'lpm'"
+            )
         for name, least in {**LIMITS, **OPTIONAL_LIMITS}.items():
             value = getattr(self, name)
             if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):
@@ -141,6 +155,7 @@ class ReplayOptions:
             self._read_model(self.model)
         self._check_states()
         self._check_tiers()
+        self._check_clock()
         sizes = (
             ("memory", self.memory, self.num_blocks),
             ("swap_memory", self.swap_memory, self.num_swap_blocks),
@@ -291,6 +306,26 @@ class ReplayOptions:
                 f"host is {self.host!r}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one"
             )
         _ = self.places
+
+    def _check_clock(self) -> None:
+        step_ms = as_float("step_ms", self.step_ms)
+        if not 0 <= step_ms < math.inf:
+            raise ShapeError(f"step_ms is {step_ms}; expected milliseconds, 0 or more")
+        object.__setattr__(self, "step_ms", step_ms)
+        if self.prefill_rate is None:
+            if step_ms:
+                raise UnsupportedOption(
+                    f"step_ms is {step_ms}, but a replay without prefill_rate has no clock; give prefill_rate, too"
+                )
+            return
+        rate = as_float("prefill_rate", self.prefill_rate)
+        if not 0 < rate < math.inf:
+            raise ShapeError(f"prefill_rate is {rate}; use tokens a second, above 0")
+        object.__setattr__(self, "prefill_rate", rate)
+
+    def new_clock(self) -> ReplayClock | None:
+        """Return the clock of a replay; None without `prefill_rate`."""
+        return None if self.prefill_rate is None else ReplayClock(self.prefill_rate, self.step_ms / 1000)
 
     def _bytes_per_block(self) -> int:
         """Return the bytes of one block in all groups."""

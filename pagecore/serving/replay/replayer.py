@@ -9,30 +9,19 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache import PagedKVCache, SwapSpace
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.metrics import Metrics
 from pagecore.serving.pictures.timeline import Watcher
-from pagecore.serving.replay.attend import SPEC, AttendCheck, placeholder_id
-from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
+from pagecore.serving.replay.attend import AttendCheck, placeholder_id
+from pagecore.serving.replay.build import build_cache, build_tiers, count_blocks
+from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
-from pagecore.serving.replay.tiered import ReplayTiers
-from pagecore.serving.replay.trace import TraceRequest, TraceSummary, read_trace, scan_trace
+from pagecore.serving.replay.trace import TraceRequest, read_trace, scan_trace
 from pagecore.serving.scheduling.request import Request, RequestError, Run
-from pagecore.serving.scheduling.reuse import cache_options
-from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.serving.scheduling.step import Step
-from pagecore.storage import free_memory
-from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["build_cache", "placeholder_ids", "replay"]
-
-# Length of the rows for a trace that cannot be scanned beforehand.
-LENGTH_UNSCANNED = 1 << 20
-# Blocks of a disk store for such a trace.
-DISK_BLOCKS_UNSCANNED = 1 << 14
+__all__ = ["placeholder_ids", "replay"]
 
 
 def replay(
@@ -42,6 +31,8 @@ def replay(
     watchers: Sequence[Watcher] = (),
 ) -> ReplayReport:
     """Replay a trace in order of arrival, each request as soon as there is room for it.
+
+    With `ReplayOptions.prefill_rate` the replay has a clock, and no request is queued before it arrives.
 
     Parameters
     ----------
@@ -99,9 +90,11 @@ class _Replay:
         summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
         self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only)
-        self.num_blocks = _num_blocks(path, options, summary)
+        self.num_blocks = count_blocks(path, options, summary)
         self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
-        self.tiers = _build_tiers(self.cache, options, summary)
+        self.tiers = build_tiers(self.cache, options, summary)
+        self.clock = options.new_clock()
+        self._coming: TraceRequest | None = None
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics(self.tiers)
         self.states = StateUse(sum(spec.nbytes for spec in options.states)) if options.states else None
@@ -115,7 +108,12 @@ class _Replay:
             self._feed()
             step = self.scheduler.schedule()
             if step is None:
-                return self._report()
+                if self.clock is None or self._coming is None:
+                    return self._report()
+                self.clock.wait_for(self._coming)
+                continue
+            if self.clock is not None:
+                self.clock.run(step, 0.0 if self.tiers is None else self.tiers.reading_time())
             if self.check is not None:
                 self.check.run(step)
             self.computed_tokens += step.batch.num_tokens
@@ -145,7 +143,7 @@ class _Replay:
             scheduler.num_waiting_tokens < scheduler.max_tokens_per_step
             and scheduler.num_waiting < scheduler.max_running
         ):
-            line = next(self.trace, None)
+            line = self._next_arrived()
             if line is None:
                 return
             self.requests += 1
@@ -156,13 +154,26 @@ class _Replay:
                 if self.tiers is not None:
                     self.tiers.fetch(request.prompt)
                 scheduler.add(request)
+                if self.clock is not None:
+                    self.clock.queue(line)
             except RequestError as error:
                 self.refused += 1
                 self.first_refusal = self.first_refusal or f"line {line.line}: {error}"
 
+    def _next_arrived(self) -> TraceRequest | None:
+        """Return the next request, if it has arrived."""
+        line = next(self.trace, None) if self._coming is None else self._coming
+        self._coming = None
+        if line is not None and self.clock is not None and not self.clock.has_arrived(line):
+            self._coming, line = line, None
+        return line
+
     def _end(self, step: Step) -> None:
         """Accept placeholder token ids for the outputs of a step, and count the runs that finish."""
-        for run in self.scheduler.accept(step, placeholder_ids(step.outputs)):
+        finished = self.scheduler.accept(step, placeholder_ids(step.outputs))
+        if self.clock is not None:
+            self.clock.finish(finished)
+        for run in finished:
             self.finished += 1
             self.prompt_tokens += len(run.request.prompt)
             self.generated_tokens += run.num_generated
@@ -214,6 +225,7 @@ class _Replay:
             max_relative_error=check.max_relative_error if check else None,
             states=None if self.states is None else self.states.report(self.cache.num_states, reuse),
             tiers=None if self.tiers is None else self.tiers.report(reuse.saved_prefill_tokens),
+            clock=None if self.clock is None else self.clock.report(),
             passed=check is None or check.passed or metrics.steps == 0,
         )
 
@@ -221,95 +233,3 @@ class _Replay:
 def placeholder_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
     """Return one token id for each output, in place of ids sampled by a model; see `placeholder_id`."""
     return np.array([placeholder_id(run.request) for run in outputs], np.int32)
-
-
-def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
-    """Return the number of blocks, the null block counted: as configured, or enough for the whole trace."""
-    if not options.is_unbounded:
-        return options.num_blocks
-    if summary is None:
-        raise UnsupportedOption(
-            f"blocks is {UNBOUNDED!r}, but trace {path} is the standard input, which cannot be scanned beforehand; "
-            "save the trace to a file, or give a number of blocks"
-        )
-    if summary.num_blocks >= INT32_MAX:
-        raise ShapeError(
-            f"blocks is {UNBOUNDED!r}, but trace {path} fills {summary.num_blocks} blocks; the largest block id is "
-            f"{INT32_MAX}; use a larger block_size or fewer requests"
-        )
-    return summary.num_blocks + 1
-
-
-def build_cache(
-    options: ReplayOptions, num_blocks: int, summary: TraceSummary | None
-) -> tuple[PagedKVCache, Scheduler]:
-    """Return a cache of `num_blocks` blocks and its scheduler; the trace limits number and length of the rows."""
-    if options.attend:
-        _check_free_memory(options, num_blocks)
-    length = LENGTH_UNSCANNED if summary is None else summary.max_length
-    length = min(length, (num_blocks - 1) * options.block_size, INT32_MAX)
-    rows = min(options.max_running, options.max_tokens_per_step)
-    if summary is not None:
-        rows = min(rows, summary.num_requests)
-    cache = PagedKVCache(
-        SPEC if options.layers is None else options.layers,
-        block_size=options.block_size,
-        num_blocks=num_blocks if options.is_unbounded else options.group_blocks,
-        max_sequences=rows,
-        max_tokens_per_sequence=length,
-        device="cpu" if options.attend else "none",
-        num_states=_num_states(options, summary, rows) if options.states else None,
-        **cache_options(options.evict),
-    )
-    tokens = min(options.max_tokens_per_step, rows * length)
-    space = None
-    if options.num_swap_blocks:
-        space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
-    return cache, Scheduler(
-        cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space, policy=options.policy
-    )
-
-
-def _build_tiers(cache: PagedKVCache, options: ReplayOptions, summary: TraceSummary | None) -> ReplayTiers | None:
-    """Return the tiers of a replay; None without `host`."""
-    if options.host is None:
-        return None
-    scale = 1.0
-    if options.layers is None and not options.attend:
-        scale = (options.bytes_per_token or DEFAULT_BYTES_PER_TOKEN) / sum(plane.nbytes for plane in SPEC.planes)
-    trace_bytes = 0
-    if options.attend:
-        _check_free_memory(options, options.host_blocks[0])
-        size = options.block_size * sum(plane.nbytes for plane in SPEC.planes)
-        trace_bytes = size * (DISK_BLOCKS_UNSCANNED if summary is None else summary.num_blocks)
-    return ReplayTiers(
-        cache,
-        options.host_blocks,
-        options.host_states or None,
-        *options.places,
-        scale=scale,
-        bandwidth=options.bytes_per_second,
-        trace_bytes=trace_bytes,
-        seed=options.seed,
-    )
-
-
-def _num_states(options: ReplayOptions, summary: TraceSummary | None, rows: int) -> int:
-    """Return the number of state slots, the null slot counted: as configured, or enough for the whole trace."""
-    if options.num_slots or summary is None:
-        return options.num_slots
-    # A step keeps a checkpoint at most at every point of the grid, and a row needs two slots more.
-    grid = options.states[0].prefill_grid(options.block_size)
-    return min(1 + 3 * rows + summary.num_computed_tokens // grid, INT32_MAX)
-
-
-def _check_free_memory(options: ReplayOptions, num_blocks: int) -> None:
-    """Raise NotEnoughMemory if the pools of `attend` do not fit in the free memory of this machine."""
-    blocks = num_blocks + options.num_swap_blocks
-    needed = blocks * options.block_size * sum(plane.nbytes for plane in SPEC.planes)
-    free = free_memory()
-    if needed > free:
-        raise NotEnoughMemory(
-            f"attend needs a pool of {needed} bytes ({blocks} blocks of {options.block_size} tokens), but only "
-            f"{free} bytes are free here; give less memory or fewer blocks, or turn attend off"
-        )

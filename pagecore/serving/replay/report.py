@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pagecore.serving.replay.clock import ClockReport
 from pagecore.serving.replay.states import StateReport
 from pagecore.serving.replay.tiered import TierReport
 
@@ -27,8 +28,8 @@ class ReplayReport:
 
     Each point of a series is the mean over `steps_per_point` steps. `prefix_hit_series` is the share of prompt tokens
     reused, None for a point without a first admission. Without attention `rows_attended`, `rows_checked` and
-    `max_relative_error` are None. `states` is None for a model without recurrent states, and `tiers` without a
-    host tier.
+    `max_relative_error` are None. `states` is None for a model without recurrent states, `tiers` without a
+    host tier, and `clock` without `prefill_rate`.
     """
 
     requests_total: int
@@ -73,6 +74,7 @@ class ReplayReport:
     max_relative_error: float | None = None
     states: StateReport | None = None
     tiers: TierReport | None = None
+    clock: ClockReport | None = None
     passed: bool = True
 
     def as_json(self) -> dict[str, Any]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplayTiers", "TierReport"]
 
+# The option of each medium.
+MEDIUM_OPTIONS = {"CPU": "host", "DISK": "disk", "EXTERNAL": "remote"}
 # A disk store of a replay takes at most this share of the free space of its folder.
 DISK_SHARE = 0.5
 
@@ -88,7 +90,7 @@ class ReplayTiers:
     ) -> None:
         self._scale = scale
         self._bandwidth = bandwidth
-        self._waited_s = 0.0
+        self._waited_s = self._modelled_s = 0.0
         fingerprint = Fingerprint.of(cache, model=f"pagecore replay, seed {seed}")
         stores: list[BlockStore] = []
         host = HostTier(cache, num_blocks=num_blocks, num_states=num_states)
@@ -123,6 +125,13 @@ class ReplayTiers:
         """Take the ends of writes."""
         self._tiers.poll()
 
+    def reading_time(self) -> float:
+        """Return the seconds that the reads since the last call take at the given bandwidths."""
+        if not self._bandwidth:
+            return 0.0
+        before, self._modelled_s = self._modelled_s, sum(self._reading_times(self._read_bytes()).values())
+        return self._modelled_s - before
+
     def stats(self) -> TierStats:
         """Return the statistics of the tiers so far."""
         return self._tiers.stats()
@@ -139,18 +148,14 @@ class ReplayTiers:
         hits = stats.hit_tokens
         hits = hits | {"GPU": max(reused_tokens - sum(hits.values()) + hits["GPU"], 0)}
         host, requests = stats.host, stats.requests
-        # Promotions and backups move all lanes of a block; a block of the host is counted in each group.
-        each = sum(self._tiers.host.payload_bytes) * self._scale
-        size = self._tiers.cache.block_size
-        read = {"CPU": round(host.num_promoted_tokens // size * each)}
-        written = {"CPU": round(host.num_backed_up_blocks / max(len(self._tiers.host.payload_bytes), 1) * each)}
+        read = self._read_bytes()
+        # A block of the host is counted in each group.
+        written = {"CPU": round(host.num_backed_up_blocks / max(len(self._tiers.host.payload_bytes), 1) * self._block)}
         failed = 0
         for store in self._tiers.stores:
             counted = requests.stores[store.name]
-            read[store.medium] = round(counted.bytes_loaded * self._scale)
             written[store.medium] = round(counted.bytes_stored * self._scale)
             failed += counted.num_load_failures + counted.num_store_failures
-        names = {"CPU": "host", "DISK": "disk", "EXTERNAL": "remote"}
         return TierReport(
             host_blocks=max(self._tiers.host.num_blocks),
             hit_tokens=hits,
@@ -160,13 +165,31 @@ class ReplayTiers:
             late_requests=requests.num_late,
             failed_entries=failed,
             evicted_host_blocks=host.num_evicted_blocks,
-            modelled_s={
-                medium: read[medium] / self._bandwidth[names[medium]]
-                for medium in read
-                if names[medium] in self._bandwidth
-            },
+            modelled_s=self._reading_times(read),
             waited_s=self._waited_s,
         )
+
+    @property
+    def _block(self) -> float:
+        """Bytes of a block of all lanes, which promotions and backups move together."""
+        return sum(self._tiers.host.payload_bytes) * self._scale
+
+    def _read_bytes(self) -> dict[str, int]:
+        """Return the bytes of the modelled machine that were read from each medium so far."""
+        tokens = self._tiers.host.num_promoted_tokens
+        read = {"CPU": round(tokens // self._tiers.cache.block_size * self._block)}
+        for store in self._tiers.stores:
+            read[store.medium] = round(store.stats().bytes_loaded * self._scale)
+        return read
+
+    def _reading_times(self, read: dict[str, int]) -> dict[str, float]:
+        """Return the seconds that reads take, of each medium with a bandwidth."""
+        names = {medium: MEDIUM_OPTIONS[medium] for medium in read}
+        return {
+            medium: nbytes / self._bandwidth[names[medium]]
+            for medium, nbytes in read.items()
+            if names[medium] in self._bandwidth
+        }
 
     def _open(self, medium: Medium, place: TierPlace, fingerprint: Fingerprint, trace_bytes: int) -> BlockStore:
         if place.target is None:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.serving.replay import ReplayOptions
-from pagecore.serving.replay.replayer import build_cache
+from pagecore.serving.replay.build import build_cache
 from pagecore.serving.replay.trace import TraceSummary
 from pagecore.serving.scheduling.request import Request, RequestError
 from pagecore.serving.whatif.lru import Hits

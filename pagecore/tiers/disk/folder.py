@@ -133,4 +133,4 @@ class StoreFolder:
 
 def _missing(path: Path) -> list[Path]:
     """Return the folders that do not exist, the innermost first."""
-    return [folder for folder in (path, *path.parents) if not folder.exists()]
+    return [folder for folder in (path, *path.parents) if not os.path.exists(folder)]

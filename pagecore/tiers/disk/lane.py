@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from pagecore.errors import PagecoreError
 
+# Most keys of a record of evictions, each of 17 bytes.
+MAX_EVICTED = 1 << 16
+
 
 class Lane:
     """Keys and slots of one lane.
@@ -32,6 +35,7 @@ class Lane:
         self._unpinned: OrderedDict[bytes, None] = OrderedDict.fromkeys(entries)
         used = set(entries.values())
         self._free = deque(slot for slot in range(num_slots) if slot not in used)
+        self._evicted: OrderedDict[bytes, None] | None = None
 
     def hold(self, key: bytes) -> bool:
         """Pin a published key for a lookup; return False if it is not published."""
@@ -81,6 +85,7 @@ class Lane:
         elif self._unpinned:
             victim, _ = self._unpinned.popitem(last=False)
             slot = self.entries.pop(victim)
+            self._note_evicted(victim)
         else:
             return None
         self.writing[key] = slot
@@ -90,6 +95,8 @@ class Lane:
         """Make a written key available."""
         self.entries[key] = self.writing.pop(key)
         self._unpinned[key] = None
+        if self._evicted is not None:
+            self._evicted.pop(key, None)
 
     def abandon(self, key: bytes) -> None:
         """Free the slot of a key that was not written. It is reused last, because its sectors may be bad."""
@@ -100,12 +107,21 @@ class Lane:
         slot = self.entries.pop(key, None)
         if slot is None:
             return None
+        self._note_evicted(key)
         if key in self._pins:
             self.orphans[key] = slot
         else:
             del self._unpinned[key]
             self._free.append(slot)
         return slot
+
+    def take_evicted(self) -> list[bytes]:
+        """Return the keys that were evicted or dropped since the last call and are not published again.
+
+        The first call begins the record, which keeps the newest `MAX_EVICTED` keys.
+        """
+        evicted, self._evicted = self._evicted, OrderedDict()
+        return list(evicted or ())
 
     def check_invariants(self) -> None:
         """Raise PagecoreError if a slot or a pin is not in exactly one place."""
@@ -123,6 +139,12 @@ class Lane:
         for rule, holds in rules.items():
             if not holds:
                 raise PagecoreError(f"the index of a disk lane is inconsistent: {rule}")
+
+    def _note_evicted(self, key: bytes) -> None:
+        if self._evicted is not None:
+            self._evicted[key] = None
+            if len(self._evicted) > MAX_EVICTED:
+                self._evicted.popitem(last=False)
 
     def _pin(self, key: bytes) -> None:
         self._pins[key] += 1

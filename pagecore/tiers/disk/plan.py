@@ -9,6 +9,7 @@ from typing import SupportsFloat
 from pagecore.errors import NotEnoughMemory
 from pagecore.storage import state_budget
 from pagecore.storage.checks import require_int
+from pagecore.storage.state_pool import checked_ratio
 from pagecore.tiers.disk.header import SlabHeader
 from pagecore.tiers.keys.fingerprint import Fingerprint
 
@@ -50,6 +51,7 @@ def plan_slabs(
     """
     max_bytes = require_int("max_bytes", max_bytes, max=None)
     per_file = require_int("max_blocks_per_file", max_blocks_per_file)
+    state_ratio = checked_ratio(state_ratio)
     tokens = list(range(fingerprint.num_lanes - fingerprint.has_states))
     states = list(range(len(tokens), fingerprint.num_lanes))
     for_states = state_budget(max_bytes, state_ratio) if states and tokens else 0 if tokens else max_bytes

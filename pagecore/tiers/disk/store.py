@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from itertools import count
 from typing import SupportsFloat
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.disk._io import IoQueue, SlabTable
@@ -19,7 +22,7 @@ from pagecore.tiers.disk.ledger import Ledger
 from pagecore.tiers.disk.plan import plan_slabs
 from pagecore.tiers.disk.slab_set import SlabSet
 from pagecore.tiers.keys.fingerprint import Fingerprint
-from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
+from pagecore.tiers.store import KEY_BYTES, Done, Keys, Medium, Pieces, StoreStats
 
 Operation = tuple[SlabTable, int, bytes, int, int]
 
@@ -83,6 +86,7 @@ class DiskStore:
     """
 
     medium: Medium = "DISK"
+    reports_evictions = True
 
     def __init__(
         self,
@@ -300,6 +304,18 @@ class DiskStore:
     def num_entries(self) -> int:
         """Number of published entries of all lanes."""
         return sum(len(lane.entries) for lane in self._lanes)
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of entries that were replaced, or found damaged, since the last call."""
+        with self._lock:
+            evicted = b"".join(key for lane in self._lanes for key in lane.take_evicted())
+        return np.frombuffer(evicted, np.uint8).reshape(-1, KEY_BYTES)
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return True for each key whose entry is there; nothing is held, and nothing counts as used."""
+        wanted = split_keys(keys, self.fingerprint)
+        with self._lock:
+            return np.array([key in self._lanes[key[-1]].entries for key in wanted], np.bool_)
 
     def check_invariants(self) -> None:
         """Raise PagecoreError if slots, pins and batches do not match."""

@@ -22,7 +22,7 @@ from pagecore.cache import PagedKVCache
 from pagecore.cache._lock import Held
 from pagecore.cache.parts import parts_of
 from pagecore.errors import UnsupportedOption
-from pagecore.storage.checks import as_float, require_int
+from pagecore.storage.checks import as_float, require_int, shown
 from pagecore.tiers.events.sockets import bound_to, is_bound_by_publisher, library, opened
 from pagecore.tiers.events.sources import Changes, Source, sources_of
 from pagecore.tiers.events.wire import CLEARED, END, Event, encoder, sequence_bytes
@@ -126,6 +126,8 @@ class EventPublisher:
         parts = parts_of(cache)
         self._lock = parts.state.lock
         self._sources = sources_of(parts, tiers, medium)
+        if not isinstance(topic, str):
+            raise UnsupportedOption(f"topic is {shown(topic)}; expected a str")
         self._topic = topic.encode()
         self._rank = None if rank is None else require_int("rank", rank, min=0)
         self._interval = None if interval is None else as_float("interval", interval)

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Literal
 
 from pagecore.errors import ShapeError
+from pagecore.storage.checks import as_float, require_int
 
 State = Literal["closed", "open", "half-open"]
 
@@ -38,12 +39,9 @@ class Breaker:
     """
 
     def __init__(self, *, failures: int = 3, first_pause: float = 1.0, longest_pause: float = 60.0) -> None:
-        if failures < 1 or not 0 < first_pause <= longest_pause:
-            raise ShapeError(
-                f"expected failures >= 1 and 0 < first_pause <= longest_pause, got {failures}, {first_pause} and "
-                f"{longest_pause}"
-            )
-        self.failures = failures
+        self.failures = require_int("failures", failures, max=None)
+        if not 0 < as_float("first_pause", first_pause) <= as_float("longest_pause", longest_pause):
+            raise ShapeError(f"expected 0 < first_pause <= longest_pause, got {first_pause} and {longest_pause}")
         self.first_pause = first_pause
         self.longest_pause = longest_pause
         self._count = 0

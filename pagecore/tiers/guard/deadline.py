@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.errors import ShapeError
+from pagecore.storage.checks import as_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Deadline:
     bytes_per_second: float = 200e6
 
     def __post_init__(self) -> None:
-        if not (self.seconds > 0 and self.bytes_per_second > 0):
+        if not min(as_float("seconds", self.seconds), as_float("bytes_per_second", self.bytes_per_second)) > 0:
             raise ShapeError(f"expected a deadline of positive seconds and bytes per second, got {self}")
 
     def of(self, nbytes: int) -> float:

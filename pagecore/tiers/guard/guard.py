@@ -11,14 +11,17 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from types import TracebackType
 
-from pagecore.errors import ShapeError, StoreError, UnsupportedOption
-from pagecore.storage.checks import shown
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.errors import StoreError, UnsupportedOption
+from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
-from pagecore.tiers.store import BlockStore, Done, Keys, Medium, Pieces, StoreStats
+from pagecore.tiers.store import KEY_BYTES, BlockStore, Done, EvictionReporter, Keys, Medium, Pieces, StoreStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,9 @@ class Guard:
     Raises
     ------
     ShapeError
-        `budget_bytes` is not positive.
+        `budget_bytes` is not a positive integer.
     UnsupportedOption
-        `store` is not a `BlockStore`.
+        `store` is not a `BlockStore`, or is closed; another argument is of another kind.
     """
 
     verifies = True
@@ -99,8 +102,10 @@ class Guard:
     ) -> None:
         if not isinstance(store, BlockStore):
             raise UnsupportedOption(f"a store is {shown(store)}; give one with the methods of BlockStore")
-        if budget_bytes < 1:
-            raise ShapeError(f"expected budget_bytes >= 1, got {budget_bytes}")
+        if store.fileno() < 0:
+            raise UnsupportedOption(f"the store {store.name} is closed; open another one")
+        _check_parts(deadline, breaker, reopen, clock)
+        budget_bytes = require_int("budget_bytes", budget_bytes, max=None)
         self.medium: Medium = store.medium
         self.name: str = store.name
         self._core = Core(
@@ -195,7 +200,34 @@ class Guard:
             num_held = 0 if store is None else store.stats().num_held
             return self._core.counters.stats(self._core.completions.num_pending, num_held)
 
+    # ---- EvictionReporter ----
+
+    @property
+    def reports_evictions(self) -> bool:
+        """True if the store reports its evictions."""
+        reporter = self._reporter()
+        return reporter is not None and reporter.reports_evictions
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of entries that the store has given up since the last call."""
+        reporter = self._reporter()
+        return np.empty((0, KEY_BYTES), np.uint8) if reporter is None else reporter.take_evicted()
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return True for each key whose entry the store has now; for all of them if it cannot say."""
+        reporter = self._reporter()
+        return np.ones(len(keys), np.bool_) if reporter is None else reporter.has(keys)
+
+    def _reporter(self) -> EvictionReporter | None:
+        store: object = self._core.store
+        return store if isinstance(store, EvictionReporter) else None
+
     # ---- what a store does not have ----
+
+    @property
+    def store(self) -> BlockStore | None:
+        """The store; None while the guard has no client."""
+        return self._core.store
 
     def health(self) -> GuardHealth:
         """Return the state of the breaker and of the staging memory, and the counters of failures."""
@@ -309,3 +341,14 @@ class Guard:
         with self._lock:
             self._core.adopt(store)
             self._core.counters.num_reopened += 1
+
+
+def _check_parts(deadline: object, breaker: object, reopen: object, clock: object) -> None:
+    """Raise UnsupportedOption unless the arguments are what a guard expects."""
+    for name, value, kind in (("deadline", deadline, Deadline), ("breaker", breaker, Breaker)):
+        if not (value is None or isinstance(value, kind)):
+            raise UnsupportedOption(f"{name} is {shown(value)}; give a {kind.__name__}, or None")
+    if not (reopen is None or callable(reopen)):
+        raise UnsupportedOption(f"reopen is {shown(reopen)}; give a function that opens a store, or None")
+    if not callable(clock):
+        raise UnsupportedOption(f"clock is {shown(clock)}; give a function that returns seconds")

@@ -20,8 +20,18 @@ def decoded(given: object) -> list[Manifest]:
     return [each if isinstance(each, Manifest) else Manifest.decode(each) for each in listed]
 
 
+def check_transport(transport: object) -> None:
+    """Raise UnsupportedOption for an object that is not a transport."""
+    if not isinstance(transport, Transport):
+        raise UnsupportedOption(
+            f"transport is {shown(transport)}; expected a transport, such as "
+            "pagecore.tiers.handover.sockets.SocketTransport"
+        )
+
+
 def check_manifests(manifests: list[Manifest], transport: Transport, model: str, namespace: Hashable) -> None:
     """Raise an error unless manifests are of one sequence, and of this transport, model and namespace."""
+    check_transport(transport)
     first = manifests[0]
     for manifest in manifests:
         manifest.check()

@@ -16,6 +16,7 @@ from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import StatePool
 from pagecore.storage.checks import as_float, ceil_div, require_int
+from pagecore.tiers.handover.acceptance import check_transport
 from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING, HostImage, numbered
 from pagecore.tiers.handover.manifest import ID_BYTES, Manifest
@@ -78,6 +79,7 @@ def export_sequence(
     if not 0 < seconds <= LEASE_SECONDS_MAX:
         raise ShapeError(f"lease is {seconds} seconds; use more than 0 and at most {LEASE_SECONDS_MAX:.0f}")
     number = require_int("readers", readers, max=1024)
+    check_transport(transport)
     if not transport.address:
         raise UnsupportedOption(
             f"transport {transport!r} has no address, so that importers cannot reach it; make it with one"

@@ -8,14 +8,6 @@ from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.tiers.host._index import HostIndex
 from pagecore.tiers.host._lease import EntryHold
 
-class Promotion:
-    @property
-    def hold(self) -> EntryHold | None: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def pairs(self) -> list[NDArray[np.int32]]: ...
-
 def promote(
     state: CacheState,
     host: HostIndex,

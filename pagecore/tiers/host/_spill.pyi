@@ -8,23 +8,7 @@ from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.tiers.host._backup import Backup
 from pagecore.tiers.host._index import HostIndex
-
-class SpilledPart:
-    options: None
-    num_receipts: int
-    @property
-    def pairs(self) -> list[NDArray[np.int32]]: ...
-    def drop(self) -> None: ...
-    def finish(self) -> None: ...
-    def give_up(self) -> None: ...
-
-class SpilledTail:
-    @property
-    def num_leases(self) -> int: ...
-    @property
-    def tokens(self) -> NDArray[np.int32]: ...
-    @property
-    def num_device_tokens(self) -> int: ...
+from pagecore.tiers.host._tail import SpilledPart
 
 def save_victims(
     state: CacheState,

@@ -36,6 +36,11 @@ class TierParts:
         """Lanes of entries: the groups of tokens, and one for states."""
         return len(self.block_pools)
 
+    @property
+    def is_closed(self) -> bool:
+        """True after `close`."""
+        return self._is_closed
+
     def _require_open(self) -> None:
         if self._is_closed:
             raise UnsupportedOption("the host tier is closed; make another one")

@@ -90,18 +90,20 @@ class PromoteMethods(SpillMethods):
         """Do the work of `promote`, with converted arguments."""
         self._require_memory()
         spill = self.spill if self.is_exclusive and self._transfers.is_ready() else None
-        try:
+        with Held(self._parts.state.lock):
             self._publish_for(ids, options)
-            now, before, copied = _promote.promote(
-                self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
-            )
-        except Exception:
-            self._counts["failed"] += 1
-            raise
-        if copied:
-            self._counts["promotions"] += 1
-            self._counts["promoted"] += now - before
-        return now
+            failed = self._counts["failed"] + 1
+            try:
+                now, before, copied = _promote.promote(
+                    self._parts.state, self._index, ids, options, most, min_tokens, self._transfers.promote, spill
+                )
+            except Exception:
+                self._counts["failed"] = failed  # once, if it was the copy of a spill, which has counted itself
+                raise
+            if copied:
+                self._counts["promotions"] += 1
+                self._counts["promoted"] += now - before
+            return now
 
     @property
     def is_released(self) -> bool:

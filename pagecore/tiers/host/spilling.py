@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.tiers.host import _backup, _spill
+from pagecore.tiers.host import _backup, _spill, _tail
 from pagecore.tiers.host.parts import TierParts
 from pagecore.tiers.host.records import Backup
 
@@ -70,7 +70,7 @@ class SpillMethods(TierParts):
         with suppress(PagecoreError):  # counted by _copy_spilled
             _spill.publish_for(self._parts.state, self._index, ids, options, self._copy_spilled, self._note_published)
 
-    def _copy_spilled(self, one: _backup.Backup | _spill.SpilledPart) -> bool:
+    def _copy_spilled(self, one: _backup.Backup | _tail.SpilledPart) -> bool:
         try:
             is_running = self._transfers.spill(one)
         except Exception:

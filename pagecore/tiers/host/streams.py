@@ -15,7 +15,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.storage import HostPool
 from pagecore.tiers.host._backup import Backup
 from pagecore.tiers.host._lease import EntryHold, release
-from pagecore.tiers.host._spill import SpilledPart
+from pagecore.tiers.host._tail import SpilledPart
 from pagecore.tiers.host.arriving import LayerEvents
 from pagecore.tiers.host.copies import BlockCopies
 

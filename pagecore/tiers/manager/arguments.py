@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
+from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.store import BlockStore
@@ -20,13 +21,15 @@ def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
     parts = parts_of(cache)
     if not isinstance(host, HostTier) or host.cache is not cache:
         raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
+    if host.is_closed:
+        raise UnsupportedOption("the host tier is closed; make another one")
     if write not in get_args(Write):
         raise UnsupportedOption(f"write is {shown(write)}; use one of {', '.join(get_args(Write))}")
     return parts
 
 
-def checked_stores(stores: Any, parts: CacheParts) -> tuple[BlockStore, ...]:
-    """Return the stores as a tuple; refuse other objects, and stores of a cache with cross-attention layers."""
+def checked_stores(stores: Any, parts: CacheParts, fingerprint: Any) -> tuple[BlockStore, ...]:
+    """Return the stores as a tuple; refuse other objects, and stores that cannot serve the cache."""
     try:
         checked = tuple(stores)
     except TypeError:
@@ -37,6 +40,18 @@ def checked_stores(stores: Any, parts: CacheParts) -> tuple[BlockStore, ...]:
         if not isinstance(store, BlockStore):
             raise UnsupportedOption(
                 f"store {number} is {shown(store)}; expected a BlockStore, such as pagecore.tiers.disk.DiskStore"
+            )
+        if store.fileno() < 0:
+            raise UnsupportedOption(f"store {number}, {store.name}, is closed; open another one")
+    inner = [(store.store or store) if isinstance(store, Guard) else store for store in checked]
+    if len({id(store) for store in inner}) < len(inner):
+        raise UnsupportedOption("a store is listed twice; list each once, the nearest first")
+    for number, store in enumerate(inner):
+        own = getattr(store, "fingerprint", fingerprint)
+        if isinstance(own, Fingerprint) and isinstance(fingerprint, Fingerprint) and own.digest != fingerprint.digest:
+            raise UnsupportedOption(
+                f"store {number} was opened with another fingerprint, {own.name}, than the tiers have, "
+                f"{fingerprint.name}; open it with the same"
             )
     if checked and parts.cross is not None:
         raise UnsupportedOption(
@@ -77,6 +92,21 @@ def checked_seconds(name: str, value: Any) -> float:
     if not seconds >= 0:
         raise ShapeError(f"{name} is {shown(value)}; expected seconds, 0 or more")
     return seconds
+
+
+def checked_timeout(timeout: Any) -> float | None:
+    """Return a timeout in seconds, None for none; refuse what is not a number."""
+    return None if timeout is None else as_float("timeout", timeout)
+
+
+def checked_spans(spans: Any) -> tuple[tuple[int, int, bytes | int], ...] | None:
+    """Return spans as a tuple; refuse what cannot be listed. Their entries are checked when keys are made."""
+    if spans is None:
+        return None
+    try:
+        return tuple(spans)
+    except TypeError:
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
 
 
 def check_agree(agree: Any) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.index import Change, RadixTree, chain_hashes
 from pagecore.tiers.manager.port import Flags, Positions, Spans
+from pagecore.tiers.store import Keys
 
 __all__ = ["Ledger", "LedgerLog"]
 
@@ -35,14 +36,16 @@ class LedgerLog:
 class _Block:
     lanes: dict[int, int]  # one bit for each store that has the entry
     change: Change
+    keys: dict[int, bytes] | None = None  # content key of each lane, if a store names it by that
 
 
 class Ledger:
     """The blocks that the stores of a medium are known to have: those that were written to them, or found in them.
 
     A store outlives the process and is shared, so that its contents are not listed anywhere. The ledger begins with the
-    first publisher of events. A block that a store has given up goes when a look-up or a load misses it and no other
-    store of the medium has it, or when more than `max_blocks` newer ones are known; a failure of a store is not a miss.
+    first publisher of events. A block that a store has given up goes when the store reports that, or when a look-up or
+    a load misses it, and no other store of the medium has it; or when more than `max_blocks` newer ones are known. A
+    failure of a store is not a miss.
     A component has a block if all of its lanes have it.
 
     Parameters
@@ -64,9 +67,16 @@ class Ledger:
         self._num_lanes = [list(self._component_of.values()).count(index) for index in range(len(tree.components))]
         self._max_blocks = max_blocks
         self._blocks: OrderedDict[tuple[int, int], _Block] = OrderedDict()
+        # Hash and lane of the entries of stores that report evictions, by content key.
+        self._places: dict[bytes, tuple[int, int]] = {}
         self._journal: list[Change] | None = None
         self._max_changes = 0
         self._has_overflowed = False
+
+    @property
+    def is_recording(self) -> bool:
+        """True while a publisher follows the ledger; otherwise it notes nothing."""
+        return self._journal is not None
 
     # -- for stores ----------------------------------------------------------------------------------------------
 
@@ -79,6 +89,7 @@ class Ledger:
         *,
         store: int,
         forgets: bool,
+        keys: Sequence[Keys] | None = None,
     ) -> None:
         """Note which entries of a prefix a store has.
 
@@ -90,28 +101,43 @@ class Ledger:
             Number of the store.
         forgets : bool
             The store has none of the others.
+        keys : sequence of ndarray, optional
+            Content keys of the entries of each lane, for `note_evicted`.
         """
         end = max((int(positions[-1]) + 1 for positions, _ in lanes if len(positions)), default=0)
         if self._journal is None or not end:
             return
         prefix = _Prefix(tokens[: end * self.block_size], self.block_size, namespace, spans)
         for lane, (positions, ok) in enumerate(lanes):
-            for position, is_there in zip(positions.tolist(), ok.tolist(), strict=True):
+            for index, (position, is_there) in enumerate(zip(positions.tolist(), ok.tolist(), strict=True)):
                 if is_there:
-                    self._add(prefix, lane, position, store)
+                    self._add(prefix, lane, position, store, None if keys is None else keys[lane][index].tobytes())
                 elif forgets:
                     self._drop(prefix.hashes[position], lane, store)
         while len(self._blocks) > self._max_blocks:
             (block_hash, component), block = self._blocks.popitem(last=False)
+            for key in (block.keys or {}).values():
+                self._places.pop(key, None)
             self._note_removed(block_hash, component, block)
 
-    def _add(self, prefix: _Prefix, lane: int, position: int, store: int) -> None:
+    def note_evicted(self, keys: Keys, *, store: int) -> None:
+        """Note that a store has given up entries, by content key."""
+        for key in keys:
+            place = self._places.get(key.tobytes())
+            if place is not None:
+                self._drop(*place, store)
+
+    def _add(self, prefix: _Prefix, lane: int, position: int, store: int, name: bytes | None) -> None:
         component = self._component_of[lane]
         key = prefix.hashes[position], component
         block = self._blocks.get(key)
         if block is None:
             block = self._blocks[key] = _Block({}, prefix.change(position, component))
         self._blocks.move_to_end(key)
+        if name is not None:
+            block.keys = block.keys or {}
+            block.keys[lane] = name
+            self._places[name] = key[0], lane
         is_new = lane not in block.lanes
         block.lanes[lane] = block.lanes.get(lane, 0) | 1 << store
         if is_new and len(block.lanes) == self._num_lanes[component]:
@@ -127,6 +153,8 @@ class Ledger:
             return
         self._note_removed(block_hash, component, block)
         del block.lanes[lane]
+        if block.keys is not None and lane in block.keys:
+            self._places.pop(block.keys.pop(lane), None)
         if not block.lanes:
             del self._blocks[block_hash, component]
 
@@ -153,6 +181,7 @@ class Ledger:
         """Record nothing any more, and forget all blocks."""
         self._journal = None
         self._blocks.clear()
+        self._places.clear()
 
     def take_changes(self) -> LedgerLog:
         """Return the changes since the last call."""

@@ -15,6 +15,7 @@ Q6: What arrives after the deadline is published when it arrives; the request is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,7 +256,7 @@ class Load:
                 chunk.ok[lane][mine] = ok[begin : begin + len(mine)]
                 there[lane] = chunk.positions[lane][mine], chunk.ok[lane][mine]
                 begin += len(mine)
-            note_found(port, self.request, there, error)
+            note_found(port, self.request, there, error, partial(self.around.keys, self.request))
 
         chunk.num_open += 1
         wanted = np.concatenate(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,6 +13,7 @@ from pagecore.tiers.manager.port import Flags, Positions, Reader
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.surroundings import Surroundings
 from pagecore.tiers.manager.tickets import StorePort
+from pagecore.tiers.store import Keys
 
 __all__ = ["Search", "note_found"]
 
@@ -133,7 +134,8 @@ class Search:
         self._request.note(error)
         found = np.split(ok, np.cumsum([len(lane) for lane in self._searched])[:-1])
         self._answers[port.index] = found
-        note_found(port, self._request, list(zip(self._searched, found, strict=True)), error)
+        listed = list(zip(self._searched, found, strict=True))
+        note_found(port, self._request, listed, error, partial(self._around.keys, self._request))
         if self.has_ended:
             self._unlock(port, found)
 
@@ -149,7 +151,13 @@ class Search:
             port.unlock(np.concatenate(keys))
 
 
-def note_found(port: StorePort, request: Request, found: Sequence[tuple[Positions, Flags]], error: str | None) -> None:
+def note_found(
+    port: StorePort,
+    request: Request,
+    found: Sequence[tuple[Positions, Flags]],
+    error: str | None,
+    keys: Callable[[int, Positions], Keys],
+) -> None:
     """Note in the ledger of a store which entries of each lane it has; without an error it lacks the others."""
     prefix = request.tokens, request.namespace, request.spans
-    port.ledger.note(*prefix, found, store=port.index, forgets=error is None)
+    port.note(*prefix, found, keys, forgets=error is None)

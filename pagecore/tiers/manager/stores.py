@@ -16,7 +16,7 @@ from pagecore.cache._sequence import token_ids
 from pagecore.cache.prefix.retention import reusable
 from pagecore.errors import PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
-from pagecore.tiers.manager.arguments import checked_seconds, require_fingerprint
+from pagecore.tiers.manager.arguments import checked_seconds, checked_spans, require_fingerprint
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
@@ -114,7 +114,7 @@ class StoreSide:
         seconds = None if deadline is None else checked_seconds("deadline", deadline)
         ids = token_ids(tokens)
         most = reusable(len(ids), max_tokens) // self.planner.block_size * self.planner.block_size
-        spans = None if spans is None else tuple(spans)
+        spans = checked_spans(spans)
         with self.held():
             self._check_open()
             end = None if seconds is None else self._clock() + seconds

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pagecore.tiers.manager.ledger import Ledger
-from pagecore.tiers.manager.port import Flags
-from pagecore.tiers.store import BlockStore, Keys, Pieces, StoreStats
+from pagecore.tiers.manager.port import Flags, Positions, Spans
+from pagecore.tiers.store import BlockStore, EvictionReporter, Keys, Pieces, StoreStats
 
 __all__ = ["Ended", "StorePort"]
 
@@ -80,6 +82,8 @@ class StorePort:
 
     def poll(self) -> int:
         """Call the code that waits for each batch that ended; return the number of batches."""
+        # Before the ends: an entry that comes back later is noted at the end of its batch.
+        self._try(self._note_evicted)
         refused, self._refused = self._refused, []
         for ended, count, reason in refused:
             ended(np.zeros(count, np.bool_), reason)
@@ -94,6 +98,30 @@ class StorePort:
                 self.last_error = done.error
             ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
         return len(refused) + len(batches)
+
+    def note(
+        self,
+        tokens: NDArray[np.int32],
+        namespace: Hashable,
+        spans: Spans | None,
+        found: Sequence[tuple[Positions, Flags]],
+        keys: Callable[[int, Positions], Keys],
+        *,
+        forgets: bool,
+    ) -> None:
+        """Note in the ledger which entries of each lane of a prefix the store has; see `Ledger.note`.
+
+        `keys` returns the content keys of entries of a lane, by which a store names what it has evicted.
+        """
+        if not self.ledger.is_recording:
+            return
+        listed, names = list(found), None
+        if (reporter := self._reporter()) is not None:
+            names = [keys(lane, positions) for lane, (positions, _) in enumerate(found)]
+            for lane, name in enumerate(names):
+                # An entry that was evicted after its batch had ended: its eviction may have been taken already.
+                self._try(partial(_drop_evicted, listed, lane, reporter, name))
+        self.ledger.note(tokens, namespace, spans, listed, store=self.index, forgets=forgets, keys=names)
 
     def close(self) -> None:
         """Close the store, which ends all of its batches; those without an end count as failures."""
@@ -110,6 +138,14 @@ class StorePort:
         """Return the counters of the store; refused submissions are included in its failures."""
         stats = self.store.stats()
         return replace(stats, num_load_failures=stats.num_load_failures + self.num_refused)
+
+    def _reporter(self) -> EvictionReporter | None:
+        store = self.store
+        return store if isinstance(store, EvictionReporter) and store.reports_evictions else None
+
+    def _note_evicted(self) -> None:
+        if self.ledger.is_recording and (reporter := self._reporter()) is not None:
+            self.ledger.note_evicted(reporter.take_evicted(), store=self.index)
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -129,3 +165,9 @@ class StorePort:
             return None
         self._open[ticket] = (ended, count)
         return ticket
+
+
+def _drop_evicted(found: list[tuple[Positions, Flags]], lane: int, reporter: EvictionReporter, keys: Keys) -> None:
+    """Clear the flags of entries of a lane that the store does not have any more."""
+    positions, ok = found[lane]
+    found[lane] = positions, ok & reporter.has(keys)

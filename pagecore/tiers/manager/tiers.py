@@ -15,7 +15,7 @@ from pagecore.cache._sequence import Sequence, as_list
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.prefix.retention import Spans
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.guard import Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
@@ -26,6 +26,7 @@ from pagecore.tiers.manager.arguments import (
     checked_parts,
     checked_seconds,
     checked_stores,
+    checked_timeout,
 )
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.observer import CacheObserver
@@ -115,7 +116,7 @@ class Tiers(CacheObserver):
         agree: Agree | None = None,
     ) -> None:
         parts = checked_parts(cache, host, write)
-        given = checked_stores(stores, parts)
+        given = checked_stores(stores, parts, fingerprint)
         check_fingerprint(fingerprint, given, host)
         check_agree(agree)
         seconds = checked_seconds("pin_seconds", pin_seconds)
@@ -245,6 +246,9 @@ class Tiers(CacheObserver):
 
         Other requests that end meanwhile are not returned by a later `poll`: look at their `state`.
         """
+        if not isinstance(request, Request):
+            raise UnsupportedOption(f"expected a Request (as returned by request), got {shown(request)}")
+        timeout = checked_timeout(timeout)
         self._stores.wait_for(request, timeout, self.poll)
         return request
 
@@ -253,6 +257,7 @@ class Tiers(CacheObserver):
 
         Spilled ends of prefixes that wait for their beginnings are published and written, too.
         """
+        timeout = checked_timeout(timeout)
         with suppress(PagecoreError):  # counted by the host tier
             self.host.publish_spilled()
         end = None if timeout is None else time.monotonic() + timeout

@@ -22,6 +22,7 @@ class _Written:
     tokens: NDArray[np.int32]
     namespace: Hashable
     spans: Spans | None
+    keys: Callable[[int, Positions], Keys]
 
 
 class Writer:
@@ -75,7 +76,7 @@ class Writer:
         keys : callable
             Returns the content keys of entries, for a lane and positions.
         """
-        reader = self._host.hold(tokens, namespace=namespace, spans=spans)
+        reader = self._host.hold(tokens, namespace=namespace, spans=spans, max_tokens=len(tokens) - 1)
         positions: list[Positions] = []
         pieces: list[Pieces] = []
         for lane in range(len(self._host.payload_bytes)):
@@ -83,7 +84,7 @@ class Writer:
             is_new = (places >= start) | (lane >= self._num_groups)
             positions.append(places[is_new])
             pieces.append(where[is_new])
-        return self._submit(reader, _Written(tokens, namespace, spans), positions, pieces, keys, self._ports)
+        return self._submit(reader, _Written(tokens, namespace, spans, keys), positions, pieces, self._ports)
 
     def copy(
         self,
@@ -103,7 +104,7 @@ class Writer:
             is_wanted = np.isin(places, chosen)
             positions.append(places[is_wanted])
             pieces.append(where[is_wanted])
-        return self._submit(reader, _Written(tokens, namespace, spans), positions, pieces, keys, [port])
+        return self._submit(reader, _Written(tokens, namespace, spans, keys), positions, pieces, [port])
 
     def _submit(
         self,
@@ -111,14 +112,13 @@ class Writer:
         prefix: _Written,
         positions: Sequence[Positions],
         pieces: Sequence[Pieces],
-        keys: Callable[[int, Positions], Keys],
         ports: Sequence[StorePort],
     ) -> int:
         self._open[reader] = 1  # this call
         count = sum(map(len, positions))
         for begin, end in chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []:
             picked = [(lane >= begin) & (lane < end) for lane in positions]
-            entries = np.concatenate([keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
+            entries = np.concatenate([prefix.keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
             memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
             for port in ports:
                 self._open[reader] += 1
@@ -138,7 +138,7 @@ class Writer:
     ) -> None:
         there = np.split(ok, np.cumsum([len(lane) for lane in positions])[:-1])
         listed = list(zip(positions, there, strict=True))
-        port.ledger.note(prefix.tokens, prefix.namespace, prefix.spans, listed, store=port.index, forgets=False)
+        port.note(prefix.tokens, prefix.namespace, prefix.spans, listed, prefix.keys, forgets=False)
         self._ended(reader)
 
     def _ended(self, reader: Reader) -> None:

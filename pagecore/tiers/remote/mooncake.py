@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,16 @@ from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.arguments import checked_pieces
 from pagecore.tiers.payload import FRAME_BYTES
-from pagecore.tiers.remote.store import Identity
+from pagecore.tiers.remote.store import Identity, checked_identity
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
 # Results of Mooncake's client: absence, and an object that exists.
 NOT_FOUND, EXISTS = -704, -705
 PROBE_SECONDS = 5.0
+# coro_rpc, the protocol of the master: first byte of every message, and the header of a call of function 0.
+RPC_MAGIC = b"\x15"
+RPC_CALL = struct.pack("<4B4I", RPC_MAGIC[0], 0, 0, 0, 1, 0, 0, 0)
 
 
 class MooncakeStore(WorkerStore):
@@ -83,8 +87,9 @@ class MooncakeStore(WorkerStore):
         segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
         local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
         count = require_int("threads", threads, max=64)
+        name = checked_identity(fingerprint).name
         _probe(master)
-        self._prefix = f"{fingerprint.name}:"
+        self._prefix = f"{name}:"
         self._registered: list[int] = []
         self._client: Any = _client()
         status = self._client.setup(hostname, metadata, segment, local, protocol, devices, master)
@@ -192,14 +197,28 @@ def _client() -> Any:
 
 
 def _probe(master: object) -> None:
-    """Raise an error unless something listens at the address of the master."""
+    """Raise an error unless a master answers at an address: the client waits for ever for any other server."""
     host, _, port = master.rpartition(":") if isinstance(master, str) else ("", "", "")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UnsupportedOption(f"master is {shown(master)}; give 'host:port' of mooncake_master")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as peer:
+            answer = _answer(peer)
     except OSError as error:
         reason = error.strerror or error
         raise StoreError(
             f"no Mooncake master answers at {master}: {reason}; start mooncake_master --rpc_port={port}"
         ) from None
+    if answer[:1] != RPC_MAGIC:
+        raise StoreError(
+            f"expected the answer of a Mooncake master at {master}, got {answer[:20]!r}; check the address"
+        )
+
+
+def _answer(peer: socket.socket) -> bytes:
+    """Return the beginning of the answer to a call that no master has; empty if there is none."""
+    try:
+        peer.sendall(RPC_CALL)
+        return peer.recv(64)
+    except (TimeoutError, ConnectionError):
+        return b""

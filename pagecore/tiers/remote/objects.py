@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.errors import StoreError, UnsupportedOption
+from pagecore.storage.checks import require_int
 from pagecore.tiers import payload
-from pagecore.tiers.remote.store import Batch, Identity, RemoteStore
+from pagecore.tiers.remote.store import Batch, Identity, RemoteStore, checked_identity, checked_timeout
 
 T = TypeVar("T")
 Request = Callable[[Batch, int], Coroutine[Any, Any, bool]]
@@ -53,29 +54,28 @@ class ObjectStore(RemoteStore):
     Raises
     ------
     UnsupportedOption
-        The URL does not parse, an option is unknown, or obstore is not installed.
+        The URL does not parse, an option is unknown, an object is not a fingerprint, or obstore is not installed.
     StoreError
         The store cannot be reached, or refuses the credentials.
     ShapeError
-        `concurrency` or `timeout` is not positive.
+        `concurrency` is not a positive integer, or `timeout` not a positive number of seconds.
     """
 
     def __init__(
         self, url: str, *, fingerprint: Identity, concurrency: int = 32, timeout: float = 10.0, **options: Any
     ) -> None:
-        if concurrency < 1 or not timeout > 0:
-            raise ShapeError(f"expected concurrency >= 1 and timeout > 0, got {concurrency} and {timeout}")
-        self._objects = opened(url, timeout, options)
+        count = require_int("concurrency", concurrency)
+        self._timeout = checked_timeout(timeout)
+        self._folder = checked_identity(fingerprint).name
+        self._objects = opened(url, self._timeout, options)
         self._api = imported()
-        self._timeout = timeout
-        self._folder = fingerprint.name
         super().__init__(url.partition("?")[0], fingerprint)
         self._check()
         self._copies = ThreadPoolExecutor(2, thread_name_prefix=f"pagecore {self.name} copies")
         self._requests: dict[Batch, list[asyncio.Task[bool]]] = {}
         self._loop = asyncio.new_event_loop()
-        self._reads = asyncio.Semaphore(concurrency)
-        self._writes = asyncio.Semaphore(max(1, concurrency // 4))
+        self._reads = asyncio.Semaphore(count)
+        self._writes = asyncio.Semaphore(max(1, count // 4))
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"pagecore {self.name}", daemon=True)
         self._thread.start()
 
@@ -216,6 +216,8 @@ def opened(url: str, timeout: float, options: dict[str, Any]) -> Any:
     scheme = url.partition(":")[0] if isinstance(url, str) else repr(url)
     if scheme not in SCHEMES:
         raise UnsupportedOption(f"expected the URL of an object store, got the scheme {scheme!r}; use {FORMS}")
+    if scheme == "file" and not url.removeprefix("file:").strip("/"):
+        raise UnsupportedOption(f"the URL {url!r} names no folder; use {FORMS}")
     if scheme not in {"file", "memory"}:
         limit = timedelta(seconds=timeout)
         client = {"timeout": limit, "connect_timeout": limit, **options.get("client_options", {})}

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, SupportsFloat, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import ShapeError, StoreError
+from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.completions import Completions
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
@@ -19,6 +21,7 @@ from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 Kind = Literal["lookup", "load", "store"]
 
 
+@runtime_checkable
 class Identity(Protocol):
     """The parts of a `Fingerprint` that remote stores use."""
 
@@ -29,6 +32,21 @@ class Identity(Protocol):
     @property
     def payload_bytes(self) -> tuple[int, ...]:
         """Bytes of an entry, a lane each."""
+
+
+def checked_identity(fingerprint: Identity) -> Identity:
+    """Return a fingerprint; raise UnsupportedOption for an object without its parts."""
+    if not isinstance(fingerprint, Identity):
+        raise UnsupportedOption(f"fingerprint is {shown(fingerprint)}; give Fingerprint.of(cache, model=...)")
+    return fingerprint
+
+
+def checked_timeout(timeout: SupportsFloat) -> float:
+    """Return seconds; raise ShapeError unless they are finite and above 0."""
+    seconds = as_float("timeout", timeout)
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ShapeError(f"timeout is {seconds}; give a finite number of seconds above 0")
+    return seconds
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +75,7 @@ class RemoteStore:
 
     def __init__(self, name: str, fingerprint: Identity) -> None:
         self.name = name
+        self.fingerprint = fingerprint
         self._payload_bytes = np.array(fingerprint.payload_bytes, np.uint64)
         self._completions = Completions()
         self._batches: dict[int, Batch] = {}

@@ -104,7 +104,7 @@ def test_the_prompt_of_a_refused_request_is_never_made(trace, monkeypatch):
 
 def test_the_queue_holds_the_tokens_of_about_one_step(trace):
     """Requests are read from the file shortly before they are admitted."""
-    import pagecore.serving.replay.replayer as module
+    import pagecore.serving.replay.build as module
 
     waiting = []
     original = module.Scheduler.schedule
@@ -219,6 +219,7 @@ def test_vectors_differ_by_request_position_seed_and_name():
     ("options", "error"),
     [
         ({"memory": "1GiB", "blocks": 5}, UnsupportedOption),
+        ({"policy": "priority"}, UnsupportedOption),
         ({"memory": 16 * 131072 * 2 - 1}, NotEnoughMemory),
         ({"memory": "lots"}, ShapeError),
         ({"swap_memory": "lots"}, ShapeError),
@@ -245,7 +246,7 @@ def test_invalid_options_are_refused(options, error):
 
 
 def test_a_pool_larger_than_free_memory_is_refused_before_it_is_made(trace, monkeypatch):
-    monkeypatch.setattr("pagecore.serving.replay.replayer.free_memory", lambda: 10_000)
+    monkeypatch.setattr("pagecore.serving.replay.build.free_memory", lambda: 10_000)
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):
         replay(trace, ReplayOptions(blocks=1000, attend=True))
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of 8192000 bytes"):

@@ -127,7 +127,7 @@ def test_more_blocks_than_ids_are_refused(tmp_path):
 
 
 def test_unbounded_blocks_with_attention_must_fit_this_machine(chats, monkeypatch):
-    monkeypatch.setattr("pagecore.serving.replay.replayer.free_memory", lambda: 10_000)
+    monkeypatch.setattr("pagecore.serving.replay.build.free_memory", lambda: 10_000)
     with pytest.raises(NotEnoughMemory, match="attend needs a pool of"):
         replay(chats, ReplayOptions(blocks="unbounded", attend=True))
 

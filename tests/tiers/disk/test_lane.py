@@ -21,6 +21,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.lane = Lane(SLOTS, {})
         self.slot, self.where, self.uses = {}, {}, []
         self.lookups, self.loads = [], []
+        self.gone = None  # before the first call that takes evictions
 
     def pins(self, key):
         return self.lookups.count(key) + self.loads.count(key)
@@ -34,6 +35,16 @@ class LaneMachine(RuleBasedStateMachine):
         else:
             self.uses.append(key)
 
+    def lose(self, key):
+        if self.gone is not None:
+            self.gone.add(key)
+
+    @rule()
+    def take_evicted(self):
+        taken = self.lane.take_evicted()
+        assert sorted(taken) == sorted(self.gone or ())
+        self.gone = set()
+
     @rule(key=KEYS)
     def take(self, key):
         if self.where.get(key) in ("published", "writing"):
@@ -46,6 +57,7 @@ class LaneMachine(RuleBasedStateMachine):
             victim = self.uses.pop(0)
             assert slot == self.slot.pop(victim)
             del self.where[victim]
+            self.lose(victim)
         assert slot not in self.slot.values()
         self.slot[key], self.where[key] = slot, "writing"
 
@@ -55,6 +67,8 @@ class LaneMachine(RuleBasedStateMachine):
             return
         if is_written:
             self.lane.publish(key)
+            if self.gone is not None:
+                self.gone.discard(key)
             self.where[key] = "published"
             self.uses.append(key)
         else:

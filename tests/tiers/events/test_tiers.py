@@ -1,6 +1,7 @@
 """Events of device, host and stores: a mirror of all media equals the cache and its tiers at every sequence number."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -9,12 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
+from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
 from tests.tiers.events.following import contents, state_of
 from tests.tiers.memory_store import MemoryStore
+from tests.tiers.remote.test_resp import command
 
 require("msgspec")
 require("zmq")
@@ -36,6 +41,11 @@ MODELS = {
 PATTERN = [int(bit) for bit in "01001101000110111010010111001011"]
 
 
+def patient(store):
+    """Guard a store; a busy machine is not a fault."""
+    return Guard(store, deadline=Deadline(20.0))
+
+
 class Followed:
     """A cache with tiers, its publisher, and a mirror that applies every batch."""
 
@@ -45,6 +55,7 @@ class Followed:
         self.stores = [MemoryStore(), MemoryStore(medium="DISK")][::-1] if stores is None else stores
         self.host = HostTier(self.cache, num_blocks=20, **({"num_states": 12} if sizes else {}))
         fingerprint = Fingerprint.of(self.cache, model="m")
+        self.stores = self.stores(fingerprint) if callable(self.stores) else self.stores
         self.tiers = Tiers(self.cache, self.host, self.stores, fingerprint=fingerprint, write=write, min_tokens=1)
         endpoint = f"inproc://tiers-{next(NUMBERS)}"
         self.publisher = EventPublisher(self.cache, self.tiers, endpoint=endpoint, interval=None)
@@ -185,4 +196,84 @@ def test_a_ledger_forgets_the_oldest_blocks_and_reports_an_overflow():
     followed.tiers.drain(20.0)
     assert ledger._has_overflowed
     followed.follow()
+    followed.close()
+
+
+@pytest.mark.parametrize("is_guarded", [False, True])
+@pytest.mark.parametrize("model", ["plain", "two plain and a window"])
+def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model, is_guarded):
+    def store(fingerprint):
+        made = DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=len(fingerprint.payload_bytes) * (60 << 10))
+        return [patient(made) if is_guarded else made]
+
+    followed = Followed(model, stores=store)
+    disk = followed.stores[0].store if is_guarded else followed.stores[0]
+    random = np.random.default_rng(3)
+    evicted = 0
+    for number in range(40):
+        start = int(random.integers(0, 4)) * 100
+        followed.serve(range(start, start + int(random.integers(5, 30))))
+        if number % 3 == 0:
+            followed.cache.clear_prefix_cache()
+            followed.host.clear()
+        assert followed.tiers.drain(20.0)
+        held = followed.follow()
+        followed.tiers.poll()
+        if model == "plain":
+            assert len(held["DISK", 0]) == disk.num_entries
+        else:  # a block of a component has an entry in every lane of it
+            present = {key for lane in disk._lanes for key in lane.entries}
+            ledger = followed.tiers.ledgers[0][0]
+            assert ledger._places.keys() == present
+        evicted += followed.stores[0].stats().num_stored > disk.num_entries
+    assert evicted > 10
+    followed.close()
+
+
+def test_what_a_redis_server_gives_up_has_its_events(private_redis):
+    private_redis.command += ["--notify-keyspace-events", "Egex"]
+    private_redis.kill()
+    private_redis.start()
+    url = private_redis.url
+    followed = Followed(stores=lambda own: [patient(RespStore(url, fingerprint=own, watch_evictions=True))])
+    followed.serve(range(17))
+    assert followed.tiers.drain(20.0)
+    assert len(followed.follow()["EXTERNAL", 0]) == 4
+    command(url, b"FLUSHDB")  # announces nothing
+    followed.tiers.poll()
+    assert len(followed.follow()["EXTERNAL", 0]) == 4
+    followed.serve(range(100, 117))
+    assert followed.tiers.drain(20.0)
+    store = followed.stores[0].store
+    own = next(
+        key for key in followed.tiers.ledgers[0][0]._places if command(url, b"EXISTS", store._prefix + key) == b":1"
+    )
+    command(url, b"DEL", store._prefix + own)
+    limit = time.monotonic() + 20
+    while len(followed.follow()["EXTERNAL", 0]) > 7:
+        assert time.monotonic() < limit
+        followed.tiers.poll()
+        time.sleep(0.005)
+    followed.close()
+
+
+def test_an_entry_that_is_damaged_on_disk_is_removed_by_an_event(tmp_path):
+    followed = Followed(stores=lambda own: [patient(DiskStore(tmp_path, fingerprint=own, max_bytes=1 << 20))])
+    followed.cache.key(0).numpy()[:] = 1.5
+    followed.serve(range(17))
+    assert followed.tiers.drain(20.0)
+    assert len(followed.follow()["DISK", 0]) == 4
+    (slab,) = followed.stores[0].store.path.glob("*.slab")
+    with slab.open("r+b") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        content = file.read()
+        begin = next(at for at in range(size - 4096, 0, -4096) if any(content[at : at + 256]))
+        file.seek(begin)
+        file.write(bytes(byte ^ 1 for byte in content[begin : begin + 16]))
+    followed.cache.clear_prefix_cache()
+    followed.host.clear()
+    followed.tiers.wait(followed.tiers.request(range(17)), 20.0).release()
+    followed.tiers.poll()
+    assert len(followed.follow()["DISK", 0]) == 3
     followed.close()

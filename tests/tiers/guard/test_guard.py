@@ -426,3 +426,30 @@ def test_arguments_are_checked_before_anything_is_submitted(blocks):
         Breaker(failures=0)
     with pytest.raises(UnsupportedOption, match="give one with the methods of BlockStore"):
         Guard(5)
+
+
+def test_a_store_that_is_closed_is_refused():
+    store = MemoryStore()
+    store.close()
+    with pytest.raises(UnsupportedOption, match="closed; open another"):
+        Guard(store)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"deadline": 3}, UnsupportedOption),
+        ({"breaker": 3}, UnsupportedOption),
+        ({"reopen": 3}, UnsupportedOption),
+        ({"clock": 3}, UnsupportedOption),
+        ({"budget_bytes": "x"}, ShapeError),
+        ({"budget_bytes": 0}, ShapeError),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(options, error):
+    with pytest.raises(error, match=f"{next(iter(options))} is"):
+        Guard(MemoryStore(), **options)
+    with pytest.raises(ShapeError, match="seconds is 'x'"):
+        Deadline("x")
+    with pytest.raises(ShapeError, match="failures is 'x'"):
+        Breaker(failures="x")

@@ -538,3 +538,13 @@ def test_deadlines_are_checked(sockets):
         with pytest.raises(ShapeError, match="deadline"):
             case.start(manifest, deadline=deadline)
     case.check_unchanged()
+
+
+def test_an_object_that_is_not_a_transport_is_refused(tcp):
+    cache = make()
+    sequence = computed(cache, TOKENS[:20])
+    with pytest.raises(UnsupportedOption, match="transport is None; expected a transport"):
+        export_sequence(cache, sequence, transport=None)
+    manifest = export_sequence(cache, sequence, transport=tcp[0])
+    with pytest.raises(UnsupportedOption, match="transport is None; expected a transport"):
+        import_sequence(make(), manifest, transport=None)

@@ -123,6 +123,26 @@ def test_a_failed_copy_of_an_end_that_waits_costs_only_hits(monkeypatch):
     tiers.close()
 
 
+def test_a_failed_copy_of_a_spill_fails_its_promotion_once(monkeypatch):
+    cache, tiers = spilling()
+    serve(cache, range(32))
+    serve(cache, range(100, 132))  # the host has the first prompt now
+    assert tiers.host.match(range(33)) == 32
+
+    def broken(*_args, to_device, **_options):
+        assert not to_device
+        raise DeviceError("planted")
+
+    before = tiers.host.stats().num_failed
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers.host._transfers.copies, "run", broken)
+        with pytest.raises(DeviceError, match="planted"):
+            tiers.host.promote(range(33))
+    assert tiers.host.stats().num_failed == before + 1
+    tiers.check_invariants()
+    tiers.close()
+
+
 def test_a_small_host_keeps_the_beginning_of_a_long_path():
     cache, tiers = spilling(host=5)
     serve(cache, range(32))

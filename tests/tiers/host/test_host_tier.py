@@ -7,9 +7,11 @@ from pagecore import AttentionSpec, CrossSpec, NotEnoughMemory, PagedKVCache, Sh
 from pagecore.cache import SwapSpace
 from pagecore.errors import DeviceError, DoubleFree, InvalidBlock, InvalidSequence
 from pagecore.tiers.host.tier import HostTier
+from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
 from tests.cache.swaps import fill
 from tests.cache.test_hybrid_machine import CONV
+from tests.tiers.memory_store import MemoryStore
 
 SPEC = AttentionSpec(1, 8, dtype="float32")
 
@@ -215,6 +217,22 @@ def test_swapped_sequences_evict_what_the_tier_caches():
     fill(cache, [long], 28)
     assert not cache.try_swap_out([long], space), "7 blocks of 6"
     tier.close()
+
+
+def test_tiers_refuse_a_host_tier_that_is_closed():
+    cache = PagedKVCache(SPEC, num_blocks=9, block_size=4)
+    tier = HostTier(cache, num_blocks=40, huge_pages=False)
+    tier.close()
+    with pytest.raises(UnsupportedOption, match="closed; make another"):
+        Tiers(cache, tier)
+    tier = HostTier(cache, num_blocks=40, huge_pages=False)
+    store, fingerprint = MemoryStore(), Fingerprint.of(cache, model="m")
+    with pytest.raises(UnsupportedOption, match="listed twice"):
+        Tiers(cache, tier, [store, store], fingerprint=fingerprint)
+    store.close()
+    with pytest.raises(UnsupportedOption, match="store 0, memory, is closed"):
+        Tiers(cache, tier, [store], fingerprint=fingerprint)
+    Tiers(cache, tier).close()
 
 
 def test_a_failed_copy_is_counted_and_costs_only_hits(monkeypatch):

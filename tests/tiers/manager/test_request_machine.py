@@ -145,4 +145,4 @@ class RequestMachine(RuleBasedStateMachine):
 
 
 TestRequests = RequestMachine.TestCase
-TestRequests.settings = settings(max_examples=2000 if is_full() else 60, stateful_step_count=40, deadline=None)
+TestRequests.settings = settings(max_examples=2000 if is_full() else 40, stateful_step_count=40, deadline=None)

@@ -422,9 +422,8 @@ def test_refusals():
     side.close()
 
 
-@pytest.mark.parametrize("stops", [(24, 12), (8, 24), (0, 24), (24, 24)])
-def test_ranks_agree_on_the_shortest_prefix(world, stops):
-    # Each rank's call waits for the vectors of both: the polls run in two threads, as ranks do.
+def two_ranks():
+    """Return the `agree` of two ranks. Each call waits for the vectors of both: the polls run in two threads."""
     vectors, barrier = [None, None], Barrier(2)
 
     def agree_for(rank):
@@ -437,7 +436,12 @@ def test_ranks_agree_on_the_shortest_prefix(world, stops):
 
         return agree
 
-    worlds = [world(agree=agree_for(rank), chunk_bytes=512) for rank in range(2)]
+    return agree_for(0), agree_for(1)
+
+
+@pytest.mark.parametrize("stops", [(24, 12), (8, 24), (0, 24), (24, 24)])
+def test_ranks_agree_on_the_shortest_prefix(world, stops):
+    worlds = [world(agree=agree, chunk_bytes=512) for agree in two_ranks()]
     for w, stop in zip(worlds, stops, strict=True):
         put(w.stores[0], w.host, PROMPT, stop=stop)
 
@@ -452,6 +456,69 @@ def test_ranks_agree_on_the_shortest_prefix(world, stops):
     with ThreadPoolExecutor(2) as pool:
         requests = list(pool.map(serve, worlds))
     assert [request.num_tokens for request in requests] == [min(stops)] * 2
+
+
+@pytest.mark.parametrize(
+    ("stops", "in_host"), [((24, 24), (0, 0)), ((24, 12), (0, 0)), ((24, 24), (0, 8)), ((0, 24), (0, 0))]
+)
+def test_equal_requests_of_ranks_load_once(world, stops, in_host):
+    worlds = [world(agree=agree, chunk_bytes=512) for agree in two_ranks()]
+    for w, stop, there in zip(worlds, stops, in_host, strict=True):
+        put(w.stores[0], w.host, PROMPT, stop=stop)
+        w.host.fill(PROMPT, stop=there)
+
+    def serve(rank):
+        w = worlds[rank]
+        requests = [w.side.request(PROMPT) for _ in range(3)]
+        ended = []
+        for number in range(40):
+            if number % (rank + 1) == 0:  # one rank is slower
+                w.stores[0].finish_all()
+            ended += w.side.poll()
+            if len(ended) == 3:
+                return requests
+        raise AssertionError("no agreement")
+
+    with ThreadPoolExecutor(2) as pool:
+        served = list(pool.map(serve, range(2)))
+    for requests in served:
+        assert [one.num_tokens for one in requests] == [min(stops)] * 3
+        assert [bool(one.loaded_tokens) for one in requests] == [min(stops) > 0, False, False]
+        for one in requests:
+            one.release()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_ranks_agree_whatever_their_stores_and_hosts_have(world, seed):
+    worlds = [world(agree=agree, chunk_bytes=512, slots=10) for agree in two_ranks()]
+    random = np.random.default_rng(seed)
+    prompts = [np.concatenate([PROMPT[:cut], PROMPT[:9] + 50]) for cut in random.integers(0, len(PROMPT), 4)]
+    asked = [
+        tuple(one) for one in np.stack([np.sort(random.integers(0, 30, 12)), random.integers(0, 4, 12)], 1).tolist()
+    ]
+    for w in worlds:
+        for prompt in prompts:
+            put(w.stores[0], w.host, prompt, stop=int(random.integers(0, 8)) * BLOCK)
+
+    def serve(rank):
+        w, own = worlds[rank], np.random.default_rng((seed, rank))
+        requests, ended = [], []
+        for turn in range(120):
+            requests += [w.side.request(prompts[which]) for at, which in asked if at == turn]
+            while w.stores[0].batches and own.random() < 0.5:
+                w.stores[0].finish()
+            ended += w.side.poll()
+            if own.random() < 0.1:
+                w.host.evict(0, 2)
+            for one in ended:
+                one.release()
+        assert len(ended) == len(requests)
+        return requests
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(serve, range(2))
+    assert [one.num_tokens for one in first] == [one.num_tokens for one in second]
+    assert any(one.num_tokens for one in first)
 
 
 def test_equal_requests_load_once(world):

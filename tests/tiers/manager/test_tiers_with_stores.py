@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
@@ -47,6 +48,43 @@ def test_two_processes_share_a_store():
     with Served([MemoryStore(data=data)]) as reader:
         assert reader.serve(PROMPT).num_tokens == 32
         assert reader.serve(PROMPT, namespace="tenant").num_tokens == 16
+
+
+def test_a_store_of_another_fingerprint_is_refused(tmp_path):
+    cache = PagedKVCache(LAYERS[:1], block_size=BLOCK, num_blocks=20)
+    host = HostTier(cache, num_blocks=30)
+    own, other = (Fingerprint.of(cache, model=model) for model in ("a", "b"))
+    with (
+        DiskStore(tmp_path, fingerprint=other, max_bytes=1 << 20) as disk,
+        pytest.raises(UnsupportedOption, match="store 0 was opened with another fingerprint"),
+    ):
+        Tiers(cache, host, [disk], fingerprint=own)
+    host.close()
+
+
+@pytest.mark.parametrize("spans", [3, [(1, 2)], "ab"])
+def test_malformed_arguments_of_a_request_are_refused(spans):
+    with Served([MemoryStore()]) as served:
+        with pytest.raises(ShapeError, match="expected spans as a list"):
+            served.tiers.request(PROMPT, spans=spans)
+        with pytest.raises(UnsupportedOption, match="expected a Request"):
+            served.tiers.wait(3)
+        with pytest.raises(ShapeError, match="timeout is 'x'"):
+            served.tiers.drain("x")
+
+
+def test_blocks_of_one_token_are_written_up_to_the_end_of_their_prefix():
+    cache = PagedKVCache(LAYERS[:1], block_size=1, num_blocks=20, max_sequences=2)
+    fingerprint = Fingerprint.of(cache, model="m")
+    stores = [MemoryStore()]
+    with Tiers(cache, HostTier(cache, num_blocks=30), stores, fingerprint=fingerprint, min_tokens=1) as tiers:
+        for tokens in ([5, 6, 7, 0, 8], [5, 6, 7]):  # the host goes on after the second prompt, with token 0
+            with cache.add_sequence(tokens) as sequence:
+                cache.commit(cache.prepare([sequence], len(tokens) - sequence.num_cached_tokens))
+                tiers.save(sequence)
+        assert tiers.drain(20.0)
+        assert len(stores[0].data) == 5
+        tiers.check_invariants()
 
 
 def test_another_model_finds_nothing():

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -137,6 +138,28 @@ def test_bad_arguments_are_refused(master, store):
     blocks = Blocks(2, NBYTES)
     with pytest.raises(ShapeError, match="20001 bytes; an entry of lane 0 has 20000 bytes"):
         store.submit_load(random_keys(2), blocks.pieces() + np.array([0, 1], np.uint64))
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"-ERR unknown command\r\n", b"", None])
+def test_a_server_that_is_not_a_master_is_refused(monkeypatch, answer):
+    monkeypatch.setattr("pagecore.tiers.remote.mooncake.PROBE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def serve():
+            peer, _ = listener.accept()
+            with peer:
+                if answer is not None:  # None: it never answers
+                    peer.recv(20)
+                    peer.sendall(answer)
+                    return
+                peer.settimeout(10)
+                while peer.recv(20):
+                    pass
+
+        served = pool.submit(serve)
+        with pytest.raises(StoreError, match=r"expected the answer of a Mooncake master at .*; check the address"):
+            MooncakeStore(f"127.0.0.1:{listener.getsockname()[1]}", fingerprint=fingerprint())
+        served.result(10)
 
 
 def test_a_dead_master_is_a_failed_batch_and_close_leaves_no_thread(tmp_path):

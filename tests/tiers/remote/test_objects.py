@@ -137,9 +137,14 @@ def test_urls_that_do_not_parse_are_refused(url):
 def test_options_are_checked():
     with pytest.raises(UnsupportedOption, match="nonsense_key"):
         ObjectStore("s3://bucket", fingerprint=fingerprint(), nonsense_key="x")
-    for option in ({"concurrency": 0}, {"timeout": 0}):
-        with pytest.raises(ShapeError, match="expected concurrency >= 1"):
-            ObjectStore("memory:///", fingerprint=fingerprint(), **option)
+    for option in ("concurrency", "timeout"):
+        for value in (0, "1", float("inf")):
+            with pytest.raises(ShapeError, match=f"{option} is"):
+                ObjectStore("memory:///", fingerprint=fingerprint(), **{option: value})
+    with pytest.raises(UnsupportedOption, match="fingerprint is None; give"):
+        ObjectStore("memory:///", fingerprint=None)
+    with pytest.raises(UnsupportedOption, match="names no folder"):
+        ObjectStore("file://", fingerprint=fingerprint())
     with pytest.raises(UnsupportedOption, match="/nonexistent"):
         ObjectStore("file:///nonexistent/folder", fingerprint=fingerprint())
 

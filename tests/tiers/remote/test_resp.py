@@ -3,6 +3,7 @@
 import ssl
 import subprocess
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -100,9 +101,14 @@ def test_urls_that_do_not_parse_are_refused(url):
 
 
 def test_options_are_checked(url):
-    for option in ({"connections": 0}, {"timeout": 0}, {"ttl": 0}):
-        with pytest.raises(ShapeError, match="expected connections >= 1"):
-            RespStore(url, fingerprint=fingerprint(), **option)
+    for option in ("connections", "timeout", "ttl"):
+        for value in (0, "1", float("nan")):
+            with pytest.raises(ShapeError, match=f"{option} is"):
+                RespStore(url, fingerprint=fingerprint(), **{option: value})
+    with pytest.raises(UnsupportedOption, match="ssl_context is 3"):
+        RespStore(url, fingerprint=fingerprint(), ssl_context=3)
+    with pytest.raises(UnsupportedOption, match="fingerprint is None; give"):
+        RespStore(url, fingerprint=None)
 
 
 def test_an_address_without_a_server_is_refused():
@@ -182,6 +188,64 @@ def test_entries_expire(private_redis):
         assert wait(store, store.submit_store(keys, Blocks(2, NBYTES).pieces())).ok.all()
         left = command(private_redis.url, b"TTL", store._prefix + keys[0].tobytes())
         assert 0 < int(left[1:]) <= 100
+
+
+def until(condition):
+    """Poll until a condition holds."""
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit, "too late"
+        time.sleep(0.005)
+
+
+def test_what_the_server_gives_up_is_reported(private_redis):
+    url = private_redis.url + "/2"
+    with pytest.raises(StoreError, match=r"notify-keyspace-events is ''; set it to 'Egex'"):
+        RespStore(url, fingerprint=fingerprint(), watch_evictions=True)
+    assert command(url, b"CONFIG", b"SET", b"notify-keyspace-events", b"Egex") == b"+OK"
+    keys = random_keys(40, 0, 1)
+    blocks = Blocks(40, LARGE)
+    blocks.fill(0)
+    with RespStore(url, fingerprint=fingerprint(), watch_evictions=True, timeout=0.5) as store:
+        assert store.reports_evictions
+        assert wait(store, store.submit_store(keys[:3], blocks.pieces()[:3])).ok.all()
+        assert (store.has(keys[:3]).all(), len(store.take_evicted())) == (True, 0)
+        names = [store._prefix + key.tobytes() for key in keys]
+        command(url, b"DEL", names[0])
+        command(url, b"PEXPIRE", names[1], b"1")
+        command(url, b"SET", b"another", b"value")
+        command(url, b"DEL", b"another")
+        until(lambda: not store.has(keys[:2]).any())
+        assert store.has(keys[2:3]).all()
+        assert sorted(map(bytes, store.take_evicted())) == sorted(map(bytes, keys[:2]))
+        assert len(store.take_evicted()) == 0
+        assert wait(store, store.submit_store(keys[:1], blocks.pieces()[:1])).ok.all()
+        assert store.has(keys[:3]).tolist() == [True, False, True]
+        for setting in ((b"maxmemory", b"6mb"), (b"maxmemory-policy", b"allkeys-lru")):
+            assert command(url, b"CONFIG", b"SET", *setting) == b"+OK"
+        assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+        with RespStore(url, fingerprint=fingerprint()) as other:
+            there = wait(other, other.submit_lookup(keys)).ok
+        assert 0 < there.sum() < 40
+        until(lambda: np.array_equal(store.has(keys), there))
+        assert set(map(bytes, store.take_evicted())) >= set(map(bytes, keys[~there]))
+        assert not wait(store, store.submit_lookup(keys)).ok[~there].any()
+
+
+def test_a_watch_of_evictions_outlives_its_server(private_redis, monkeypatch):
+    monkeypatch.setattr("pagecore.tiers.remote.resp.watch.PAUSE", 0.02)
+    private_redis.command += ["--notify-keyspace-events", "EA"]
+    private_redis.kill()
+    private_redis.start()
+    keys = random_keys(1)
+    with RespStore(private_redis.url, fingerprint=fingerprint(), watch_evictions=True) as store:
+        for _ in range(2):
+            assert wait(store, store.submit_store(keys, Blocks(1, NBYTES).pieces())).ok.all()
+            until(lambda: command(private_redis.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":1")
+            command(private_redis.url, b"DEL", store._prefix + keys[0].tobytes())
+            until(lambda: len(store.take_evicted()) == 1)
+            private_redis.kill()
+            private_redis.start()
 
 
 def test_a_value_of_another_type_is_an_error_and_keeps_the_connection(url):

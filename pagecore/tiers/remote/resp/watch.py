@@ -1,0 +1,158 @@
+"""Keys that a Redis server evicts, expires or deletes, by its keyspace notifications."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+from pagecore.errors import StoreError
+from pagecore.tiers.remote.resp.connection import ProtocolError, RespConnection, encode
+from pagecore.tiers.store import KEY_BYTES
+
+# Most keys of the record.
+MAX_KEYS = 1 << 16
+# Seconds between two attempts to connect again.
+PAUSE = 1.0
+SETTING = b"notify-keyspace-events"
+# Key events of commands that delete, of evictions and of expirations.
+FLAGS = "Egex"
+EVENTS = (b"evicted", b"expired", b"del")
+
+
+class EvictionWatch:
+    """A thread with a connection of its own that records which entries of a prefix the server gives up.
+
+    A lost connection is opened again; what the server gives up meanwhile is not recorded.
+
+    Parameters
+    ----------
+    connect : callable
+        Returns a connection that is not open.
+    database : int
+    prefix : bytes
+        Beginning of the names of the entries; a content key follows.
+
+    Raises
+    ------
+    StoreError
+        No server answers, or it does not announce all three events.
+
+    Notes
+    -----
+    Redis keyspace notifications, which are sent at most once.
+    """
+
+    def __init__(self, connect: Callable[[], RespConnection], database: int, prefix: bytes) -> None:
+        self._connect, self._prefix = connect, prefix
+        self._channels = [b"__keyevent@%d__:%b" % (database, event) for event in EVENTS]
+        self._gone: OrderedDict[bytes, None] = OrderedDict()
+        self._untaken: OrderedDict[bytes, None] = OrderedDict()  # those that `take` has not returned
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._connection = connect()
+        try:
+            self._subscribe()
+        except BaseException:
+            self._connection.close()
+            raise
+        name = f"pagecore {self._connection.address.name} evictions"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[bytes]:
+        """Return the keys that the server has given up since the last call."""
+        with self._lock:
+            taken, self._untaken = self._untaken, OrderedDict()
+            return list(taken)
+
+    def has_gone(self, key: bytes) -> bool:
+        """Return True if the server has given up a key since it was last expected."""
+        return key in self._gone
+
+    def expect(self, keys: Iterable[bytes]) -> None:
+        """Note that keys are looked up or written: what was known of them may be false soon."""
+        with self._lock:
+            for key in keys:
+                self._gone.pop(key, None)
+
+    def close(self) -> None:
+        """End the thread and its connection."""
+        with self._lock:
+            self._closing.set()
+            self._connection.abort()
+        self._thread.join()
+
+    # ---- thread ----
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._note(self._message())
+            except TimeoutError:  # nothing was given up for a while
+                continue
+            except (OSError, StoreError):
+                self._connection.close()
+                if not self._closing.wait(PAUSE):
+                    self._reconnect()
+        self._connection.close()
+
+    def _reconnect(self) -> None:
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._connection = self._connect()
+        try:
+            self._subscribe()
+        except (OSError, StoreError):
+            self._connection.close()  # the next message fails, and another attempt follows
+
+    def _subscribe(self) -> None:
+        connection = self._connection
+        connection.open()
+        connection.send([encode(b"CONFIG", b"GET", SETTING)])
+        count = self._count(b"*")
+        found = [self._bulk() for _ in range(count)]
+        flags = found[1].decode(errors="replace") if count == 2 else ""
+        if "E" not in flags or not ("A" in flags or set(FLAGS) <= set(flags)):
+            raise StoreError(
+                f"{connection.address.name} announces no evictions: {SETTING.decode()} is {flags!r}; set it "
+                f"to {FLAGS!r}, or leave watch_evictions out"
+            )
+        connection.send([encode(b"SUBSCRIBE", *self._channels)])
+        for _ in self._channels:
+            self._count(b"*")
+            self._bulk()
+            self._bulk()
+            self._count(b":")
+
+    def _message(self) -> bytes:
+        """Return the name of the next key."""
+        count = self._count(b"*")
+        if count != 3:
+            raise ProtocolError(f"expected a message of 3 parts from {self._connection.address.name}, got {count}")
+        return [self._bulk() for _ in range(count)][-1]
+
+    def _note(self, name: bytes) -> None:
+        key = name[len(self._prefix) :]
+        if name.startswith(self._prefix) and len(key) == KEY_BYTES:
+            with self._lock:
+                for record in (self._gone, self._untaken):
+                    record[key] = None
+                    record.move_to_end(key)
+                    if len(record) > MAX_KEYS:
+                        record.popitem(last=False)
+
+    def _count(self, kind: bytes) -> int:
+        line = self._connection.line()
+        if line[:1] != kind or not line[1:].isdigit():
+            raise ProtocolError(
+                f"expected {kind!r} and a number from {self._connection.address.name}, got {line[:60]!r}"
+            )
+        return int(line[1:])
+
+    def _bulk(self) -> bytes:
+        content = bytearray(min(self._count(b"$"), 1 << 20))
+        self._connection.into(memoryview(content))
+        self._connection.end_bulk()
+        return bytes(content)
