@@ -8,7 +8,7 @@ from typing import SupportsFloat
 
 from pagecore.arrays import DType
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.models.families import Family
+from pagecore.models.families import Family, Heads
 from pagecore.models.fields import Fields, shown
 from pagecore.models.latent import latent_spec
 from pagecore.models.layer_kinds import attends
@@ -28,7 +28,7 @@ class Asked:
     ----------
     dtype : DType
     format : str or None
-    sinks : array_like [attention layers][query heads], optional
+    sinks : array_like [attention layers with sinks][query heads], optional
     """
 
     dtype: DType
@@ -45,28 +45,31 @@ def attention_specs(
         _sinks(family, model_type, 0, 0, asked.sinks)
         return []
     heads = fields.integer("num_attention_heads")
-    sinks = _sinks(family, model_type, len(layers), heads, asked.sinks)
     if family.stores_latents:
+        _sinks(family, model_type, len(layers), heads, asked.sinks)
         return _latent_specs(fields, family, model_type, kinds, heads, asked)
     kv_heads = _kv_heads(fields, heads)
     head_dim = _head_dim(fields, heads, family.attention_width)
     windows = _windows(fields, family, len(kinds))
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
     softcap = _softcap(fields)
+    own = [family.heads(fields, Heads(kv_heads, head_dim), windows[layer] is not None) for layer in layers]
+    rows = iter(_sinks(family, model_type, sum(each.has_sinks for each in own), heads, asked.sinks))
     return [
         AttentionSpec(
-            kv_heads,
-            head_dim,
+            each.kv_heads,
+            each.head_dim,
+            v_head_dim=each.v_head_dim,
             dtype=asked.dtype,
             num_query_heads=heads,
-            scale=family.scale(fields, head_dim, layer),
+            scale=family.scale(fields, each.head_dim, layer),
             softcap=softcap,
-            sinks=sink,
+            sinks=next(rows) if each.has_sinks else None,
             format=asked.format,
             window=None if family.has_chunks else windows[layer],
             chunk=windows[layer] if family.has_chunks else None,
         )
-        for layer, sink in zip(layers, sinks, strict=True)
+        for layer, each in zip(layers, own, strict=True)
     ]
 
 
@@ -120,6 +123,8 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
     # Published files hold arbitrary numbers in a window that is switched off.
     given = None if switched_off else fields.value(size)
     window = None if given is None else fields.integer(size)
+    if family.window is not None:
+        window = family.window(fields)
     kind = CHUNKED_LAYER if family.has_chunks else SLIDING
     slides = _listed_layers(fields, num_layers, kind)
     if slides is None:

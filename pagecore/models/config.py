@@ -16,6 +16,7 @@ from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
 from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
 from pagecore.models.quantization import requested_format
 from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
@@ -25,7 +26,7 @@ __all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec
-_SERVED = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}
+_SERVED = {**FAMILIES, **LLAMA_KIN, **MIXED, **HYBRIDS}
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ def specs_from_config(
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
-    cohere2, granite, seed_oss, minimax_m2, afmoe, apertus, arcee, cwm, ernie4_5, ernie4_5_moe, exaone4, flex_olmo,
-    granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2, ministral3, nanochat, nemotron, olmo,
-    olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and the text models of the multimodal
+    cohere2, granite, seed_oss, minimax_m2, mimo_v2_flash, afmoe, apertus, arcee, cwm, ernie4_5, ernie4_5_moe, exaone4,
+    flex_olmo, granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2, ministral3, nanochat, nemotron,
+    olmo, olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and the text models of the multimodal
     gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision,
     cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any
     of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4,
@@ -80,10 +81,10 @@ def specs_from_config(
     glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state give a `StateSpec`: those
     of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid, falcon_h1, jamba, bamba,
     zamba2, lfm2 and lfm2_moe, and of mamba, mamba2 and falcon_mamba, which have no attention. The decoders of whisper,
-    bart and t5 give an `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. Other
-    states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have the defaults of
-    transformers 5. A field that would change the cache or the attention, and that the family does not read, raises; it
-    is never ignored.
+    t5, bart, mbart, plbart, mvp, marian, pegasus, bigbird_pegasus, blenderbot, blenderbot-small and m2m_100 give an
+    `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. Other states (MiniMax-Text,
+    RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have the defaults of transformers 5. A field that
+    would change the cache or the attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -92,9 +93,10 @@ def specs_from_config(
     dtype : {"auto", "bfloat16", "float16", "float32"} or a dtype object with one of these names
         Dtype of keys and values, and of convolution states. "auto" uses the model's `dtype` (or `torch_dtype`),
         bfloat16 if it has neither.
-    sinks : array_like [layers][query heads], optional
-        The learned sinks of a family that has them (gpt_oss). Sinks are weights and not part of a config. Without them
-        the specs have sinks of 0.0, which is sufficient for memory planning, but not for attention.
+    sinks : array_like [layers with sinks][query heads], optional
+        The learned sinks of a family that has them (gpt_oss in every layer, mimo_v2_flash in sliding layers). Sinks are
+        weights and not part of a config. Without them the specs have sinks of 0.0, which is sufficient for memory
+        planning, but not for attention.
     format : str or None
         Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`

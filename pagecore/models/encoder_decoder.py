@@ -50,12 +50,20 @@ _DECODER = {
 }
 _T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num_attention_heads": "num_heads"}
 
-# A T5 adds a bias for the relative position to the scores of the decoder's own layers, which no spec describes:
-# `attend` serves its cross attention only.
+
+def _bart(longest: int = 1024) -> EncoderDecoder:
+    """Return a family with the decoder of BART; `longest` is the default of its longest sequence."""
+    name = "max_position_embeddings"
+    return EncoderDecoder({name: longest}, _DECODER, name, name)
+
+
+# Sparse attention of BigBird-Pegasus is in its encoder only, which stores nothing. A T5 adds a bias for the relative
+# position to the scores of the decoder's own layers, which no spec describes: `attend` serves its cross attention only.
 ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
-    "bart": EncoderDecoder(
-        {"max_position_embeddings": 1024}, _DECODER, "max_position_embeddings", "max_position_embeddings"
-    ),
+    **{name: _bart() for name in ("bart", "marian", "mbart", "m2m_100", "mvp", "pegasus", "plbart")},
+    "blenderbot": _bart(128),
+    "blenderbot-small": _bart(512),
+    "bigbird_pegasus": _bart(4096),
     "t5": EncoderDecoder(
         {"n_positions": None, "d_kv": 64, "num_layers": 6},
         _T5,
@@ -92,6 +100,11 @@ def decoder_specs(
         raise UnsupportedOption(
             f"{fields.source}: is_encoder_decoder is false, but a {model_type} has an encoder; set it to true, or pass "
             "a list of specs"
+        )
+    if model_type == "mvp" and fields.given("use_prompt"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('use_prompt')}, but the keys and values of a prompt, which every layer "
+            "attends to first, are not supported; set it to false"
         )
     layers_field = "num_hidden_layers"
     if family.layers_by_default is not None and fields.given("num_hidden_layers") is None:

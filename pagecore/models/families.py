@@ -24,6 +24,7 @@ __all__ = [
     "RENAMED",
     "TEXT_MODELS",
     "Family",
+    "Heads",
     "layers_with_rope",
 ]
 
@@ -45,6 +46,29 @@ def _two_attentions_each(fields: Fields) -> int:
     if fields.given("num_hidden_layers") not in (None, count):
         fields.refuse(f"{fields.describe('num_hidden_layers')}; it must be {count}, twice {fields.name('num_layers')}")
     return count
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Keys and values of a layer.
+
+    Parameters
+    ----------
+    kv_heads, head_dim : int
+    v_head_dim : int, optional
+        Dim of values; that of keys by default.
+    has_sinks : bool
+        False for a layer without sinks, in a family that has them.
+    """
+
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    has_sinks: bool = True
+
+
+def _same_heads(_fields: Fields, heads: Heads, _slides: bool) -> Heads:
+    return heads
 
 
 @dataclass(frozen=True)
@@ -78,6 +102,10 @@ class Family:
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
+    heads : callable
+        Returns the heads of a layer from fields, the heads that the config gives, and True if the layer slides.
+    window : callable, optional
+        Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
     """
 
     defaults: Mapping[str, object]
@@ -91,6 +119,8 @@ class Family:
     has_chunks: bool = False
     states: States | None = None
     attention_width: int = 1
+    heads: Callable[[Fields, Heads, bool], Heads] = _same_heads
+    window: Callable[[Fields], int | None] | None = None
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:

@@ -4,6 +4,7 @@ import pytest
 
 from pagecore import AttentionSpec, ConfigError, CrossSpec, UnsupportedOption
 from pagecore.models import read_model_config, specs_from_config
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 
@@ -99,7 +100,7 @@ def test_the_default_split_of_whisper_is_by_its_own_length():
     assert context.requests >= 0.97 * context.best_requests
 
 
-@pytest.mark.parametrize("model_type", ["whisper", "bart", "t5"])
+@pytest.mark.parametrize("model_type", ENCODER_DECODERS)
 def test_defaults_are_those_of_transformers(model_type):
     transformers = require("transformers")
     written = transformers.AutoConfig.for_model(model_type).to_dict()
@@ -109,3 +110,26 @@ def test_defaults_are_those_of_transformers(model_type):
             missing[name] = written[name]
     found, expected = (read_model_config(config, dtype="float32") for config in (missing, written))
     assert found == expected
+
+
+@pytest.mark.parametrize("model_type", ENCODER_DECODERS.keys() - {"t5", "whisper"})
+def test_kin_of_bart_have_the_layers_that_transformers_builds(model_type):
+    transformers, torch = require("transformers"), require("torch")
+    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=48, **sizes)
+    with torch.device("meta"):
+        decoder = transformers.AutoModel.from_config(config).get_decoder()
+    model = read_model_config(config.to_dict())
+    attentions = [layer.self_attn for layer in decoder.layers] + [layer.encoder_attn for layer in decoder.layers]
+    for spec, attention in zip(model.layers, attentions, strict=True):
+        assert (spec.num_query_heads, spec.num_kv_heads, spec.head_dim) == (attention.num_heads, 4, attention.head_dim)
+        assert attention.k_proj.out_features == spec.num_kv_heads * spec.head_dim
+        assert attention.scaling == pytest.approx(spec.head_dim**-0.5, rel=1e-12)
+    assert [isinstance(spec, CrossSpec) for spec in model.layers] == [False] * 3 + [True] * 3
+    assert (model.max_length, model.layers[-1].max_tokens) == (48, 48)
+
+
+def test_a_prompt_of_mvp_is_refused():
+    with pytest.raises(UnsupportedOption, match="use_prompt is true, but the keys and values of a prompt"):
+        specs_from_config(BART_LARGE | {"model_type": "mvp", "use_prompt": True})

@@ -12,6 +12,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES
 from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
 from pagecore.storage import LatentSpec
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
@@ -39,7 +40,7 @@ def test_specs_equal_the_layers_that_transformers_builds(name, form):
             assert_latent(spec, layer)
             continue
         assert (spec.num_query_heads, spec.num_kv_heads) == (layer["num_query_heads"], layer["num_kv_heads"])
-        assert (spec.head_dim, spec.v_head_dim) == (layer["head_dim"], layer["head_dim"])
+        assert (spec.head_dim, spec.v_head_dim) == (layer["head_dim"], layer.get("v_head_dim", layer["head_dim"]))
         assert spec.window == layer["window"]
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         assert scale == pytest.approx(layer["scale"], rel=1e-12)
@@ -68,6 +69,7 @@ def test_every_family_is_among_the_published_configs():
     assert {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]} == {
         *FAMILIES,
         *LLAMA_KIN,
+        *MIXED,
     }
 
 

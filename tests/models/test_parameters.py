@@ -11,6 +11,7 @@ from pagecore.models import ConfigError
 from pagecore.models.families import FAMILIES
 from pagecore.models.hybrids import HYBRIDS as HYBRID_FAMILIES
 from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
 from pagecore.models.parameters.traits import TRAITS
 from tests.capabilities import require
@@ -38,7 +39,7 @@ def test_counts_equal_those_of_transformers(name):
 
 
 def test_every_family_is_counted():
-    assert set(TRAITS) == {*FAMILIES, *LLAMA_KIN, *HYBRID_FAMILIES}
+    assert set(TRAITS) == {*FAMILIES, *LLAMA_KIN, *MIXED, *HYBRID_FAMILIES}
 
 
 def test_counts_of_published_files():

@@ -10,9 +10,11 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_MODELS
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from tests.capabilities import require
 
@@ -22,6 +24,7 @@ SPARSE = {**LATENT, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 8}
 OF_FAMILY = {
     "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "n_inner": 120},
     "longcat_flash": {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 40, **LATENT},
+    "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 2},
     "lfm2": {"block_auto_adjust_ff_dim": True, "full_attn_idxs": [1, 3]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "layers_block_type": None},
@@ -45,7 +48,7 @@ MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
 # transformers serves kimi_k2 as deepseek_v3.
-TYPES = sorted({*FAMILIES, *LLAMA_KIN, *HYBRIDS} - {"kimi_k2"})
+TYPES = sorted({*FAMILIES, *LLAMA_KIN, *MIXED, *HYBRIDS} - {"kimi_k2"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
 TOWER = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -141,6 +144,25 @@ def test_small_models_of_every_family(model_type, seed):
     assert count_parameters(config.to_dict()).total == expected
 
 
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
+@pytest.mark.parametrize("model_type", sorted(ENCODER_DECODERS.keys() - {"t5", "whisper"}))
+def test_small_models_with_the_decoder_of_bart(model_type, change):
+    transformers = require("transformers")
+    require("torch")
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 56}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
+    changes = [change]
+    if model_type == "marian":
+        changes += [
+            change | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": size} for size in (57, 101)
+        ]
+    if model_type == "bigbird_pegasus":
+        changes.append(change | {"use_bias": True})
+    for each in changes:
+        config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=64, **sizes, **each)
+        assert count_parameters(config.to_dict()).total == built(config)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "case"), [(name, n) for name, cases in VISION.items() for n in range(len(cases))]
@@ -163,7 +185,7 @@ def test_families_that_are_not_read_are_refused_by_name():
     transformers = require("transformers")
     auto = transformers.models.auto.modeling_auto
     names = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    unread = names - {*TYPES, *ANY_TEXT_MODEL, *TEXT_MODELS, "kimi_k2", "bart", "whisper", "t5"}
+    unread = names - {*TYPES, *ANY_TEXT_MODEL, *TEXT_MODELS, *ENCODER_DECODERS, "kimi_k2"}
     assert len(unread) > 50
     for name in sorted(unread):
         with pytest.raises((UnsupportedOption, ConfigError), match=name):

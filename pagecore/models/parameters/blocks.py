@@ -28,13 +28,16 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     hidden, dim = fields.integer("hidden_size"), spec.head_dim
     heads = spec.num_query_heads or spec.num_kv_heads
     width, kv_width = heads * dim, spec.num_kv_heads * dim
-    has_bias = is_true(fields, traits.qkv_bias)
+    value_dim = spec.v_head_dim or dim
+    has_bias, has_output_bias = is_true(fields, traits.qkv_bias), is_true(fields, traits.output_bias)
     inputs = inputs or hidden
     queries = width * (1 + traits.has_gated_queries)
     tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
     tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
-    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
-    tally.linear(width, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION, name="o_proj")
+    tally.linear(inputs, spec.num_kv_heads * value_dim, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
+    tally.linear(
+        heads * value_dim, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION, name="o_proj"
+    )
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
         tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
     if spec.sinks is not None:

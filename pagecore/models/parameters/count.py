@@ -14,6 +14,7 @@ from pagecore.models.families import FAMILIES
 from pagecore.models.fields import Fields, open_config
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
 from pagecore.models.parameters.blocks import (
     add_attention,
     add_experts,
@@ -130,7 +131,7 @@ def _add_text_model(
 ) -> tuple[int, bool]:
     """Add the text model, or a stage of it; return its number of key-value heads, and True for the first stage."""
     model = read_model_config(config, dtype="bfloat16", format=None)
-    family, traits = {**FAMILIES, **LLAMA_KIN, **HYBRIDS}[model_type], TRAITS.get(model_type)
+    family, traits = {**FAMILIES, **LLAMA_KIN, **MIXED, **HYBRIDS}[model_type], TRAITS.get(model_type)
     if traits is None:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"

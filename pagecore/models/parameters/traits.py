@@ -209,6 +209,11 @@ TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", defaults=_BIASED
     ),
     "minimax_m2": Traits(qk_norm="width", experts=Experts("num_local_experts", "intermediate_size")),
+    "mimo_v2_flash": Traits(
+        qkv_bias="attention_bias",
+        experts=Experts("n_routed_experts", rule="after"),
+        defaults={"first_k_dense_replace": 1},
+    ),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
