@@ -126,7 +126,7 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
     if family.window is not None:
         window = family.window(fields)
     kind = CHUNKED_LAYER if family.has_chunks else SLIDING
-    slides = _listed_layers(fields, num_layers, kind)
+    slides = _listed_layers(fields, num_layers, kind, has_states=family.states is not None)
     if slides is None:
         slides = [not switched_off and family.slides(fields, layer) for layer in range(num_layers)]
     if window is None and any(slides):
@@ -136,8 +136,11 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
     return [window if slide else None for slide in slides]
 
 
-def _listed_layers(fields: Fields, num_layers: int, limited: str) -> list[bool] | None:
-    """Return True for each layer of type `limited` in `layer_types`; None if the family or config does not have it."""
+def _listed_layers(fields: Fields, num_layers: int, limited: str, has_states: bool) -> list[bool] | None:
+    """Return True for each layer of type `limited` in `layer_types`; None if the family or config does not have it.
+
+    Types of a family whose layers keep states are checked where their kinds are read.
+    """
     if "layer_types" not in fields.defaults or fields.given("layer_types") is None:
         return None
     listed, name = fields.given("layer_types"), fields.name("layer_types")
@@ -149,7 +152,7 @@ def _listed_layers(fields: Fields, num_layers: int, limited: str) -> list[bool] 
             "equal"
         )
     for layer, kind in enumerate(listed):
-        if kind not in (FULL, limited):
+        if not has_states and kind not in (FULL, limited):
             raise UnsupportedOption(
                 f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not supported; "
                 f"expected {FULL!r} or {limited!r}"

@@ -25,6 +25,10 @@ def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
     return fields.number("attention_multiplier")
 
 
+def _every_fourth_slides(_fields: Fields, layer: int) -> bool:
+    return layer > 0 and layer % 4 == 0
+
+
 QWEN_3_NEXT: Mapping[str, object] = {
     "head_dim": 256,
     "num_attention_heads": 16,
@@ -90,6 +94,19 @@ ZAMBA_2 = {
     "mamba_expand": 2,
     "chunk_size": 256,
 }
+OLMO_HYBRID: Mapping[str, object] = {
+    **GROUPED,
+    **dict.fromkeys(("layer_types", "linear_num_key_heads", "linear_num_value_heads")),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim")),
+    "linear_conv_kernel_dim": 4,
+}
+LFM_3: Mapping[str, object] = {
+    "head_dim": 128,
+    "num_key_value_heads": 4,
+    "layer_types": None,
+    "sliding_window": 256,
+    "conv_L_cache": 7,
+}
 LFM_2 = {**GROUPED_8, "layer_types": None, "full_attn_idxs": None, "conv_L_cache": 3}
 MAMBA = {"intermediate_size": None, "state_size": 16, "conv_kernel": 4, "expand": 2}
 PURE_MAMBA_2 = {
@@ -151,6 +168,11 @@ HYBRIDS: Mapping[str, Family] = {
     ),
     "lfm2": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
     "lfm2_moe": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
+    "lfm3": Family(LFM_3, _every_fourth_slides, states=States(kinds.kinds_of_lfm_3, states.short_convolution)),
+    "olmo_hybrid": Family(
+        OLMO_HYBRID,
+        states=States(kinds.every_fourth_or_the_last_attends, states.delta_rule_of_olmo, states.chunk_of_64),
+    ),
     "mamba": _MAMBA_1,
     "falcon_mamba": _MAMBA_1,
     "mamba2": Family(

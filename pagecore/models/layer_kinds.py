@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
-from pagecore.models.unserved import FULL
+from pagecore.models.unserved import FULL, SLIDING
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
     "attends",
     "count_by_kind",
+    "every_fourth_or_the_last_attends",
     "every_layer_has_both",
     "every_layer_keeps_a_state",
     "every_nth_attends",
@@ -20,6 +21,7 @@ __all__ = [
     "kinds_of_granite",
     "kinds_of_kimi",
     "kinds_of_lfm",
+    "kinds_of_lfm_3",
     "kinds_of_nemotron",
     "kinds_of_zamba",
     "listed_layers_attend",
@@ -73,6 +75,14 @@ def every_nth_attends(fields: Fields, num_layers: int) -> list[str]:
         return found
     interval = fields.integer("full_attention_interval")
     return [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
+
+
+def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or every fourth one attends; of fewer than four the last."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    return [FULL if layer % 4 == 3 or layer == num_layers - 1 < 3 else LINEAR for layer in range(num_layers)]
 
 
 def kinds_of_kimi(fields: Fields, num_layers: int) -> list[str]:
@@ -154,6 +164,12 @@ def kinds_of_lfm(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed in `layer_types`, or those that attend in `full_attn_idxs`."""
     found = _listed(fields, num_layers, {**_ATTENTION, "conv": LINEAR})
     return found or _attending(fields, "full_attn_idxs", num_layers, range(num_layers))
+
+
+def kinds_of_lfm_3(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or even ones attend, except the first."""
+    found = _listed(fields, num_layers, {**_ATTENTION, SLIDING: FULL, "conv": LINEAR})
+    return found or [FULL if layer and layer % 2 == 0 else LINEAR for layer in range(num_layers)]
 
 
 def _numbers(fields: Fields, name: str) -> list[int]:

@@ -29,6 +29,7 @@ __all__ = [
     "chunk_of",
     "chunk_of_64",
     "delta_rule",
+    "delta_rule_of_olmo",
     "kimi_delta_rule",
     "mamba_1",
     "mamba_1_of_jamba",
@@ -115,6 +116,21 @@ def delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
     """Gated delta rule of Qwen3-Next and Qwen3.5."""
     key_heads, value_heads = fields.integer("linear_num_key_heads"), fields.integer("linear_num_value_heads")
     key_dim, value_dim = fields.integer("linear_key_head_dim"), fields.integer("linear_value_head_dim")
+    kernel = fields.integer("linear_conv_kernel_dim", min=2)
+    sizes = (key_heads, value_heads, key_dim, value_dim, kernel)
+    return partial(delta_planes, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def delta_rule_of_olmo(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Gated delta rule of Olmo Hybrid, whose heads and dims follow from those of attention unless they are given."""
+
+    def integer(name: str, default: int) -> int:
+        return default if fields.value(name) is None else fields.integer(name)
+
+    heads = fields.integer("num_attention_heads")
+    key_heads, value_heads = integer("linear_num_key_heads", heads), integer("linear_num_value_heads", heads)
+    key_dim = integer("linear_key_head_dim", 3 * fields.integer("hidden_size") // (4 * key_heads))
+    value_dim = integer("linear_value_head_dim", 2 * key_dim)
     kernel = fields.integer("linear_conv_kernel_dim", min=2)
     sizes = (key_heads, value_heads, key_dim, value_dim, kernel)
     return partial(delta_planes, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)

@@ -55,7 +55,7 @@ def assert_attention(spec, layer):
     else:
         heads = (layer["num_query_heads"], layer["num_kv_heads"], layer["head_dim"])
         assert (spec.num_query_heads, spec.num_kv_heads, spec.head_dim) == heads
-        assert (spec.window, spec.chunk, spec.sinks, spec.softcap) == (None, None, None, 0.0)
+        assert (spec.window, spec.chunk, spec.sinks, spec.softcap) == (layer.get("window"), None, None, 0.0)
     assert (spec.head_dim**-0.5 if spec.scale is None else spec.scale) == pytest.approx(layer["scale"], rel=1e-12)
 
 

@@ -25,6 +25,8 @@ OF_FAMILY = {
     "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "n_inner": 120},
     "longcat_flash": {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 40, **LATENT},
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 2},
+    "olmo_hybrid": {"linear_key_head_dim": 12, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "sliding_window": 16},
     "lfm2": {"block_auto_adjust_ff_dim": True, "full_attn_idxs": [1, 3]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "layers_block_type": None},

@@ -30,14 +30,14 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     width, kv_width = heads * dim, spec.num_kv_heads * dim
     value_dim = spec.v_head_dim or dim
     has_bias, has_output_bias = is_true(fields, traits.qkv_bias), is_true(fields, traits.output_bias)
+    if traits.head_gate_field and fields.flag(traits.head_gate_field):
+        tally.linear(hidden, heads, split=Split.ATTENTION, name="g_proj")
     inputs = inputs or hidden
     queries = width * (1 + traits.has_gated_queries)
     tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
     tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
     tally.linear(inputs, spec.num_kv_heads * value_dim, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
-    tally.linear(
-        heads * value_dim, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION, name="o_proj"
-    )
+    tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
         tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
     if spec.sinks is not None:

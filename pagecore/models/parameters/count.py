@@ -175,7 +175,8 @@ def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelCo
 
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:
     hidden = fields.integer("hidden_size")
-    tally.norm(hidden, bias=traits.norm_bias, copies=traits.norms)
+    has_more = bool(traits.extra_norms_field) and fields.flag(traits.extra_norms_field)
+    tally.norm(hidden, bias=traits.norm_bias, copies=traits.norms + 2 * has_more)
     tally.add(traits.activation)
     path = f"model.layers.{layer}"
     for spec in specs:

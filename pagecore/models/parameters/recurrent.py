@@ -101,6 +101,8 @@ RECURRENT: Mapping[str, Adder] = {
     "jamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias", has_norms=True),
     "bamba": _NAMED,
     "zamba2": _mamba_2("use_conv_bias", "add_bias_linear"),
+    "olmo_hybrid": _delta_rule,
+    "lfm3": _short_convolution,
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,
     "mamba": _OF_MAMBA,

@@ -52,6 +52,10 @@ class Traits:
         Field that is true if the projections have biases, or the fact itself.
     norms : int
         Norms of a layer over the hidden size; with 0 there is none after the last layer either.
+    extra_norms_field : str
+        Field that is true if a layer has two norms more.
+    head_gate_field : str
+        Field that is true if attention has a gate of one number for each query head.
     norm_bias : bool
         Norms have biases.
     qk_norm : {"", "head", "width", "heads"}
@@ -83,6 +87,8 @@ class Traits:
     output_bias: str | bool = False
     mlp_bias: str | bool = False
     norms: int = 2
+    extra_norms_field: str = ""
+    head_gate_field: str = ""
     norm_bias: bool = False
     qk_norm: str = ""
     qk_norm_field: str = ""
@@ -255,6 +261,16 @@ TRAITS: Mapping[str, Traits] = {
     "zamba2": Traits(is_tied=True),
     "lfm2": Traits(is_tied=True, qk_norm="head"),
     "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
+    "lfm3": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="head",
+        is_tied=True,
+        extra_norms_field="use_sandwich_norm",
+        head_gate_field="use_attention_gate",
+        defaults={"use_sandwich_norm": True, "use_attention_gate": True},
+    ),
+    "olmo_hybrid": _OLMO,
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
     "mamba2": Traits(norms=1),
