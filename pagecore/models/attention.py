@@ -53,7 +53,7 @@ def attention_specs(
     windows = _windows(fields, family, len(kinds))
     _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
     softcap = _softcap(fields)
-    own = [family.heads(fields, Heads(kv_heads, head_dim), windows[layer] is not None) for layer in layers]
+    own = [family.heads(fields, Heads(kv_heads, head_dim), layer, windows[layer] is not None) for layer in layers]
     rows = iter(_sinks(family, model_type, sum(each.has_sinks for each in own), heads, asked.sinks))
     return [
         AttentionSpec(

@@ -71,21 +71,21 @@ def specs_from_config(
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
-    cohere2, granite, seed_oss, minimax_m2, mimo_v2_flash, afmoe, apertus, arcee, cwm, ernie4_5, ernie4_5_moe, exaone4,
-    flex_olmo, granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2, ministral3, nanochat, nemotron,
-    olmo, olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and the text models of the multimodal
-    gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision,
-    cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any
-    of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4,
-    longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`, that of deepseek_v32 and
-    glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state give a `StateSpec`: those
-    of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid, falcon_h1, jamba, bamba,
-    zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2 and falcon_mamba, which have no attention. The
-    decoders of whisper, t5, bart, mbart, plbart, mvp, marian, pegasus, bigbird_pegasus, blenderbot, blenderbot-small
-    and m2m_100 give an `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. Other
-    states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have the defaults of
-    transformers 5. A field that would change the cache or the attention, and that the family does not read, raises; it
-    is never ignored.
+    cohere2, granite, seed_oss, minimax_m2, mimo_v2_flash, gemma4_text, afmoe, apertus, arcee, cwm, ernie4_5,
+    ernie4_5_moe, exaone4, flex_olmo, granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2,
+    ministral3, nanochat, nemotron, olmo, olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and
+    the text models of the multimodal gemma3, gemma4, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe.
+    The text model of aya_vision, cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3,
+    smolvlm and vipllava may be of any of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
+    glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
+    that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state
+    give a `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h,
+    granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2 and
+    falcon_mamba, which have no attention. The decoders of whisper, t5, bart, mbart, plbart, mvp, marian, pegasus,
+    bigbird_pegasus, blenderbot, blenderbot-small and m2m_100 give an `AttentionSpec` for each layer, and then a
+    `CrossSpec` for the cross attention of each. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
+    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------

@@ -67,7 +67,7 @@ class Heads:
     has_sinks: bool = True
 
 
-def _same_heads(_fields: Fields, heads: Heads, _slides: bool) -> Heads:
+def _same_heads(_fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
     return heads
 
 
@@ -103,7 +103,7 @@ class Family:
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
     heads : callable
-        Returns the heads of a layer from fields, the heads that the config gives, and True if the layer slides.
+        Returns the heads of a layer from fields, the heads that the config gives, the layer, and True if it slides.
     window : callable, optional
         Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
     """
@@ -119,7 +119,7 @@ class Family:
     has_chunks: bool = False
     states: States | None = None
     attention_width: int = 1
-    heads: Callable[[Fields, Heads, bool], Heads] = _same_heads
+    heads: Callable[[Fields, Heads, int, bool], Heads] = _same_heads
     window: Callable[[Fields], int | None] | None = None
 
 
@@ -315,6 +315,7 @@ FAMILIES: Mapping[str, Family] = {
 # Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
     "glm4v": "glm4v_text",

@@ -1,4 +1,4 @@
-"""Families whose sliding layers have other heads than those that attend to all keys.
+"""Families whose sliding layers have other heads, or heads of another dim, than those that attend to all keys.
 
 Source: the configuration and modeling files of transformers 5.
 """
@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.families import Family, Heads
 from pagecore.models.fields import Fields
+from pagecore.models.unserved import FULL, SLIDING
+from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = ["MIXED"]
 
@@ -18,18 +21,22 @@ def _first_and_every_sixth_attend(_fields: Fields, layer: int) -> bool:
     return layer > 0 and (layer + 1) % 6 != 0
 
 
-def _twice_the_heads(fields: Fields, heads: Heads, slides: bool) -> Heads:
+def _twice_the_heads(fields: Fields, heads: Heads, layer: int, slides: bool) -> Heads:
     """Sliding layers have twice the key-value heads, and the only sinks."""
     heads = replace(heads, v_head_dim=fields.integer("v_head_dim"), has_sinks=slides)
-    if not slides:
-        return heads
+    return _checked(
+        fields, replace(heads, kv_heads=2 * heads.kv_heads) if slides else heads, layer, "num_key_value_heads"
+    )
+
+
+def _checked(fields: Fields, heads: Heads, layer: int, name: str) -> Heads:
     queries = fields.integer("num_attention_heads")
-    if queries % (2 * heads.kv_heads):
+    if queries % heads.kv_heads:
         fields.refuse(
-            f"{fields.describe('num_key_value_heads')}; twice that number, the heads of sliding layers, must divide "
+            f"layer {layer} has {heads.kv_heads} key-value heads ({fields.describe(name)}); their number must divide "
             f"{fields.name('num_attention_heads')}, which is {queries}"
         )
-    return replace(heads, kv_heads=2 * heads.kv_heads)
+    return heads
 
 
 def _preceding_tokens_and_one(fields: Fields) -> int | None:
@@ -39,6 +46,64 @@ def _preceding_tokens_and_one(fields: Fields) -> int | None:
     return None if fields.value("sliding_window") is None else fields.integer("sliding_window")
 
 
+def _all_but_every_sixth_and_the_last(fields: Fields, layer: int) -> bool:
+    return (layer + 1) % 6 != 0 and layer != fields.integer("num_hidden_layers") - 1
+
+
+def _layers_of_gemma_4(fields: Fields) -> int:
+    """Return the number of layers, of a model whose layers all store keys and values and attend to preceding ones."""
+    if fields.integer("num_kv_shared_layers", min=0):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('num_kv_shared_layers')}, but layers that read the keys and values of "
+            "an earlier layer are not derived from a config; pass a list of specs with Alias for these layers"
+        )
+    if fields.given("use_bidirectional_attention") not in (None, "vision"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('use_bidirectional_attention')}, but only causal attention is "
+            'supported; set it to "vision", which is causal for text, or leave it out'
+        )
+    return fields.integer("num_hidden_layers", max=LAYERS_MAX)
+
+
+def _wide_where_all_keys_are_seen(fields: Fields, heads: Heads, layer: int, slides: bool) -> Heads:
+    """Heads of layers without a window have a dim, and may have a number, of their own."""
+    if slides and layer == fields.integer("num_hidden_layers") - 1:
+        fields.refuse(f"layer {layer} is {SLIDING!r}; the last layer of the model must be {FULL!r}")
+    listed = fields.given("per_layer_config")
+    if listed is not None:
+        return _checked(fields, _of_layer(fields, listed, heads, layer), layer, "per_layer_config")
+    if slides:
+        return heads
+    own = replace(heads, head_dim=fields.integer("global_head_dim"))
+    if fields.flag("attention_k_eq_v") and fields.value("num_global_key_value_heads") is not None:
+        own = replace(own, kv_heads=fields.integer("num_global_key_value_heads"))
+    return _checked(fields, own, layer, "num_global_key_value_heads")
+
+
+def _of_layer(fields: Fields, listed: object, heads: Heads, layer: int) -> Heads:
+    """Return the heads of a layer that `per_layer_config` may have."""
+    # transformers writes the numbers of layers with leading zeros.
+    numbers = {str(key).lstrip("0") or "0": key for key in listed} if isinstance(listed, Mapping) else {}
+    given = listed.get(numbers.get(str(layer)), {}) if isinstance(listed, Mapping) else None
+    if not isinstance(given, Mapping) or not given.keys() <= {"head_dim", "num_key_value_heads"}:
+        fields.refuse(
+            f"{fields.describe('per_layer_config')}; it must have, by numbers of layers, objects with head_dim and "
+            "num_key_value_heads alone"
+        )
+    own = Fields(given, fields.source, f"{fields.name('per_layer_config')}.{layer}")
+    own.defaults = {"head_dim": heads.head_dim, "num_key_value_heads": heads.kv_heads}
+    return replace(heads, head_dim=own.integer("head_dim"), kv_heads=own.integer("num_key_value_heads"))
+
+
+GEMMA_4: Mapping[str, object] = {
+    **dict.fromkeys(("layer_types", "per_layer_config", "num_global_key_value_heads", "use_bidirectional_attention")),
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_key_value_heads": 4,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": False,
+    "sliding_window": 512,
+}
 MIMO_V2_FLASH: Mapping[str, object] = {
     "head_dim": 192,
     "v_head_dim": 128,
@@ -51,6 +116,13 @@ MIMO_V2_FLASH: Mapping[str, object] = {
 }
 
 MIXED: Mapping[str, Family] = {
+    "gemma4_text": Family(
+        GEMMA_4,
+        _all_but_every_sixth_and_the_last,
+        scale=lambda _fields, _head_dim, _layer: 1.0,
+        count_layers=_layers_of_gemma_4,
+        heads=_wide_where_all_keys_are_seen,
+    ),
     "mimo_v2_flash": Family(
         MIMO_V2_FLASH,
         _first_and_every_sixth_attend,

@@ -211,3 +211,39 @@ def test_a_wrapper_of_an_unknown_text_model_is_refused_by_name():
 def test_a_text_config_without_a_type_has_that_of_the_wrapper():
     text = {name: value for name, value in PUBLISHED["llama-3-8b"].items() if name != "model_type"}
     assert read_model_config({"model_type": "llava", "text_config": text}).model_type == "llama"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error", "words"),
+    [
+        ("mimo-v2-flash", {"num_key_value_heads": 64}, ConfigError, "layer 1 has 128 key-value heads .* must divide"),
+        ("mimo-v2-flash", {"v_head_dim": 0}, ConfigError, "v_head_dim is 0"),
+        ("mimo-v2-flash", {"sliding_window_size": 0}, ConfigError, "sliding_window_size is 0"),
+        ("gemma4 with experts", {"num_kv_shared_layers": 2}, UnsupportedOption, "num_kv_shared_layers is 2.* Alias"),
+        ("gemma4 with experts", {"use_bidirectional_attention": "all"}, UnsupportedOption, 'is "all", but only causal'),
+        ("gemma4 with experts", {"layer_types": ["sliding_attention"] * 6}, ConfigError, "the last layer of the model"),
+        ("gemma4 with experts", {"per_layer_config": {"1": {"top_k": 1}}}, ConfigError, "per_layer_config is "),
+        ("gemma4 with experts", {"per_layer_config": [1]}, ConfigError, "per_layer_config is "),
+        (
+            "gemma4 with experts",
+            {"per_layer_config": {"1": {"num_key_value_heads": 3}}},
+            ConfigError,
+            "layer 1 has 3 key-value heads",
+        ),
+    ],
+)
+def test_invalid_heads_of_a_layer_are_refused(name, change, error, words):
+    with pytest.raises(error, match=words):
+        specs_from_config(PUBLISHED[name] | change)
+
+
+def test_sinks_are_those_of_the_layers_that_have_them():
+    config = PUBLISHED["the fewest fields of mimo_v2_flash"]
+    slides = [spec.window is not None for spec in specs_from_config(config)]
+    assert [layer for layer, each in enumerate(slides) if not each] == [0, 5, 11, 17, 23, 29]
+    weights = [[layer + head / 32 for head in range(32)] for layer in range(24)]
+    found = [spec.sinks for spec in specs_from_config(config, sinks=weights)]
+    assert [sinks for sinks in found if sinks is not None] == [tuple(row) for row in weights]
+    assert [sinks is not None for sinks in found] == slides
+    with pytest.raises(ShapeError, match=r"expected 24 rows \(layers\) of 32"):
+        specs_from_config(config, sinks=[[0.0] * 32] * 30)

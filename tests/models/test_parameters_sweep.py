@@ -24,6 +24,17 @@ SPARSE = {**LATENT, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 8}
 OF_FAMILY = {
     "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "n_inner": 120},
     "longcat_flash": {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 40, **LATENT},
+    "gemma4_text": {
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "global_head_dim": 32,
+        "head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_global_key_value_heads": 1,
+        "top_k_experts": 2,
+        "vocab_size_per_layer_input": 50,
+    },
     "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 2},
     "olmo_hybrid": {"linear_key_head_dim": 12, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "sliding_window": 16},
@@ -124,7 +135,7 @@ def built(config):
 def text_config(model_type, seed):
     transformers = require("transformers")
     sizes = general(random.Random(f"{model_type} {seed}"), model_type)
-    if model_type in WRAPPED and not model_type.startswith(("gemma3", "llama4")):
+    if model_type in WRAPPED and not model_type.startswith(("gemma3", "gemma4", "llama4")):
         whole = WRAPPED[model_type]
         vision = VISION.get(whole, [({}, {})])[0][0]
         return transformers.AutoConfig.for_model(

@@ -36,7 +36,8 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     queries = width * (1 + traits.has_gated_queries)
     tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
     tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
-    tally.linear(inputs, spec.num_kv_heads * value_dim, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
+    if spec.window is not None or not (traits.shared_projection_field and fields.flag(traits.shared_projection_field)):
+        tally.linear(inputs, spec.num_kv_heads * value_dim, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
     tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
         tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)

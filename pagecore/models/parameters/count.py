@@ -15,6 +15,7 @@ from pagecore.models.fields import Fields, open_config
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.mixed import MIXED
+from pagecore.models.parameters import gemma_4
 from pagecore.models.parameters.blocks import (
     add_attention,
     add_experts,
@@ -153,6 +154,8 @@ def _add_text_model(
     if model_type == "zamba2":
         _add_shared_blocks(tally, fields, traits, attending)
     is_first, is_last = layers.start == 0, layers.stop == count
+    if model_type == "gemma4_text" and is_first:
+        gemma_4.add_inputs_of_layers(tally, fields)
     _add_ends(tally, whole, fields, traits, hidden, is_first, is_last)
     if mtp and is_last:
         _add_mtp_layers(tally, fields, traits, model, model_type)
@@ -190,6 +193,8 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     tally.module = f"{path}.mlp"
     if model_type in ("mamba", "falcon_mamba", "mamba2"):
         return
+    if model_type == "gemma4_text":
+        gemma_4.add_to_layer(tally, fields)
     if model_type == "nemotron_h":
         if not specs:
             _add_nemotron_mlp(tally, fields, traits, layer)

@@ -56,6 +56,8 @@ class Traits:
         Field that is true if a layer has two norms more.
     head_gate_field : str
         Field that is true if attention has a gate of one number for each query head.
+    shared_projection_field : str
+        Field that is true if layers without a window have no projection of values, but normalise that of keys.
     norm_bias : bool
         Norms have biases.
     qk_norm : {"", "head", "width", "heads"}
@@ -89,6 +91,7 @@ class Traits:
     norms: int = 2
     extra_norms_field: str = ""
     head_gate_field: str = ""
+    shared_projection_field: str = ""
     norm_bias: bool = False
     qk_norm: str = ""
     qk_norm_field: str = ""
@@ -215,6 +218,19 @@ TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", defaults=_BIASED
     ),
     "minimax_m2": Traits(qk_norm="width", experts=Experts("num_local_experts", "intermediate_size")),
+    "gemma4_text": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norms=4,
+        is_tied=True,
+        qk_norm="head",
+        shared_projection_field="attention_k_eq_v",
+        defaults={
+            "enable_moe_block": False,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+        },
+    ),
     "mimo_v2_flash": Traits(
         qkv_bias="attention_bias",
         experts=Experts("n_routed_experts", rule="after"),
