@@ -80,8 +80,8 @@ def specs_from_config(
     glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
     that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state
     give a `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h,
-    granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2 and
-    falcon_mamba, which have no attention. The decoders of whisper, t5, bart, mbart, plbart, mvp, marian, pegasus,
+    granitemoehybrid, falcon_h1, jamba, bamba, zamba, zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2
+    and falcon_mamba, which have no attention. The decoders of whisper, t5, bart, mbart, plbart, mvp, marian, pegasus,
     bigbird_pegasus, blenderbot, blenderbot-small and m2m_100 give an `AttentionSpec` for each layer, and then a
     `CrossSpec` for the cross attention of each. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
     UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the

@@ -107,6 +107,12 @@ LFM_3: Mapping[str, object] = {
     "sliding_window": 256,
     "conv_L_cache": 7,
 }
+ZAMBA = {
+    **JAMBA,
+    "num_key_value_heads": 16,
+    "layer_types": None,
+    "attn_layer_period": 6,
+}
 LFM_2 = {**GROUPED_8, "layer_types": None, "full_attn_idxs": None, "conv_L_cache": 3}
 MAMBA = {"intermediate_size": None, "state_size": 16, "conv_kernel": 4, "expand": 2}
 PURE_MAMBA_2 = {
@@ -165,6 +171,13 @@ HYBRIDS: Mapping[str, Family] = {
         attention_width=2,
         scale=_half_head,
         states=States(kinds.kinds_of_zamba, _OF_ZAMBA, states.chunk_of("chunk_size")),
+    ),
+    "zamba": Family(
+        ZAMBA,
+        aliases={"layer_types": "layers_block_type", "head_dim": "attention_head_dim"},
+        attention_width=2,
+        scale=_half_head,
+        states=States(kinds.kinds_of_zamba_1, states.mamba_1_of_jamba),
     ),
     "lfm2": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
     "lfm2_moe": Family(LFM_2, states=_SHORT_CONVOLUTIONS),

@@ -24,6 +24,7 @@ __all__ = [
     "kinds_of_lfm_3",
     "kinds_of_nemotron",
     "kinds_of_zamba",
+    "kinds_of_zamba_1",
     "listed_layers_attend",
     "one_layer_of_a_period_attends",
 ]
@@ -158,6 +159,16 @@ def kinds_of_zamba(fields: Fields, num_layers: int) -> list[str]:
     if found is None:
         fields.refuse(f"{fields.name('layer_types')} is missing; add the kind of each layer, 'mamba' or 'hybrid'")
     return found
+
+
+def kinds_of_zamba_1(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed; or the third, and then one of each `attn_layer_period` layers, has both kinds."""
+    found = _listed(fields, num_layers, {**_STATES, "hybrid": HYBRID})
+    if found is not None:
+        return found
+    period = one_layer_of_a_period_attends(fields, num_layers)
+    both = {2} | {layer + 3 for layer, kind in enumerate(period) if kind == FULL}
+    return [HYBRID if layer in both else LINEAR for layer in range(num_layers)]
 
 
 def kinds_of_lfm(fields: Fields, num_layers: int) -> list[str]:

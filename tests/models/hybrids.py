@@ -306,3 +306,13 @@ HYBRIDS["lfm3 with listed layers"] = {
     "use_attention_gate": False,
     "use_sandwich_norm": False,
 }
+HYBRIDS["zamba-7b-v1"] = {
+    "model_type": "zamba",
+    "attn_layer_offset": 4,
+    "attn_layer_period": 6,
+    "hidden_size": 3712,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 76,
+    "num_key_value_heads": 16,
+}

@@ -948,9 +948,5 @@ UNSERVED = {
         },
         "recurrent states (lru_width = 2560)",
     ),
-    "zamba-7b-v1": (
-        {"model_type": "zamba", "hidden_size": 3712, "mamba_d_state": 16, "num_hidden_layers": 76},
-        "recurrent states (mamba_d_state = 16)",
-    ),
     "rwkv-4-169m": ({"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12}, "recurrent states"),
 }

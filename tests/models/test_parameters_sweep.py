@@ -47,6 +47,7 @@ OF_FAMILY = {
         "mamba_ngroups": 1,
         "adapter_rank": 8,
     },
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_d_state": 8},
     "kimi_linear": {**LATENT, "q_lora_rank": None, "head_dim": 12},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},

@@ -147,12 +147,12 @@ def _add_text_model(
     for layer in layers:
         specs = [model.layers[number] for number in model.specs_by_layer[layer]]
         attending += [spec for spec in specs if isinstance(spec, AttentionSpec)]
-        if model_type == "zamba2":
-            _add_zamba_layer(tally, fields, specs, layer)
+        if model_type in ("zamba", "zamba2"):
+            _add_zamba_layer(tally, fields, specs, layer, model_type)
         else:
             _add_layer(tally, fields, traits, specs, layer, model_type)
-    if model_type == "zamba2":
-        _add_shared_blocks(tally, fields, traits, attending)
+    if model_type in ("zamba", "zamba2"):
+        _add_shared_blocks(tally, fields, traits, attending, model_type)
     is_first, is_last = layers.start == 0, layers.stop == count
     if model_type == "gemma4_text" and is_first:
         gemma_4.add_inputs_of_layers(tally, fields)
@@ -250,16 +250,18 @@ def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
     )
 
 
-def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int) -> None:
+def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int, model_type: str) -> None:
     """Add Mamba of a layer, and what a layer with attention has of its own: a projection and adapters."""
     hidden = fields.integer("hidden_size")
     tally.module = f"model.layers.{layer}.mamba"
     for spec in specs:
         if isinstance(spec, StateSpec):
-            RECURRENT["zamba2"](tally, fields, spec)
+            RECURRENT[model_type](tally, fields, spec)
             tally.norm(hidden)
             continue
         tally.linear(hidden, hidden)
+        if model_type == "zamba":
+            continue
         rank, width = fields.integer("adapter_rank"), fields.integer("intermediate_size")
         tally.linear(hidden, rank, split=Split.COPY)
         tally.linear(rank, 2 * width)
@@ -269,10 +271,16 @@ def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int)
             tally.linear(rank, heads, copies=3)
 
 
-def _add_shared_blocks(tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec]) -> None:
-    """Add the blocks of attention that the layers of Zamba2 share."""
+def _add_shared_blocks(
+    tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec], model_type: str
+) -> None:
+    """Add the blocks of attention that the layers of Zamba share."""
     hidden = fields.integer("hidden_size")
-    for block in range(min(fields.integer("num_mem_blocks"), len(specs))):
+    if model_type == "zamba":  # transformers shares the block together with the embedding
+        blocks = len(specs) if fields.given("tie_word_embeddings") is False else 1
+    else:
+        blocks = fields.integer("num_mem_blocks")
+    for block in range(min(blocks, len(specs))):
         tally.module = f"model.shared_transformer.{block}"
         add_attention(tally, fields, traits, specs[0], inputs=2 * hidden)
         add_mlp(tally, fields, traits, fields.integer("intermediate_size"))

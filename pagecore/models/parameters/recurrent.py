@@ -102,6 +102,7 @@ RECURRENT: Mapping[str, Adder] = {
     "bamba": _NAMED,
     "zamba2": _mamba_2("use_conv_bias", "add_bias_linear"),
     "olmo_hybrid": _delta_rule,
+    "zamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias"),
     "lfm3": _short_convolution,
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,

@@ -274,6 +274,9 @@ TRAITS: Mapping[str, Traits] = {
     "falcon_h1": _LLAMA,
     "jamba": Traits(experts=Experts(width="intermediate_size", rule="period")),
     "bamba": _LLAMA,
+    "zamba": Traits(
+        is_tied=True, defaults={"mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False}
+    ),
     "zamba2": Traits(is_tied=True),
     "lfm2": Traits(is_tied=True, qk_norm="head"),
     "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
