@@ -2,9 +2,10 @@
 
 The models are small and random, one for each family.
 
-Run it: python examples/transformers_generate.py
+Run it: python examples/transformers_generate.py [NEW_TOKENS]
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": WINDOWED | {"num_local_experts": 4},
     "phi3": GROUPED,
 }
-NEW = {"max_new_tokens": 20}
+NEW = {"max_new_tokens": int(sys.argv[1]) if len(sys.argv) > 1 else 20}
 torch.set_num_threads(1)  # the models are too small for several threads
 
 

@@ -2,9 +2,10 @@
 
 The models are small and random, one for each family.
 
-Run it: python examples/transformers_hybrid.py
+Run it: python examples/transformers_hybrid.py [NEW_TOKENS]
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32}
     | {"layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"]},
 }
-NEW = {"max_new_tokens": 20}
+NEW = {"max_new_tokens": int(sys.argv[1]) if len(sys.argv) > 1 else 20}
 torch.set_num_threads(1)  # the models are too small for several threads
 
 

@@ -35,8 +35,8 @@ PROMISED = {
     "snapkv": "the error is below 0.05: True",
     "shared_store": "the second process reused 720 of 750 tokens; every reused value was verified",
 }
-# Sizes of examples that take them: the prompts of the default size take half a minute.
-ARGUMENTS = {"transformers_generate_batch": ["4", "128"]}
+# Sizes of examples that take them: the default sizes take half a minute.
+ARGUMENTS = {"transformers_generate": ["7"], "transformers_generate_batch": ["3", "96"], "transformers_hybrid": ["5"]}
 SLOW = {"transformers_generate", "transformers_generate_batch", "transformers_hybrid", "transformers_whisper"}
 
 

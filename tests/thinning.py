@@ -22,8 +22,11 @@ def in_turn(*axes: Iterable[Any], over: Sequence[Iterable[Any]]) -> list[tuple[A
     return [(*(value for _, value in cell), *each) for cell, each in picked]
 
 
-def interleaved(one: Iterable[Any], other: Iterable[Any], every: int = 2) -> list[tuple[Any, Any]]:
-    """Return one in `every` pairs of two axes; each value of an axis meets one in `every` of the other axis."""
+def interleaved(one: Iterable[Any], other: Iterable[Any], every: int = 2, first: int = 0) -> list[tuple[Any, Any]]:
+    """Return one in `every` pairs of two axes; each value of an axis meets one in `every` of the other axis.
+
+    `first` selects the pairs: those of 0 to ``every - 1`` are together all pairs.
+    """
     step = 1 if os.environ.get("PAGECORE_EMULATE", "") == "full" else every
     cells = itertools.product(enumerate(one), enumerate(other))
-    return [(a, b) for (i, a), (j, b) in cells if (i + j) % step == 0]
+    return [(a, b) for (i, a), (j, b) in cells if (i + j) % step == first % step]

@@ -42,26 +42,26 @@ def attention_specs(
     """Return the spec of each layer that attends, of a model whose layers have the given kinds."""
     layers = [layer for layer, kind in enumerate(kinds) if attends(kind)]
     if not layers:
-        _sinks(family, model_type, 0, 0, asked.sinks)
+        _sinks(family, model_type, [], asked.sinks)
         return []
-    heads = fields.integer("num_attention_heads")
+    queries = family.count_heads(fields)
     if family.stores_latents:
-        _sinks(family, model_type, len(layers), heads, asked.sinks)
-        return _latent_specs(fields, family, model_type, kinds, heads, asked)
-    kv_heads = _kv_heads(fields, heads)
-    head_dim = _head_dim(fields, heads, family.attention_width)
+        _sinks(family, model_type, [queries] * len(layers), asked.sinks)
+        return _latent_specs(fields, family, model_type, kinds, queries, asked)
+    given = Heads(queries, _kv_heads(fields, queries), _head_dim(fields, queries, family))
     windows = _windows(fields, family, len(kinds))
-    _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
+    own = [family.heads(fields, given, layer, windows[layer] is not None) for layer in layers]
+    _check_groups(fields, given, layers, own)
+    _refuse_unread(fields, model_type, own[0].head_dim, own[0].kv_heads, windows, kinds)
     softcap = _softcap(fields)
-    own = [family.heads(fields, Heads(kv_heads, head_dim), layer, windows[layer] is not None) for layer in layers]
-    rows = iter(_sinks(family, model_type, sum(each.has_sinks for each in own), heads, asked.sinks))
+    rows = iter(_sinks(family, model_type, [each.queries for each in own if each.has_sinks], asked.sinks))
     return [
         AttentionSpec(
             each.kv_heads,
             each.head_dim,
             v_head_dim=each.v_head_dim,
             dtype=asked.dtype,
-            num_query_heads=heads,
+            num_query_heads=each.queries,
             scale=family.scale(fields, each.head_dim, layer),
             softcap=softcap,
             sinks=next(rows) if each.has_sinks else None,
@@ -87,25 +87,30 @@ def _latent_specs(
     return specs
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
+def _kv_heads(fields: Fields, queries: int) -> int:
     if "num_key_value_heads" not in fields.defaults or fields.value("num_key_value_heads") is None:
-        return heads
-    kv_heads = fields.integer("num_key_value_heads")
-    if heads % kv_heads:
-        fields.refuse(
-            f"{fields.describe('num_key_value_heads')}; it must divide {fields.name('num_attention_heads')}, which is "
-            f"{heads}"
-        )
-    return kv_heads
+        return queries
+    return fields.integer("num_key_value_heads")
 
 
-def _head_dim(fields: Fields, heads: int, width: int) -> int:
+def _check_groups(fields: Fields, given: Heads, layers: Sequence[int], heads: Sequence[Heads]) -> None:
+    """Raise if the key-value heads of a layer do not divide its query heads."""
+    for layer, own in zip(layers, heads, strict=True):
+        if own.queries % own.kv_heads:
+            what = fields.describe(own.kv_field)
+            if own.kv_heads != given.kv_heads:
+                what = f"layer {layer} has {own.kv_heads} key-value heads ({what})"
+            fields.refuse(f"{what}; it must divide {fields.name('num_attention_heads')}, which is {own.queries}")
+
+
+def _head_dim(fields: Fields, heads: int, family: Family) -> int:
+    width = family.attention_width
     hidden = width * fields.integer("hidden_size")
     default = fields.defaults.get("head_dim")
     # If the family's default is a number, null has no defined meaning, and integer() raises for it.
     if "head_dim" in fields.defaults and (default is not None or fields.given("head_dim") is not None):
         return fields.integer("head_dim")
-    if hidden % heads:
+    if hidden < heads or (hidden % heads and not family.rounds_head_dim):
         size = f"{width} * " * (width > 1) + fields.name("hidden_size")
         fields.refuse(
             f"{size} is {hidden}, not a multiple of {fields.name('num_attention_heads')} "
@@ -195,22 +200,23 @@ def _softcap(fields: Fields) -> float:
 
 
 def _sinks(
-    family: Family, model_type: str, num_layers: int, heads: int, sinks: Sinks | None
+    family: Family, model_type: str, heads: Sequence[int], sinks: Sinks | None
 ) -> list[Iterable[SupportsFloat] | None]:
+    """Return the sinks of the layers that have them; `heads` has the query heads of each."""
     if not family.has_sinks:
         if sinks is not None:
             raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
-        return [None] * num_layers
+        return [None] * len(heads)
     if sinks is None:
-        return [(0.0,) * heads] * num_layers
+        return [(0.0,) * count for count in heads]
     try:
         rows: list[Iterable[SupportsFloat] | None] = [tuple(row) for row in sinks]
     except TypeError:
         raise ShapeError(f"sinks is a {type(sinks).__name__}; expected [layers][query heads] numbers") from None
     counts = [len(tuple(row or ())) for row in rows]
-    if counts != [heads] * num_layers:
+    if counts != list(heads):
         raise ShapeError(
             f"sinks has {len(rows)} rows of {' or '.join(map(str, sorted(set(counts)))) or 'no'} numbers; "
-            f"expected {num_layers} rows (layers) of {heads} numbers (query heads)"
+            f"expected {len(heads)} rows (layers) of {' or '.join(map(str, sorted(set(heads))))} numbers (query heads)"
         )
     return rows

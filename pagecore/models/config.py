@@ -11,13 +11,12 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, FLAT, RENAMED, TEXT_MODELS
+from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
-from pagecore.models.llama_kin import LLAMA_KIN
-from pagecore.models.mixed import MIXED
 from pagecore.models.quantization import requested_format
+from pagecore.models.served import SERVED
 from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
@@ -26,7 +25,6 @@ __all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec
-_SERVED = {**FAMILIES, **LLAMA_KIN, **MIXED, **HYBRIDS}
 
 
 @dataclass(frozen=True)
@@ -71,21 +69,25 @@ def specs_from_config(
 
     Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
     gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
-    cohere2, granite, seed_oss, minimax_m2, mimo_v2_flash, gemma4_text, afmoe, apertus, arcee, cwm, ernie4_5,
-    ernie4_5_moe, exaone4, flex_olmo, granitemoe, granitemoeshared, helium, hunyuan_v1_dense, internlm3, jais2,
-    ministral3, nanochat, nemotron, olmo, olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, and
-    the text models of the multimodal gemma3, gemma4, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe.
-    The text model of aya_vision, cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3,
-    smolvlm and vipllava may be of any of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1,
-    glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`,
-    that of deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state
-    give a `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h,
-    granitemoehybrid, falcon_h1, jamba, bamba, zamba, zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2
-    and falcon_mamba, which have no attention. The decoders of whisper, t5, bart, mbart, plbart, mvp, marian, pegasus,
-    bigbird_pegasus, blenderbot, blenderbot-small and m2m_100 give an `AttentionSpec` for each layer, and then a
-    `CrossSpec` for the cross attention of each. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
-    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
-    attention, and that the family does not read, raises; it is never ignored.
+    cohere2, granite, seed_oss, minimax_m2, mimo_v2_flash, gemma4_text, afmoe, apertus, arcee, aria_text, bitnet,
+    cohere2_moe, cwm, dots1, ernie4_5, ernie4_5_moe, exaone4, exaone_moe, flex_olmo, granite_swa, granitemoe,
+    granitemoe_swa, granitemoeshared, helium, hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, hyperclovax, internlm3,
+    iquestcoder, jais2, jetmoe, kolibri1, laguna, mellum, minimax_m3_vl_text (without sparse layers), ministral3,
+    nanochat, nemotron, olmo, olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, the earlier
+    biogpt, bloom, codegen, ctrl, dbrx, falcon, gpt_bigcode, gpt_neo, gpt_neox_japanese, gptj, modernbert-decoder, mpt,
+    openai-gpt, opt, phi4_multimodal and xglm (slopes of ALiBi are an argument of the attention), and the text models of
+    the multimodal fuyu, gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of
+    aya_vision, cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava
+    may be of any of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite,
+    minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`, that of
+    deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state give a
+    `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid,
+    falcon_h1, jamba, bamba, zamba, zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2 and falcon_mamba,
+    which have no attention. The decoders of whisper, t5, bart and its kin give an `AttentionSpec` for each layer, and
+    then a `CrossSpec` for the cross attention of each. In jetmoe, query head ``h`` attends to key-value head ``h %
+    num_kv_heads``. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have the
+    defaults of transformers 5. A field that would change the cache or the attention, and that the family does not read,
+    raises; it is never ignored.
 
     Parameters
     ----------
@@ -95,7 +97,8 @@ def specs_from_config(
         Dtype of keys and values, and of convolution states. "auto" uses the model's `dtype` (or `torch_dtype`),
         bfloat16 if it has neither.
     sinks : array_like [layers with sinks][query heads], optional
-        The learned sinks of a family that has them (gpt_oss in every layer, mimo_v2_flash in sliding layers). Sinks are
+        The learned sinks of a family that has them (gpt_oss, granite_swa and
+        granitemoe_swa in every layer, mimo_v2_flash in sliding layers). Sinks are
         weights and not part of a config. Without them the specs have sinks of 0.0, which is sufficient for memory
         planning, but not for attention.
     format : str or None
@@ -143,9 +146,10 @@ def read_model_config(
     if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
         return _encoder_decoder(whole, dtype, sinks, format)
     model_type, fields = text_model(whole)
-    family = _SERVED[model_type]
+    family = SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
+    fields.lift(family.nested)
     fields.check_aliases()
     unread = unserved_attention(lambda name: None if name in family.defaults else fields.given(name))
     _refuse_unserved(fields, model_type, unread)
@@ -189,10 +193,10 @@ def text_model(whole: Fields) -> tuple[str, Fields]:
         if fields.given("model_type") is None:
             return ANY_TEXT_MODEL[model_type], fields
         inner = _model_type(fields)
-        if inner not in _SERVED:
+        if inner not in SERVED:
             raise UnsupportedOption(
                 f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be one of "
-                f"{', '.join(sorted(_SERVED))}"
+                f"{', '.join(sorted(SERVED))}"
             )
         return inner, fields
     if model_type not in TEXT_MODELS:
@@ -218,11 +222,11 @@ def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> 
 
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    if not isinstance(model_type, str) or model_type not in {*_SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL}:
+    if not isinstance(model_type, str) or model_type not in {*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL}:
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*_SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *ENCODER_DECODERS]))
+        known = ", ".join(sorted([*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *ENCODER_DECODERS]))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
             "model pass a list of specs"

@@ -18,6 +18,7 @@ __all__ = [
     "FAMILIES",
     "FLAT",
     "GEMMA_2",
+    "GPT_2_NAMES",
     "GROUPED",
     "LATENT",
     "MISTRAL",
@@ -48,23 +49,31 @@ def _two_attentions_each(fields: Fields) -> int:
     return count
 
 
+def _count_heads(fields: Fields) -> int:
+    return fields.integer("num_attention_heads")
+
+
 @dataclass(frozen=True)
 class Heads:
-    """Keys and values of a layer.
+    """Heads of a layer.
 
     Parameters
     ----------
-    kv_heads, head_dim : int
+    queries, kv_heads, head_dim : int
     v_head_dim : int, optional
         Dim of values; that of keys by default.
     has_sinks : bool
         False for a layer without sinks, in a family that has them.
+    kv_field : str
+        Field with `kv_heads`, for messages.
     """
 
+    queries: int
     kv_heads: int
     head_dim: int
     v_head_dim: int | None = None
     has_sinks: bool = True
+    kv_field: str = "num_key_value_heads"
 
 
 def _same_heads(_fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
@@ -99,13 +108,20 @@ class Family:
         Layers with recurrent states.
     attention_width : int
         Width of queries over all heads, in multiples of hidden_size, if there is no head_dim.
+    count_heads : callable
+        Returns the number of query heads.
+    heads : callable
+        Returns the heads of a layer from fields, the heads that the config gives, the layer, and True if it slides.
+    rounds_head_dim : bool
+        True if hidden_size need not be a multiple of num_attention_heads: without head_dim the quotient is rounded
+        down.
+    window : callable, optional
+        Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
+    nested : tuple of str
+        Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
         True if the layers that `slides` and `layer_types` name attend in chunks of `attention_chunk_size` tokens
         instead of windows.
-    heads : callable
-        Returns the heads of a layer from fields, the heads that the config gives, the layer, and True if it slides.
-    window : callable, optional
-        Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
     """
 
     defaults: Mapping[str, object]
@@ -119,8 +135,11 @@ class Family:
     has_chunks: bool = False
     states: States | None = None
     attention_width: int = 1
+    count_heads: Callable[[Fields], int] = _count_heads
     heads: Callable[[Fields, Heads, int, bool], Heads] = _same_heads
+    rounds_head_dim: bool = False
     window: Callable[[Fields], int | None] | None = None
+    nested: tuple[str, ...] = ()
 
 
 def _every_layer(fields: Fields, _layer: int) -> bool:
@@ -285,7 +304,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(GPT_2, scale=_scale_of_gpt_2, aliases=GPT_2_NAMES),
     "glm": Family({"head_dim": 128, "num_key_value_heads": 2}),
     "glm4": Family({"head_dim": 128, "num_key_value_heads": 2}),
-    "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}),
+    "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}, rounds_head_dim=True),
     "glm4v_text": Family({"num_key_value_heads": 2}),
     "qwen2_vl_text": Family(QWEN_2_VL, _layers_above),
     "qwen2_5_vl_text": Family(QWEN_2_VL, _layers_above),
@@ -314,6 +333,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 # Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
+    "fuyu": "persimmon",
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "kimi_k25": "kimi_k2",
@@ -340,6 +360,6 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "vipllava": "llama",
 }
 # Multimodal models whose published files have the fields of the text model at the top level.
-FLAT = frozenset({"qwen2_vl", "qwen2_5_vl"})
+FLAT = frozenset({"fuyu", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.
 RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}

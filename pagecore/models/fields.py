@@ -6,7 +6,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -116,6 +116,16 @@ class Fields:
         """Return the name of a field in the config: the family's own, unless only the common name is present."""
         alias = self.aliases.get(name, name)
         return name if alias not in self._values and name in self._values else alias
+
+    def lift(self, names: Iterable[str]) -> None:
+        """Make the fields of nested objects readable as "object.field"."""
+        for name in names:
+            value = self._values.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, Mapping):
+                self.refuse(f"{self.describe(name)}; it must be an object")
+            self._values |= {f"{name}.{key}": each for key, each in value.items()}
 
     def inner(self, name: str) -> Fields:
         """Return the fields of a nested object."""

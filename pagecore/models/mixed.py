@@ -21,22 +21,10 @@ def _first_and_every_sixth_attend(_fields: Fields, layer: int) -> bool:
     return layer > 0 and (layer + 1) % 6 != 0
 
 
-def _twice_the_heads(fields: Fields, heads: Heads, layer: int, slides: bool) -> Heads:
+def _twice_the_heads(fields: Fields, heads: Heads, _layer: int, slides: bool) -> Heads:
     """Sliding layers have twice the key-value heads, and the only sinks."""
     heads = replace(heads, v_head_dim=fields.integer("v_head_dim"), has_sinks=slides)
-    return _checked(
-        fields, replace(heads, kv_heads=2 * heads.kv_heads) if slides else heads, layer, "num_key_value_heads"
-    )
-
-
-def _checked(fields: Fields, heads: Heads, layer: int, name: str) -> Heads:
-    queries = fields.integer("num_attention_heads")
-    if queries % heads.kv_heads:
-        fields.refuse(
-            f"layer {layer} has {heads.kv_heads} key-value heads ({fields.describe(name)}); their number must divide "
-            f"{fields.name('num_attention_heads')}, which is {queries}"
-        )
-    return heads
+    return replace(heads, kv_heads=2 * heads.kv_heads) if slides else heads
 
 
 def _preceding_tokens_and_one(fields: Fields) -> int | None:
@@ -71,13 +59,14 @@ def _wide_where_all_keys_are_seen(fields: Fields, heads: Heads, layer: int, slid
         fields.refuse(f"layer {layer} is {SLIDING!r}; the last layer of the model must be {FULL!r}")
     listed = fields.given("per_layer_config")
     if listed is not None:
-        return _checked(fields, _of_layer(fields, listed, heads, layer), layer, "per_layer_config")
+        return _of_layer(fields, listed, heads, layer)
     if slides:
         return heads
     own = replace(heads, head_dim=fields.integer("global_head_dim"))
     if fields.flag("attention_k_eq_v") and fields.value("num_global_key_value_heads") is not None:
-        own = replace(own, kv_heads=fields.integer("num_global_key_value_heads"))
-    return _checked(fields, own, layer, "num_global_key_value_heads")
+        name = "num_global_key_value_heads"
+        own = replace(own, kv_heads=fields.integer(name), kv_field=name)
+    return own
 
 
 def _of_layer(fields: Fields, listed: object, heads: Heads, layer: int) -> Heads:
@@ -92,7 +81,8 @@ def _of_layer(fields: Fields, listed: object, heads: Heads, layer: int) -> Heads
         )
     own = Fields(given, fields.source, f"{fields.name('per_layer_config')}.{layer}")
     own.defaults = {"head_dim": heads.head_dim, "num_key_value_heads": heads.kv_heads}
-    return replace(heads, head_dim=own.integer("head_dim"), kv_heads=own.integer("num_key_value_heads"))
+    kv_heads = own.integer("num_key_value_heads")
+    return replace(heads, head_dim=own.integer("head_dim"), kv_heads=kv_heads, kv_field="per_layer_config")
 
 
 GEMMA_4: Mapping[str, object] = {

@@ -13,6 +13,7 @@ __all__ = ["CHUNKED_LAYER", "FULL", "SLIDING", "unserved_attention", "unserved_k
 FULL, SLIDING, CHUNKED_LAYER = "full_attention", "sliding_attention", "chunked_attention"
 LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
 RECURRENT, CONVOLUTION = "recurrent states", "convolution states"
+SPARSE, SPARSE_LAYER = "sparse attention to blocks of keys", "minimax_m3_sparse"
 
 # Entries of `layer_types` that are not supported, and what their layers store.
 KINDS: Mapping[str, str] = {
@@ -21,6 +22,7 @@ KINDS: Mapping[str, str] = {
     "conv": CONVOLUTION,
     "mamba": RECURRENT,
     "recurrent": RECURRENT,
+    SPARSE_LAYER: SPARSE,
 }
 # Fields that are only set in models with such layers.
 FIELDS: Mapping[str, str] = {
@@ -32,6 +34,7 @@ FIELDS: Mapping[str, str] = {
     "lru_width": RECURRENT,
     "conv_L_cache": CONVOLUTION,
     "kv_lora_rank": LATENT,
+    "sparse_attention_config": SPARSE,
 }
 # Model types whose config.json may have none of these fields.
 TYPES: Mapping[str, str] = {
@@ -58,6 +61,8 @@ TYPES: Mapping[str, str] = {
     "xlstm": RECURRENT,
     "lfm2": CONVOLUTION,
     "lfm2_moe": CONVOLUTION,
+    "diffllama": "differential attention",
+    "doge": "attention with a dynamic mask that is computed from the values",
 }
 
 
@@ -76,6 +81,9 @@ def unserved_attention(given: Callable[[str], Any]) -> str | None:
         value = given(name)
         if value and not isinstance(value, str):
             return f"{FIELDS[name]} ({name} = {value if isinstance(value, int) else '...'})"
+    sparse = [layer for layer, kind in enumerate(_listed(given)) if kind == SPARSE_LAYER]
+    if sparse:
+        return f"{SPARSE} (layer_types[{sparse[0]}] = {SPARSE_LAYER!r})"
     attention = given("attn_type_list")
     if isinstance(attention, list | tuple) and 0 in attention:
         return f"{LINEAR} (attn_type_list[{attention.index(0)}] = 0)"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,14 @@ def without_torch(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory, without_torch):
-    """Output and JSON by bench of a smoke run of every bench, without torch."""
+    """Output and JSON by bench of a smoke run of every bench, without torch, and the path of the picture."""
     folder = tmp_path_factory.mktemp("bench") / "new"
-    ran = run_bench(*NAMES, "--smoke", "--json", folder, PYTHONPATH=without_torch)
+    picture = folder.with_name("out.png")
+    plot = ["--plot", picture] if find_spec("matplotlib") else []
+    ran = run_bench(*NAMES, "--smoke", "--json", folder, *plot, PYTHONPATH=without_torch)
     assert ran.returncode == 0, ran.stderr
     assert {path.name for path in folder.iterdir()} == {f"{name}.json" for name in NAMES}
-    return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}
+    return ran.stdout, {name: json.loads((folder / f"{name}.json").read_text()) for name in NAMES}, picture
 
 
 def test_without_a_name_every_bench_is_listed_on_a_line():
@@ -58,7 +61,7 @@ def test_without_a_name_every_bench_is_listed_on_a_line():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_bench_runs_and_every_figure_has_a_control(smoke, name):
-    text, reports = smoke
+    text, reports, _ = smoke
     assert list(reports[name]["results"]) == [name]
     result = reports[name]["results"][name]
     assert result["failures"] == []
@@ -75,7 +78,7 @@ def test_every_bench_runs_and_every_figure_has_a_control(smoke, name):
 
 
 def test_the_json_holds_machine_versions_and_commit(smoke):
-    _, reports = smoke
+    _, reports, _ = smoke
     report = reports["prepare"]
     assert set(report) == {"machine", "versions", "commit", "started", "kind", "results"}
     assert report["kind"] == "smoke"
@@ -84,7 +87,7 @@ def test_the_json_holds_machine_versions_and_commit(smoke):
 
 
 def test_without_torch_its_controls_are_left_out_and_a_line_says_so(smoke):
-    text, reports = smoke
+    text, reports, _ = smoke
     assert "torch is not installed; its controls are left out" in text
     for name in ("cpu_write", "cpu_attention"):
         controls = [control for figure in reports[name]["results"][name]["figures"] for control in figure["controls"]]
@@ -106,7 +109,7 @@ def test_torch_is_a_control_if_it_is_installed(torch, tmp_path):
 
 
 def test_frameworks_that_are_not_installed_are_left_out_of_dispatch(smoke):
-    text, reports = smoke
+    text, reports, _ = smoke
     assert "torch is left out, because it is not installed" in text
     names = [figure["name"] for figure in reports["dispatch"]["results"]["dispatch"]["figures"]]
     assert names[:2] == ["write_kv, NumPy", "paged_attention, NumPy"]
@@ -134,11 +137,9 @@ def test_replay_takes_a_trace_and_a_number_of_requests(tmp_path):
     assert facts["requests"] == 4
 
 
-def test_a_picture_is_drawn_on_request(without_torch, tmp_path):
+def test_a_picture_is_drawn_on_request(smoke):
     require("matplotlib")
-    ran = run_bench("cpu_attention", "--smoke", "--plot", tmp_path / "out.png", PYTHONPATH=without_torch)
-    assert ran.returncode == 0, ran.stderr
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert smoke[2].read_bytes().startswith(b"\x89PNG\r\n")
 
 
 @pytest.mark.parametrize("peer", PEERS)
@@ -165,11 +166,14 @@ def test_a_peer_that_is_missing_is_refused_with_its_recipe_before_anything_runs(
         (["prepare", "--quick", "--smoke"], "not allowed with"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_runs(arguments, reason):
-    ran = run_bench(*arguments)
-    assert ran.returncode == 2
-    assert reason in ran.stderr
-    assert ran.stdout == ""
+def test_wrong_arguments_are_refused_before_anything_runs(arguments, reason, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == 2
+    shown = capsys.readouterr()
+    assert reason in shown.err
+    assert shown.out == ""
 
 
 # ---- a bench that fails

@@ -22,7 +22,7 @@ from tests.thinning import in_turn, interleaved
 
 # Formats with a scale for each row.
 ROW_SCALES = ["float8_token", "int8_token", "int4_token"]
-LENS = {"seq_lens": (300, 77, 5, 0, 130, 64), "query_lens": (40, 77, 1, 0, 2, 64)}
+LENS = {"seq_lens": (200, 40, 5, 0, 90, 33), "query_lens": (33, 40, 1, 0, 2, 33)}
 DECODE = {"seq_lens": (150, 1, 17, 0, 63, 16, 33)}
 HEADS = (8, 2)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -85,8 +85,7 @@ def test_prompts_and_decode(cuda, name, dtype):
     check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **LENS)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@EVERY_FORMAT
+@pytest.mark.parametrize(("name", "dtype"), interleaved(FORMATS, DTYPES, first=1))
 def test_decode(cuda, name, dtype):
     check(cuda, make_format_case(name, shape=Shape(heads=HEADS, dims=(128, 128), query_dtype=dtype, **DECODE)))
 
@@ -249,16 +248,16 @@ SPREADS = {"bfloat16": (-7, 20), "float16": (-4, 10)}
 SHARPNESS = {"flat": {}, "sharp": {"scale": 3.0}, "softcap": {"scale": 2.0, "softcap": 30.0}}
 
 
-@pytest.mark.parametrize("options", SHARPNESS.values(), ids=SHARPNESS)
-@pytest.mark.parametrize(("dtype", "spread"), SPREADS.items(), ids=SPREADS)
-@pytest.mark.parametrize("name", ROW_SCALES)
-def test_scales_that_differ_between_tokens(cuda, name, dtype, spread, options):
+SPREAD_LENS = {"decode": DECODE, "drafts": {**DECODE, "query_lens": (4, 1, 3, 0, 2, 4, 1)}, "prompts": LENS}
+SPREAD_CASES = in_turn(ROW_SCALES, SPREADS, SHARPNESS, SPREAD_LENS, over=[[{}, {"window": 9}, {"causal": False}]])
+
+
+@pytest.mark.parametrize(("name", "dtype", "sharpness", "lens", "more"), SPREAD_CASES, ids=str)
+def test_scales_that_differ_between_tokens(cuda, name, dtype, sharpness, lens, more):
     """Each row is as exact as its own largest contribution allows, whatever the scales of other tokens are."""
-    for lens in (DECODE, {**DECODE, "query_lens": (4, 1, 3, 0, 2, 4, 1)}, LENS):
-        shape = Shape(heads=HEADS, dims=(64, 64), query_dtype=dtype, **lens)
-        for more in ({}, {"window": 9}, {"causal": False}):
-            case = make_format_case(name, shape=shape, **options, **more)
-            check(cuda, scaled_values(case, *spread), cancels=True)
+    shape = Shape(heads=HEADS, dims=(64, 64), query_dtype=dtype, **SPREAD_LENS[lens])
+    case = make_format_case(name, shape=shape, **SHARPNESS[sharpness], **more)
+    check(cuda, scaled_values(case, *SPREADS[dtype]), cancels=True)
 
 
 PIECES = {
@@ -269,19 +268,19 @@ PIECES = {
 }
 
 
-@pytest.mark.parametrize("options", PIECES.values(), ids=PIECES)
-@pytest.mark.parametrize("where", [0, 1023, 1024, 2070, 2099], ids=lambda where: f"token {where}")
-@pytest.mark.parametrize("queries", cases([1, 40], [1, 3, 40]))
+HIGH_SCALES = in_turn([0, 1023, 1024, 2070, 2099], PIECES, cases([1, 40], [1, 3, 40]), over=[[None, 300]])
+
+
+@pytest.mark.parametrize(("where", "pieces", "queries", "window"), HIGH_SCALES)
 @pytest.mark.parametrize("name", cases(["int8_token"], ROW_SCALES))
-def test_one_scale_far_above_all_others(cuda, name, queries, where, options):
+def test_one_scale_far_above_all_others(cuda, name, where, pieces, queries, window):
     """The scale of one token is 2^22 times the others: of the first and last of a piece, and where few rows attend."""
-    for window in (None, 300):
-        shape = Shape(seq_lens=(2100,), query_lens=(queries,), heads=(4, 1), dims=(64, 64), query_dtype="float16")
-        case = make_format_case(name, shape=shape, window=window)
-        factors = np.full(case.value.scale.shape, 2.0**-12, np.float32)
-        if window is None or where // 16 >= (2100 - queries - window) // 16:  # else no block of the table
-            factors[case.plain.block_table[0, where // 16], where % 16] = 2.0**10
-        check(cuda, multiply_scales(case, factors), cancels=True, **options)
+    shape = Shape(seq_lens=(2100,), query_lens=(queries,), heads=(4, 1), dims=(64, 64), query_dtype="float16")
+    case = make_format_case(name, shape=shape, window=window)
+    factors = np.full(case.value.scale.shape, 2.0**-12, np.float32)
+    if window is None or where // 16 >= (2100 - queries - window) // 16:  # else no block of the table
+        factors[case.plain.block_table[0, where // 16], where % 16] = 2.0**10
+    check(cuda, multiply_scales(case, factors), cancels=True, **PIECES[pieces])
 
 
 def low_scores_first(name: str, queries: int) -> FormatCase:

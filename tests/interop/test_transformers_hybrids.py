@@ -13,14 +13,14 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from tests.interop.families import dynamic_cache, left_padded, make_cache, prompts, torch, transformers
 from tests.interop.generations import Failure, expect, failing, run
 from tests.interop.hybrids import HYBRIDS, make_hybrid
+from tests.thinning import interleaved
 
 from pagecore.interop.transformers.state_specs import layer_kinds  # isort: skip  # after families, which skips
 
 EVERY_FAMILY = pytest.mark.parametrize("family", HYBRIDS)
 KINDS = pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "lfm2", "jamba"])
-GREEDY = {}
 BEAMS = {"num_beams": 3, "num_return_sequences": 2}
-SAMPLES = {"do_sample": True, "num_return_sequences": 2}
+MODES = {"greedy": {}, "beams": BEAMS, "samples": {"do_sample": True, "num_return_sequences": 2}}
 
 
 def logits(model, ids, cache, **options):
@@ -38,9 +38,9 @@ def assert_close(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [GREEDY, BEAMS, SAMPLES], ids=["greedy", "beams", "samples"])
-@EVERY_FAMILY
-def test_tokens_are_those_of_dynamic_cache(family, options):
+@pytest.mark.parametrize(("family", "mode"), interleaved(HYBRIDS, MODES))
+def test_tokens_are_those_of_dynamic_cache(family, mode):
+    options = MODES[mode]
     model, ids = make_hybrid(family), prompts(2, 11)
     mask, cache = left_padded(ids), make_cache(model)
     torch.manual_seed(1)

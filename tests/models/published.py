@@ -7,6 +7,9 @@ and by configs with a window that is switched on.
 import json
 from pathlib import Path
 
+from tests.models.earlier import EARLIER_CONFIGS
+from tests.models.published_kin import KIN_PUBLISHED
+
 YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096, "type": "yarn"}
 DEEPSEEK_V2_ROPE = YARN | {"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}
 KIMI_K2 = {
@@ -888,6 +891,9 @@ PUBLISHED |= {
     f"the fewest fields of {each}": {"model_type": each, "text_config": {"model_type": f"{each}_text", **FEWEST}}
     for each in NESTED
 }
+PUBLISHED |= KIN_PUBLISHED
+
+PUBLISHED |= EARLIER_CONFIGS
 
 # Layers that attend in chunks.
 LLAMA_4_SCOUT = {
@@ -947,6 +953,26 @@ UNSERVED = {
             "num_key_value_heads": 1,
         },
         "recurrent states (lru_width = 2560)",
+    ),
+    "minimax-m3": (
+        {
+            "model_type": "minimax_m3_vl_text",
+            "head_dim": 128,
+            "hidden_size": 6144,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 60,
+            "num_key_value_heads": 4,
+            "sparse_attention_config": {"sparse_attention_freq": [0] * 3 + [1] * 57},
+        },
+        "sparse attention to blocks of keys (sparse_attention_config = ...)",
+    ),
+    "diffllama-375m": (
+        {"model_type": "diffllama", "hidden_size": 1024, "num_attention_heads": 32, "num_hidden_layers": 8},
+        "differential attention",
+    ),
+    "doge-160m": (
+        {"model_type": "doge", "hidden_size": 768, "num_attention_heads": 6, "num_hidden_layers": 24},
+        "attention with a dynamic mask that is computed from the values",
     ),
     "rwkv-4-169m": ({"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12}, "recurrent states"),
 }

@@ -13,8 +13,10 @@ import inspect
 import json
 from pathlib import Path
 
+from pagecore.models.earlier import EARLIER
 from pagecore.models.families import RENAMED
 from tests.models.published import PUBLISHED
+from tests.models.record_earlier import earlier_layer, modules_of
 
 FILE = Path(__file__).with_name("attended.json")
 
@@ -30,6 +32,12 @@ def attended(config):
     with torch.device("meta"):
         kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
         model = kind.from_config(config)
+    if config.model_type in EARLIER and modules_of(model):
+        layers = [earlier_layer(config, module) for module in modules_of(model)]
+        kinds = getattr(config, "layer_types", None)
+        for each, module, kind in zip(layers, modules_of(model), kinds or (), strict=kinds is not None):
+            each["window"] = window(config, module, kind)
+        return layers
     modules = [module for module in model.modules() if hasattr(module, "scaling") and hasattr(module, "layer_idx")]
     return [layer(config, module) for module in modules]
 
@@ -39,7 +47,9 @@ def layer(config, module):
     if hasattr(module, "kv_b_proj"):
         return latent_layer(module)
     head_dim = getattr(module, "head_dim", None) or module.head_size
-    if hasattr(module, "k_proj"):
+    if hasattr(module, "kv_proj"):
+        heads, kv_heads = module.num_heads, module.num_key_value_heads
+    elif hasattr(module, "k_proj"):
         kv_heads = module.k_proj.out_features // head_dim
         heads = module.q_proj.out_features // head_dim
     elif hasattr(module, "qkv_proj"):
@@ -97,6 +107,10 @@ def window(config, module, kind):
     return None if seen == length else seen
 
 
+def longest(config):
+    return getattr(config, "max_position_embeddings", getattr(config, "max_seq_len", None))
+
+
 def transformers_config(published):
     """Return the config under the names of transformers."""
     config = {name: value for name, value in copy.deepcopy(published).items() if name != "quantization_config"}
@@ -115,7 +129,7 @@ def record():
             "to_diff_dict": config.to_diff_dict(),
             "to_dict_adds": {key: value for key, value in config.to_dict().items() if key not in config.to_diff_dict()},
             "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
-            "max_length": config.get_text_config().max_position_embeddings,
+            "max_length": longest(config.get_text_config()),
             "kinds": (kinds := [kind for i, kind in enumerate(layers) if kind not in layers[:i]]),
             "layers": [kinds.index(layer) for layer in layers],
         }

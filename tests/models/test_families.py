@@ -10,9 +10,9 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
-from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES
-from pagecore.models.llama_kin import LLAMA_KIN
-from pagecore.models.mixed import MIXED
+from pagecore.models.families import ANY_TEXT_MODEL
+from pagecore.models.hybrids import HYBRIDS
+from pagecore.models.served import SERVED
 from pagecore.storage import LatentSpec
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
@@ -61,16 +61,15 @@ def test_max_length_is_that_of_the_file(name):
     assert read_model_config(FORMS["to_dict"](name)).max_length == ATTENDED[name]["max_length"]
     # A missing length has no default, except in the text config of Gemma 3, which only has fields that differ.
     text = PUBLISHED[name].get("text_config", PUBLISHED[name])
-    is_given = text.keys() & {"max_position_embeddings", "n_positions"} or text["model_type"] == "gemma3_text"
+    is_given = (
+        text.keys() & {"max_position_embeddings", "n_positions", "max_seq_len"} or text["model_type"] == "gemma3_text"
+    )
     assert read_model_config(PUBLISHED[name]).max_length == (ATTENDED[name]["max_length"] if is_given else None)
 
 
 def test_every_family_is_among_the_published_configs():
-    assert {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]} == {
-        *FAMILIES,
-        *LLAMA_KIN,
-        *MIXED,
-    }
+    found = {read_model_config(config).model_type for config in [*PUBLISHED.values(), LLAMA_4_SCOUT]}
+    assert found == SERVED.keys() - HYBRIDS
 
 
 def test_windows_of_gemma_2_and_gemma_3():
@@ -190,6 +189,17 @@ def test_longcat_counts_layers_by_either_name():
         specs_from_config(base | {"num_layers": 3, "num_hidden_layers": 4})
 
 
+def test_listed_layers_take_precedence_over_a_pattern_in_letters():
+    config = PUBLISHED["k-exaone"] | {"sliding_window_pattern": "LLLG"}
+    assert specs_from_config(config) == specs_from_config(PUBLISHED["k-exaone"])
+
+
+def test_layers_of_sparse_attention_are_refused():
+    config = PUBLISHED["the fewest fields of minimax_m3_vl_text"]
+    with pytest.raises(UnsupportedOption, match=r"sparse attention to blocks of keys \(layer_types\[29\] = "):
+        specs_from_config(config | {"layer_types": ["full_attention"] * 29 + ["minimax_m3_sparse"]})
+
+
 @pytest.mark.parametrize("wrapper", ANY_TEXT_MODEL)
 @pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b", "the fewest fields of ministral3", "command-r7b"])
 def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):
@@ -198,8 +208,8 @@ def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):
 
 
 def test_a_wrapper_of_an_unknown_text_model_is_refused_by_name():
-    config = {"model_type": "llava", "text_config": {"model_type": "opt", "hidden_size": 8}}
-    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "opt", which is unknown'):
+    config = {"model_type": "llava", "text_config": {"model_type": "reformer", "hidden_size": 8}}
+    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "reformer", which is unknown'):
         specs_from_config(config)
     with pytest.raises(ConfigError, match="text_config is missing"):
         specs_from_config({**PUBLISHED["llama-3-8b"], "model_type": "llava"})

@@ -69,7 +69,7 @@ LINK_plain_index := $(LINK_asan_index)
 
 # TSan of GCC 12 crashes if address randomisation exceeds its assumptions (vm.mmap_rnd_bits over 28).
 LAUNCH ?= $(shell setarch "$$(uname -m)" -R true 2>/dev/null && echo setarch "$$(uname -m)" -R)
-TIMEOUT ?= timeout 300
+TIMEOUT ?= timeout 900
 
 .PHONY: sanitize asan tsan plain
 .DELETE_ON_ERROR:

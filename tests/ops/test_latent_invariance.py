@@ -78,26 +78,27 @@ def test_a_sequence_alone_has_the_bits_that_it_has_in_a_batch(isa, dtype, option
         assert_same_bits(alone, (whole[0][queries], whole[1][queries]))
 
 
-# Pieces end at 1024 and 2048 keys, of which the larger dims, whose work is that of the length squared, have one.
-SIZES = [(5, (48, 16), 2300), (16, (512, 64), 1150)]
+# Heads, dims, keys and queries. Pieces end at 1024 and 2048 keys, of which the larger dims have one.
+SIZES = [(5, (48, 16), 2300, 2300), (16, (512, 64), 1150, 150)]
 
 
 @pytest.mark.parametrize(("window", "size", "dtype"), in_turn([None, 90, 1070], SIZES, over=[["float32", "bfloat16"]]))
 def test_the_chunks_of_a_prompt_change_no_bits(isa, window, size, dtype):
-    heads, dims, length = size
-    case = make_case((length,), (length,), heads=heads, dims=dims, dtype=dtype)
+    heads, dims, length, queries = size
+    first = length - queries  # the position of query 0
+    case = make_case((length,), (queries,), heads=heads, dims=dims, dtype=dtype)
     some = np.unique(np.r_[0:3, 15:18, 31:34, 63:66, 1021:1028, 1088:1093, length - 101 : length : 7, length - 1])
-    whole = attend(case, np.arange(length), [0], [length], [0, length], window=window)
-    for ends in ([1, 64, 65, 700, 1024, length - 50, length - 49, length], [length - 1, length]):
-        begins = [0, *ends[:-1]]
+    whole = attend(case, np.arange(queries), [0], [length], [0, queries], window=window)
+    for edges in ([1, 64, 65, 700, 1024, length - 50, length - 49, length], [length - 1, length]):
+        ends = [edge - first for edge in edges if edge > first]
         parts = [
-            attend(case, np.arange(b, e), [0], [e], [0, e - b], window=window)
-            for b, e in zip(begins, ends, strict=True)
+            attend(case, np.arange(b, e), [0], [first + e], [0, e - b], window=window)
+            for b, e in zip([0, *ends[:-1]], ends, strict=True)
         ]
         joined = tuple(np.concatenate(each) for each in zip(*parts, strict=True))
         assert_same_bits((joined[0], joined[1]), whole)
-    for i in some:  # decode
-        alone = attend(case, np.array([i]), [0], [int(i) + 1], [0, 1], window=window)
+    for i in some[some >= first] - first:  # decode
+        alone = attend(case, np.array([i]), [0], [first + int(i) + 1], [0, 1], window=window)
         assert_same_bits(alone, (whole[0][i : i + 1], whole[1][i : i + 1]))
 
 

@@ -76,35 +76,36 @@ def test_every_pair_of_dtypes_in_every_layout(layout, dtypes):
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "heads", "offset", "_threads"),
-    in_turn(SIZES, ["NHD", "HND"], [0, 16, 2, 62], over=[THREADS]),
+    ("nbytes", "heads", "offset", "_threads", "longest"),
+    in_turn(SIZES, ["NHD", "HND"], [0, 16, 2, 62], over=[THREADS, [1, 5, BLOCK]]),
     indirect=["_threads"],
 )
 @pytest.mark.usefixtures("_threads")
-def test_bytes_next_to_the_rows_are_kept_at_every_size(heads, nbytes, offset):
+def test_bytes_next_to_the_rows_are_kept_at_every_size(heads, nbytes, offset, longest):
     """Sizes just under, at and over the start of streaming, at addresses inside of lines."""
     dim, dtype = 64, "bfloat16"
     count = nbytes // (2 * HEADS * dim * 2)
-    for longest in (1, 5, BLOCK):
-        for tokens in (count - 1, count, count + 1):
-            blocks = -(-tokens // BLOCK) + 3
-            shape = (blocks, BLOCK, HEADS, dim) if heads == "NHD" else (blocks, HEADS, BLOCK, dim)
-            made = [poisoned(shape, DTYPES[dtype], offset=offset) for _ in range(2)]
-            caches = [cache if heads == "NHD" else cache.swapaxes(1, 2) for cache, _ in made]
-            rows = [new_rows(tokens, dim, dtype, shift) for shift in (0, 48)]
-            check(*rows, *caches, runs_of_slots(blocks * BLOCK, tokens, longest))
-            assert all(untouched_beside(cache, buffer) for cache, buffer in made)
+    for tokens in (count - 1, count, count + 1):
+        blocks = -(-tokens // BLOCK) + 3
+        shape = (blocks, BLOCK, HEADS, dim) if heads == "NHD" else (blocks, HEADS, BLOCK, dim)
+        made = [poisoned(shape, DTYPES[dtype], offset=offset) for _ in range(2)]
+        caches = [cache if heads == "NHD" else cache.swapaxes(1, 2) for cache, _ in made]
+        rows = [new_rows(tokens, dim, dtype, shift) for shift in (0, 48)]
+        check(*rows, *caches, runs_of_slots(blocks * BLOCK, tokens, longest))
+        assert all(untouched_beside(cache, buffer) for cache, buffer in made)
 
 
-@pytest.mark.parametrize("dim", [1, 7, 33, 63, 65, 129, 300])
-@pytest.mark.parametrize("to", DTYPES)
+@pytest.mark.parametrize(
+    ("dim", "to", "_threads", "heads"),
+    in_turn([1, 7, 33, 63, 65, 129, 300], DTYPES, THREADS, over=[["NHD", "HND"]]),
+    indirect=["_threads"],
+)
 @pytest.mark.usefixtures("_threads")
-def test_rows_that_are_not_whole_lines(dim, to):
+def test_rows_that_are_not_whole_lines(dim, to, heads):
     count = 3_000_000 // (HEADS * dim * 4) // BLOCK * BLOCK
     rows = [new_rows(count, dim, "float32", offset) for offset in (0, 4)]
-    for heads in ("NHD", "HND"):
-        caches = [empty_cache(heads, (count // BLOCK + 2, BLOCK, HEADS, dim), DTYPES[to]) for _ in range(2)]
-        check(*rows, *caches, runs_of_slots((count // BLOCK + 2) * BLOCK, count, 11))
+    caches = [empty_cache(heads, (count // BLOCK + 2, BLOCK, HEADS, dim), DTYPES[to]) for _ in range(2)]
+    check(*rows, *caches, runs_of_slots((count // BLOCK + 2) * BLOCK, count, 11))
 
 
 @pytest.mark.parametrize("index_dtype", [np.int32, np.int64])

@@ -28,6 +28,9 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     hidden, dim = fields.integer("hidden_size"), spec.head_dim
     heads = spec.num_query_heads or spec.num_kv_heads
     width, kv_width = heads * dim, spec.num_kv_heads * dim
+    if traits.has_query_experts and traits.experts is not None:
+        _add_expert_attention(tally, hidden, kv_width, expert_count(fields, traits.experts))
+        return
     value_dim = spec.v_head_dim or dim
     has_bias, has_output_bias = is_true(fields, traits.qkv_bias), is_true(fields, traits.output_bias)
     if traits.head_gate_field and fields.flag(traits.head_gate_field):
@@ -41,8 +44,20 @@ def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionS
     tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
         tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
+    if traits.output_gate:
+        per_head = fields.value(traits.output_gate) in (True, "per-head")
+        tally.linear(hidden, heads if per_head else width, split=Split.ATTENTION, name="g_proj")
     if spec.sinks is not None:
         tally.add(heads)
+
+
+def _add_expert_attention(tally: Tally, hidden: int, width: int, experts: int) -> None:
+    """Add attention whose experts share the keys and values of `width` features; each has queries and an output."""
+    tally.linear(hidden, width, split=Split.KEY_VALUE, copies=2, name="kv_proj")
+    tally.linear(hidden, width, split=Split.ATTENTION, copies=experts, name="experts.input_linear")
+    tally.linear(width, hidden, split=Split.ATTENTION, copies=experts, name="experts.output_linear")
+    tally.linear(hidden, experts, split=Split.COPY, kind=Kind.OTHER)
+    tally.add(hidden)
 
 
 def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: LatentSpec) -> None:
@@ -78,6 +93,8 @@ def add_mlp(tally: Tally, fields: Fields, traits: Traits, width: int, inside: st
     first = "gate_proj" if traits.is_gated else "up_proj"
     tally.linear(hidden, width, bias=has_bias, copies=1 + traits.is_gated, name=f"{inside}{first}")
     tally.linear(width, hidden, bias=has_bias, name=f"{inside}down_proj")
+    if traits.has_mlp_norm:
+        tally.norm(width)
 
 
 def expert_count(fields: Fields, experts: Experts) -> int:
@@ -94,6 +111,9 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
     listed: Any = fields.given("mlp_layer_types")
     if isinstance(listed, list | tuple) and layer < len(listed):
         return bool(listed[layer] == "sparse")
+    flags: Any = fields.given("moe_layer_freq")
+    if isinstance(flags, list | tuple) and layer < len(flags):
+        return bool(flags[layer])
     if experts.rule == "after":
         return layer >= fields.integer(experts.dense, min=0)
     if experts.rule == "range":
@@ -127,6 +147,8 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
         tally.add(count * (width * (1 + traits.is_gated) + hidden), Kind.OTHER, Split.TENSOR)
     if experts.has_score_bias:
         tally.add(count)
+    if experts.has_output_bias:
+        tally.add(hidden)
     if experts.has_norm:
         tally.norm(hidden)
     if experts.has_shared_gate:

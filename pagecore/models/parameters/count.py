@@ -10,11 +10,7 @@ from typing import Any
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models.config import ModelConfig, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import FAMILIES
 from pagecore.models.fields import Fields, open_config
-from pagecore.models.hybrids import HYBRIDS
-from pagecore.models.llama_kin import LLAMA_KIN
-from pagecore.models.mixed import MIXED
 from pagecore.models.parameters import gemma_4
 from pagecore.models.parameters.blocks import (
     add_attention,
@@ -24,16 +20,20 @@ from pagecore.models.parameters.blocks import (
     has_experts,
     is_true,
 )
+from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
 from pagecore.models.parameters.traits import TRAITS, Experts, Traits
 from pagecore.models.parameters.vision import add_vision
+from pagecore.models.served import SERVED
 from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["count_parameters", "mtp_specs"]
+__all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
+
+ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS}
 
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
@@ -132,13 +132,16 @@ def _add_text_model(
 ) -> tuple[int, bool]:
     """Add the text model, or a stage of it; return its number of key-value heads, and True for the first stage."""
     model = read_model_config(config, dtype="bfloat16", format=None)
-    family, traits = {**FAMILIES, **LLAMA_KIN, **MIXED, **HYBRIDS}[model_type], TRAITS.get(model_type)
+    family, traits = SERVED[model_type], ALL_TRAITS.get(model_type)
     if traits is None:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
         )
     fields.defaults = {"max_position_embeddings": None, **_DEFAULTS, **family.defaults, **traits.defaults}
     fields.aliases = {**family.aliases, **traits.aliases}
+    fields.lift(family.nested)
+    if traits.settle is not None:
+        traits = replace(traits, **traits.settle(fields))
     count = model.num_layers
     layers = _checked(range(count) if stage is None else stage, count)
     hidden = fields.integer("hidden_size")
@@ -178,8 +181,8 @@ def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelCo
 
 def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], layer: int, model_type: str) -> None:
     hidden = fields.integer("hidden_size")
-    has_more = bool(traits.extra_norms_field) and fields.flag(traits.extra_norms_field)
-    tally.norm(hidden, bias=traits.norm_bias, copies=traits.norms + 2 * has_more)
+    norms = traits.norms + 2 * (traits.post_norms != "" and fields.flag(traits.post_norms))
+    tally.norm(hidden, bias=traits.norm_bias, copies=norms)
     tally.add(traits.activation)
     path = f"model.layers.{layer}"
     for spec in specs:
@@ -203,17 +206,15 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     elif traits.experts is not None and has_experts(fields, traits.experts, layer):
         add_experts(tally, fields, traits, traits.experts)
     else:
-        add_mlp(tally, fields, traits, _width(fields, model_type))
+        add_mlp(tally, fields, traits, traits.width or _width(fields, traits, model_type))
         if model_type == "longcat_flash" and layer % 2:
             _add_longcat_experts(tally, fields, traits)
 
 
-def _width(fields: Fields, model_type: str) -> int:
+def _width(fields: Fields, traits: Traits, model_type: str) -> int:
     """Return the width of a dense MLP."""
     if model_type == "gpt2" and fields.value("intermediate_size") is None:
         return 4 * fields.integer("hidden_size")
-    if model_type == "llama4_text":
-        return fields.integer("intermediate_size_mlp")
     if model_type == "lfm2":
         name = "intermediate_size" if fields.given("block_ff_dim") is None else "block_ff_dim"
         width = fields.integer(name)
@@ -222,7 +223,8 @@ def _width(fields: Fields, model_type: str) -> int:
             width = int(fields.number("block_ffn_dim_multiplier") * (2 * width // 3))
             width = multiple * ceil_div(width, multiple)
         return width
-    return fields.integer("intermediate_size")
+    name = "intermediate_size" if fields.value(traits.dense_width) is None else traits.dense_width
+    return fields.integer(name)
 
 
 def _add_nemotron_mlp(tally: Tally, fields: Fields, traits: Traits, layer: int) -> None:
@@ -294,14 +296,17 @@ def _add_ends(
     vocab = fields.integer("vocab_size")
     tied = next((part.given("tie_word_embeddings") for part in (whole, fields) if _has_tie(part)), traits.is_tied)
     is_copied = is_last and not (tied and traits.can_tie and is_first)
-    tally.add(vocab * hidden * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
+    width = traits.embedding_width or hidden
+    tally.add(vocab * width * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
+    tally.add(traits.first * is_first + traits.last * is_last)
     if traits.has_positions and is_first:
-        tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
+        rows = fields.integer("max_position_embeddings") + traits.position_rows
+        tally.add(rows * hidden, Kind.EMBEDDING)
     if not is_last:
         return
     if is_true(fields, traits.has_head_bias):
         tally.add(vocab)
-    if traits.norms:
+    if traits.norms and traits.has_last_norm:
         tally.norm(hidden, bias=traits.norm_bias)
 
 

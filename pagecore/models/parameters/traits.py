@@ -5,10 +5,15 @@ Source: the configuration and modeling files of transformers 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["TRAITS", "Experts", "Traits"]
+from pagecore.models.fields import Fields
+
+__all__ = ["TRAITS", "Experts", "Settled", "Traits"]
+
+Settled = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -26,9 +31,9 @@ class Experts:
         "period" (Jamba), "interleaved" (Llama 4) or "range" (Ernie).
     dense : str
         Field with the number of first layers without experts, for the rule "after".
-    has_shared_gate, has_biases, has_norm, has_score_bias : bool
+    has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
         The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
-        a bias that is a parameter.
+        a bias that is a parameter; the sum of the experts has a bias.
     """
 
     count: str = "num_experts"
@@ -40,6 +45,7 @@ class Experts:
     has_biases: bool = False
     has_norm: bool = False
     has_score_bias: bool = False
+    has_output_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,12 @@ class Traits:
         Field that is true if the projections have biases, or the fact itself.
     norms : int
         Norms of a layer over the hidden size; with 0 there is none after the last layer either.
-    extra_norms_field : str
-        Field that is true if a layer has two norms more.
     head_gate_field : str
         Field that is true if attention has a gate of one number for each query head.
     shared_projection_field : str
         Field that is true if layers without a window have no projection of values, but normalise that of keys.
+    post_norms : str
+        Field that is true if a layer has two more norms; "" without them.
     norm_bias : bool
         Norms have biases.
     qk_norm : {"", "head", "width", "heads"}
@@ -68,6 +74,15 @@ class Traits:
         MLPs have a gate.
     has_gated_queries : bool
         Queries have a gate of their own width.
+    output_gate : str
+        Field with the kind of gate on the outputs of attention: one value for each head if it is true or "per-head",
+        else one for each feature; "" without a gate.
+    has_query_experts : bool
+        Queries and outputs of attention are projected by experts.
+    dense_width : str
+        Field with the width of MLPs in layers without experts; if it is null, `intermediate_size`.
+    has_mlp_norm : bool
+        A norm precedes the last projection of an MLP.
     is_tied : bool
         Default of `tie_word_embeddings`.
     can_tie : bool
@@ -83,20 +98,36 @@ class Traits:
         Defaults of fields that these parameters name.
     aliases : mapping
         The family's own names of fields.
+    has_last_norm : bool
+        A norm follows the last layer.
+    position_rows : int
+        Rows of the embedding of positions beyond `max_position_embeddings`.
+    embedding_width : int
+        Features of the embedding and the output head; 0 for the hidden size.
+    width : int
+        Width of a dense MLP; 0 for the field.
+    first, last : int
+        Further parameters of the first and the last stage.
+    settle : callable, optional
+        Returns those of these values that depend on the config's fields.
     """
 
     qkv_bias: str | bool = False
     output_bias: str | bool = False
     mlp_bias: str | bool = False
     norms: int = 2
-    extra_norms_field: str = ""
     head_gate_field: str = ""
     shared_projection_field: str = ""
+    post_norms: str = ""
     norm_bias: bool = False
     qk_norm: str = ""
     qk_norm_field: str = ""
     is_gated: bool = True
     has_gated_queries: bool = False
+    output_gate: str = ""
+    has_query_experts: bool = False
+    dense_width: str = "intermediate_size"
+    has_mlp_norm: bool = False
     is_tied: bool = False
     can_tie: bool = True
     has_head_bias: str | bool = False
@@ -105,6 +136,13 @@ class Traits:
     experts: Experts | None = None
     defaults: Mapping[str, object] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    has_last_norm: bool = True
+    position_rows: int = 0
+    embedding_width: int = 0
+    width: int = 0
+    first: int = 0
+    last: int = 0
+    settle: Callable[[Fields], Settled] | None = None
 
 
 _BIASED: Mapping[str, object] = {"attention_bias": True}
@@ -194,6 +232,7 @@ TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias",
         output_bias="attention_bias",
         experts=Experts("num_local_experts", "intermediate_size", shared="intermediate_size", rule="interleaved"),
+        dense_width="intermediate_size_mlp",
     ),
     "starcoder2": Traits(
         qkv_bias="use_bias",
@@ -285,7 +324,7 @@ TRAITS: Mapping[str, Traits] = {
         output_bias="attention_bias",
         qk_norm="head",
         is_tied=True,
-        extra_norms_field="use_sandwich_norm",
+        post_norms="use_sandwich_norm",
         head_gate_field="use_attention_gate",
         defaults={"use_sandwich_norm": True, "use_attention_gate": True},
     ),
@@ -369,4 +408,82 @@ TRAITS: Mapping[str, Traits] = {
     "solar_open": Traits(qkv_bias="attention_bias", experts=Experts("n_routed_experts", shared="n_shared_experts")),
     "stablelm": Traits(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="heads", qk_norm_field="qk_layernorm"),
     "vaultgemma": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
+    "aria_text": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        experts=Experts("moe_num_experts", "intermediate_size", shared="moe_num_shared_experts"),
+        defaults={"moe_num_experts": 8, "moe_num_shared_experts": 2},
+    ),
+    "bitnet": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=3, has_mlp_norm=True),
+    "cohere2_moe": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norms=1,
+        is_tied=True,
+        experts=Experts(width="intermediate_size", shared="num_shared_experts", rule="after"),
+        dense_width="prefix_dense_intermediate_size",
+        defaults={"first_k_dense_replace": 0, "num_shared_experts": 0, "prefix_dense_intermediate_size": None},
+    ),
+    "dots1": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="head",
+        experts=_SHARED,
+        defaults={"first_k_dense_replace": 0},
+    ),
+    "exaone_moe": Traits(
+        qk_norm="head",
+        experts=Experts(shared="num_shared_experts", rule="after"),
+        defaults={"first_k_dense_replace": 1, "num_shared_experts": 1},
+    ),
+    "granite_swa": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_tied=True),
+    "granitemoe_swa": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+        defaults={"shared_intermediate_size": 0},
+    ),
+    "hunyuan_v1_moe": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="head",
+        experts=Experts(width="intermediate_size", shared="intermediate_size"),
+    ),
+    "hy_v3": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        qk_norm="head",
+        experts=Experts(shared="num_shared_experts", rule="after"),
+        defaults={"first_k_dense_replace": 1, "num_shared_experts": 1},
+    ),
+    "hyperclovax": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        post_norms="use_post_norm",
+        defaults={"use_post_norm": True},
+    ),
+    "iquestcoder": _LLAMA,
+    "jetmoe": Traits(
+        is_tied=True,
+        has_query_experts=True,
+        experts=Experts("num_local_experts", "intermediate_size", has_output_bias=True),
+    ),
+    "kolibri1": Traits(norms=4, qk_norm="head", experts=Experts(shared="shared_expert_intermediate_size")),
+    "laguna": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="head",
+        output_gate="gating",
+        experts=Experts(shared="shared_expert_intermediate_size", rule="after", has_score_bias=True),
+        defaults={"first_k_dense_replace": 1, "gating": True},
+    ),
+    "mellum": Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", experts=Experts()),
+    "minimax_m3_vl_text": Traits(
+        qk_norm="head",
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+        dense_width="dense_intermediate_size",
+    ),
 }

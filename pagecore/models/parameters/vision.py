@@ -14,7 +14,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config import text_model
 from pagecore.models.fields import Fields, open_config
 from pagecore.models.parameters.projectors import PROJECTORS
-from pagecore.models.parameters.tally import Tally
+from pagecore.models.parameters.tally import Kind, Split, Tally
 from pagecore.models.parameters.towers import TOWERS, Sizes, Tower, add_tower, image_side
 from pagecore.storage.checks import ceil_div
 
@@ -136,6 +136,11 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
 
 def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
     """Add the vision tower and its projector to the features of the text model; nothing without a tower."""
+    if whole.given("model_type") == "fuyu":
+        # Patches are projected; there is no tower.
+        whole.defaults = {**whole.defaults, "patch_size": 30, "num_channels": 3}
+        patch = whole.integer("num_channels") * whole.integer("patch_size") ** 2
+        tally.linear(patch, text_hidden, bias=True, split=Split.COPY, kind=Kind.VISION)
     if not isinstance(whole.given("vision_config"), Mapping):
         return
     found = _sizes(whole, text_hidden)

@@ -1,0 +1,18 @@
+"""All families with one model of text, by `model_type`.
+
+Families with an encoder are in `encoder_decoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.models.earlier import EARLIER
+from pagecore.models.families import FAMILIES, Family
+from pagecore.models.hybrids import HYBRIDS
+from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
+
+__all__ = ["SERVED"]
+
+SERVED: Mapping[str, Family] = {**FAMILIES, **LLAMA_KIN, **EARLIER, **MIXED, **HYBRIDS}
