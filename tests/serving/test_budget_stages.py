@@ -54,7 +54,8 @@ def test_stages_of_every_model_have_all_its_parameters(stages):
 def tied_embedding(config):
     """Return the parameters of an embedding, which a tied head copies to the last stage."""
     text = config.get("text_config") or config
-    return text["vocab_size"] * text.get("hidden_size", text.get("n_embd"))
+    names = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
+    return text["vocab_size"] * next(text[name] for name in names if text.get(name))
 
 
 def test_the_worst_stage_is_planned():
