@@ -17,14 +17,15 @@ from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
 from pagecore.models.quantization import requested_format
 from pagecore.models.served import SERVED
+from pagecore.models.sharing import share_last_layers, specs_of_layers
 from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
-from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
-ModelSpec = AttentionSpec | LatentSpec | StateSpec
+ModelSpec = AttentionSpec | LatentSpec | StateSpec | Alias
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,10 @@ class ModelConfig:
     ----------
     model_type : str
         The model family; for a multimodal model that of its text model.
-    layers : tuple of AttentionSpec, CrossSpec, LatentSpec or StateSpec
+    layers : tuple of AttentionSpec, CrossSpec, LatentSpec, StateSpec or Alias
         Specs in the order of the model's layers, as a cache takes them. A layer with attention and a state has two, the
-        attention first; a layer that stores nothing has none. Of a model with an encoder: the decoder's own layers,
+        attention first; a layer that stores nothing has none, and one that reads the keys and values of an earlier
+        layer has an `Alias`. Of a model with an encoder: the decoder's own layers,
         then a `CrossSpec` for the cross attention of each.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
@@ -60,6 +62,16 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Number of model layers."""
         return len(self.specs_by_layer)
+
+    def specs_of_stage(self, layers: range) -> tuple[ModelSpec, ...]:
+        """Return the specs of model layers that form a pipeline stage, as a cache of the stage takes them.
+
+        Raises
+        ------
+        UnsupportedOption
+            A layer reads the keys and values of one in another stage.
+        """
+        return specs_of_layers(self.layers, [number for layer in layers for number in self.specs_by_layer[layer]])
 
 
 def specs_from_config(
@@ -156,7 +168,8 @@ def read_model_config(
     num_layers = family.count_layers(fields)
     kinds = [FULL] * num_layers if family.states is None else family.states.kinds(fields, num_layers)
     asked = Asked(stored_dtype(whole, fields, dtype), requested_format(whole, fields, format), sinks)
-    attention = iter(attention_specs(fields, family, model_type, kinds, asked))
+    attending = attention_specs(fields, family, model_type, kinds, asked)
+    attention = iter(share_last_layers(fields, family.shared_field, attending) if family.shared_field else attending)
     state = state_spec(fields, family.states, asked.dtype) if family.states and any(map(keeps_state, kinds)) else None
     layers: list[ModelSpec] = []
     by_layer: list[tuple[int, ...]] = []

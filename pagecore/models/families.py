@@ -117,6 +117,8 @@ class Family:
         down.
     window : callable, optional
         Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
+    shared_field : str
+        Field with the number of last layers that read the keys and values of an earlier layer; "" without them.
     nested : tuple of str
         Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
@@ -139,6 +141,7 @@ class Family:
     heads: Callable[[Fields, Heads, int, bool], Heads] = _same_heads
     rounds_head_dim: bool = False
     window: Callable[[Fields], int | None] | None = None
+    shared_field: str = ""
     nested: tuple[str, ...] = ()
 
 
@@ -275,6 +278,14 @@ DEEPSEEK_32 = {
     "index_head_dim": 128,
     "index_n_heads": 64,
 }
+AXK_2 = {
+    **DEEPSEEK_32,
+    "num_key_value_heads": 32,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "index_n_heads": 16,
+}
 GLM_DSA = {
     **DEEPSEEK_32,
     **dict.fromkeys(("indexer_types", "index_topk_pattern")),
@@ -327,6 +338,7 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm3": Family(MINICPM_3, stores_latents=True),
     "mistral4": Family(MISTRAL_4, stores_latents=True),
     "deepseek_v32": Family(DEEPSEEK_32, stores_latents=True, indexes=every_layer_indexes),
+    "axk2": Family(AXK_2, stores_latents=True, indexes=every_layer_indexes),
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
     "longcat_flash": Family(LATENT, stores_latents=True, count_layers=_two_attentions_each),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
@@ -335,7 +347,9 @@ FAMILIES: Mapping[str, Family] = {
 TEXT_MODELS: Mapping[str, str] = {
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
     "glm4v": "glm4v_text",

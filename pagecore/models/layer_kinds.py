@@ -18,10 +18,13 @@ __all__ = [
     "every_nth_attends",
     "keeps_state",
     "kimi_fields",
+    "kinds_of_gemma",
     "kinds_of_granite",
     "kinds_of_kimi",
     "kinds_of_lfm",
     "kinds_of_lfm_3",
+    "kinds_of_ling",
+    "kinds_of_minimax",
     "kinds_of_nemotron",
     "kinds_of_zamba",
     "kinds_of_zamba_1",
@@ -128,6 +131,36 @@ def count_by_kind(fields: Fields) -> int:
 def kinds_of_granite(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or all keep a state."""
     return _listed(fields, num_layers, _ATTENTION_OR_STATE) or [LINEAR] * num_layers
+
+
+def kinds_of_gemma(fields: Fields, num_layers: int) -> list[str]:
+    """Kinds repeat in the order of `block_types`."""
+    listed, names = fields.value("block_types"), {"recurrent": LINEAR, "attention": FULL}
+    if not isinstance(listed, list | tuple) or not listed or any(kind not in names for kind in listed):
+        fields.refuse(f"{fields.describe('block_types')}; it must list 'recurrent' and 'attention'")
+    return [names[listed[layer % len(listed)]] for layer in range(num_layers)]
+
+
+def kinds_of_ling(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or the last one of every `layer_group_size` layers attends."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    size = fields.integer("layer_group_size")
+    return [LINEAR if (layer + 1) % size else FULL for layer in range(num_layers)]
+
+
+def kinds_of_minimax(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed by name, or in `attn_type_list` as 1 for attention; else even ones attend."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    if fields.given("attn_type_list") is None:
+        return [LINEAR if layer % 2 else FULL for layer in range(num_layers)]
+    listed = _numbers(fields, "attn_type_list")
+    if len(listed) != num_layers or not set(listed) <= {0, 1}:
+        fields.refuse(f"{fields.describe('attn_type_list')}; it must list 0 or 1 for each of the {num_layers} layers")
+    return [FULL if kind else LINEAR for kind in listed]
 
 
 def every_layer_has_both(_fields: Fields, num_layers: int) -> list[str]:

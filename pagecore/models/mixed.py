@@ -34,17 +34,21 @@ def _preceding_tokens_and_one(fields: Fields) -> int | None:
     return None if fields.value("sliding_window") is None else fields.integer("sliding_window")
 
 
+def _no_scale(_fields: Fields, _head_dim: int, _layer: int) -> float:
+    """Return 1: queries and keys are normalised."""
+    return 1.0
+
+
 def _all_but_every_sixth_and_the_last(fields: Fields, layer: int) -> bool:
     return (layer + 1) % 6 != 0 and layer != fields.integer("num_hidden_layers") - 1
 
 
+def _all_but_every_fifth(_fields: Fields, layer: int) -> bool:
+    return (layer + 1) % 5 != 0
+
+
 def _layers_of_gemma_4(fields: Fields) -> int:
-    """Return the number of layers, of a model whose layers all store keys and values and attend to preceding ones."""
-    if fields.integer("num_kv_shared_layers", min=0):
-        raise UnsupportedOption(
-            f"{fields.source}: {fields.describe('num_kv_shared_layers')}, but layers that read the keys and values of "
-            "an earlier layer are not derived from a config; pass a list of specs with Alias for these layers"
-        )
+    """Return the number of layers, of a model whose layers all attend to preceding tokens."""
     if fields.given("use_bidirectional_attention") not in (None, "vision"):
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('use_bidirectional_attention')}, but only causal attention is "
@@ -85,6 +89,15 @@ def _of_layer(fields: Fields, listed: object, heads: Heads, layer: int) -> Heads
     return replace(heads, head_dim=own.integer("head_dim"), kv_heads=kv_heads, kv_field="per_layer_config")
 
 
+GEMMA_3N: Mapping[str, object] = {
+    "layer_types": None,
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "num_kv_shared_layers": 15,
+    "sliding_window": 512,
+    "max_position_embeddings": 32768,
+}
 GEMMA_4: Mapping[str, object] = {
     **dict.fromkeys(("layer_types", "per_layer_config", "num_global_key_value_heads", "use_bidirectional_attention")),
     "head_dim": 256,
@@ -105,14 +118,19 @@ MIMO_V2_FLASH: Mapping[str, object] = {
     "attention_chunk_size": None,
 }
 
+_GEMMA_4 = Family(
+    GEMMA_4,
+    _all_but_every_sixth_and_the_last,
+    scale=_no_scale,
+    count_layers=_layers_of_gemma_4,
+    heads=_wide_where_all_keys_are_seen,
+    shared_field="num_kv_shared_layers",
+)
+
 MIXED: Mapping[str, Family] = {
-    "gemma4_text": Family(
-        GEMMA_4,
-        _all_but_every_sixth_and_the_last,
-        scale=lambda _fields, _head_dim, _layer: 1.0,
-        count_layers=_layers_of_gemma_4,
-        heads=_wide_where_all_keys_are_seen,
-    ),
+    "gemma3n_text": Family(GEMMA_3N, _all_but_every_fifth, scale=_no_scale, shared_field="num_kv_shared_layers"),
+    "gemma4_text": _GEMMA_4,
+    "gemma4_unified_text": replace(_GEMMA_4, defaults={**GEMMA_4, "sliding_window": 1024}),
     "mimo_v2_flash": Family(
         MIMO_V2_FLASH,
         _first_and_every_sixth_attend,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pagecore.models.bert_kin import BERT_KIN
 from pagecore.models.earlier import EARLIER
 from pagecore.models.families import FAMILIES, Family
 from pagecore.models.hybrids import HYBRIDS
@@ -15,4 +16,4 @@ from pagecore.models.mixed import MIXED
 
 __all__ = ["SERVED"]
 
-SERVED: Mapping[str, Family] = {**FAMILIES, **LLAMA_KIN, **EARLIER, **MIXED, **HYBRIDS}
+SERVED: Mapping[str, Family] = {**FAMILIES, **BERT_KIN, **LLAMA_KIN, **EARLIER, **MIXED, **HYBRIDS}
