@@ -11,7 +11,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS
+from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS, THINKERS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
@@ -79,27 +79,9 @@ def specs_from_config(
 ) -> list[ModelSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
-    Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
-    gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
-    cohere2, granite, seed_oss, minimax_m2, mimo_v2_flash, gemma4_text, afmoe, apertus, arcee, aria_text, bitnet,
-    cohere2_moe, cwm, dots1, ernie4_5, ernie4_5_moe, exaone4, exaone_moe, flex_olmo, granite_swa, granitemoe,
-    granitemoe_swa, granitemoeshared, helium, hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, hyperclovax, internlm3,
-    iquestcoder, jais2, jetmoe, kolibri1, laguna, mellum, minimax_m3_vl_text (without sparse layers), ministral3,
-    nanochat, nemotron, olmo, olmoe, persimmon, phimoe, smollm3, solar_open, stablelm and vaultgemma, the earlier
-    biogpt, bloom, codegen, ctrl, dbrx, falcon, gpt_bigcode, gpt_neo, gpt_neox_japanese, gptj, modernbert-decoder, mpt,
-    openai-gpt, opt, phi4_multimodal and xglm (slopes of ALiBi are an argument of the attention), and the text models of
-    the multimodal fuyu, gemma3, llama4, glm4v, qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of
-    aya_vision, cohere2_vision, idefics3, internvl, llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava
-    may be of any of these types. The latent attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite,
-    minicpm3, mistral4, longcat_flash and youtu, and of the text model of kimi_k25, gives a `LatentSpec`, that of
-    deepseek_v32 and glm_moe_dsa one with `index_dim` in layers with an indexer. Layers with a recurrent state give a
-    `StateSpec`: those of the hybrids qwen3_next, qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid,
-    falcon_h1, jamba, bamba, zamba, zamba2, lfm2, lfm2_moe, lfm3 and olmo_hybrid, and of mamba, mamba2 and falcon_mamba,
-    which have no attention. The decoders of whisper, t5, bart and its kin give an `AttentionSpec` for each layer, and
-    then a `CrossSpec` for the cross attention of each. In jetmoe, query head ``h`` attends to key-value head ``h %
-    num_kv_heads``. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise UnsupportedOption. Missing fields have the
-    defaults of transformers 5. A field that would change the cache or the attention, and that the family does not read,
-    raises; it is never ignored.
+    docs/models.md lists the supported model types. A multimodal model has the specs of its text model, if the type of
+    that is supported. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
     ----------
@@ -201,6 +183,8 @@ def _max_length(fields: Fields) -> int | None:
 def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
     model_type = _model_type(whole)
+    if model_type in THINKERS:
+        return text_model(whole.inner("thinker_config"))
     if model_type in ANY_TEXT_MODEL:
         fields = whole.inner("text_config")
         if fields.given("model_type") is None:
@@ -212,8 +196,11 @@ def text_model(whole: Fields) -> tuple[str, Fields]:
                 f"{', '.join(sorted(SERVED))}"
             )
         return inner, fields
-    if model_type not in TEXT_MODELS:
+    if model_type in SERVED:
         return model_type, whole
+    if model_type not in TEXT_MODELS:
+        fields = whole.inner("text_config")
+        return str(fields.given("model_type")), fields
     expected = TEXT_MODELS[model_type]
     if model_type in FLAT and whole.given("text_config") is None:
         return expected, whole
@@ -233,15 +220,23 @@ def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> 
         )
 
 
+def _has_served_text_model(fields: Fields) -> bool:
+    """Return True for a multimodal model of any type whose text model is of a known family."""
+    given = fields.given("text_config")
+    inner = given.get("model_type") if isinstance(given, Mapping) else None
+    return isinstance(inner, str) and inner in SERVED
+
+
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    if not isinstance(model_type, str) or model_type not in {*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL}:
+    known = {*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *THINKERS}
+    if not isinstance(model_type, str) or not (model_type in known or _has_served_text_model(fields)):
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *ENCODER_DECODERS]))
         raise UnsupportedOption(
-            f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
+            f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of "
+            f"{', '.join(sorted(known | ENCODER_DECODERS.keys()))}: for another "
             "model pass a list of specs"
         )
     return model_type

@@ -24,6 +24,7 @@ __all__ = [
     "MISTRAL",
     "RENAMED",
     "TEXT_MODELS",
+    "THINKERS",
     "Family",
     "Heads",
     "layers_with_rope",
@@ -373,6 +374,8 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "smolvlm": "llama",
     "vipllava": "llama",
 }
+# Models that speak, with the model that listens, sees and thinks in `thinker_config`.
+THINKERS = frozenset({"qwen2_5_omni", "qwen3_omni_moe"})
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset({"fuyu", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.

@@ -158,7 +158,9 @@ _OF_NEMOTRON = states.mamba_2("mamba_num_heads", "mamba_head_dim", "n_groups", "
 _OF_ZAMBA = states.mamba_2("n_mamba_heads", "", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
 _OF_MAMBA_2 = states.mamba_2("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "expand")
 _SHORT_CONVOLUTIONS = States(kinds.kinds_of_lfm, states.short_convolution)
-_LIGHTNING = Family(MINIMAX, states=States(kinds.kinds_of_minimax, states.lightning_attention, states.chunk_of("block_size")))
+_LIGHTNING = Family(
+    MINIMAX, states=States(kinds.kinds_of_minimax, states.lightning_attention, states.chunk_of("block_size"))
+)
 _MAMBA_1 = Family(MAMBA, states=States(kinds.every_layer_keeps_a_state, states.mamba_1))
 
 HYBRIDS: Mapping[str, Family] = {

@@ -48,8 +48,8 @@ def share_last_layers(
         window = getattr(spec, "window", None)
         if window not in sources:
             fields.refuse(
-                f"{fields.describe(name)}, but no layer before layer {first} has the window of layer {layer}, {window}; "
-                f"make one such layer of the same type, or {name} smaller"
+                f"{fields.describe(name)}, but no layer before layer {first} has the window of layer {layer}, "
+                f"{window}: make {name} smaller"
             )
         listed.append(Alias(sources[window]))
     return listed

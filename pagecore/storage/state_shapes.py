@@ -156,7 +156,9 @@ def rg_lru_planes(
     dtype: DType | str = CONV_DTYPE,
     state_dtype: DType | str = STATE_DTYPE,
 ) -> tuple[Plane, Plane]:
-    """Return the planes of a real-gated linear recurrent unit (De et al., 2024; RecurrentGemma): ``conv``, ``temporal``.
+    """Return the planes of a real-gated linear recurrent unit: ``conv`` and ``temporal``.
+
+    Source: De et al., 2024; RecurrentGemma.
 
     Parameters
     ----------

@@ -917,43 +917,6 @@ LLAMA_4_SCOUT = {
 
 # Published files whose attention no spec describes, with the reason in the error message.
 UNSERVED = {
-    "minimax-text-01": (
-        {
-            "model_type": "minimax_text_01",
-            "attn_type_list": ([0] * 7 + [1]) * 10,
-            "head_dim": 128,
-            "hidden_size": 6144,
-            "num_attention_heads": 64,
-            "num_hidden_layers": 80,
-            "num_key_value_heads": 8,
-        },
-        "linear-attention states (attn_type_list[0] = 0)",
-    ),
-    "minimax-text-01-hf": (
-        {
-            "model_type": "minimax",
-            "head_dim": 128,
-            "hidden_size": 6144,
-            "layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10,
-            "num_attention_heads": 64,
-            "num_hidden_layers": 80,
-            "num_key_value_heads": 8,
-        },
-        "linear-attention states (layer_types[0] = 'linear_attention')",
-    ),
-    "recurrentgemma-2b": (
-        {
-            "model_type": "recurrent_gemma",
-            "attention_window_size": 2048,
-            "block_types": ["recurrent", "recurrent", "attention"],
-            "hidden_size": 2560,
-            "lru_width": 2560,
-            "num_attention_heads": 10,
-            "num_hidden_layers": 26,
-            "num_key_value_heads": 1,
-        },
-        "recurrent states (lru_width = 2560)",
-    ),
     "minimax-m3": (
         {
             "model_type": "minimax_m3_vl_text",

@@ -10,10 +10,11 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
-from pagecore.models.earlier import EARLIER
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
+from pagecore.models.parameters.encoder_decoder import COUNTED
+from pagecore.models.parameters.traits import TRAITS
 from pagecore.models.served import SERVED
 from tests.capabilities import require
 
@@ -60,6 +61,7 @@ OF_FAMILY = {
     "jetmoe": {"num_attention_heads": 8, "num_key_value_heads": 4, "kv_channels": 12},
     "laguna": {"num_attention_heads_per_layer": [8, 16, 8, 24], "mlp_layer_types": ["sparse", "dense"] * 2},
     "mellum": {"mlp_layer_types": ["sparse", "dense"] * 2},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "minimax_m3_vl_text": {"dense_intermediate_size": 56, "moe_layer_freq": [0, 1, 1, 0]},
 }
 LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_latents}
@@ -67,8 +69,8 @@ LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_laten
 MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
-# transformers serves kimi_k2 as deepseek_v3.
-TYPES = sorted(SERVED.keys() - EARLIER - {"kimi_k2"})
+# transformers serves kimi_k2 as deepseek_v3, and minimax_text_01 as minimax.
+TYPES = sorted(TRAITS.keys() - {"kimi_k2", "minimax_text_01"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
 TOWER = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -165,7 +167,7 @@ def test_small_models_of_every_family(model_type, seed):
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
-@pytest.mark.parametrize("model_type", sorted(ENCODER_DECODERS.keys() - {"t5", "whisper"}))
+@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "whisper"}))
 def test_small_models_with_the_decoder_of_bart(model_type, change):
     transformers = require("transformers")
     require("torch")

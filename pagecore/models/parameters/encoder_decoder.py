@@ -1,22 +1,32 @@
-"""Parameters of models with an encoder and a decoder: Whisper, BART and its kin, and T5."""
+"""Parameters of models with an encoder and a decoder: Whisper, BART and its kin, and T5 and mT5."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally
 
-__all__ = ["add_encoder_decoder"]
+__all__ = ["COUNTED", "add_encoder_decoder"]
 
 # Norms of an encoder, and of a decoder, outside its layers; 1 in other families.
 _OUTER_NORMS: Mapping[str, int] = {"mbart": 2, "marian": 0}
+COUNTED = frozenset(
+    {"bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"}
+    | {"plbart", "t5", "whisper"}
+)
+_OF_T5 = frozenset({"mt5", "t5"})
 _COUNTED_FROM_2 = frozenset({"bart", "mbart", "mvp", "plbart"})
 
 
 def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str) -> None:
     """Add all parameters of a model whose `model_type` has an encoder."""
-    if model_type == "t5":
+    if model_type not in COUNTED:
+        raise UnsupportedOption(
+            f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
+        )
+    if model_type in _OF_T5:
         _t5(tally, fields)
     else:
         _bart(tally, fields, model_type)

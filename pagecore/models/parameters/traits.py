@@ -334,6 +334,7 @@ TRAITS: Mapping[str, Traits] = {
         output_bias="attention_bias",
         qkv_bias="attention_bias",
         head_gate=True,
+        can_tie=False,
         experts=_BAILING_EXPERTS,
         defaults={"first_k_dense_replace": 2, "num_shared_experts": 1, "q_lora_rank": None},
     ),
