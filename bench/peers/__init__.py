@@ -17,7 +17,7 @@ class PeerMissing(Exception):
 
 
 def add_to_path(peer: str, folder: str, recipe: str) -> None:
-    """Make the peer's unpacked package importable.
+    """Make the peer's unpacked package importable, also by processes that it starts.
 
     Raises
     ------
@@ -28,6 +28,8 @@ def add_to_path(peer: str, folder: str, recipe: str) -> None:
     if not place.is_dir():
         raise PeerMissing(f"{peer} is not in {place}. To install it (PAGECORE_PEERS names another folder):\n{recipe}")
     sys.path.insert(0, str(place))
+    paths = [str(place), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def unimportable(peer: str, folder: str, error: ImportError, recipe: str) -> PeerMissing:

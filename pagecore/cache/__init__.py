@@ -5,12 +5,12 @@ from pagecore.cache.config import PagedCacheConfig, StaticCacheConfig, effective
 from pagecore.cache.embeddings import EmbeddingCache
 from pagecore.cache.inspect.block_map import BlockMap
 from pagecore.cache.inspect.stats import CacheStats
-from pagecore.cache.layers import Alias
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.cache.step.batch import Batch, BatchGroup, CrossArrays
 from pagecore.cache.swap.space import SwapSpace
+from pagecore.storage import Alias
 
 __all__ = [
     "Alias",

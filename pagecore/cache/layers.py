@@ -8,19 +8,12 @@ from dataclasses import dataclass, replace
 from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import Spec, StateSpec, TensorParallel
+from pagecore.storage import Alias, Spec, StateSpec, TensorParallel
 from pagecore.storage.attended import AttendedKeys, attended_keys
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
 from pagecore.storage.cross_spec import CrossSpec, is_cross
 from pagecore.storage.pool import bytes_per_block
 from pagecore.storage.spec import check_spec, is_spec, window_of
-
-
-@dataclass(frozen=True)
-class Alias:
-    """A layer that stores nothing of its own and reads the planes of layer `layer` (cross-layer sharing)."""
-
-    layer: int
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import SupportsFloat
 
 from pagecore.arrays import DType
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.models.families import Family
+from pagecore.models.families import Family, Heads
 from pagecore.models.fields import Fields, shown
 from pagecore.models.latent import latent_spec
 from pagecore.models.layer_kinds import attends
@@ -28,7 +28,7 @@ class Asked:
     ----------
     dtype : DType
     format : str or None
-    sinks : array_like [attention layers][query heads], optional
+    sinks : array_like [attention layers with sinks][query heads], optional
     """
 
     dtype: DType
@@ -42,31 +42,34 @@ def attention_specs(
     """Return the spec of each layer that attends, of a model whose layers have the given kinds."""
     layers = [layer for layer, kind in enumerate(kinds) if attends(kind)]
     if not layers:
-        _sinks(family, model_type, 0, 0, asked.sinks)
+        _sinks(family, model_type, [], asked.sinks)
         return []
-    heads = [family.heads(fields, layer) for layer in range(len(kinds))]
-    sinks = _sinks(family, model_type, len(layers), heads[0], asked.sinks)
+    queries = family.count_heads(fields)
     if family.stores_latents:
-        return _latent_specs(fields, family, model_type, kinds, heads[0], asked)
-    kv_heads = family.count_kv_heads(fields, heads[0]) if family.count_kv_heads else _kv_heads(fields, heads)
-    head_dim = _head_dim(fields, heads[0], family)
+        _sinks(family, model_type, [queries] * len(layers), asked.sinks)
+        return _latent_specs(fields, family, model_type, kinds, queries, asked)
+    given = Heads(queries, _kv_heads(fields, queries), _head_dim(fields, queries, family))
     windows = _windows(fields, family, len(kinds))
-    _refuse_unread(fields, model_type, head_dim, kv_heads, windows, kinds)
+    own = [family.heads(fields, given, layer, windows[layer] is not None) for layer in layers]
+    _check_groups(fields, given, layers, own)
+    _refuse_unread(fields, model_type, own[0].head_dim, own[0].kv_heads, windows, kinds)
     softcap = _softcap(fields)
+    rows = iter(_sinks(family, model_type, [each.queries for each in own if each.has_sinks], asked.sinks))
     return [
         AttentionSpec(
-            kv_heads,
-            head_dim,
+            each.kv_heads,
+            each.head_dim,
+            v_head_dim=each.v_head_dim,
             dtype=asked.dtype,
-            num_query_heads=heads[layer],
-            scale=family.scale(fields, head_dim, layer),
+            num_query_heads=each.queries,
+            scale=family.scale(fields, each.head_dim, layer),
             softcap=softcap,
-            sinks=sink,
+            sinks=next(rows) if each.has_sinks else None,
             format=asked.format,
             window=None if family.has_chunks else windows[layer],
             chunk=windows[layer] if family.has_chunks else None,
         )
-        for layer, sink in zip(layers, sinks, strict=True)
+        for layer, each in zip(layers, own, strict=True)
     ]
 
 
@@ -84,17 +87,20 @@ def _latent_specs(
     return specs
 
 
-def _kv_heads(fields: Fields, heads: Sequence[int]) -> int:
+def _kv_heads(fields: Fields, queries: int) -> int:
     if "num_key_value_heads" not in fields.defaults or fields.value("num_key_value_heads") is None:
-        return heads[0]
-    kv_heads = fields.integer("num_key_value_heads")
-    undivided = next((count for count in heads if count % kv_heads), None)
-    if undivided is not None:
-        fields.refuse(
-            f"{fields.describe('num_key_value_heads')}; it must divide {fields.name('num_attention_heads')}, which is "
-            f"{undivided}"
-        )
-    return kv_heads
+        return queries
+    return fields.integer("num_key_value_heads")
+
+
+def _check_groups(fields: Fields, given: Heads, layers: Sequence[int], heads: Sequence[Heads]) -> None:
+    """Raise if the key-value heads of a layer do not divide its query heads."""
+    for layer, own in zip(layers, heads, strict=True):
+        if own.queries % own.kv_heads:
+            what = fields.describe(own.kv_field)
+            if own.kv_heads != given.kv_heads:
+                what = f"layer {layer} has {own.kv_heads} key-value heads ({what})"
+            fields.refuse(f"{what}; it must divide {fields.name('num_attention_heads')}, which is {own.queries}")
 
 
 def _head_dim(fields: Fields, heads: int, family: Family) -> int:
@@ -125,7 +131,7 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
     if family.window is not None:
         window = family.window(fields)
     kind = CHUNKED_LAYER if family.has_chunks else SLIDING
-    slides = _listed_layers(fields, num_layers, kind)
+    slides = _listed_layers(fields, num_layers, kind, has_states=family.states is not None)
     if slides is None:
         slides = [not switched_off and family.slides(fields, layer) for layer in range(num_layers)]
     if window is None and any(slides):
@@ -135,8 +141,11 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
     return [window if slide else None for slide in slides]
 
 
-def _listed_layers(fields: Fields, num_layers: int, limited: str) -> list[bool] | None:
-    """Return True for each layer of type `limited` in `layer_types`; None if the family or config does not have it."""
+def _listed_layers(fields: Fields, num_layers: int, limited: str, has_states: bool) -> list[bool] | None:
+    """Return True for each layer of type `limited` in `layer_types`; None if the family or config does not have it.
+
+    Types of a family whose layers keep states are checked where their kinds are read.
+    """
     if "layer_types" not in fields.defaults or fields.given("layer_types") is None:
         return None
     listed, name = fields.given("layer_types"), fields.name("layer_types")
@@ -148,7 +157,7 @@ def _listed_layers(fields: Fields, num_layers: int, limited: str) -> list[bool] 
             "equal"
         )
     for layer, kind in enumerate(listed):
-        if kind not in (FULL, limited):
+        if not has_states and kind not in (FULL, limited):
             raise UnsupportedOption(
                 f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not supported; "
                 f"expected {FULL!r} or {limited!r}"
@@ -191,22 +200,23 @@ def _softcap(fields: Fields) -> float:
 
 
 def _sinks(
-    family: Family, model_type: str, num_layers: int, heads: int, sinks: Sinks | None
+    family: Family, model_type: str, heads: Sequence[int], sinks: Sinks | None
 ) -> list[Iterable[SupportsFloat] | None]:
+    """Return the sinks of the layers that have them; `heads` has the query heads of each."""
     if not family.has_sinks:
         if sinks is not None:
             raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
-        return [None] * num_layers
+        return [None] * len(heads)
     if sinks is None:
-        return [(0.0,) * heads] * num_layers
+        return [(0.0,) * count for count in heads]
     try:
         rows: list[Iterable[SupportsFloat] | None] = [tuple(row) for row in sinks]
     except TypeError:
         raise ShapeError(f"sinks is a {type(sinks).__name__}; expected [layers][query heads] numbers") from None
     counts = [len(tuple(row or ())) for row in rows]
-    if counts != [heads] * num_layers:
+    if counts != list(heads):
         raise ShapeError(
             f"sinks has {len(rows)} rows of {' or '.join(map(str, sorted(set(counts)))) or 'no'} numbers; "
-            f"expected {num_layers} rows (layers) of {heads} numbers (query heads)"
+            f"expected {len(heads)} rows (layers) of {' or '.join(map(str, sorted(set(heads))))} numbers (query heads)"
         )
     return rows

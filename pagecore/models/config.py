@@ -10,23 +10,22 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.dtypes import stored_dtype
-from pagecore.models.earlier import EARLIER
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, FLAT, RENAMED, TEXT_MODELS
+from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS, THINKERS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
-from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.quantization import requested_format
+from pagecore.models.served import SERVED
+from pagecore.models.sharing import share_last_layers, specs_of_layers
 from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
-from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
 __all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
-ModelSpec = AttentionSpec | LatentSpec | StateSpec
-_SERVED = {**FAMILIES, **LLAMA_KIN, **EARLIER, **HYBRIDS}
+ModelSpec = AttentionSpec | LatentSpec | StateSpec | Alias
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,10 @@ class ModelConfig:
     ----------
     model_type : str
         The model family; for a multimodal model that of its text model.
-    layers : tuple of AttentionSpec, CrossSpec, LatentSpec or StateSpec
+    layers : tuple of AttentionSpec, CrossSpec, LatentSpec, StateSpec or Alias
         Specs in the order of the model's layers, as a cache takes them. A layer with attention and a state has two, the
-        attention first; a layer that stores nothing has none. Of a model with an encoder: the decoder's own layers,
+        attention first; a layer that stores nothing has none, and one that reads the keys and values of an earlier
+        layer has an `Alias`. Of a model with an encoder: the decoder's own layers,
         then a `CrossSpec` for the cross attention of each.
     max_length : int or None
         Maximum sequence length in tokens (`max_position_embeddings`); None if the config does not have it.
@@ -63,31 +63,24 @@ class ModelConfig:
         """Number of model layers."""
         return len(self.specs_by_layer)
 
+    def specs_of_stage(self, layers: range) -> tuple[ModelSpec, ...]:
+        """Return the specs of model layers that form a pipeline stage, as a cache of the stage takes them.
+
+        Raises
+        ------
+        UnsupportedOption
+            A layer reads the keys and values of one in another stage.
+        """
+        return specs_of_layers(self.layers, [number for layer in layers for number in self.specs_by_layer[layer]])
+
 
 def specs_from_config(
     config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
 ) -> list[ModelSpec]:
     """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
 
-    Supported model types are llama, qwen2, qwen2_moe, qwen3, qwen3_moe, mistral, ministral, mixtral, gemma, gemma2,
-    gemma3_text, phi, phi3, gpt_neox, gpt_oss, gpt2, glm, glm4, glm4_moe, llama4_text, olmo2, olmo3, starcoder2, cohere,
-    cohere2, granite, seed_oss, minimax_m2, afmoe, apertus, arcee, aria_text, bitnet, cohere2_moe, cwm, dots1, ernie4_5,
-    ernie4_5_moe, exaone4, exaone_moe, flex_olmo, granite_swa, granitemoe, granitemoe_swa, granitemoeshared, helium,
-    hunyuan_v1_dense, hunyuan_v1_moe, hy_v3, hyperclovax, internlm3, iquestcoder, jais2, jetmoe, kolibri1, laguna,
-    mellum, minimax_m3_vl_text (without sparse layers), ministral3, nanochat, nemotron, olmo, olmoe, persimmon, phimoe,
-    smollm3, solar_open, stablelm and vaultgemma, the earlier biogpt, bloom, codegen, ctrl, dbrx, falcon, gpt_bigcode,
-    gpt_neo, gpt_neox_japanese, gptj, modernbert-decoder, mpt, openai-gpt, opt, phi4_multimodal and xglm (slopes of
-    ALiBi are an argument of the attention), and the text models of the multimodal fuyu, gemma3, llama4, glm4v,
-    qwen2_vl, qwen2_5_vl, qwen3_vl and qwen3_vl_moe. The text model of aya_vision, cohere2_vision, idefics3, internvl,
-    llava, llava_next, llava_onevision, mistral3, smolvlm and vipllava may be of any of these types. The latent
-    attention of deepseek_v2, deepseek_v3, kimi_k2, axk1, glm4_moe_lite, minicpm3, mistral4, longcat_flash and youtu,
-    and of the text model of kimi_k25, gives a `LatentSpec`, that of deepseek_v32 and glm_moe_dsa one with `index_dim`
-    in layers with an indexer. Layers with a recurrent state give a `StateSpec`: those of the hybrids qwen3_next,
-    qwen3_5, qwen3_5_moe, kimi_linear, nemotron_h, granitemoehybrid, falcon_h1, jamba, bamba, zamba2, lfm2 and lfm2_moe,
-    and of mamba, mamba2 and falcon_mamba, which have no attention. The decoders of whisper, bart and t5 give an
-    `AttentionSpec` for each layer, and then a `CrossSpec` for the cross attention of each. In jetmoe, query head ``h``
-    attends to key-value head ``h % num_kv_heads``. Other states (MiniMax-Text, RecurrentGemma, RWKV) raise
-    UnsupportedOption. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    docs/models.md lists the supported model types. A multimodal model has the specs of its text model, if the type of
+    that is supported. Missing fields have the defaults of transformers 5. A field that would change the cache or the
     attention, and that the family does not read, raises; it is never ignored.
 
     Parameters
@@ -97,10 +90,11 @@ def specs_from_config(
     dtype : {"auto", "bfloat16", "float16", "float32"} or a dtype object with one of these names
         Dtype of keys and values, and of convolution states. "auto" uses the model's `dtype` (or `torch_dtype`),
         bfloat16 if it has neither.
-    sinks : array_like [layers][query heads], optional
-        The learned sinks of a family that has them (gpt_oss, granite_swa, granitemoe_swa). Sinks are weights and not
-        part of a config. Without them the specs have sinks of 0.0, which is sufficient for memory planning, but not for
-        attention.
+    sinks : array_like [layers with sinks][query heads], optional
+        The learned sinks of a family that has them (gpt_oss, granite_swa and
+        granitemoe_swa in every layer, mimo_v2_flash in sliding layers). Sinks are
+        weights and not part of a config. Without them the specs have sinks of 0.0, which is sufficient for memory
+        planning, but not for attention.
     format : str or None
         Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
         stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
@@ -146,7 +140,7 @@ def read_model_config(
     if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
         return _encoder_decoder(whole, dtype, sinks, format)
     model_type, fields = text_model(whole)
-    family = _SERVED[model_type]
+    family = SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
     fields.aliases = family.aliases
     fields.lift(family.nested)
@@ -156,7 +150,8 @@ def read_model_config(
     num_layers = family.count_layers(fields)
     kinds = [FULL] * num_layers if family.states is None else family.states.kinds(fields, num_layers)
     asked = Asked(stored_dtype(whole, fields, dtype), requested_format(whole, fields, format), sinks)
-    attention = iter(attention_specs(fields, family, model_type, kinds, asked))
+    attending = attention_specs(fields, family, model_type, kinds, asked)
+    attention = iter(share_last_layers(fields, family.shared_field, attending) if family.shared_field else attending)
     state = state_spec(fields, family.states, asked.dtype) if family.states and any(map(keeps_state, kinds)) else None
     layers: list[ModelSpec] = []
     by_layer: list[tuple[int, ...]] = []
@@ -188,19 +183,24 @@ def _max_length(fields: Fields) -> int | None:
 def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
     model_type = _model_type(whole)
+    if model_type in THINKERS:
+        return text_model(whole.inner("thinker_config"))
     if model_type in ANY_TEXT_MODEL:
         fields = whole.inner("text_config")
         if fields.given("model_type") is None:
             return ANY_TEXT_MODEL[model_type], fields
         inner = _model_type(fields)
-        if inner not in _SERVED:
+        if inner not in SERVED:
             raise UnsupportedOption(
                 f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be one of "
-                f"{', '.join(sorted(_SERVED))}"
+                f"{', '.join(sorted(SERVED))}"
             )
         return inner, fields
-    if model_type not in TEXT_MODELS:
+    if model_type in SERVED:
         return model_type, whole
+    if model_type not in TEXT_MODELS:
+        fields = whole.inner("text_config")
+        return str(fields.given("model_type")), fields
     expected = TEXT_MODELS[model_type]
     if model_type in FLAT and whole.given("text_config") is None:
         return expected, whole
@@ -220,15 +220,23 @@ def _refuse_unserved(fields: Fields, model_type: str, attention: str | None) -> 
         )
 
 
+def _has_served_text_model(fields: Fields) -> bool:
+    """Return True for a multimodal model of any type whose text model is of a known family."""
+    given = fields.given("text_config")
+    inner = given.get("model_type") if isinstance(given, Mapping) else None
+    return isinstance(inner, str) and inner in SERVED
+
+
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    if not isinstance(model_type, str) or model_type not in {*_SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL}:
+    known = {*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *THINKERS}
+    if not isinstance(model_type, str) or not (model_type in known or _has_served_text_model(fields)):
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
-        known = ", ".join(sorted([*_SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *ENCODER_DECODERS]))
         raise UnsupportedOption(
-            f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of {known}: for another "
+            f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of "
+            f"{', '.join(sorted(known | ENCODER_DECODERS.keys()))}: for another "
             "model pass a list of specs"
         )
     return model_type

@@ -9,37 +9,40 @@ Source: the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models.families import GPT_2_NAMES, Family
+from pagecore.models.families import GPT_2_NAMES, Family, Heads
 from pagecore.models.fields import Fields
 
 __all__ = ["EARLIER"]
 
 
-def _heads_of_falcon(fields: Fields, heads: int) -> int:
+def _heads_of_falcon(fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
     """Return the key-value heads: num_kv_heads in the new architecture only, else 1 or all."""
-    asked = heads if fields.value("num_kv_heads") is None else fields.integer("num_kv_heads")
+    asked = heads.queries if fields.value("num_kv_heads") is None else fields.integer("num_kv_heads")
     if fields.flag("new_decoder_architecture"):
-        if heads % asked:
-            fields.refuse(f"{fields.describe('num_kv_heads')}; it must divide num_attention_heads, which is {heads}")
-        return asked
+        if heads.queries % asked:
+            fields.refuse(
+                f"{fields.describe('num_kv_heads')}; it must divide num_attention_heads, which is {heads.queries}"
+            )
+        return replace(heads, kv_heads=asked)
     if fields.flag("multi_query"):
-        return 1
-    if asked != heads:
+        return replace(heads, kv_heads=1)
+    if asked != heads.queries:
         fields.refuse(
             f"{fields.describe('num_kv_heads')}; without multi_query and new_decoder_architecture it must equal "
-            f"num_attention_heads, {heads}"
+            f"num_attention_heads, {heads.queries}"
         )
     return heads
 
 
-def _one_or_all_heads(fields: Fields, heads: int) -> int:
-    return 1 if fields.flag("multi_query") else heads
+def _one_or_all_heads(fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
+    return replace(heads, kv_heads=1) if fields.flag("multi_query") else heads
 
 
-def _heads_of_mpt(fields: Fields, heads: int) -> int:
+def _heads_of_mpt(fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
     """Return all heads; refuse the attention that transformers does not build either."""
     served: dict[str, object] = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False}
     for name, value in served.items():
@@ -123,12 +126,12 @@ EARLIER: Mapping[str, Family] = {
     "codegen": Family({}, aliases=GPT_2_NAMES),
     "ctrl": Family({}, aliases=GPT_2_NAMES),
     "dbrx": Family({"num_key_value_heads": 1}, aliases=_DBRX_NAMES, nested=("attn_config", "ffn_config")),
-    "falcon": Family(_FALCON, count_kv_heads=_heads_of_falcon),
+    "falcon": Family(_FALCON, heads=_heads_of_falcon),
     "gpt_bigcode": Family(
         {"multi_query": True, "scale_attn_weights": True},
         scale=_scale_of_bigcode,
         aliases=GPT_2_NAMES,
-        count_kv_heads=_one_or_all_heads,
+        heads=_one_or_all_heads,
     ),
     "gpt_neo": Family(
         {"sliding_window": 256, "attention_types": None},
@@ -143,7 +146,7 @@ EARLIER: Mapping[str, Family] = {
         {"attn_config.softmax_scale": None},
         scale=_scale_of_mpt,
         aliases=_MOSAIC_NAMES,
-        count_kv_heads=_heads_of_mpt,
+        heads=_heads_of_mpt,
         nested=("attn_config",),
     ),
     "openai-gpt": Family({}, aliases=GPT_2_NAMES),

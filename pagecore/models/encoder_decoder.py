@@ -50,26 +50,45 @@ _DECODER = {
 }
 _T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num_attention_heads": "num_heads"}
 
-# A T5 adds a bias for the relative position to the scores of the decoder's own layers, which no spec describes:
-# `attend` serves its cross attention only.
-ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
-    "bart": EncoderDecoder(
-        {"max_position_embeddings": 1024}, _DECODER, "max_position_embeddings", "max_position_embeddings"
-    ),
-    "t5": EncoderDecoder(
+
+def _t5() -> EncoderDecoder:
+    """Return a family with the decoder of T5."""
+    return EncoderDecoder(
         {"n_positions": None, "d_kv": 64, "num_layers": 6},
         _T5,
         "n_positions",
         "n_positions",
         scale=1.0,
         layers_by_default="num_layers",
-    ),
-    "whisper": EncoderDecoder(
-        {"max_source_positions": 1500, "max_target_positions": 448},
-        _DECODER,
-        "max_source_positions",
-        "max_target_positions",
-    ),
+    )
+
+
+def _two_lengths(source: str, target: str, sizes: tuple[int, int]) -> EncoderDecoder:
+    """Return a family with the decoder of BART whose encoder has a maximum length of its own."""
+    return EncoderDecoder(dict(zip((source, target), sizes, strict=True)), _DECODER, source, target)
+
+
+def _bart(longest: int = 1024) -> EncoderDecoder:
+    """Return a family with the decoder of BART; `longest` is the default of its longest sequence."""
+    name = "max_position_embeddings"
+    return EncoderDecoder({name: longest}, _DECODER, name, name)
+
+
+# Sparse and local attention (BigBird-Pegasus, LED, LongT5, PEGASUS-X) is in the encoder only, which stores nothing. A
+# T5 adds a bias for the relative position to the scores of the decoder's own layers, which no spec describes: `attend`
+# serves its cross attention only.
+ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
+    **{
+        name: _bart() for name in ("bart", "fsmt", "marian", "mbart", "m2m_100", "mvp", "nllb-moe", "pegasus", "plbart")
+    },
+    "blenderbot": _bart(128),
+    "blenderbot-small": _bart(512),
+    "bigbird_pegasus": _bart(4096),
+    "pegasus_x": _bart(16384),
+    "led": _two_lengths("max_encoder_position_embeddings", "max_decoder_position_embeddings", (16384, 1024)),
+    "speech_to_text": _two_lengths("max_source_positions", "max_target_positions", (6000, 1024)),
+    **{name: _t5() for name in ("longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5")},
+    "whisper": _two_lengths("max_source_positions", "max_target_positions", (1500, 448)),
 }
 
 
@@ -92,6 +111,11 @@ def decoder_specs(
         raise UnsupportedOption(
             f"{fields.source}: is_encoder_decoder is false, but a {model_type} has an encoder; set it to true, or pass "
             "a list of specs"
+        )
+    if model_type == "mvp" and fields.given("use_prompt"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('use_prompt')}, but the keys and values of a prompt, which every layer "
+            "attends to first, are not supported; set it to false"
         )
     layers_field = "num_hidden_layers"
     if family.layers_by_default is not None and fields.given("num_hidden_layers") is None:

@@ -24,7 +24,9 @@ __all__ = [
     "MISTRAL",
     "RENAMED",
     "TEXT_MODELS",
+    "THINKERS",
     "Family",
+    "Heads",
     "layers_with_rope",
 ]
 
@@ -48,8 +50,35 @@ def _two_attentions_each(fields: Fields) -> int:
     return count
 
 
-def _heads(fields: Fields, _layer: int) -> int:
+def _count_heads(fields: Fields) -> int:
     return fields.integer("num_attention_heads")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of a layer.
+
+    Parameters
+    ----------
+    queries, kv_heads, head_dim : int
+    v_head_dim : int, optional
+        Dim of values; that of keys by default.
+    has_sinks : bool
+        False for a layer without sinks, in a family that has them.
+    kv_field : str
+        Field with `kv_heads`, for messages.
+    """
+
+    queries: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int | None = None
+    has_sinks: bool = True
+    kv_field: str = "num_key_value_heads"
+
+
+def _same_heads(_fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
+    return heads
 
 
 @dataclass(frozen=True)
@@ -80,15 +109,17 @@ class Family:
         Layers with recurrent states.
     attention_width : int
         Width of queries over all heads, in multiples of hidden_size, if there is no head_dim.
+    count_heads : callable
+        Returns the number of query heads.
     heads : callable
-        Returns the number of query heads of a layer.
+        Returns the heads of a layer from fields, the heads that the config gives, the layer, and True if it slides.
     rounds_head_dim : bool
         True if hidden_size need not be a multiple of num_attention_heads: without head_dim the quotient is rounded
         down.
-    count_kv_heads : callable, optional
-        Returns the number of key-value heads from fields and the number of query heads; without it num_key_value_heads.
     window : callable, optional
-        Returns the window of the layers that have one; without it sliding_window.
+        Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
+    shared_field : str
+        Field with the number of last layers that read the keys and values of an earlier layer; "" without them.
     nested : tuple of str
         Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
@@ -107,10 +138,11 @@ class Family:
     has_chunks: bool = False
     states: States | None = None
     attention_width: int = 1
-    heads: Callable[[Fields, int], int] = _heads
+    count_heads: Callable[[Fields], int] = _count_heads
+    heads: Callable[[Fields, Heads, int, bool], Heads] = _same_heads
     rounds_head_dim: bool = False
-    count_kv_heads: Callable[[Fields, int], int] | None = None
-    window: Callable[[Fields], int] | None = None
+    window: Callable[[Fields], int | None] | None = None
+    shared_field: str = ""
     nested: tuple[str, ...] = ()
 
 
@@ -247,6 +279,14 @@ DEEPSEEK_32 = {
     "index_head_dim": 128,
     "index_n_heads": 64,
 }
+AXK_2 = {
+    **DEEPSEEK_32,
+    "num_key_value_heads": 32,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "index_n_heads": 16,
+}
 GLM_DSA = {
     **DEEPSEEK_32,
     **dict.fromkeys(("indexer_types", "index_topk_pattern")),
@@ -299,6 +339,7 @@ FAMILIES: Mapping[str, Family] = {
     "minicpm3": Family(MINICPM_3, stores_latents=True),
     "mistral4": Family(MISTRAL_4, stores_latents=True),
     "deepseek_v32": Family(DEEPSEEK_32, stores_latents=True, indexes=every_layer_indexes),
+    "axk2": Family(AXK_2, stores_latents=True, indexes=every_layer_indexes),
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
     "longcat_flash": Family(LATENT, stores_latents=True, count_layers=_two_attentions_each),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
@@ -307,6 +348,9 @@ FAMILIES: Mapping[str, Family] = {
 TEXT_MODELS: Mapping[str, str] = {
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
     "glm4v": "glm4v_text",
@@ -330,6 +374,8 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "smolvlm": "llama",
     "vipllava": "llama",
 }
+# Models that speak, with the model that listens, sees and thinks in `thinker_config`.
+THINKERS = frozenset({"qwen2_5_omni", "qwen3_omni_moe"})
 # Multimodal models whose published files have the fields of the text model at the top level.
 FLAT = frozenset({"fuyu", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.

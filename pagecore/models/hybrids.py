@@ -25,6 +25,14 @@ def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
     return fields.number("attention_multiplier")
 
 
+def _every_fourth_slides(_fields: Fields, layer: int) -> bool:
+    return layer > 0 and layer % 4 == 0
+
+
+def _every_layer(_fields: Fields, _layer: int) -> bool:
+    return True
+
+
 QWEN_3_NEXT: Mapping[str, object] = {
     "head_dim": 256,
     "num_attention_heads": 16,
@@ -80,6 +88,28 @@ JAMBA = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+MINIMAX = {
+    **GROUPED_8,
+    "layer_types": None,
+    "attn_type_list": None,
+    "block_size": 256,
+    "sliding_window": None,
+}
+LING: Mapping[str, object] = {
+    **LATENT,
+    "head_dim": 128,
+    "num_key_value_heads": 32,
+    "layer_types": None,
+    "layer_group_size": 6,
+    "short_conv_kernel_size": 4,
+}
+RECURRENT_GEMMA = {
+    **GROUPED,
+    "block_types": ("recurrent", "recurrent", "attention"),
+    "sliding_window": 2048,
+    "lru_width": None,
+    "conv1d_width": 4,
+}
 ZAMBA_2 = {
     **GROUPED,
     "layer_types": None,
@@ -89,6 +119,25 @@ ZAMBA_2 = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
     "chunk_size": 256,
+}
+OLMO_HYBRID: Mapping[str, object] = {
+    **GROUPED,
+    **dict.fromkeys(("layer_types", "linear_num_key_heads", "linear_num_value_heads")),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim")),
+    "linear_conv_kernel_dim": 4,
+}
+LFM_3: Mapping[str, object] = {
+    "head_dim": 128,
+    "num_key_value_heads": 4,
+    "layer_types": None,
+    "sliding_window": 256,
+    "conv_L_cache": 7,
+}
+ZAMBA = {
+    **JAMBA,
+    "num_key_value_heads": 16,
+    "layer_types": None,
+    "attn_layer_period": 6,
 }
 LFM_2 = {**GROUPED_8, "layer_types": None, "full_attn_idxs": None, "conv_L_cache": 3}
 MAMBA = {"intermediate_size": None, "state_size": 16, "conv_kernel": 4, "expand": 2}
@@ -109,6 +158,9 @@ _OF_NEMOTRON = states.mamba_2("mamba_num_heads", "mamba_head_dim", "n_groups", "
 _OF_ZAMBA = states.mamba_2("n_mamba_heads", "", "mamba_ngroups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
 _OF_MAMBA_2 = states.mamba_2("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "expand")
 _SHORT_CONVOLUTIONS = States(kinds.kinds_of_lfm, states.short_convolution)
+_LIGHTNING = Family(
+    MINIMAX, states=States(kinds.kinds_of_minimax, states.lightning_attention, states.chunk_of("block_size"))
+)
 _MAMBA_1 = Family(MAMBA, states=States(kinds.every_layer_keeps_a_state, states.mamba_1))
 
 HYBRIDS: Mapping[str, Family] = {
@@ -149,8 +201,34 @@ HYBRIDS: Mapping[str, Family] = {
         scale=_half_head,
         states=States(kinds.kinds_of_zamba, _OF_ZAMBA, states.chunk_of("chunk_size")),
     ),
+    "zamba": Family(
+        ZAMBA,
+        aliases={"layer_types": "layers_block_type", "head_dim": "attention_head_dim"},
+        attention_width=2,
+        scale=_half_head,
+        states=States(kinds.kinds_of_zamba_1, states.mamba_1_of_jamba),
+    ),
     "lfm2": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
     "lfm2_moe": Family(LFM_2, states=_SHORT_CONVOLUTIONS),
+    "lfm3": Family(LFM_3, _every_fourth_slides, states=States(kinds.kinds_of_lfm_3, states.short_convolution)),
+    "olmo_hybrid": Family(
+        OLMO_HYBRID,
+        states=States(kinds.every_fourth_or_the_last_attends, states.delta_rule_of_olmo, states.chunk_of_64),
+    ),
+    "minimax": _LIGHTNING,
+    "minimax_text_01": _LIGHTNING,
+    "bailing_hybrid": Family(
+        LING,
+        aliases={"max_position_embeddings": "model_max_length"},
+        stores_latents=True,
+        states=States(kinds.kinds_of_ling, states.delta_rule_of_ling, states.chunk_of_64),
+    ),
+    "recurrent_gemma": Family(
+        RECURRENT_GEMMA,
+        _every_layer,
+        aliases={"sliding_window": "attention_window_size"},
+        states=States(kinds.kinds_of_gemma, states.recurrent_unit),
+    ),
     "mamba": _MAMBA_1,
     "falcon_mamba": _MAMBA_1,
     "mamba2": Family(

@@ -6,22 +6,28 @@ from collections.abc import Mapping, Sequence
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
-from pagecore.models.unserved import FULL
+from pagecore.models.unserved import FULL, SLIDING
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
     "attends",
     "count_by_kind",
+    "every_fourth_or_the_last_attends",
     "every_layer_has_both",
     "every_layer_keeps_a_state",
     "every_nth_attends",
     "keeps_state",
     "kimi_fields",
+    "kinds_of_gemma",
     "kinds_of_granite",
     "kinds_of_kimi",
     "kinds_of_lfm",
+    "kinds_of_lfm_3",
+    "kinds_of_ling",
+    "kinds_of_minimax",
     "kinds_of_nemotron",
     "kinds_of_zamba",
+    "kinds_of_zamba_1",
     "listed_layers_attend",
     "one_layer_of_a_period_attends",
 ]
@@ -75,6 +81,14 @@ def every_nth_attends(fields: Fields, num_layers: int) -> list[str]:
     return [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
 
 
+def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or every fourth one attends; of fewer than four the last."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    return [FULL if layer % 4 == 3 or layer == num_layers - 1 < 3 else LINEAR for layer in range(num_layers)]
+
+
 def kinds_of_kimi(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed in `layer_types`, or numbered from 1 in `linear_attn_config`."""
     found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
@@ -119,6 +133,36 @@ def kinds_of_granite(fields: Fields, num_layers: int) -> list[str]:
     return _listed(fields, num_layers, _ATTENTION_OR_STATE) or [LINEAR] * num_layers
 
 
+def kinds_of_gemma(fields: Fields, num_layers: int) -> list[str]:
+    """Kinds repeat in the order of `block_types`."""
+    listed, names = fields.value("block_types"), {"recurrent": LINEAR, "attention": FULL}
+    if not isinstance(listed, list | tuple) or not listed or any(kind not in names for kind in listed):
+        fields.refuse(f"{fields.describe('block_types')}; it must list 'recurrent' and 'attention'")
+    return [names[listed[layer % len(listed)]] for layer in range(num_layers)]
+
+
+def kinds_of_ling(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or the last one of every `layer_group_size` layers attends."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    size = fields.integer("layer_group_size")
+    return [LINEAR if (layer + 1) % size else FULL for layer in range(num_layers)]
+
+
+def kinds_of_minimax(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed by name, or in `attn_type_list` as 1 for attention; else even ones attend."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    if fields.given("attn_type_list") is None:
+        return [LINEAR if layer % 2 else FULL for layer in range(num_layers)]
+    listed = _numbers(fields, "attn_type_list")
+    if len(listed) != num_layers or not set(listed) <= {0, 1}:
+        fields.refuse(f"{fields.describe('attn_type_list')}; it must list 0 or 1 for each of the {num_layers} layers")
+    return [FULL if kind else LINEAR for kind in listed]
+
+
 def every_layer_has_both(_fields: Fields, num_layers: int) -> list[str]:
     """Attention and Mamba run side by side in every layer."""
     return [HYBRID] * num_layers
@@ -150,10 +194,26 @@ def kinds_of_zamba(fields: Fields, num_layers: int) -> list[str]:
     return found
 
 
+def kinds_of_zamba_1(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed; or the third, and then one of each `attn_layer_period` layers, has both kinds."""
+    found = _listed(fields, num_layers, {**_STATES, "hybrid": HYBRID})
+    if found is not None:
+        return found
+    period = one_layer_of_a_period_attends(fields, num_layers)
+    both = {2} | {layer + 3 for layer, kind in enumerate(period) if kind == FULL}
+    return [HYBRID if layer in both else LINEAR for layer in range(num_layers)]
+
+
 def kinds_of_lfm(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed in `layer_types`, or those that attend in `full_attn_idxs`."""
     found = _listed(fields, num_layers, {**_ATTENTION, "conv": LINEAR})
     return found or _attending(fields, "full_attn_idxs", num_layers, range(num_layers))
+
+
+def kinds_of_lfm_3(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or even ones attend, except the first."""
+    found = _listed(fields, num_layers, {**_ATTENTION, SLIDING: FULL, "conv": LINEAR})
+    return found or [FULL if layer and layer % 2 == 0 else LINEAR for layer in range(num_layers)]
 
 
 def _numbers(fields: Fields, name: str) -> list[int]:

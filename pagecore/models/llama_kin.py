@@ -6,8 +6,9 @@ Source: the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pagecore.models.families import GEMMA_2, GROUPED, MISTRAL, Family, layers_with_rope
+from pagecore.models.families import GEMMA_2, GROUPED, MISTRAL, Family, Heads, layers_with_rope
 from pagecore.models.fields import Fields
 from pagecore.storage.checks import INT32_MAX
 
@@ -74,25 +75,25 @@ def _two_patterns(fields: Fields, layer: int) -> bool:
     return (layer - dense + 1) % fields.integer("sliding_window_pattern") != 0
 
 
-def _heads_by_layer(fields: Fields, layer: int) -> int:
-    """Return the query heads of a layer: as listed, or the same number in all layers."""
+def _heads_by_layer(fields: Fields, heads: Heads, layer: int, _slides: bool) -> Heads:
+    """Layers may have a number of query heads each."""
     listed = fields.value("num_attention_heads_per_layer")
     if listed is None:
-        return fields.integer("num_attention_heads")
+        return heads
     layers = fields.integer("num_hidden_layers")
     if not isinstance(listed, list | tuple) or len(listed) != layers or not all(map(_is_count, listed)):
         fields.refuse(
             f"{fields.describe('num_attention_heads_per_layer')}; it must list a positive integer for each of "
             f"num_hidden_layers, {layers}, or be null"
         )
-    return int(listed[layer])
+    return replace(heads, queries=int(listed[layer]))
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= INT32_MAX
 
 
-def _heads_of_experts(fields: Fields, _layer: int) -> int:
+def _heads_of_experts(fields: Fields) -> int:
     """Return the query heads of JetMoe: each chosen expert has one for each key-value head.
 
     Query head ``h`` attends to key-value head ``h % kv_heads``: order them by key-value head for grouped attention.
@@ -179,7 +180,7 @@ LLAMA_KIN: Mapping[str, Family] = {
     "internlm3": Family({**_DIMS_OF_128, "num_key_value_heads": 2}),
     "iquestcoder": Family({**_DIMS_OF_128, "num_key_value_heads": 8}),
     "jais2": Family(GROUPED),
-    "jetmoe": Family(_JETMOE, aliases={"head_dim": "kv_channels"}, heads=_heads_of_experts),
+    "jetmoe": Family(_JETMOE, aliases={"head_dim": "kv_channels"}, count_heads=_heads_of_experts),
     "kolibri1": Family(
         {**_DIMS_OF_128, "num_key_value_heads": 4, "sliding_window": 513, "layer_types": None},
         _all_but_every_fifth_layer,

@@ -19,8 +19,10 @@ from pagecore.storage.spec import CACHE_DTYPES
 from pagecore.storage.state_shapes import (
     STATE_DTYPE,
     delta_planes,
+    lightning_planes,
     mamba1_planes,
     mamba2_planes,
+    rg_lru_planes,
     short_conv_planes,
 )
 
@@ -29,10 +31,14 @@ __all__ = [
     "chunk_of",
     "chunk_of_64",
     "delta_rule",
+    "delta_rule_of_ling",
+    "delta_rule_of_olmo",
     "kimi_delta_rule",
+    "lightning_attention",
     "mamba_1",
     "mamba_1_of_jamba",
     "mamba_2",
+    "recurrent_unit",
     "short_convolution",
     "state_spec",
 ]
@@ -120,6 +126,21 @@ def delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
     return partial(delta_planes, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)
 
 
+def delta_rule_of_olmo(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Gated delta rule of Olmo Hybrid, whose heads and dims follow from those of attention unless they are given."""
+
+    def integer(name: str, default: int) -> int:
+        return default if fields.value(name) is None else fields.integer(name)
+
+    heads = fields.integer("num_attention_heads")
+    key_heads, value_heads = integer("linear_num_key_heads", heads), integer("linear_num_value_heads", heads)
+    key_dim = integer("linear_key_head_dim", 3 * fields.integer("hidden_size") // (4 * key_heads))
+    value_dim = integer("linear_value_head_dim", 2 * key_dim)
+    kernel = fields.integer("linear_conv_kernel_dim", min=2)
+    sizes = (key_heads, value_heads, key_dim, value_dim, kernel)
+    return partial(delta_planes, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
 def kimi_delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
     """Kimi delta attention: equal numbers of key heads and value heads, and equal dims."""
     inner = kimi_fields(fields)
@@ -131,6 +152,30 @@ def kimi_delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
     heads, dim = integer("num_heads", "linear_num_heads"), integer("head_dim", "linear_head_dim")
     kernel = integer("short_conv_kernel_size", "linear_conv_kernel_dim", min=2)
     return partial(delta_planes, heads, heads, dim, dim, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def delta_rule_of_ling(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Kimi delta attention of Ling, whose heads and dims are those that published files name for attention."""
+    heads = fields.integer("num_attention_heads")
+    # transformers writes the dim under a name of its own, and in head_dim that of the rotary embedding.
+    dim = fields.integer("head_dim" if fields.given("linear_head_dim") is None else "linear_head_dim")
+    kernel = fields.integer("short_conv_kernel_size", min=2)
+    return partial(delta_planes, heads, heads, dim, dim, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def lightning_attention(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Lightning attention of MiniMax-Text-01, with the heads and the dim of its attention."""
+    heads = fields.integer("num_attention_heads")
+    is_given = fields.given("head_dim") is not None
+    dim = fields.integer("head_dim") if is_given else fields.integer("hidden_size") // heads
+    return partial(lightning_planes, heads, dim, state_dtype=dtypes.state)
+
+
+def recurrent_unit(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Real-gated linear recurrent unit of RecurrentGemma."""
+    name = "hidden_size" if fields.value("lru_width") is None else "lru_width"
+    kernel = fields.integer("conv1d_width", min=2)
+    return partial(rg_lru_planes, fields.integer(name), kernel, dtype=dtypes.window, state_dtype=dtypes.state)
 
 
 def mamba_1(fields: Fields, dtypes: Dtypes) -> Planes:

@@ -1,5 +1,6 @@
 """Specs and planes of layers, memory layouts, and the pools that hold the bytes."""
 
+from pagecore.storage.alias import Alias
 from pagecore.storage.attention_spec import AttentionSpec
 from pagecore.storage.checkpoint_pool import CheckpointPool
 from pagecore.storage.cross_spec import CrossSpec
@@ -17,6 +18,7 @@ from pagecore.storage.state_pool import StatePool, state_budget
 from pagecore.storage.state_spec import StateSpec
 
 __all__ = [
+    "Alias",
     "AttentionSpec",
     "CheckpointPool",
     "CrossSpec",

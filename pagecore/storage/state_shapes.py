@@ -148,6 +148,34 @@ def lightning_planes(
     return (_temporal((_split("heads", heads, ranks), dim, dim), state_dtype),)
 
 
+def rg_lru_planes(
+    width: int,
+    kernel: int = 4,
+    *,
+    ranks: int = 1,
+    dtype: DType | str = CONV_DTYPE,
+    state_dtype: DType | str = STATE_DTYPE,
+) -> tuple[Plane, Plane]:
+    """Return the planes of a real-gated linear recurrent unit: ``conv`` and ``temporal``.
+
+    Source: De et al., 2024; RecurrentGemma.
+
+    Parameters
+    ----------
+    width : int
+        Channels of the layer, each with one number of state.
+    kernel, ranks, dtype, state_dtype
+        As in `mamba1_planes`.
+
+    Raises
+    ------
+    ShapeError
+        A number out of range, or channels that the ranks cannot split.
+    """
+    channels = _split("width", width, ranks)
+    return _conv(channels, kernel, dtype), _temporal((channels,), state_dtype)
+
+
 def _conv(channels: int, kernel: int, dtype: DType | str) -> Plane:
     return Plane("conv", (channels, require_int("kernel", kernel, min=2) - 1), dtype, per="sequence")  # type: ignore[arg-type]
 

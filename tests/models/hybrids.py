@@ -266,7 +266,7 @@ HYBRIDS = {
 }
 
 FEWEST = {"hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 9}
-FIXED = ["qwen3_next", "kimi_linear", "granitemoehybrid", "falcon_h1", "jamba", "bamba", "lfm2"]
+FIXED = ["qwen3_next", "kimi_linear", "granitemoehybrid", "falcon_h1", "jamba", "bamba", "lfm2", "lfm3", "olmo_hybrid"]
 HYBRIDS |= {f"the fewest fields of {each}": {"model_type": each, **FEWEST} for each in FIXED}
 HYBRIDS |= {
     f"the fewest fields of {each}": {"model_type": each, "hidden_size": 4096, "num_hidden_layers": 3}
@@ -287,4 +287,32 @@ HYBRIDS["the fewest fields of lfm2_moe"] = {
     "model_type": "lfm2_moe",
     **FEWEST,
     "layer_types": ["conv", "full_attention", "conv"] * 3,
+}
+# Types of layers, heads and dims that differ from those that are missing.
+HYBRIDS["olmo_hybrid with listed layers"] = {
+    "model_type": "olmo_hybrid",
+    **FEWEST,
+    "layer_types": ["full_attention", "linear_attention", "linear_attention"] * 3,
+    "linear_key_head_dim": 96,
+    "linear_num_key_heads": 16,
+    "num_key_value_heads": 8,
+}
+HYBRIDS["a short olmo_hybrid"] = {"model_type": "olmo_hybrid", **FEWEST, "num_hidden_layers": 3}
+HYBRIDS["lfm3 with listed layers"] = {
+    "model_type": "lfm3",
+    **FEWEST,
+    "layer_types": ["sliding_attention", "conv", "full_attention"] * 3,
+    "sliding_window": 512,
+    "use_attention_gate": False,
+    "use_sandwich_norm": False,
+}
+HYBRIDS["zamba-7b-v1"] = {
+    "model_type": "zamba",
+    "attn_layer_offset": 4,
+    "attn_layer_period": 6,
+    "hidden_size": 3712,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 76,
+    "num_key_value_heads": 16,
 }

@@ -59,14 +59,15 @@ def layer(config, module):
         heads = kv_heads = module.c_attn.nf // (3 * head_dim)
     else:
         heads = kv_heads = module.query_key_value.out_features // (3 * head_dim)
-    return {
+    v_head_dim = getattr(module, "v_head_dim", head_dim)
+    return ({} if v_head_dim == head_dim else {"v_head_dim": v_head_dim}) | {
         "num_query_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
         "scale": module.scaling,
         "softcap": getattr(module, "attn_logit_softcapping", None) or 0.0,
         "window": window(config, module, kind),
-        "sinks": module.sinks.numel() if hasattr(module, "sinks") else None,
+        "sinks": module.sinks.numel() if getattr(module, "sinks", None) is not None else None,
     }
 
 
@@ -89,7 +90,7 @@ def window(config, module, kind):
 
     source = inspect.getsource(inspect.getmodule(type(module)))
     slides = kind == "sliding_attention"
-    if kind is None or "layer_types[i]" not in source:
+    if kind is None or not ("layer_types[i]" in source or hasattr(module, "layer_type")):
         slides = "create_sliding_window_causal_mask" in source and getattr(config, "sliding_window", None) is not None
     make = masking_utils.create_sliding_window_causal_mask if slides else masking_utils.create_causal_mask
     length = (config.sliding_window or 0) + 10 if slides else 10

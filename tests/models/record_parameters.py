@@ -10,13 +10,14 @@ Every model is built whole on torch's meta device (no weights), with its vision 
 import json
 from pathlib import Path
 
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from tests.models.hybrids import HYBRIDS
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 from tests.models.record import transformers_config
 
 FILE = Path(__file__).with_name("parameters.json")
 # Models whose configs attended.json and stored.json do not have.
-OTHERS = {"llama-4-scout": LLAMA_4_SCOUT} | {name: {"model_type": name} for name in ("bart", "t5", "whisper")}
+OTHERS = {"llama-4-scout": LLAMA_4_SCOUT} | {name: {"model_type": name} for name in ENCODER_DECODERS}
 
 
 def count(config):

@@ -57,7 +57,8 @@ def attention(module):
     if hasattr(module, "kv_b_proj"):
         return {name: value for name, value in latent_layer(module).items() if name not in ("window", "index_dim")}
     out = module.out_proj if hasattr(module, "out_proj") else module.o_proj
-    return {
+    window = getattr(module, "sliding_window", None)
+    return ({} if window is None else {"window": window}) | {
         "num_query_heads": out.in_features // module.head_dim,
         "num_kv_heads": module.k_proj.out_features // module.head_dim,
         "head_dim": module.head_dim,

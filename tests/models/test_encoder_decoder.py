@@ -4,6 +4,7 @@ import pytest
 
 from pagecore import AttentionSpec, ConfigError, CrossSpec, UnsupportedOption
 from pagecore.models import read_model_config, specs_from_config
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 
@@ -99,7 +100,7 @@ def test_the_default_split_of_whisper_is_by_its_own_length():
     assert context.requests >= 0.97 * context.best_requests
 
 
-@pytest.mark.parametrize("model_type", ["whisper", "bart", "t5"])
+@pytest.mark.parametrize("model_type", ENCODER_DECODERS)
 def test_defaults_are_those_of_transformers(model_type):
     transformers = require("transformers")
     written = transformers.AutoConfig.for_model(model_type).to_dict()
@@ -109,3 +110,66 @@ def test_defaults_are_those_of_transformers(model_type):
             missing[name] = written[name]
     found, expected = (read_model_config(config, dtype="float32") for config in (missing, written))
     assert found == expected
+
+
+OTHERS = {"led", "speech_to_text", "whisper"}  # two longest sequences
+KIN_OF_T5 = {"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5"}
+
+
+@pytest.mark.parametrize("model_type", sorted(ENCODER_DECODERS.keys() - KIN_OF_T5 - OTHERS))
+def test_kin_of_bart_have_the_layers_that_transformers_builds(model_type):
+    transformers, torch = require("transformers"), require("torch")
+    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 3, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
+    config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=48, **sizes)
+    with torch.device("meta"):
+        decoder = transformers.AutoModel.from_config(config).get_decoder()
+    model = read_model_config(config.to_dict())
+    attentions = [layer.self_attn for layer in decoder.layers] + [encoder_attention(layer) for layer in decoder.layers]
+    for spec, attention in zip(model.layers, attentions, strict=True):
+        assert (spec.num_query_heads, spec.num_kv_heads, spec.head_dim) == (attention.num_heads, 4, attention.head_dim)
+        assert attention.k_proj.out_features == spec.num_kv_heads * spec.head_dim
+        assert attention.scaling == pytest.approx(spec.head_dim**-0.5, rel=1e-12)
+    assert [isinstance(spec, CrossSpec) for spec in model.layers] == [False] * 3 + [True] * 3
+    assert (model.max_length, model.layers[-1].max_tokens) == (48, 48)
+
+
+@pytest.mark.parametrize("model_type", sorted(OTHERS))
+def test_encoders_have_a_longest_sequence_of_their_own(model_type):
+    transformers, torch = require("transformers"), require("torch")
+    sizes = {"d_model": 64, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    sizes |= {"encoder_attention_heads": 2, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
+    source, target = "max_source_positions", "max_target_positions"
+    if model_type == "led":
+        source, target = "max_encoder_position_embeddings", "max_decoder_position_embeddings"
+    config = transformers.AutoConfig.for_model(model_type, **sizes, **{source: 96, target: 32})
+    with torch.device("meta"):
+        decoder = transformers.AutoModel.from_config(config).get_decoder()
+    model = read_model_config(config.to_dict())
+    assert [spec.head_dim for spec in model.layers] == [layer.self_attn.head_dim for layer in decoder.layers] * 2
+    assert (model.max_length, model.layers[-1].max_tokens, len(model.layers)) == (32, 96, 4)
+
+
+@pytest.mark.parametrize("model_type", sorted(KIN_OF_T5))
+def test_kin_of_t5_have_the_layers_that_transformers_builds(model_type):
+    transformers, torch = require("transformers"), require("torch")
+    config = transformers.AutoConfig.for_model(
+        model_type, d_model=48, d_kv=16, d_ff=32, num_heads=3, num_layers=2, num_decoder_layers=4, vocab_size=101
+    )
+    name = {"pop2piano": "Pop2Piano", "switch_transformers": "SwitchTransformers", "longt5": "LongT5"}.get(model_type)
+    name = name or model_type.upper().replace("UDOP", "Udop").replace("MT", "MT").replace("UMT5", "UMT5")
+    with torch.device("meta"):
+        whole = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    keys = [each.k.out_features for key, each in whole.decoder.named_modules() if key.endswith("Attention")]
+    specs = read_model_config(config.to_dict()).layers
+    assert [spec.num_kv_heads * spec.head_dim for spec in specs] == keys == [48] * 8
+    assert {spec.scale for spec in specs} == {1.0}
+
+
+def encoder_attention(layer):
+    return layer.cross_attention if hasattr(layer, "cross_attention") else layer.encoder_attn
+
+
+def test_a_prompt_of_mvp_is_refused():
+    with pytest.raises(UnsupportedOption, match="use_prompt is true, but the keys and values of a prompt"):
+        specs_from_config(BART_LARGE | {"model_type": "mvp", "use_prompt": True})

@@ -8,13 +8,11 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
-from pagecore.models.earlier import EARLIER
-from pagecore.models.families import FAMILIES
-from pagecore.models.hybrids import HYBRIDS as HYBRID_FAMILIES
-from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.bert_kin import BERT_KIN
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
-from pagecore.models.parameters.earlier import EARLIER_TRAITS
-from pagecore.models.parameters.traits import TRAITS
+from pagecore.models.parameters.count import ALL_TRAITS
+from pagecore.models.served import SERVED
+from pagecore.models.text_models import PARTS
 from tests.capabilities import require
 from tests.models.published import PUBLISHED
 
@@ -40,9 +38,8 @@ def test_counts_equal_those_of_transformers(name):
 
 
 def test_every_family_is_counted():
-    assert set(TRAITS) == {*FAMILIES, *LLAMA_KIN, *HYBRID_FAMILIES}
     # The encoders of images and of sound of Phi-4 multimodal are not counted.
-    assert set(EARLIER_TRAITS) == {*EARLIER} - {"phi4_multimodal"}
+    assert set(ALL_TRAITS) == set(SERVED) - {"axk2", "phi4_multimodal", *BERT_KIN, *PARTS}
 
 
 def test_counts_of_published_files():

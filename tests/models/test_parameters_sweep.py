@@ -10,11 +10,12 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
-from pagecore.models.earlier import EARLIER
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_MODELS
-from pagecore.models.hybrids import HYBRIDS
-from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
+from pagecore.models.parameters.encoder_decoder import COUNTED
+from pagecore.models.parameters.traits import TRAITS
+from pagecore.models.served import SERVED
 from tests.capabilities import require
 
 # Sizes of all families; those of a family come last.
@@ -23,6 +24,20 @@ SPARSE = {**LATENT, "index_n_heads": 4, "index_head_dim": 8, "index_topk": 8}
 OF_FAMILY = {
     "gpt2": {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "n_inner": 120},
     "longcat_flash": {"num_layers": 2, "ffn_hidden_size": 96, "expert_ffn_hidden_size": 40, **LATENT},
+    "gemma4_text": {
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "global_head_dim": 32,
+        "head_dim": 16,
+        "hidden_size_per_layer_input": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_global_key_value_heads": 1,
+        "top_k_experts": 2,
+        "vocab_size_per_layer_input": 50,
+    },
+    "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "num_key_value_heads": 2},
+    "olmo_hybrid": {"linear_key_head_dim": 12, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "lfm3": {"layer_types": ["conv", "sliding_attention", "full_attention", "conv"], "sliding_window": 16},
     "lfm2": {"block_auto_adjust_ff_dim": True, "full_attn_idxs": [1, 3]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "nemotron_h": {"hybrid_override_pattern": "M-*-", "layers_block_type": None},
@@ -32,6 +47,7 @@ OF_FAMILY = {
         "mamba_ngroups": 1,
         "adapter_rank": 8,
     },
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "mamba_d_state": 8},
     "kimi_linear": {**LATENT, "q_lora_rank": None, "head_dim": 12},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
@@ -45,6 +61,7 @@ OF_FAMILY = {
     "jetmoe": {"num_attention_heads": 8, "num_key_value_heads": 4, "kv_channels": 12},
     "laguna": {"num_attention_heads_per_layer": [8, 16, 8, 24], "mlp_layer_types": ["sparse", "dense"] * 2},
     "mellum": {"mlp_layer_types": ["sparse", "dense"] * 2},
+    "gemma3n_text": {"num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "minimax_m3_vl_text": {"dense_intermediate_size": 56, "moe_layer_freq": [0, 1, 1, 0]},
 }
 LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_latents}
@@ -52,8 +69,8 @@ LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_laten
 MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
-# transformers serves kimi_k2 as deepseek_v3.
-TYPES = sorted({*FAMILIES, *LLAMA_KIN, *HYBRIDS} - {"kimi_k2"})
+# transformers serves kimi_k2 as deepseek_v3, and minimax_text_01 as minimax.
+TYPES = sorted(TRAITS.keys() - {"kimi_k2", "minimax_text_01"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
 TOWER = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -127,7 +144,7 @@ def built(config):
 def text_config(model_type, seed):
     transformers = require("transformers")
     sizes = general(random.Random(f"{model_type} {seed}"), model_type)
-    if model_type in WRAPPED and not model_type.startswith(("gemma3", "llama4")):
+    if model_type in WRAPPED and not model_type.startswith(("gemma3", "gemma4", "llama4")):
         whole = WRAPPED[model_type]
         vision = VISION.get(whole, [({}, {})])[0][0]
         return transformers.AutoConfig.for_model(
@@ -147,6 +164,25 @@ def test_small_models_of_every_family(model_type, seed):
         # transformers gives the experts that return their input the weights of a gate; checkpoints do not.
         expected -= 2 * config.zero_expert_num * 2 * config.expert_ffn_hidden_size * config.hidden_size
     assert count_parameters(config.to_dict()).total == expected
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
+@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "whisper"}))
+def test_small_models_with_the_decoder_of_bart(model_type, change):
+    transformers = require("transformers")
+    require("torch")
+    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 56}
+    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
+    changes = [change]
+    if model_type == "marian":
+        changes += [
+            change | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": size} for size in (57, 101)
+        ]
+    if model_type == "bigbird_pegasus":
+        changes.append(change | {"use_bias": True})
+    for each in changes:
+        config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=64, **sizes, **each)
+        assert count_parameters(config.to_dict()).total == built(config)
 
 
 @pytest.mark.slow
@@ -171,7 +207,7 @@ def test_families_that_are_not_read_are_refused_by_name():
     transformers = require("transformers")
     auto = transformers.models.auto.modeling_auto
     names = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    unread = names - {*TYPES, *ANY_TEXT_MODEL, *TEXT_MODELS, *EARLIER, "kimi_k2", "bart", "whisper", "t5"}
+    unread = names - {*SERVED, *ANY_TEXT_MODEL, *TEXT_MODELS, *ENCODER_DECODERS}
     assert len(unread) > 50
     for name in sorted(unread):
         with pytest.raises((UnsupportedOption, ConfigError), match=name):

@@ -9,7 +9,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
-from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
@@ -101,9 +101,9 @@ def _expanded(config: Any, dtype: str, format: str | None) -> list[AttentionSpec
 
 
 def _of_family(config: Any, dtype: str, format: str | None) -> list[AttentionSpec | LatentSpec]:
-    """Return the specs of a known family, none of which keeps states."""
+    """Return the specs of a known family, none of which keeps states or shares keys."""
     specs = specs_from_config(config.to_dict(), dtype=dtype, format=format)
-    return [spec for spec in specs if not isinstance(spec, StateSpec)]
+    return [spec for spec in specs if not isinstance(spec, StateSpec | Alias)]
 
 
 def _windows(config: Any) -> list[int | None]:

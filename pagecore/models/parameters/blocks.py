@@ -23,23 +23,41 @@ def is_true(fields: Fields, what: str | bool) -> bool:
     return fields.flag(what) if isinstance(what, str) else what
 
 
-def add_attention(tally: Tally, fields: Fields, traits: Traits, spec: AttentionSpec, inputs: int | None = None) -> None:
-    """Add the projections and norms of a layer with keys and values; queries and keys read `inputs` features."""
+def add_attention(
+    tally: Tally,
+    fields: Fields,
+    traits: Traits,
+    spec: AttentionSpec,
+    inputs: int | None = None,
+    *,
+    has_keys: bool = True,
+) -> None:
+    """Add the projections and norms of a layer with attention; queries and keys read `inputs` features.
+
+    A layer without keys reads those of another, and the values.
+    """
     hidden, dim = fields.integer("hidden_size"), spec.head_dim
     heads = spec.num_query_heads or spec.num_kv_heads
     width, kv_width = heads * dim, spec.num_kv_heads * dim
     if traits.has_query_experts and traits.experts is not None:
         _add_expert_attention(tally, hidden, kv_width, expert_count(fields, traits.experts))
         return
-    has_bias = is_true(fields, traits.qkv_bias)
+    value_dim = spec.v_head_dim or dim
+    has_bias, has_output_bias = is_true(fields, traits.qkv_bias), is_true(fields, traits.output_bias)
+    if is_true(fields, traits.head_gate):
+        tally.linear(hidden, heads, split=Split.ATTENTION, name="g_proj")
     inputs = inputs or hidden
     queries = width * (1 + traits.has_gated_queries)
     tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
-    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
-    tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
-    tally.linear(width, hidden, bias=is_true(fields, traits.output_bias), split=Split.ATTENTION, name="o_proj")
+    joins_values = traits.shared_projection_field and fields.flag(traits.shared_projection_field)
+    if has_keys:
+        tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
+    if has_keys and not (joins_values and spec.window is None):
+        tally.linear(inputs, spec.num_kv_heads * value_dim, bias=has_bias, split=Split.KEY_VALUE, name="v_proj")
+    tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
     if traits.qk_norm and (not traits.qk_norm_field or fields.flag(traits.qk_norm_field)):
-        tally.add(2 * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width)
+        kinds = 1 + has_keys
+        tally.add(kinds * dim * (1 + traits.norm_bias) if traits.qk_norm == "head" else width + kv_width * has_keys)
     if traits.output_gate:
         per_head = fields.value(traits.output_gate) in (True, "per-head")
         tally.linear(hidden, heads if per_head else width, split=Split.ATTENTION, name="g_proj")
@@ -74,6 +92,8 @@ def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: Lat
     tally.norm(spec.latent_dim)
     tally.linear(spec.latent_dim, heads * (key_dim + value_dim), split=Split.ATTENTION, name="kv_b_proj")
     tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
+    if is_true(fields, traits.head_gate):
+        tally.linear(hidden, heads, split=Split.ATTENTION, name="g_proj")
     if spec.index_dim is not None and rank is not None:
         index_heads = fields.integer("index_n_heads")
         tally.linear(rank, index_heads * spec.index_dim, split=Split.COPY, name="indexer.wq_b")

@@ -9,12 +9,9 @@ from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models.config import ModelConfig, read_model_config, text_model
-from pagecore.models.earlier import EARLIER
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import FAMILIES
 from pagecore.models.fields import Fields, open_config
-from pagecore.models.hybrids import HYBRIDS
-from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.parameters import gemma_3n, gemma_4
 from pagecore.models.parameters.blocks import (
     add_attention,
     add_experts,
@@ -30,10 +27,13 @@ from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
 from pagecore.models.parameters.traits import TRAITS, Experts, Traits
 from pagecore.models.parameters.vision import add_vision
-from pagecore.storage import AttentionSpec, LatentSpec, StateSpec
+from pagecore.models.served import SERVED
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["count_parameters", "mtp_specs"]
+__all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
+
+ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS}
 
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
@@ -44,7 +44,7 @@ _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("mamba_proj_bias", "mamba_rms_norm", "conv_bias", "add_bias_linear"), False),
     **dict.fromkeys(("use_conv_bias", "mamba_conv_bias", "block_auto_adjust_ff_dim"), True),
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "num_mem_blocks"), 1),
-    **dict.fromkeys(("use_shared_attention_adapter",), False),
+    **dict.fromkeys(("use_shared_attention_adapter", "use_double_wide_mlp"), False),
     "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0,
     "zero_expert_num": 0,
@@ -132,8 +132,7 @@ def _add_text_model(
 ) -> tuple[int, bool]:
     """Add the text model, or a stage of it; return its number of key-value heads, and True for the first stage."""
     model = read_model_config(config, dtype="bfloat16", format=None)
-    family = {**FAMILIES, **LLAMA_KIN, **EARLIER, **HYBRIDS}[model_type]
-    traits = {**TRAITS, **EARLIER_TRAITS}.get(model_type)
+    family, traits = SERVED[model_type], ALL_TRAITS.get(model_type)
     if traits is None:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
@@ -151,13 +150,18 @@ def _add_text_model(
     for layer in layers:
         specs = [model.layers[number] for number in model.specs_by_layer[layer]]
         attending += [spec for spec in specs if isinstance(spec, AttentionSpec)]
-        if model_type == "zamba2":
-            _add_zamba_layer(tally, fields, specs, layer)
+        shared = [model.layers[spec.layer] for spec in specs if isinstance(spec, Alias)]
+        if model_type in ("zamba", "zamba2"):
+            _add_zamba_layer(tally, fields, specs, layer, model_type)
         else:
-            _add_layer(tally, fields, traits, specs, layer, model_type)
-    if model_type == "zamba2":
-        _add_shared_blocks(tally, fields, traits, attending)
+            _add_layer(tally, fields, traits, [*shared, *specs], layer, model_type)
+    if model_type in ("zamba", "zamba2"):
+        _add_shared_blocks(tally, fields, traits, attending, model_type)
     is_first, is_last = layers.start == 0, layers.stop == count
+    if model_type == "gemma4_text" and is_first:
+        gemma_4.add_inputs_of_layers(tally, fields)
+    if model_type == "gemma3n_text":
+        gemma_3n.add_ends(tally, fields, is_first=is_first, is_last=is_last)
     _add_ends(tally, whole, fields, traits, hidden, is_first, is_last)
     if mtp and is_last:
         _add_mtp_layers(tally, fields, traits, model, model_type)
@@ -184,17 +188,22 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     tally.norm(hidden, bias=traits.norm_bias, copies=norms)
     tally.add(traits.activation)
     path = f"model.layers.{layer}"
+    is_shared = any(isinstance(spec, Alias) for spec in specs)
     for spec in specs:
         tally.module = f"{path}.{'mixer' if isinstance(spec, StateSpec) else 'self_attn'}"
         if isinstance(spec, StateSpec):
             RECURRENT[model_type](tally, fields, spec)
         elif isinstance(spec, LatentSpec):
             add_latent_attention(tally, fields, traits, spec)
-        else:
-            add_attention(tally, fields, traits, spec)
+        elif isinstance(spec, AttentionSpec):
+            add_attention(tally, fields, traits, spec, has_keys=not is_shared)
     tally.module = f"{path}.mlp"
     if model_type in ("mamba", "falcon_mamba", "mamba2"):
         return
+    if model_type == "gemma4_text":
+        gemma_4.add_to_layer(tally, fields)
+    elif model_type == "gemma3n_text":
+        gemma_3n.add_to_layer(tally, fields)
     if model_type == "nemotron_h":
         if not specs:
             _add_nemotron_mlp(tally, fields, traits, layer)
@@ -203,13 +212,16 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
     elif traits.experts is not None and has_experts(fields, traits.experts, layer):
         add_experts(tally, fields, traits, traits.experts)
     else:
-        add_mlp(tally, fields, traits, traits.width or _width(fields, traits, model_type))
+        width = traits.width or _width(fields, traits, model_type, layer)
+        add_mlp(tally, fields, traits, width * (1 + (is_shared and fields.flag("use_double_wide_mlp"))))
         if model_type == "longcat_flash" and layer % 2:
             _add_longcat_experts(tally, fields, traits)
 
 
-def _width(fields: Fields, traits: Traits, model_type: str) -> int:
+def _width(fields: Fields, traits: Traits, model_type: str, layer: int) -> int:
     """Return the width of a dense MLP."""
+    if model_type == "gemma3n_text":
+        return gemma_3n.width_of_layer(fields, layer)
     if model_type == "gpt2" and fields.value("intermediate_size") is None:
         return 4 * fields.integer("hidden_size")
     if model_type == "lfm2":
@@ -249,16 +261,18 @@ def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
     )
 
 
-def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int) -> None:
+def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int, model_type: str) -> None:
     """Add Mamba of a layer, and what a layer with attention has of its own: a projection and adapters."""
     hidden = fields.integer("hidden_size")
     tally.module = f"model.layers.{layer}.mamba"
     for spec in specs:
         if isinstance(spec, StateSpec):
-            RECURRENT["zamba2"](tally, fields, spec)
+            RECURRENT[model_type](tally, fields, spec)
             tally.norm(hidden)
             continue
         tally.linear(hidden, hidden)
+        if model_type == "zamba":
+            continue
         rank, width = fields.integer("adapter_rank"), fields.integer("intermediate_size")
         tally.linear(hidden, rank, split=Split.COPY)
         tally.linear(rank, 2 * width)
@@ -268,10 +282,16 @@ def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int)
             tally.linear(rank, heads, copies=3)
 
 
-def _add_shared_blocks(tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec]) -> None:
-    """Add the blocks of attention that the layers of Zamba2 share."""
+def _add_shared_blocks(
+    tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec], model_type: str
+) -> None:
+    """Add the blocks of attention that the layers of Zamba share."""
     hidden = fields.integer("hidden_size")
-    for block in range(min(fields.integer("num_mem_blocks"), len(specs))):
+    if model_type == "zamba":  # transformers shares the block together with the embedding
+        blocks = len(specs) if fields.given("tie_word_embeddings") is False else 1
+    else:
+        blocks = fields.integer("num_mem_blocks")
+    for block in range(min(blocks, len(specs))):
         tally.module = f"model.shared_transformer.{block}"
         add_attention(tally, fields, traits, specs[0], inputs=2 * hidden)
         add_mlp(tally, fields, traits, fields.integer("intermediate_size"))

@@ -1,19 +1,35 @@
-"""Parameters of models with an encoder and a decoder: Whisper, BART and T5."""
+"""Parameters of models with an encoder and a decoder: Whisper, BART and its kin, and T5 and mT5."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally
 
-__all__ = ["add_encoder_decoder"]
+__all__ = ["COUNTED", "add_encoder_decoder"]
+
+# Norms of an encoder, and of a decoder, outside its layers; 1 in other families.
+_OUTER_NORMS: Mapping[str, int] = {"mbart": 2, "marian": 0}
+COUNTED = frozenset(
+    {"bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"}
+    | {"plbart", "t5", "whisper"}
+)
+_OF_T5 = frozenset({"mt5", "t5"})
+_COUNTED_FROM_2 = frozenset({"bart", "mbart", "mvp", "plbart"})
 
 
 def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str) -> None:
     """Add all parameters of a model whose `model_type` has an encoder."""
-    if model_type == "t5":
+    if model_type not in COUNTED:
+        raise UnsupportedOption(
+            f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
+        )
+    if model_type in _OF_T5:
         _t5(tally, fields)
     else:
-        _bart(tally, fields, is_whisper=model_type == "whisper")
+        _bart(tally, fields, model_type)
 
 
 def _attention(tally: Tally, hidden: int, width: int, biases: int, copies: int) -> None:
@@ -23,26 +39,41 @@ def _attention(tally: Tally, hidden: int, width: int, biases: int, copies: int) 
     tally.add(copies * biases * hidden)
 
 
-def _bart(tally: Tally, fields: Fields, is_whisper: bool) -> None:
-    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
+def _bart(tally: Tally, fields: Fields, model_type: str) -> None:
+    hidden = fields.integer("hidden_size")
+    is_whisper = model_type == "whisper"
     # Keys of Whisper have no bias.
     biases = 3 if is_whisper else 4
+    if model_type == "bigbird_pegasus":
+        biases = 4 * fields.flag("use_bias")
     for side, attentions in (("encoder", 1), ("decoder", 2)):
         layers = fields.integer(f"{side}_layers")
         width = fields.integer(f"{side}_ffn_dim")
         _attention(tally, hidden, hidden, biases, layers * attentions)
         tally.linear(hidden, width, bias=True, copies=layers)
         tally.linear(width, hidden, bias=True, copies=layers)
-        tally.norm(hidden, bias=True, copies=layers * (attentions + 1) + 1)
-    tally.add(vocab * hidden, Kind.EMBEDDING, Split.TENSOR)
+        tally.norm(hidden, bias=True, copies=layers * (attentions + 1) + _OUTER_NORMS.get(model_type, 1))
+    tally.add(_rows(fields, model_type) * hidden, Kind.EMBEDDING, Split.TENSOR)
     if is_whisper:
         tally.linear(3 * fields.integer("num_mel_bins"), hidden, bias=True, kind=Kind.VISION)
         tally.linear(3 * hidden, hidden, bias=True, kind=Kind.VISION)
         positions = fields.integer("max_source_positions") + fields.integer("max_target_positions")
+    elif model_type == "m2m_100":
+        positions = 0  # computed
     else:
-        # BART counts positions from 2.
-        positions = 2 * (fields.integer("max_position_embeddings") + 2)
+        first = 2 if model_type in _COUNTED_FROM_2 else 0
+        positions = 2 * (fields.integer("max_position_embeddings") + first)
     tally.add(positions * hidden, Kind.EMBEDDING)
+
+
+def _rows(fields: Fields, model_type: str) -> int:
+    """Return the rows of all tables of tokens, and of the output head."""
+    vocab, is_tied = fields.integer("vocab_size"), fields.given("tie_word_embeddings") is not False
+    if model_type == "marian" and fields.given("share_encoder_decoder_embeddings") is False:
+        own = vocab if fields.given("decoder_vocab_size") is None else fields.integer("decoder_vocab_size")
+        return vocab + own * (1 if is_tied else 2)
+    # Untied, transformers keeps one that both sides share, one of each side, and the head.
+    return vocab if is_tied or model_type == "whisper" else 4 * vocab
 
 
 def _t5(tally: Tally, fields: Fields) -> None:

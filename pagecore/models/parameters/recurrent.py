@@ -48,6 +48,36 @@ def _kimi_delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     tally.linear(width, hidden, name="o_proj")
 
 
+def _delta_rule_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
+    heads, dim, _ = spec.planes[1].shape
+    width = heads * dim
+    tally.linear(hidden, channels, name="q_proj")
+    tally.linear(hidden, width, copies=2, name="g_proj")
+    tally.linear(hidden, heads, name="b_proj")
+    tally.add(width + heads, Kind.OTHER, Split.TENSOR)
+    tally.norm(dim)
+    tally.linear(width, hidden, name="o_proj")
+
+
+def _lightning(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    hidden, (heads, dim, _) = fields.integer("hidden_size"), spec.planes[0].shape
+    width = heads * dim
+    tally.linear(hidden, 3 * width, name="qkv_proj")
+    tally.linear(hidden, width, name="output_gate")
+    tally.linear(width, hidden, name="out_proj")
+    tally.norm(width)
+
+
+def _recurrent_unit(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    width = _convolution(tally, spec, bias=True)
+    tally.linear(hidden, width, copies=2, bias=True, name="linear_y")
+    tally.linear(width, hidden, bias=True, name="linear_out")
+    # Each head has a block of both gates; every channel has a bias of both, and a rate of decay.
+    tally.add(2 * width * (width // heads) + 3 * width, Kind.OTHER, Split.TENSOR)
+
+
 def _mamba_1(rank_field: str, conv_bias: str, proj_bias: str, has_norms: bool = False) -> Adder:
     def add(tally: Tally, fields: Fields, spec: StateSpec) -> None:
         hidden, has_bias = fields.integer("hidden_size"), fields.flag(proj_bias)
@@ -101,8 +131,15 @@ RECURRENT: Mapping[str, Adder] = {
     "jamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias", has_norms=True),
     "bamba": _NAMED,
     "zamba2": _mamba_2("use_conv_bias", "add_bias_linear"),
+    "olmo_hybrid": _delta_rule,
+    "zamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias"),
+    "lfm3": _short_convolution,
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,
+    "minimax": _lightning,
+    "minimax_text_01": _lightning,
+    "bailing_hybrid": _delta_rule_of_ling,
+    "recurrent_gemma": _recurrent_unit,
     "mamba": _OF_MAMBA,
     "falcon_mamba": _OF_MAMBA,
     "mamba2": _mamba_2("use_conv_bias", "use_bias"),

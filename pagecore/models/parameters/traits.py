@@ -58,6 +58,10 @@ class Traits:
         Field that is true if the projections have biases, or the fact itself.
     norms : int
         Norms of a layer over the hidden size; with 0 there is none after the last layer either.
+    head_gate : str or bool
+        Field that is true if attention has a gate of one number for each query head, or the fact itself.
+    shared_projection_field : str
+        Field that is true if layers without a window have no projection of values, but normalise that of keys.
     post_norms : str
         Field that is true if a layer has two more norms; "" without them.
     norm_bias : bool
@@ -112,6 +116,8 @@ class Traits:
     output_bias: str | bool = False
     mlp_bias: str | bool = False
     norms: int = 2
+    head_gate: str | bool = False
+    shared_projection_field: str = ""
     post_norms: str = ""
     norm_bias: bool = False
     qk_norm: str = ""
@@ -169,6 +175,15 @@ _GRANITE_MOE = Traits(
     experts=Experts("num_local_experts", "intermediate_size"),
 )
 _MAMBA = Traits(norms=1, is_tied=True)
+
+_BAILING_EXPERTS = Experts(shared="num_shared_experts", rule="after")
+_MINIMAX = Traits(experts=Experts("num_local_experts", "intermediate_size"))
+
+
+def _half_as_wide(fields: Fields) -> Settled:
+    """The field has the width of the gate and the projection next to it together."""
+    return {"width": fields.integer("intermediate_size") // 2}
+
 
 TRAITS: Mapping[str, Traits] = {
     "llama": _LLAMA,
@@ -251,6 +266,48 @@ TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", defaults=_BIASED
     ),
     "minimax_m2": Traits(qk_norm="width", experts=Experts("num_local_experts", "intermediate_size")),
+    "gemma3n_text": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norms=4,
+        is_tied=True,
+        qk_norm="head",
+        defaults={
+            "intermediate_size": 16384,
+            "vocab_size": 262400,
+            "vocab_size_per_layer_input": 262144,
+            "hidden_size_per_layer_input": 256,
+            "altup_num_inputs": 4,
+            "laurel_rank": 64,
+            "enable_moe_block": False,
+        },
+    ),
+    "gemma4_unified_text": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norms=4,
+        is_tied=True,
+        qk_norm="head",
+        shared_projection_field="attention_k_eq_v",
+    ),
+    "gemma4_text": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norms=4,
+        is_tied=True,
+        qk_norm="head",
+        shared_projection_field="attention_k_eq_v",
+        defaults={
+            "enable_moe_block": False,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+        },
+    ),
+    "mimo_v2_flash": Traits(
+        qkv_bias="attention_bias",
+        experts=Experts("n_routed_experts", rule="after"),
+        defaults={"first_k_dense_replace": 1},
+    ),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
@@ -271,6 +328,19 @@ TRAITS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT_MOE,
+    "minimax": _MINIMAX,
+    "minimax_text_01": _MINIMAX,
+    "bailing_hybrid": Traits(
+        output_bias="attention_bias",
+        qkv_bias="attention_bias",
+        head_gate=True,
+        can_tie=False,
+        experts=_BAILING_EXPERTS,
+        defaults={"first_k_dense_replace": 2, "num_shared_experts": 1, "q_lora_rank": None},
+    ),
+    "recurrent_gemma": Traits(
+        qkv_bias="attention_bias", output_bias=True, mlp_bias=True, is_tied=True, settle=_half_as_wide
+    ),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
     "nemotron_h": Traits(
         qkv_bias="attention_bias",
@@ -289,9 +359,22 @@ TRAITS: Mapping[str, Traits] = {
     "falcon_h1": _LLAMA,
     "jamba": Traits(experts=Experts(width="intermediate_size", rule="period")),
     "bamba": _LLAMA,
+    "zamba": Traits(
+        is_tied=True, defaults={"mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False}
+    ),
     "zamba2": Traits(is_tied=True),
     "lfm2": Traits(is_tied=True, qk_norm="head"),
     "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
+    "lfm3": Traits(
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        qk_norm="head",
+        is_tied=True,
+        post_norms="use_sandwich_norm",
+        head_gate="use_attention_gate",
+        defaults={"use_sandwich_norm": True, "use_attention_gate": True},
+    ),
+    "olmo_hybrid": _OLMO,
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
     "mamba2": Traits(norms=1),

@@ -17,6 +17,7 @@ from pagecore.models.parameters import (
     vision_tower,
     weight_format,
 )
+from pagecore.models.sharing import moved
 from pagecore.serving.budget.advice import advise, advise_contexts
 from pagecore.serving.budget.classes import DevicePlan, MemoryClass
 from pagecore.serving.budget.images import ImageMemory, image_memory
@@ -24,7 +25,7 @@ from pagecore.serving.budget.options import Config, DeviceOptions, device_bytes
 from pagecore.serving.budget.presets import GIB, Preset, draft_bytes, reserved_bytes, vision_factor
 from pagecore.serving.budget.stages import Stage, stages_of
 from pagecore.serving.plans import MemoryPlan, ModelPlan
-from pagecore.storage import Spec
+from pagecore.storage import Alias, Spec
 from pagecore.storage.checks import require_int
 
 __all__ = ["plan_device"]
@@ -156,18 +157,20 @@ def _plan_stage(engine: _Engine, stage: Stage) -> ModelPlan | None:
     return ModelPlan(engine.model, cache, replace(device, advice=found))
 
 
-def _stored(engine: _Engine, stage: Stage) -> tuple[Spec, ...]:
+def _stored(engine: _Engine, stage: Stage) -> tuple[Spec | Alias, ...]:
     """Return the specs of the layers of a stage, those of a draft last."""
     model, options = engine.model, engine.options
     if stage.count == 1:
-        layers: tuple[Spec, ...] = model.layers
+        layers: tuple[Spec | Alias, ...] = model.layers
     else:
-        layers = tuple(model.layers[number] for layer in stage.layers for number in model.specs_by_layer[layer])
+        layers = model.specs_of_stage(stage.layers)
     if not stage.is_last:
         return layers
     if options.draft == "mtp":
         return (*layers, *mtp_specs(engine.config, model.layers))
-    return layers if options.draft_model is None else (*layers, *read_model_config(options.draft_model).layers)
+    if options.draft_model is None:
+        return layers
+    return (*layers, *moved(read_model_config(options.draft_model).layers, len(layers)))
 
 
 def _weights(engine: _Engine, stage: Stage) -> _Weights:

@@ -1,0 +1,20 @@
+"""All families with one model of text, by `model_type`.
+
+Families with an encoder are in `encoder_decoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.models.bert_kin import BERT_KIN
+from pagecore.models.earlier import EARLIER
+from pagecore.models.families import FAMILIES, Family
+from pagecore.models.hybrids import HYBRIDS
+from pagecore.models.llama_kin import LLAMA_KIN
+from pagecore.models.mixed import MIXED
+from pagecore.models.text_models import PARTS
+
+__all__ = ["SERVED"]
+
+SERVED: Mapping[str, Family] = {**FAMILIES, **BERT_KIN, **LLAMA_KIN, **EARLIER, **MIXED, **PARTS, **HYBRIDS}
