@@ -180,7 +180,7 @@ cdef class PrefixCache:
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
         """Hold the match of a new sequence, and count it as a hit or a miss."""
         cdef int32_t lane
-        if found.shared_blocks > 0 and isinstance(self.pools[0], WatchedPool):
+        if found.shared_blocks > 0 and self.is_watched:
             for lane in range(self.num_lanes):
                 self.tree.copy_shared_raw(found, lane, span[int32_t](self.ids.data(), <size_t>found.shared_blocks))
                 (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), <size_t>found.shared_blocks)
@@ -360,7 +360,7 @@ cdef class PrefixCache:
     @property
     def is_watched(self):
         """The lives of blocks are timed."""
-        return isinstance(self.pools[0], WatchedPool)
+        return self.num_lanes > 0 and isinstance(self.pools[0], WatchedPool)
 
     def watch(self, list watched):
         """Count references through a WatchedPool of each group from now on; None ends that."""
