@@ -60,12 +60,14 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         # The row is there: from here on nothing fails.
         state.prefix.attach(sequence, found)
         sequence.computed = sequence.cached = <int32_t>length
-        sequence.matched = <int32_t>(found.shared_blocks * state.block_size)
+        sequence.matched = <int32_t>(found.full_blocks * state.block_size) if state.states is not None else (
+            <int32_t>(found.shared_blocks * state.block_size)
+        )
         if state.cross is not None and (content is None or content.key is None):
             sequence.hold.published = INT32_MAX  # the encoder output that its keys depend on has no name
     if state.states is not None:
         state.states.add_raw(
-            row, <int32_t>length, found.state if length > 0 else 0, <int32_t>(found.shared_blocks * state.block_size)
+            row, <int32_t>length, found.state if length > 0 else 0, sequence.matched
         )
     if content is not None:
         sequence.cross = content

@@ -225,7 +225,7 @@ def placeholder_ids(outputs: Sequence[Run]) -> NDArray[np.int32]:
 
 def _num_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
     """Return the number of blocks, the null block counted: as configured, or enough for the whole trace."""
-    if not options.is_unbounded:
+    if not (options.is_unbounded and options.has_blocks):
         return options.num_blocks
     if summary is None:
         raise UnsupportedOption(
