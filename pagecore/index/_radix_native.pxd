@@ -97,6 +97,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         NativeReceipt reserved_lock "lock"(NativeMatch& match, uint32_t components)
         NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match)
         NativeReceipt reserved_lock_full "lock_full"(NativeMatch& match)
+        NativeReceipt reserved_lock_ahead "lock_ahead"(NativeMatch& match)
         void shorten(NativeReceipt& receipt, int64_t blocks)
         bint try_extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)
         bint try_insert(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)

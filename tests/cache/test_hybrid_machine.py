@@ -33,6 +33,7 @@ MODELS = {
     "drafts": (around(FULL, draft_tokens=2), [9], 9),
     "ping-pong drafts": (around(FULL, draft_tokens=1, in_place=False), [9], 9),
     "window": (around(FULL, WINDOWED), [10, 8], 7),
+    "window, ping-pong drafts": (around(FULL, WINDOWED, in_place=False, draft_tokens=2), [9, 8], 9),
     "window alone": (around(WINDOWED), [10], 7),
     "states alone": (around(), None, 7),
     "states alone, ping-pong drafts": (around(in_place=False, draft_tokens=1), None, 9),

@@ -103,6 +103,8 @@ class RadixTree {
   // Pins the full prefix of a match, and what windows have before its end. Holes are allowed: the caller is about to
   // fill them. It is not a hit.
   [[nodiscard]] Receipt lock_full(Match& match);
+  // Pins the full component of the full prefix of a match, after lock_shared() of the same match. It is not a hit.
+  [[nodiscard]] Receipt lock_ahead(Match& match);
   [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
   void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
   // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.
