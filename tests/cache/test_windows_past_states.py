@@ -9,13 +9,14 @@ WINDOWED = AttentionSpec(1, 8, dtype="float32", window=6)
 
 
 def make(**rules):
+    """Return a cache with states after 20 and 44 tokens, and the sequence that computed them."""
     state = StateSpec((Plane("temporal", (4,), "float32", per="sequence"),), **{"chunk": 4, "interval": 8} | rules)
     cache = PagedKVCache(
         [state, FULL, WINDOWED], num_blocks=40, num_states=20, block_size=4, max_sequences=4, device="none"
     )
-    first = cache.add_sequence(range(30))
-    for count in (22, 8):  # states after 20 and 28 tokens
-        cache.commit(cache.prepare([first], count))
+    first = cache.add_sequence(range(44))
+    for _ in range(2):
+        cache.commit(cache.prepare([first], 22))
     return cache, first
 
 
@@ -23,33 +24,42 @@ def tables(cache, sequence):
     return [cache._parts.tables.table(group)[sequence.row].tolist() for group in range(2)]
 
 
-def test_full_attention_shares_blocks_past_the_state_and_windows_take_their_own():
+# Blocks of the prefix, and whether its window begins before the state after 5 blocks.
+@pytest.mark.parametrize(("shared", "is_near"), [(6, True), (9, False)])
+def test_blocks_past_the_state_are_shared_where_a_window_reaches_back_to_it(shared, is_near):
     cache, first = make()
-    second = cache.add_sequence([*range(27), 99, 98, 97])
-    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_matched_tokens) == (20, 20, 24)
-    assert tables(cache, second)[0][:6] == tables(cache, first)[0][:6]
-    assert tables(cache, second)[1][5:7] == [0, 0]
-    batch = cache.prepare([second], 10)
-    full, windowed = (batch.group(layer).slot_mapping.numpy() for layer in (1, 2))
-    assert (full[:4] == -1).all()
-    assert (full[4:] > 0).all()
-    assert (windowed > 0).all()
-    assert batch.checkpoint_lengths.numpy()[0] == 24  # other sequences branch off there
+    length = 4 * shared
+    second = cache.add_sequence([*range(length + 3), 99, 98, 97])
+    assert (second.num_computed_tokens, second.num_cached_tokens, second.num_matched_tokens) == (20, 20, length)
+    (full, _), (own_full, own_windowed) = tables(cache, first), tables(cache, second)
+    assert own_full[:shared] == full[:shared]
+    assert own_windowed[:3] == [0, 0, 0]
+    assert own_windowed[3] > 0
+    assert any(own_windowed[5:shared]) == is_near
+    batch = cache.prepare([second], length - 14)
+    slots, of_window = (batch.group(layer).slot_mapping.numpy() for layer in (1, 2))
+    past = length - 20
+    assert (slots[:past] == -1).all()
+    assert (slots[past:] > 0).all()
+    assert (of_window[:past] == -1).all() if is_near else (of_window > 0).all()
+    assert batch.checkpoint_lengths.numpy()[0] == length  # other sequences branch off there
     cache.check_invariants()
     cache.commit(batch)
     cache.check_invariants()
-    assert cache.stats().prefix_shared_tokens == 24
-    assert cache.match_length([*range(25)]) == 24
+    assert cache.stats().prefix_shared_tokens == length
+    assert cache.match_length([*range(length + 1)]) == length
     assert cache._parts.prefix.tree.num_receipts == 2  # the second one ends with the shared blocks
 
 
-def test_steps_inside_the_shared_blocks_publish_and_keep_them():
+@pytest.mark.parametrize("length", [24, 36])
+def test_steps_inside_the_shared_blocks_publish_and_keep_them(length):
     cache, first = make()
-    second = cache.add_sequence([*range(27), 99, 98, 97])
-    for count in (1, 2, 1, 3, 3):
+    second = cache.add_sequence([*range(length + 3), 99, 98, 97])
+    while second.num_computed_tokens < length + 6:
+        count = min(3, length + 6 - second.num_computed_tokens)
         batch = cache.prepare([second], count)
         start = second.num_computed_tokens
-        expected = [position < 24 for position in range(start, start + count)]
+        expected = [position < length for position in range(start, start + count)]
         assert (batch.group(1).slot_mapping.numpy() == -1).tolist() == expected
         cache.commit(batch)
         cache.check_invariants()

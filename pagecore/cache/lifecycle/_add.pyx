@@ -135,7 +135,7 @@ cdef Prefix found_prefix(CacheState state, const NativeMatch& found):
         count = <size_t>state.prefix.num_shared(found, lane)
         prefix.blocks[group].resize(count)
         if count > <size_t>found.shared_blocks:
-            state.prefix.tree.copy_full_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
+            state.prefix.tree.copy_ahead_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
         elif count > 0:
             state.prefix.tree.copy_shared_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
         prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), count)

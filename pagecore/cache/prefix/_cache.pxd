@@ -61,6 +61,7 @@ cdef class PrefixCache:
 
     cdef void shorten_ahead(self, PrefixHold hold, int32_t length) noexcept
     cdef void release_ahead(self, PrefixHold hold) noexcept
+    cdef int32_t component_of(self, int32_t lane) noexcept
     # Blocks of a lane that a new row shares.
     cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept
     # Leading blocks of a sequence that are the tree's, in the lane that shares most.

@@ -10,8 +10,8 @@ P2: A block that a row shares with the tree lies on the path that a receipt of t
     its own ("duplicates"). Those blocks can be freed too.
 P3: In a cache with states, a row may hold blocks past the sequence's computed tokens: those that its prefix hit shares
     past the state. `published` counts them, unless the cache has windows: what a row keeps of those begins before the
-    state, and the receipt ends there. The receipt `ahead` then covers the shared blocks of groups without a window,
-    until the sequence has published as many.
+    state, and the receipt ends there. The receipt `ahead` then covers the blocks that are shared past it, until the
+    sequence has published as many: those of groups without a window, and of windows that reach back to the state.
 P4: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
     longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
 
@@ -297,7 +297,7 @@ cdef class PrefixCache:
         cdef size_t count = <size_t>(last - first)
         for lane in range(self.num_lanes):
             begin = first
-            if lane < self.num_full:  # blocks that `ahead` covers have holders that it covers, too
+            if sequence.hold.has_component_ahead(self.component_of(lane)):  # its blocks have holders that are covered
                 begin = max(first, min(self.num_held(sequence.hold), first + <int32_t>count))
             count = begin - first + (<BlockPool>self.pools[lane]).num_unshared_raw(
                 self.tables.row_raw(sequence.row, self.groups[lane]).data() + begin, count - (begin - first)
@@ -334,7 +334,11 @@ cdef class PrefixCache:
             self.note_truncated(hold)
 
     cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept:
-        return found.full_blocks if self.shares_ahead and lane < self.num_full else found.shared_blocks
+        cdef bint is_ahead = (found.ahead >> self.component_of(lane)) & 1 != 0
+        return found.full_blocks if self.shares_ahead and is_ahead else found.shared_blocks
+
+    cdef int32_t component_of(self, int32_t lane) noexcept:
+        return self.components[self.groups[lane]]
 
     cdef int32_t num_held(self, PrefixHold hold) noexcept:
         if not hold.has_ahead():
@@ -392,7 +396,7 @@ cdef class PrefixCache:
         return self.tree.block_at_raw(receipt, block_index, lane)
 
     cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
-        if lane >= self.num_full or not sequence.hold.has_ahead():
+        if not sequence.hold.has_component_ahead(self.component_of(lane)):
             return sequence.hold.receipt
         if self.tree.depth_raw(sequence.hold.receipt) > block_index:
             return sequence.hold.receipt

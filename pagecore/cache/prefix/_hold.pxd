@@ -7,8 +7,8 @@ from pagecore.index._radix_tree cimport RadixTree, Receipt
 
 cdef class PrefixHold:
     cdef Receipt receipt
-    # Pins blocks of groups without a window that the row shares past `receipt`, in a cache with states and windows; not
-    # held, or None, where there are none.
+    # Pins the components whose blocks the row shares past `receipt`, in a cache with states and windows; not held, or
+    # None, where there are none.
     cdef Receipt ahead
     cdef vector[Mark] marks     # of the spans, up to the length of a row
     cdef bint offers_whole      # published from the start each time: it has spans, or a value that the tree keeps
@@ -33,8 +33,9 @@ cdef class PrefixHold:
     # The sequence owns blocks whose content the tree already has from another sequence.
     cdef bint has_duplicates
 
-    # True if `ahead` is held.
+    # True if `ahead` is held; if it pins a component.
     cdef bint has_ahead(self) noexcept
+    cdef bint has_component_ahead(self, int32_t component) noexcept
     # Index of the block inside which the sequence was truncated.
     cdef int32_t truncated_block(self) noexcept
     # An empty hold with the same options.

@@ -43,6 +43,9 @@ cdef class PrefixHold:
     cdef bint has_ahead(self) noexcept:
         return self.ahead is not None and self.ahead.native.node >= 0
 
+    cdef bint has_component_ahead(self, int32_t component) noexcept:
+        return self.has_ahead() and (self.ahead.native.components >> component) & 1 != 0
+
     cdef int32_t truncated_block(self) noexcept:
         if not self.truncated_ahead:
             return self.published

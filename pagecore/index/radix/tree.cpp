@@ -153,9 +153,9 @@ RadixTree::Receipt RadixTree::lock_full(Match& match) {
 }
 
 RadixTree::Receipt RadixTree::lock_ahead(Match& match) {
-  if (match.full_node != kNoNode) reserve(1);
+  if (match.full_node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
-  return lock_prefix(match.full_node, match.full_offset, match.full_blocks, 1, false);
+  return lock_prefix(match.full_node, match.full_offset, match.full_blocks, match.ahead, false);
 }
 
 // Pins the first `blocks` blocks of the path through `node`, and updates the node and offset of their end.
