@@ -130,8 +130,8 @@ int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> pref
     const int64_t tokens = tokens_of(i);
     PC_EXPECTS(length != kWhole || tokens == tokens_of(0), ShapeError, "the prefix has ", tokens, " tokens in group ",
                i, " and ", tokens_of(0), " in group 0; give blocks for the same tokens");
-    PC_EXPECTS(tokens >= length, ShapeError, "length is ", length, " and the prefix has ", tokens,
-               " tokens in group ", i, "; use 0 to ", tokens);
+    PC_EXPECTS(tokens >= length, ShapeError, "length is ", length, " and the prefix has ", tokens, " tokens in group ",
+               i, "; use 0 to ", tokens);
     PC_EXPECTS(tokens <= max_length_, ShapeError, "the prefix has ", tokens, " tokens; a row holds at most ",
                max_length_, kLongerRows);
     longest = std::max(longest, tokens);

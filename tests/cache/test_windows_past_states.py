@@ -98,7 +98,9 @@ def test_abandoned_sequences_give_the_shared_blocks_back():
         cache.commit(cache.prepare([second], 2))
         cache.abandon(cache.prepare([second], 4))
         cache.check_invariants()
-        assert second.num_computed_tokens == (0 if in_place else 22)  # the window has released what the token after 20 sees
+        assert second.num_computed_tokens == (
+            0 if in_place else 22
+        )  # the window has released what the token after 20 sees
         batch = cache.prepare([second], 4)
         assert (batch.group(1).slot_mapping.numpy() > 0).all()
         cache.commit(batch)

@@ -498,6 +498,6 @@ cdef class PrefixCache:
             )
         if self.tree.num_receipts != len(sequences) + num_ahead + len(self.transfers):
             raise PagecoreError(
-                f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences, of which {num_ahead} share "
-                f"blocks past their states, and {len(self.transfers)} transfers"
+                f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences, {num_ahead} of which "
+                f"share blocks past their states, and for {len(self.transfers)} transfers"
             )

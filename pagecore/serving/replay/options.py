@@ -96,8 +96,9 @@ class ReplayOptions:
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
-        model without states; `blocks` or `host` is given for a model without attention; the model or the policy is not known; `blocks` is a string
-        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none".
+        model without states, `blocks` or `host` for one without attention; the model or the policy is not known;
+        `blocks` is a string other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with
+        `evict` "none".
     """
 
     memory: int | str | None = None

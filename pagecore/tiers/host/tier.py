@@ -121,7 +121,8 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
             raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
         if not parts.groups:
             raise UnsupportedOption(
-                "every layer of the cache keeps a state, and a host tier moves states with their blocks; use a SwapSpace"
+                "every layer of the cache keeps a state, and a host tier moves states along with blocks; use a "
+                "SwapSpace"
             )
         if not (isinstance(policy, str) and policy in POLICIES):
             raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")

@@ -176,7 +176,8 @@ class TablesLife {
       if (random_.one_in(3)) {  // a list of fewer blocks than the others
         const size_t g = random_.below(prefix.size());
         const auto least = (length + model_.block_sizes[g] - 1) / model_.block_sizes[g];
-        if (least < std::ssize(prefix[g])) prefix[g].resize(static_cast<size_t>(random_.between(least, std::ssize(prefix[g]))));
+        if (least < std::ssize(prefix[g]))
+          prefix[g].resize(static_cast<size_t>(random_.between(least, std::ssize(prefix[g]))));
         lists.clear();
         parts.clear();
         for (const auto& part : prefix) lists.emplace_back(part);

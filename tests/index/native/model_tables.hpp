@@ -50,8 +50,8 @@ class ModelTables {
       expect(prefix.size() == num_groups(), ErrorKind::ShapeError);
       for (size_t g = 0; g < num_groups(); ++g) {
         const int64_t tokens = std::ssize(prefix[g]) * block_sizes[g];
-        const bool is_enough = computed == BlockTables::kWhole ? tokens == std::ssize(prefix[0]) * block_sizes[0]
-                                                               : tokens >= computed;
+        const bool is_enough =
+            computed == BlockTables::kWhole ? tokens == std::ssize(prefix[0]) * block_sizes[0] : tokens >= computed;
         expect(is_enough && tokens <= max_length(), ErrorKind::ShapeError);
         row.shared_to[g] = static_cast<TokenCount>(tokens);
       }
