@@ -44,7 +44,7 @@ cdef class TablesCore:
         try:
             self.block_sizes = tuple(block_sizes)
         except TypeError:
-            self.block_sizes = (block_sizes,) * max(1, len(self.pools))
+            self.block_sizes = (block_sizes,) * len(self.pools)
         for size in self.block_sizes:
             sizes.push_back(as_int64(size, "block_size"))
         self.block_sizes = tuple(sizes)

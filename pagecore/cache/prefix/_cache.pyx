@@ -11,7 +11,7 @@ P2: A block that a row shares with the tree lies on the path that a receipt of t
 P3: In a cache with states, a row may hold blocks past the sequence's computed tokens: those that its prefix hit shares
     past the state. `published` counts them, unless the cache has windows: what a row keeps of those begins before the
     state, and the receipt ends there. The receipt `ahead` then covers the blocks that are shared past it, until the
-    sequence has published as many: those of groups without a window, and of windows that reach back to the state.
+    sequence has published its own: those of groups without a window, and of windows that reach back to the state.
 P4: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
     longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
 
