@@ -17,6 +17,7 @@ from pagecore.cache.limits import (
     cache_device,
     check_slots,
     count_blocks,
+    refuse_blocks,
     refuse_unserved,
     row_capacity,
     scrub_option,
@@ -30,7 +31,7 @@ from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.allocation import Allocator
-from pagecore.storage.checks import ceil_div, flag, require_int
+from pagecore.storage.checks import INT32_MAX, ceil_div, flag, require_int
 from pagecore.storage.memory import Memory
 from pagecore.storage.parallel import as_parallel
 
@@ -73,11 +74,13 @@ def build_parts(
     scrub = scrub_option(scrub, device)
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
-    keeping = state_layers(placed, groups)
-    num_slots, memory = size_states(keeping, num_states, state_ratio, memory, max_sequences, device)
+    keeping = state_layers(placed)
+    num_slots, memory = size_states(keeping, num_states, state_ratio, memory, max_sequences, device, bool(groups))
     check_source(allocator, buffers, device)
     saver = checked_saver(memory_saver, allocator, buffers, device)
     source = allocator if saver is None else saver.allocate
+    if not groups:
+        refuse_blocks(buffers=buffers, layout=layout)
     given = buffers_of(buffers, groups, block_size, layout, memory, device)
     if given is not None and num_blocks is None:
         blocks = count_adopted(given, groups, block_size, layout)
@@ -88,7 +91,7 @@ def build_parts(
     num_token_groups = sum(not group.is_cross for group in groups)
     tables = BlockTables(
         [BlockPool(n) for n in blocks[:num_token_groups]],
-        block_sizes=[block_size] * num_token_groups,
+        block_sizes=[block_size] * max(1, num_token_groups),
         max_sequences=max_sequences,
         max_blocks_per_sequence=ceil_div(max_tokens, block_size),
     )
@@ -117,7 +120,7 @@ def build_parts(
         eviction_policy=policy,
         block_size=block_size,
         max_tokens_per_sequence=max_tokens,
-        num_slots=(min(blocks[:num_token_groups]) - 1) * block_size,
+        num_slots=(min(blocks[:num_token_groups]) - 1) * block_size if groups else INT32_MAX,
         scrub=scrub,
         parallel=ranks,
         cross=cross,

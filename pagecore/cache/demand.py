@@ -56,7 +56,7 @@ def longest_sequence(groups: Listed[Group], available: Listed[int], block_size: 
     """Return the tokens of the longest sequence that `available` blocks of each group hold, however it is computed.
 
     Groups with windows limit it only if they cannot hold one window. If no other group limits it, the largest group
-    does. Cross attention does not grow, and does not limit it.
+    does. Cross attention does not grow, and does not limit it; without other groups, nothing does.
     """
     pairs = [pair for pair in zip(groups, available, strict=True) if not pair[0].is_cross]
     lengths = [
@@ -64,7 +64,7 @@ def longest_sequence(groups: Listed[Group], available: Listed[int], block_size: 
         for group, blocks in pairs
         if (limit := block_limit(group, block_size, 1)) is None or limit > blocks
     ]
-    most = max(blocks for _, blocks in pairs) * block_size
+    most = max((blocks for _, blocks in pairs), default=INT32_MAX) * block_size
     return min(min(lengths, default=most), INT32_MAX)
 
 

@@ -154,7 +154,9 @@ def layer_number(layer: SupportsIndex, num_layers: int) -> int:
 
 
 def group_number(group: SupportsIndex, num_groups: int) -> int:
-    """Return `group` as an int; raise ShapeError if the cache does not have that group."""
+    """Return `group` as an int; raise ShapeError if the cache does not have that group, or none at all."""
+    if num_groups == 0:
+        raise ShapeError(f"group is {shown(group)}, but every layer keeps a state, and the cache has no groups")
     return member("group", group, num_groups, "the cache")
 
 

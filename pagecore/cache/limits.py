@@ -16,6 +16,19 @@ from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 from pagecore.storage.memory import Memory
 
+# Tokens of a row by default in a cache whose layers all keep states: no pool limits it.
+TOKENS_WITHOUT_BLOCKS = 1 << 20
+
+
+def refuse_blocks(**options: object) -> None:
+    """Raise UnsupportedOption for an option of blocks in a cache whose layers all keep states."""
+    for name, value in options.items():
+        if value is not None and not (isinstance(value, list) and not value):
+            raise UnsupportedOption(
+                f"{name} is {shown(value)}, but every layer keeps a state, and there are no blocks; give memory or "
+                "num_states instead"
+            )
+
 
 def refuse_unserved(prefix_cache: bool, eviction_policy: str) -> None:
     """Raise UnsupportedOption for a `prefix_cache` or `eviction_policy` that this version does not serve."""
@@ -86,7 +99,13 @@ def count_blocks(
     device: str = "cpu",
     max_tokens: int | None = None,
 ) -> list[int]:
-    """Return the blocks of each group: as listed, or as `divide_memory` divides `memory` among them."""
+    """Return the blocks of each group: as listed, or as `divide_memory` divides `memory` among them.
+
+    Without groups there are none.
+    """
+    if not groups:
+        refuse_blocks(num_blocks=num_blocks)
+        return []
     if (num_blocks is None) == (memory is None):
         raise ShapeError(f"num_blocks is {shown(num_blocks)} and memory is {shown(memory)}; give exactly one of them")
     if memory is not None:
@@ -110,15 +129,20 @@ def count_blocks(
 
 
 def row_capacity(groups: Listed[Group], blocks: Listed[int], block_size: int, max_tokens: int | None) -> int:
-    """Return the tokens that a row has room for: `max_tokens`, or the longest sequence that the pools hold."""
+    """Return the tokens that a row has room for: `max_tokens`, or the longest sequence that the pools hold.
+
+    Without groups nothing else limits it than `TOKENS_WITHOUT_BLOCKS`.
+    """
     if max_tokens is not None:
         return max_tokens
+    if not groups:
+        return TOKENS_WITHOUT_BLOCKS
     return longest_sequence(groups, [count - 1 for count in blocks], block_size)
 
 
 def check_slots(blocks: Listed[int], block_size: int, index_dtype: str) -> None:
     """Raise UnsupportedOption if an int32 slot mapping cannot number every slot."""
-    slots = max(blocks) * block_size
+    slots = max(blocks, default=0) * block_size
     if index_dtype == "int32" and slots > INT32_MAX + 1:
         raise UnsupportedOption(f"the pool has {slots} slots, more than int32 can count; use index_dtype='int64'")
 

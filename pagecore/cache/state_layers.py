@@ -6,7 +6,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import SupportsFloat, SupportsIndex
 
-from pagecore.cache.layers import Group, Layer
+from pagecore.cache.layers import Layer
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.index import BlockTables, StateTable
 from pagecore.storage import StatePool, StateSpec, parse_memory, state_budget
@@ -56,23 +56,18 @@ class StateLayers:
         )
 
 
-def state_layers(placed: Listed[Layer], groups: Listed[Group]) -> StateLayers | None:
+def state_layers(placed: Listed[Layer]) -> StateLayers | None:
     """Return the layers that keep a state; None without any.
 
     Raises
     ------
     UnsupportedOption
-        Layers with different rules, or no layer that attends.
+        Layers with different rules.
     """
     by_index = {layer.index: layer.spec for layer in placed if layer.keeps_state}
     specs = tuple(spec for _, spec in sorted(by_index.items()) if isinstance(spec, StateSpec))
     if not specs:
         return None
-    if not groups:
-        raise UnsupportedOption(
-            "every layer keeps a state, and none attends; give the cache an AttentionSpec for at least one layer, or "
-            "use StateTable and StatePool"
-        )
     for spec in specs:
         for name in RULES:
             if getattr(spec, name) != getattr(specs[0], name):
@@ -90,8 +85,11 @@ def size_states(
     memory: Memory | None,
     max_sequences: int,
     device: str,
+    has_blocks: bool = True,
 ) -> tuple[int, Memory | None]:
     """Return the slots of a cache, null slot included, and the memory that is left for blocks.
+
+    Without blocks the slots get all of the memory, and none is left.
 
     Raises
     ------
@@ -113,6 +111,10 @@ def size_states(
             f"state_ratio is {shown(state_ratio)}, and num_states is {shown(num_states)} and memory {shown(memory)}; a "
             "ratio divides memory: give memory without num_states, or leave state_ratio out"
         )
+    if state_ratio is not None and not has_blocks:
+        raise UnsupportedOption(
+            f"state_ratio is {shown(state_ratio)}, but no layer attends, and states have all memory; leave it out"
+        )
     least = 1 + layers.slots_to_run
     if num_states is not None:
         slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
@@ -126,9 +128,13 @@ def size_states(
         return slots, None
     budget = parse_memory(memory, "cpu" if device == "none" else device)
     if num_states is None:
-        share = state_budget(budget) if state_ratio is None else state_budget(budget, state_ratio)
+        share = budget
+        if has_blocks:
+            share = state_budget(budget) if state_ratio is None else state_budget(budget, state_ratio)
         slots = StatePool.slots_for(share, layers.specs)
     left = budget - slots * layers.bytes_per_slot
+    if not has_blocks and slots >= least and left >= 0:
+        return slots, None
     if slots < least or left <= 0:
         raise NotEnoughMemory(
             f"a memory of {budget} bytes gives {slots} state slots of {layers.bytes_per_slot} bytes and {max(left, 0)} "

@@ -136,7 +136,7 @@ class Store:
             self.arrivals.wait_all()
 
     def _require_bytes(self) -> None:
-        if not self.pools:
+        if not self.pools and self.states is None:
             raise DeviceError(
                 "this cache has device='none' and stores no planes; make it with device='cpu' or device='cuda'"
             )

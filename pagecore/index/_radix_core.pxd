@@ -100,6 +100,9 @@ cdef class RadixCore:
     cdef void copy_shared_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
     # Pins the shared prefix of a match, and counts its state as hit.
     cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept
+    # The blocks of the full prefix of a match in a lane of its components `ahead`, and a pin on these components.
+    cdef void copy_ahead_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept
+    cdef void lock_ahead_raw(self, NativeMatch& found, Receipt receipt) noexcept
     # Pins the full prefix of a match, and what windows have before its end, holes included; not a hit.
     cdef void lock_full_raw(self, NativeMatch& found, Receipt receipt) noexcept
     cdef void fork_raw(self, Receipt source, Receipt target) noexcept

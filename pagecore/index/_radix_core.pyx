@@ -612,6 +612,12 @@ cdef class RadixCore:
     cdef void lock_shared_raw(self, NativeMatch& found, Receipt receipt) noexcept:
         receipt.native = deref(self.native).reserved_lock_shared(found)
 
+    cdef void copy_ahead_raw(self, const NativeMatch& found, int32_t lane, span[int32_t] out) noexcept:
+        deref(self.native).copy_ahead(found, lane, out)
+
+    cdef void lock_ahead_raw(self, NativeMatch& found, Receipt receipt) noexcept:
+        receipt.native = deref(self.native).reserved_lock_ahead(found)
+
     cdef void lock_full_raw(self, NativeMatch& found, Receipt receipt) noexcept:
         receipt.native = deref(self.native).reserved_lock_full(found)
 

@@ -37,6 +37,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
         int32_t offset
         int32_t state
         int64_t shared_blocks
+        uint32_t ahead
         int32_t shared_node
         int32_t shared_offset
 
@@ -66,6 +67,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         void drop_namespace_if_empty(int32_t space)
         NativeMatch match(const Query& query, int64_t limit) except +raise_python_error
         void copy_blocks(int32_t node, int32_t offset, int32_t lane, span[int32_t] out)
+        void copy_ahead(const NativeMatch& match, int32_t lane, span[int32_t] out)
         NativeReceipt lock(NativeMatch& match, uint32_t components) except +raise_python_error
         void reserve_locks(int64_t count) except +raise_python_error
         NativeReceipt lock_again(const NativeReceipt& receipt) except +raise_python_error
@@ -97,6 +99,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         NativeReceipt reserved_lock "lock"(NativeMatch& match, uint32_t components)
         NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match)
         NativeReceipt reserved_lock_full "lock_full"(NativeMatch& match)
+        NativeReceipt reserved_lock_ahead "lock_ahead"(NativeMatch& match)
         void shorten(NativeReceipt& receipt, int64_t blocks)
         bint try_extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)
         bint try_insert(const Offer& offer, NativeReceipt& receipt, NativeInserted& out)

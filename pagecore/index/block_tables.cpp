@@ -46,10 +46,9 @@ BlockTables::BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vec
       rows_(static_cast<size_t>(max_sequences_)),
       lengths_(static_cast<size_t>(max_sequences_) + 1),
       free_rows_(max_sequences_ + 1, Order::Address) {
-  PC_EXPECTS(!pools.empty() && pools.size() <= kMaxGroups, ShapeError, pools.size(), " pools are given; use 1 to ",
-             kMaxGroups);
-  PC_EXPECTS(pools.size() == block_sizes.size(), ShapeError, block_sizes.size(), " block sizes are given for ",
-             pools.size(), " pools; give one for each");
+  PC_EXPECTS(pools.size() <= kMaxGroups, ShapeError, pools.size(), " pools are given; use at most ", kMaxGroups);
+  PC_EXPECTS(std::max<size_t>(pools.size(), 1) == block_sizes.size(), ShapeError, block_sizes.size(),
+             " block sizes are given for ", pools.size(), " pools; give one for each, or one without pools");
   for (const auto& owner : owners_) pools_.emplace_back(*owner);
   groups_.reserve(pools.size());
   for (size_t i = 0; i < pools.size(); ++i) {
@@ -118,19 +117,26 @@ void BlockTables::check_shareable(const Group& group, RowId row, int64_t times) 
   }
 }
 
-int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> prefix) const {
-  if (prefix.empty()) return 0;
+// Returns the tokens of the longest list.
+int64_t BlockTables::check_prefix(std::span<const std::span<const BlockId>> prefix, int64_t length) const {
+  if (prefix.empty()) return groups_.empty() && length != kWhole ? length : 0;
   PC_EXPECTS(prefix.size() == groups_.size(), ShapeError, "expected ", groups_.size(),
              " prefix lists, one for each group, got ", prefix.size());
-  const int64_t length = static_cast<int64_t>(prefix[0].size()) * groups_[0].block_size.divisor();
+  const auto tokens_of = [&](size_t i) {
+    return static_cast<int64_t>(prefix[i].size()) * groups_[i].block_size.divisor();
+  };
+  int64_t longest = 0;
   for (size_t i = 0; i < prefix.size(); ++i) {
-    const int64_t tokens = static_cast<int64_t>(prefix[i].size()) * groups_[i].block_size.divisor();
-    PC_EXPECTS(tokens == length, ShapeError, "the prefix has ", tokens, " tokens in group ", i, " and ", length,
-               " in group 0; give blocks for the same tokens");
+    const int64_t tokens = tokens_of(i);
+    PC_EXPECTS(length != kWhole || tokens == tokens_of(0), ShapeError, "the prefix has ", tokens, " tokens in group ",
+               i, " and ", tokens_of(0), " in group 0; give blocks for the same tokens");
+    PC_EXPECTS(tokens >= length, ShapeError, "length is ", length, " and the prefix has ", tokens, " tokens in group ",
+               i, "; use 0 to ", tokens);
     PC_EXPECTS(tokens <= max_length_, ShapeError, "the prefix has ", tokens, " tokens; a row holds at most ",
                max_length_, kLongerRows);
+    longest = std::max(longest, tokens);
   }
-  return length;
+  return longest;
 }
 
 void BlockTables::check_prefix_blocks(const Group& group, std::span<const BlockId> blocks, int64_t length) const {
@@ -165,24 +171,25 @@ RowId BlockTables::take_row(TokenCount length) {
   const RowId row = id - 1;
   lengths_[static_cast<size_t>(row)] = length;
   rows_[static_cast<size_t>(row)].is_used = true;
-  rows_[static_cast<size_t>(row)].shared_to = 0;
   mark_lengths({&row, 1});
   return row;
 }
 
 RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix, int64_t length) {
-  const int64_t shared_to = check_prefix(prefix);
-  if (length == kWhole) length = shared_to;
-  PC_EXPECTS(length >= 0 && length <= shared_to, ShapeError, "length is ", length, " and the prefix has ", shared_to,
-             " tokens; use 0 to ", shared_to);
+  const int64_t longest = check_prefix(prefix, length);
+  if (length == kWhole) length = longest;
+  PC_EXPECTS(length >= 0 && length <= std::min<int64_t>(longest, max_length_), ShapeError, "length is ", length,
+             " and the prefix has ", longest, " tokens; use 0 to ", std::min<int64_t>(longest, max_length_));
   check_row_left();
   const PoolsLock lock(pools_);
+  const auto tokens_of = [&](size_t i) {
+    return static_cast<int64_t>(prefix[i].size()) * groups_[i].block_size.divisor();
+  };
   for (size_t i = 0; i < prefix.size(); ++i) {
-    check_prefix_blocks(groups_[i], prefix[i],
-                        length < shared_to ? length : shared_to + groups_[i].block_size.divisor());
+    const int64_t tokens = tokens_of(i);
+    check_prefix_blocks(groups_[i], prefix[i], length < tokens ? length : tokens + groups_[i].block_size.divisor());
   }
   const RowId row = take_row(static_cast<TokenCount>(length));
-  rows_[static_cast<size_t>(row)].shared_to = static_cast<TokenCount>(shared_to);
   for (size_t i = 0; i < prefix.size(); ++i) {
     Group& group = groups_[i];
     std::copy(prefix[i].begin(), prefix[i].end(), entries(group, row));
@@ -191,7 +198,8 @@ RowId BlockTables::add(std::span<const std::span<const BlockId>> prefix, int64_t
     for (const BlockId block : prefix[i]) {
       if (block != kNullBlock) pool_of(group).share(block);
     }
-    const BlockRun run{static_cast<int32_t>(prefix[i].size()), static_cast<int32_t>(first - prefix[i].begin())};
+    const BlockRun run{static_cast<int32_t>(prefix[i].size()), static_cast<int32_t>(first - prefix[i].begin()), 0, 0,
+                       static_cast<TokenCount>(tokens_of(i))};
     group.runs[static_cast<size_t>(row)] = run;
     mark_entries(group, row, run.num_holes, run.count);
   }
@@ -204,7 +212,6 @@ RowId BlockTables::fork(RowId parent) {
   const PoolsLock lock(pools_);
   for (const Group& group : groups_) check_shareable(group, parent, static_cast<int64_t>(groups_.size()));
   const RowId row = take_row(lengths_[static_cast<size_t>(parent)]);
-  rows_[static_cast<size_t>(row)].shared_to = rows_[static_cast<size_t>(parent)].shared_to;
   for (Group& group : groups_) {
     const BlockRun run = group.runs[static_cast<size_t>(parent)];
     const BlockId* blocks = entries(group, parent);
@@ -239,7 +246,8 @@ void BlockTables::shrink(Group& group, RowId row, int32_t count) {
   BlockRun& run = group.runs[static_cast<size_t>(row)];
   if (count >= run.count) return;
   drop_blocks(group, row, std::max(count, run.num_holes), run.count);
-  run = {count, std::min(count, run.num_holes), run.kept, std::min(count, run.passed)};
+  run = {count, std::min(count, run.num_holes), run.kept, std::min(count, run.passed),
+         std::min(run.shared_to, count * group.block_size.divisor())};
 }
 
 void BlockTables::remove(RowSpan rows) {
@@ -280,8 +288,10 @@ void BlockTables::truncate(RowSpan rows, CountSpan lengths, bool keep_capacity) 
   }
   for (size_t i = 0; i < rows.size(); ++i) {
     TokenCount& length = lengths_[static_cast<size_t>(rows[i])];
-    TokenCount& shared_to = rows_[static_cast<size_t>(rows[i])].shared_to;
-    if (lengths[i] < length || !keep_capacity) shared_to = std::min(shared_to, lengths[i]);
+    for (Group& group : groups_) {
+      TokenCount& shared_to = group.runs[static_cast<size_t>(rows[i])].shared_to;
+      if (lengths[i] < length || !keep_capacity) shared_to = std::min(shared_to, lengths[i]);
+    }
     length = lengths[i];
   }
   mark_lengths(rows);

@@ -8,17 +8,17 @@
 //                 hole      ^ count = 4
 //
 // Holes can also follow blocks that a window always sees, the sinks. Tokens that were computed elsewhere can leave
-// holes after blocks, until release_before() passes them. A row can begin with blocks of more tokens than its length:
-// other layers have to compute these tokens again, and a step over them neither copies nor writes the blocks, so that
-// its slots there are padding.
+// holes after blocks, until release_before() passes them. A row can begin with blocks of more tokens than its length,
+// in each group of another number: other layers have to compute these tokens again, and a step over them neither copies
+// nor writes the blocks, so that its slots there are padding. Tables without groups have only lengths.
 //
 // I1: a used row has 0 <= length <= count * block_size in every group; an unused row has length 0 and count 0.
 // I2: table entries from `count` on are null, and so are entries below `num_holes`. The null row, after the last row,
 //     is all null and of length 0; padding refers to it.
 // I3: every non-null entry holds one reference in the pool of its group.
 // I4: a row is in free_rows_ iff it is unused.
-// I5: `shared_to` exceeds the length of a row only if its blocks from there to `shared_to`, a multiple of every block
-//     size, were in its prefix. Truncating the row ends that.
+// I5: `shared_to` of a group exceeds the length of a row only if its blocks from there to `shared_to`, a multiple of
+//     every block size, were in its prefix. Truncating the row ends that.
 // I6: after follow_changes(), a mirror that has received every change equals the tables and lengths.
 // All or nothing: each call checks everything and allocates its scratch; only then it changes rows, tables and pools,
 // with all pools locked. References are dropped by group, then by row, tail first, so that prefixes live longest.
@@ -62,7 +62,8 @@ class BlockTables {
   using RowSpan = std::span<const RowId>;
   using CountSpan = std::span<const TokenCount>;
 
-  // One pool and block size for each group; a pool may serve several groups.
+  // One pool and block size for each group; a pool may serve several groups. Without groups, one block size, which
+  // limits the length of a row.
   BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vector<int64_t> block_sizes, int64_t max_sequences,
               int64_t max_blocks_per_sequence);
   ~BlockTables();
@@ -72,7 +73,8 @@ class BlockTables {
   // The row that add() or fork() will return next, or -1 if every row is used.
   [[nodiscard]] RowId next_row() const { return free_rows_.size() > 0 ? free_rows_.lowest() - 1 : -1; }
   // Adds a row that shares the blocks of `prefix`, one list for each group; an empty row for an empty prefix. `length`
-  // is the number of its tokens that count as computed, by default all.
+  // is the number of its tokens that count as computed, by default all; every list has at least those. Without groups,
+  // it is any number of tokens.
   RowId add(std::span<const std::span<const BlockId>> prefix, int64_t length = kWhole);
   static constexpr int64_t kWhole = -1;
   RowId fork(RowId row);
@@ -142,7 +144,6 @@ class BlockTables {
  private:
   struct Row {
     uint64_t seen;  // number of the last call with this row
-    TokenCount shared_to;
     bool is_used;
   };
   struct BlockRun {
@@ -150,6 +151,7 @@ class BlockTables {
     int32_t num_holes;  // leading entries known to be null
     int32_t kept = 0;   // entries [kept, passed) are known to be null, too
     int32_t passed = 0;
+    TokenCount shared_to = 0;
   };
   struct Group {
     Group(size_t pool, BlockId num_blocks, TokenCount block_size, size_t num_rows, size_t max_blocks);
@@ -188,9 +190,9 @@ class BlockTables {
   }
   [[nodiscard]] Touched touched(const Group& group, RowId row, TokenCount count, int32_t first_taken) const {
     const TokenCount length = lengths_[static_cast<size_t>(row)];
-    const int32_t held = group.runs[static_cast<size_t>(row)].count;
-    const int32_t first = group.block_size.floor(std::max(length, rows_[static_cast<size_t>(row)].shared_to));
-    return {std::max(first, first_taken), std::max(held, first_taken),
+    const BlockRun& run = group.runs[static_cast<size_t>(row)];
+    const int32_t first = group.block_size.floor(std::max(length, run.shared_to));
+    return {std::max(first, first_taken), std::max(run.count, first_taken),
             count == 0 ? 0 : group.block_size.floor(length + count - 1) + 1};
   }
   // Marks entries [from, to) of a row as changed.
@@ -218,7 +220,7 @@ class BlockTables {
   void check_group(int64_t group) const;
   void check_room(int64_t tokens, RowId row) const;
   void check_slots_out(std::span<const SlotsOut> out, int64_t num_tokens) const;
-  [[nodiscard]] int64_t check_prefix(std::span<const std::span<const BlockId>> prefix) const;
+  [[nodiscard]] int64_t check_prefix(std::span<const std::span<const BlockId>> prefix, int64_t length) const;
   void check_prefix_blocks(const Group& group, std::span<const BlockId> blocks, int64_t length) const;
   void check_held(const Group& group, RowId row, int32_t from, int32_t to) const;
   void check_shareable(const Group& group, RowId row, int64_t times) const;
@@ -265,7 +267,6 @@ class BlockTables {
   std::vector<BlockId> saved_blocks_;
   std::vector<BlockRun> saved_runs_;
   std::vector<TokenCount> saved_lengths_;
-  std::vector<TokenCount> saved_shared_;
 };
 
 }  // namespace pagecore

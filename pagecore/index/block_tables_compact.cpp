@@ -46,9 +46,9 @@ bool BlockTables::try_compact(RowId row, TokenCount unmoved, TokenCount length, 
       mark_entries(group, row, at, at + 1);
     }
     shrink(group, row, last);
+    group.runs[static_cast<size_t>(row)].shared_to = 0;
   }
   lengths_[static_cast<size_t>(row)] = length;
-  rows_[static_cast<size_t>(row)].shared_to = 0;
   mark_lengths({&row, 1});
   return true;
 }

@@ -14,7 +14,7 @@ TokenCount BlockTables::length(RowId row) const {
 
 int64_t BlockTables::capacity(RowId row) const {
   check_row(row);
-  int64_t capacity = INT64_MAX;
+  int64_t capacity = groups_.empty() ? max_length_ : INT64_MAX;
   for (const Group& group : groups_) {
     capacity = std::min(capacity, int64_t{group.runs[static_cast<size_t>(row)].count} * group.block_size.divisor());
   }
@@ -136,8 +136,7 @@ void BlockTables::check_group_invariants(const Group& group) const {
     PC_ASSERT(0 <= run.num_holes && run.num_holes <= run.count && run.count <= max_blocks_);
     PC_ASSERT(is_null_row || rows_[static_cast<size_t>(row)].is_used || run.count == 0);
     PC_ASSERT(is_null_row || lengths_[static_cast<size_t>(row)] <= int64_t{run.count} * group.block_size.divisor());
-    const TokenCount shared_to = is_null_row ? 0 : rows_[static_cast<size_t>(row)].shared_to;
-    PC_ASSERT(shared_to <= int64_t{run.count} * group.block_size.divisor() || !rows_[static_cast<size_t>(row)].is_used);
+    PC_ASSERT(run.shared_to <= int64_t{run.count} * group.block_size.divisor());
     const BlockId* blocks = entries(group, row);
     for (int32_t i = 0; i < max_blocks_; ++i) {
       PC_ASSERT(blocks[i] >= kNullBlock && blocks[i] < pool_of(group).num_blocks());

@@ -23,10 +23,7 @@ void BlockTables::reorder(RowSpan rows, RowSpan parents) {
   const BlockId* saved_blocks = saved_blocks_.data();
   const BlockRun* saved_runs = saved_runs_.data();
   for (Group& group : groups_) reorder_group(group, rows, parents, saved_blocks, saved_runs);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    lengths_[static_cast<size_t>(rows[i])] = saved_lengths_[i];
-    rows_[static_cast<size_t>(rows[i])].shared_to = saved_shared_[i];
-  }
+  for (size_t i = 0; i < rows.size(); ++i) lengths_[static_cast<size_t>(rows[i])] = saved_lengths_[i];
   mark_lengths(rows);
 }
 
@@ -34,11 +31,7 @@ void BlockTables::save_parents(RowSpan rows, RowSpan parents) {
   saved_blocks_.clear();
   saved_runs_.clear();
   saved_lengths_.clear();
-  saved_shared_.clear();
-  for (const RowId parent : parents) {
-    saved_lengths_.push_back(lengths_[static_cast<size_t>(parent)]);
-    saved_shared_.push_back(rows_[static_cast<size_t>(parent)].shared_to);
-  }
+  for (const RowId parent : parents) saved_lengths_.push_back(lengths_[static_cast<size_t>(parent)]);
   for (const Group& group : groups_) {
     for (size_t i = 0; i < rows.size(); ++i) {
       if (rows[i] == parents[i]) continue;

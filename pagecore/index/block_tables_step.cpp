@@ -207,7 +207,7 @@ void BlockTables::commit_group(Group& group, RowSpan rows, CountSpan counts, Slo
   for (size_t i = 0; i < rows.size(); ++i) {
     TokenCount length = lengths_[static_cast<size_t>(rows[i])];
     TokenCount count = counts[i];
-    const int64_t first_own = std::max<int64_t>(first_token, rows_[static_cast<size_t>(rows[i])].shared_to);
+    const int64_t first_own = std::max<int64_t>(first_token, group.runs[static_cast<size_t>(rows[i])].shared_to);
     if (first_own > length) [[unlikely]] {
       const auto skipped = static_cast<TokenCount>(std::min<int64_t>(first_own - length, count));
       slots = std::fill_n(slots, skipped, static_cast<Slot>(kPaddingSlot));

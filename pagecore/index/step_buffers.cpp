@@ -40,7 +40,7 @@ StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_
       max_tokens_(checked<TokenCount>("max_tokens", max_tokens, 0, std::numeric_limits<TokenCount>::max())),
       slot_type_(slot_type),
       tree_words_(checked<int64_t>("tree_words", tree_words, 0, std::numeric_limits<int32_t>::max() / 64)),
-      memory_(total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 1, kMaxGroups),
+      memory_(total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 0, kMaxGroups),
                          slot_type, tree_words)) {
   auto at = reinterpret_cast<std::byte*>(aligned(reinterpret_cast<uintptr_t>(memory_.data())));
   const auto carve = [&at](size_t nbytes) {

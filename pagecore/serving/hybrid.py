@@ -8,7 +8,7 @@ from typing import SupportsFloat
 from pagecore.cache.layers import Group, Layers, arrange
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.state_layers import StateLayers, size_states, state_layers
-from pagecore.storage import StatePool, StateSpec, TensorParallel
+from pagecore.storage import StateSpec, TensorParallel
 
 __all__ = ["arrange_hybrid", "divide_hybrid", "slots_held"]
 
@@ -19,13 +19,11 @@ def arrange_hybrid(specs: Layers, parallel: TensorParallel) -> tuple[list[Group]
     Raises
     ------
     UnsupportedOption, ShapeError
-        As `PagedKVCache`, which also refuses a model of states alone.
+        As `PagedKVCache`.
     """
     placed, groups = arrange(specs, None, parallel)
-    if groups:
-        keeping = state_layers(placed, groups)
-        return groups, () if keeping is None else keeping.specs
-    return [], tuple(layer.spec for layer in placed if isinstance(layer.spec, StateSpec))
+    keeping = state_layers(placed)
+    return groups, () if keeping is None else keeping.specs
 
 
 def divide_hybrid(
@@ -46,12 +44,10 @@ def divide_hybrid(
     NotEnoughMemory
         Too few blocks or slots for a sequence.
     """
-    if groups:
-        keeping = StateLayers(states) if states else None
-        ratio = None if keeping is None or num_states is not None else state_ratio
-        slots, left = size_states(keeping, num_states, ratio, memory, 1, "none")
-        return count_blocks(groups, block_size, None, left, max_tokens=max_tokens), slots
-    return [], StatePool.slots_for(memory, states)
+    keeping = StateLayers(states) if states else None
+    ratio = None if keeping is None or num_states is not None or not groups else state_ratio
+    slots, left = size_states(keeping, num_states, ratio, memory, 1, "none", bool(groups))
+    return count_blocks(groups, block_size, None, left, max_tokens=max_tokens), slots
 
 
 def slots_held(states: Sequence[StateSpec], num_tokens: int, block_size: int) -> int:

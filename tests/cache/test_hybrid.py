@@ -99,8 +99,6 @@ def test_state_layers_must_have_equal_rules(change):
 
 
 def test_refused_models():
-    with pytest.raises(UnsupportedOption, match="every layer keeps a state"):
-        PagedKVCache(CHUNKED, num_layers=2, num_blocks=5)
     with pytest.raises(UnsupportedOption, match=r"layer 2 is Alias\(1\)"):
         PagedKVCache([FULL, CHUNKED, Alias(1)], num_blocks=5)
     with pytest.raises(UnsupportedOption, match="layer 0 is a StateSpec, which only a PagedKVCache serves"):

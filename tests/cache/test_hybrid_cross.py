@@ -231,7 +231,5 @@ def test_models_without_layers_of_their_own_are_refused_by_name():
     for layers in ([CROSS, STATE], [STATE, CROSS]):
         with pytest.raises(UnsupportedOption, match="every layer that attends is a CrossSpec"):
             PagedKVCache(layers, num_blocks=9)
-    with pytest.raises(UnsupportedOption, match="every layer keeps a state"):
-        PagedKVCache([STATE], num_blocks=9)
     with pytest.raises(UnsupportedOption, match="only a PagedKVCache serves"):
         StaticKVCache(LAYERS, max_length=8)

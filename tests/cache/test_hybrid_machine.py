@@ -33,7 +33,10 @@ MODELS = {
     "drafts": (around(FULL, draft_tokens=2), [9], 9),
     "ping-pong drafts": (around(FULL, draft_tokens=1, in_place=False), [9], 9),
     "window": (around(FULL, WINDOWED), [10, 8], 7),
+    "window, ping-pong drafts": (around(FULL, WINDOWED, in_place=False, draft_tokens=2), [9, 8], 9),
     "window alone": (around(WINDOWED), [10], 7),
+    "states alone": (around(), None, 7),
+    "states alone, ping-pong drafts": (around(in_place=False, draft_tokens=1), None, 9),
 }
 
 
@@ -56,7 +59,7 @@ class HybridMachine(PrefixMachine):
             eviction_policy=policy,
             prefix_cache=caches,
         )
-        self.space = SwapSpace(self.cache, num_blocks=9, num_states=5)
+        self.space = SwapSpace(self.cache, num_blocks=None if blocks is None else 9, num_states=5)
         self.random = np.random.default_rng(0)
         self.twins = {}
 
@@ -198,7 +201,7 @@ class HybridMachine(PrefixMachine):
         assert self.cache.clear_prefix_cache() == stats.num_evictable_blocks
         assert self.cache.stats().num_cached_states == 0
 
-    @precondition(lambda self: not self.is_full())
+    @precondition(lambda self: self.cache.num_groups and not self.is_full())
     @rule()
     def fill(self):
         taker = self.cache.add_sequence([], id="taker")

@@ -216,7 +216,7 @@ class PrefixMachine(SequenceMachine):
         holes = [(self.cache._parts.tables.table(g)[rows] == 0).any() for g in range(self.cache.num_groups)]
         # Every block that no row uses is available, as in a cache without a prefix cache.
         left = [n - 1 - (u - hole) for n, u, hole in zip(self.cache.num_blocks, used, holes, strict=True)]
-        assert self.cache.num_available == min(left)
+        assert self.cache.num_available == min(left, default=self.cache.num_available)
         for sequence, twin in self.twins.items():
             assert sequence.tokens.tolist() == twin.ids[: twin.known]
             assert sequence.num_computed_tokens == twin.computed

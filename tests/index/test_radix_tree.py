@@ -464,16 +464,34 @@ def cache_path(tree, ids, first, state):
     tree.insert(ids, range(first, first + len(ids)), states=[(state, first)])
 
 
-def test_a_state_before_a_branch_is_passed_over_three_times():
+def rounds_of(tree, kept, most=600):
+    """Return the number of states that come and go, one at a time, before the state `kept` goes."""
+    for i in range(most):
+        cache_path(tree, [1000 + i, 0], 1000 + 10 * i, 1)
+        if kept in tree.evict("state", 1).states.tolist():
+            return i
+    raise AssertionError(f"state {kept} stays")
+
+
+@pytest.mark.parametrize("hits", [0, 1, 3, 20])
+def test_a_state_before_a_branch_stays_32_rounds_for_itself_and_for_each_of_up_to_seven_hits(hits):
     tree = RadixTree(1, states=True, state_interval=1)
     cache_path(tree, [1, 2, 3], 10, 2)
     cache_path(tree, [1, 2, 4, 4], 20, 4)  # [1, 2] is now a branch, whose state is the oldest
-    gone = []
-    for i in range(9):
-        cache_path(tree, [5 + i, 0], 100 + 10 * i, 1)
-        gone += tree.evict("state", 1).states.tolist()
-    assert gone == [20, 100, 110, 120, 130, 140, 10, 150, 160]
-    assert tree.held_states().tolist() == [170, 180]
+    for _ in range(hits):
+        tree.match_and_lock([1, 2]).release()
+    # Two states at a time are in the tree: one that is evicted and one of the next round.
+    assert rounds_of(tree, 10) == 2 * 32 * (1 + min(hits, 7)) - 2
+
+
+def test_an_unused_branch_goes_before_a_used_one_and_states_without_a_branch_go_by_age():
+    tree = RadixTree(1, states=True, state_interval=1)
+    for first in (10, 100):
+        cache_path(tree, [first, 2, 3], first, 2)
+        cache_path(tree, [first, 2, 4, 4], first + 10, 4)
+    tree.match_and_lock([10, 2]).release()
+    gone = [tree.evict("state", 1).states.tolist()[0] for _ in range(4)]
+    assert gone == [20, 110, 100, 10]
 
 
 def test_a_used_branch_stays_and_another_policy_passes_over_nothing():

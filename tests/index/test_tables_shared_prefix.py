@@ -94,3 +94,37 @@ def test_lengths_outside_of_the_prefix_and_holes_after_it_are_refused(prefix, le
     assert snapshot(tables) == before
     assert tables.add([0, 2, 3], 4) == 2  # a hole before the computed tokens end
     np.testing.assert_array_equal(tables.extend(2, 8), [-1] * 8)
+
+
+def test_groups_may_share_different_numbers_of_blocks():
+    pools = [BlockPool(9), BlockPool(9)]
+    tables = BlockTables(pools, block_sizes=4, max_sequences=2, max_blocks_per_sequence=6)
+    tables.extend(tables.add(), 12)
+    other = tables.add([tables.blocks(0, 0), tables.blocks(0, 1)[:1]], 4)
+    assert (tables.length(other), tables.capacity(other)) == (4, 4)
+    first, second = (slots.tolist() for slots in tables.extend(other, 9))
+    assert first == [-1] * 8 + [16]
+    assert second == [*range(16, 24), 24]
+    assert tables.blocks(other, 1).tolist() == [1, 4, 5, 6]
+    tables.check_invariants(exclusive=True)
+    with pytest.raises(ShapeError, match="length is 8 and the prefix has 4 tokens in group 1"):
+        tables.add([tables.blocks(0, 0), tables.blocks(0, 1)[:1]], 8)
+    with pytest.raises(ShapeError, match="give blocks for the same tokens"):
+        tables.add([tables.blocks(0, 0), tables.blocks(0, 1)[:1]])
+
+
+def test_tables_without_groups_have_lengths_alone():
+    tables = BlockTables([], block_sizes=[4], max_sequences=2, max_blocks_per_sequence=5)
+    row = tables.add()
+    step = StepBuffers(2, 8, 0)
+    tables.prepare([row], [7], step)
+    assert step.positions[:7].tolist() == list(range(7))
+    assert (tables.length(row), tables.capacity(row), step.slot_mappings) == (7, 20, ())
+    child = tables.fork(row)
+    tables.truncate([child], [3])
+    assert tables.lengths([row, child]).tolist() == [7, 3]
+    with pytest.raises(ShapeError, match="a row holds at most 20"):
+        tables.prepare([row], [14], step)
+    tables.check_invariants(exclusive=True)
+    with pytest.raises(ShapeError, match="2 block sizes are given for 0 pools"):
+        BlockTables([], block_sizes=[4, 4], max_sequences=2, max_blocks_per_sequence=5)

@@ -75,13 +75,27 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("KimiLinear", _LATENT | _EXPERTS | _KIMI),
     "bailing_hybrid": ("BailingHybrid", _LATENT | _EXPERTS | _KIMI),
 }
+_ALONE = {
+    name: value
+    for name, value in _BASE.items()
+    if name not in ("intermediate_size", "num_attention_heads", "max_position_embeddings")
+}
+# Models without attention.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("Mamba", _ALONE | {"state_size": 8, "time_step_rank": 4}),
+    "falcon_mamba": ("FalconMamba", _ALONE | {"state_size": 8, "time_step_rank": 4}),
+    "mamba2": (
+        "Mamba2",
+        _ALONE | {"state_size": 12, "num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
+    ),
+}
 _CONFIGS = {"Qwen3_5": "Qwen3_5TextConfig", "Qwen3_5Moe": "Qwen3_5MoeTextConfig"}
 
 
 @functools.cache
 def make_hybrid(family: str, dtype: str = "float32", seed: int = 0) -> Any:
     """Return a model that is shared by tests."""
-    name, fields = HYBRIDS[family]
+    name, fields = (HYBRIDS | RECURRENT)[family]
     # Large weights without tied embeddings, so that tokens depend on the states and not only on the last token.
     fields = fields | {"initializer_range": 0.2, "tie_word_embeddings": False}
     config = getattr(transformers, _CONFIGS.get(name, f"{name}Config"))(**fields)

@@ -241,11 +241,6 @@ def test_specs_of_the_attention_layers():
 REFUSED = {
     "minimax": ("MiniMax", {}, "the minimax has recurrent layers with states that its own cache class holds"),
     "recurrent_gemma": ("RecurrentGemma", {}, "the recurrent_gemma has recurrent layers with states that its modules"),
-    "mamba2": (
-        "Mamba2",
-        {"num_heads": 8, "head_dim": 16, "state_size": 8, "n_groups": 2},
-        "all layers of the mamba2 are recurrent",
-    ),
 }
 
 

@@ -15,7 +15,7 @@ from tests.reference.block_pool import BlockPool
 class Row:
     length: int
     blocks: list[list[int]]  # of each group
-    shared_to: int = 0  # tokens before it are not written
+    shared_to: list[int]  # of each group: tokens before it are not written
 
 
 @dataclass
@@ -90,17 +90,16 @@ class BlockTables:
 
     def add(self, prefix: list[list[int]] | None = None, length: int | None = None) -> int:
         blocks = prefix or [[] for _ in self.pools]
-        tokens = {len(part) * size for part, size in zip(blocks, self.block_sizes, strict=True)}
-        if len(tokens) > 1 or max(tokens) > self.max_length:
-            raise ShapeError(str(tokens))
-        shared_to = max(tokens)
-        computed = shared_to if length is None else length
-        if not 0 <= computed <= shared_to:
+        shared_to = [len(part) * size for part, size in zip(blocks, self.block_sizes, strict=True)]
+        if (length is None and len(set(shared_to)) > 1) or max(shared_to) > self.max_length:
+            raise ShapeError(str(shared_to))
+        computed = max(shared_to) if length is None else length
+        if not 0 <= computed <= min(shared_to):
             raise ShapeError(str(length))
         with self.all_or_nothing():
             row = self.new_row(Row(computed, [list(part) for part in blocks], shared_to))
-            for pool, part, size in zip(self.pools, blocks, self.block_sizes, strict=True):
-                first_shared = len(part) if computed == shared_to else computed // size
+            for pool, part, size, end in zip(self.pools, blocks, self.block_sizes, shared_to, strict=True):
+                first_shared = len(part) if computed == end else computed // size
                 for i, block in enumerate(part):  # in order: the first invalid entry decides the error
                     if block:
                         pool.share([block])
@@ -161,7 +160,7 @@ class BlockTables:
                 needed[-1] += self.touch(group, self.rows[number], count, firsts[group])
             slots.append([
                 self.rows[number].blocks[group][position // size] * size + position % size
-                if position // size >= firsts[group] and position >= self.rows[number].shared_to else -1
+                if position // size >= firsts[group] and position >= self.rows[number].shared_to[group] else -1
                 for number, count in zip(rows, counts, strict=True)
                 for position in range(self.rows[number].length, self.rows[number].length + count)
             ])  # fmt: skip
@@ -180,7 +179,7 @@ class BlockTables:
             return pool.take() if pool.num_free else -1
 
         for at in sorted({position // size for position in range(row.length, row.length + count)}):
-            if (at + 1) * size <= row.shared_to and row.length < row.shared_to:
+            if (at + 1) * size <= row.shared_to[group] and row.length < row.shared_to[group]:
                 continue
             if at < first:
                 blocks += [0] * (at == len(blocks))
@@ -220,7 +219,7 @@ class BlockTables:
                     self.shrink(group, row, -(-length // size))
         for row, length in zip(cut, lengths, strict=True):
             if length < row.length or not keep_capacity:
-                row.shared_to = min(row.shared_to, length)
+                row.shared_to = [min(end, length) for end in row.shared_to]
             row.length = length
 
     def release_before(self, rows: list[int], group: int, positions: list[int], first: int = 0) -> int:

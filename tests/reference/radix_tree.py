@@ -21,15 +21,16 @@ class EvictionState:
     expiry: float = math.inf
     rank: float = 0.0
     hits: int = 0
-    passed: int = 0
+    round: int = 0
     is_branch: bool = False
 
-    def use(self, turn: int) -> None:
-        self.used, self.passed = turn, 0
+    @property
+    def last_round(self) -> int:
+        return self.round + (32 * (1 + min(self.hits, 7)) if self.is_branch else 1)
 
     def key(self, policy: str) -> tuple[float, int]:
         return {
-            "lru": (0.0, self.used),
+            "lru": (float(self.last_round), self.used),
             "lfu": (float(self.hits), self.used),
             "fifo": (0.0, self.made),
             "mru": (0.0, -self.used),
@@ -110,7 +111,7 @@ class RadixTree:
         self.roots: dict[object, Node] = {}
         self.namespaces: dict[object, object] = {}  # by key
         self.receipts: list[Receipt] = []
-        self.turn, self.now = 0, -math.inf
+        self.turn, self.round, self.now = 0, 0, -math.inf
 
     def blocks_of(self, tokens: list[int], spans: list[tuple[int, int, object]]) -> list[Block]:
         size = self.block_size
@@ -293,7 +294,7 @@ class RadixTree:
         return node if node.end == end else self.split(node, end - node.depth)
 
     def touch(self, node: Node, component: int, is_hit: bool) -> None:
-        node.eviction[component].use(self.turn)
+        node.eviction[component].used, node.eviction[component].round = self.turn, self.round
         node.eviction[component].hits += is_hit
 
     def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
@@ -395,7 +396,7 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         expiry = math.inf if time_to_live is None else time + time_to_live
-        fresh = EvictionState(self.turn, self.turn)
+        fresh = EvictionState(self.turn, self.turn, round=self.round)
         if priority is not None:
             fresh.priority, fresh.expiry = priority, expiry
         if rank is not None:
@@ -403,7 +404,7 @@ class RadixTree:
         end = self.add_rest(path, self.root(namespace), blocks, lanes, [fresh] * self.num_components)
         for node, _ in path:
             for eviction in node.eviction:
-                eviction.use(self.turn)
+                eviction.used, eviction.round = self.turn, self.round
                 self.expire(eviction)
                 if priority is not None and priority >= eviction.priority:
                     eviction.priority, eviction.expiry = priority, expiry
@@ -512,13 +513,13 @@ class RadixTree:
                 self.touch(top, c, False)
             end = top
         else:
-            eviction = [EvictionState(self.turn, self.turn) for _ in range(self.num_components)]
+            eviction = [EvictionState(self.turn, self.turn, round=self.round) for _ in range(self.num_components)]
             for new, old in zip(eviction, top.eviction, strict=False):
                 new.priority, new.expiry, new.rank = old.priority, old.expiry, old.rank
             end = self.add_rest(path, top, rest, lanes, eviction)
             for node, _ in path:
                 for one in node.eviction:
-                    one.use(self.turn)
+                    one.used, one.round = self.turn, self.round
                     self.expire(one)
             end = self.split_path(end, goal)
         windows = [c for c in range(1, len(self.windows) + 1) if c in receipt.components]
@@ -619,11 +620,8 @@ class RadixTree:
                 key=lambda node: (*node.eviction[component].key(self.policy), node.depth < sinks, node.depth),
             )
             one = node.eviction[component]
-            is_state = self.states and component == self.num_components - 1
-            if is_state and self.policy == "lru" and one.is_branch and one.passed < 3:
-                self.turn += 1
-                one.used, one.passed = self.turn, one.passed + 1
-                continue
+            if self.states and component == self.num_components - 1:
+                self.round = max(self.round, one.last_round)
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)

@@ -129,7 +129,7 @@ class StateTable:
                 raise ShapeError(str(state))
             if state and not self.slots.holders[state]:
                 raise DoubleFree(str(state))
-            self.states[row] = State(length, self.share(state), 0, self.share(state), length, shared_to)
+            self.states[row] = State(length, self.share(state), 0, self.share(state), length, max(shared_to))
         return row
 
     def fork(self, row: int) -> int:

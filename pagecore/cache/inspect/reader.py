@@ -72,8 +72,13 @@ class CacheReader(PartsOwner):
 
     @property
     def num_available(self) -> int:
-        """Blocks of the scarcest group that are free or can be freed by eviction."""
-        return min(lifecycle.available(self._parts.state))
+        """Blocks of the scarcest group that are free or can be freed by eviction.
+
+        In a cache whose layers all keep states, the blocks that every row can name: tokens take no memory there.
+        """
+        tables = self._parts.tables
+        rows = tables.max_sequences * tables.max_blocks_per_sequence
+        return min(lifecycle.available(self._parts.state), default=rows)
 
     @property
     def max_length(self) -> int:

@@ -75,5 +75,5 @@ class CacheStats:
 
     @property
     def utilization(self) -> float:
-        """Fraction of the blocks that sequences use."""
-        return self.num_used_blocks / self.num_blocks
+        """Fraction of the blocks that sequences use; 0 in a cache without blocks."""
+        return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0

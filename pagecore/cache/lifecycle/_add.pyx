@@ -42,7 +42,9 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
         state.observer.adding(ids, options, most)
     sequence = new_sequence(state.new_name(name), ids)
     if state.prefix is not None:
-        sequence.hold = PrefixHold(state.prefix.tree, options, state.tables.max_blocks_per_sequence)
+        sequence.hold = PrefixHold(
+            state.prefix.tree, options, state.tables.max_blocks_per_sequence, state.prefix.shares_ahead
+        )
     if state.tenants is not None:
         sequence.tenant = state.tenants.number_of(None if options.namespace is None else key_of(options.namespace))
     state.reserve_name(sequence)  # until here code of the caller may run
@@ -54,18 +56,20 @@ def add(CacheState state not None, name, const int32_t[::1] ids not None, option
     else:
         state.prefix.match_sequence(sequence, most // state.block_size, &found)
         prefix = found_prefix(state, found)
-        state.prefix.reserve_moves(1)
+        state.prefix.reserve_moves(2)
         length = found.blocks * state.block_size
         row = state.tables.add_raw(prefix.spans, length)
         # The row is there: from here on nothing fails.
+        sequence.matched = <int32_t>(
+            (found.shared_blocks if state.states is None else found.full_blocks) * state.block_size
+        )
         state.prefix.attach(sequence, found)
         sequence.computed = sequence.cached = <int32_t>length
-        sequence.matched = <int32_t>(found.shared_blocks * state.block_size)
         if state.cross is not None and (content is None or content.key is None):
             sequence.hold.published = INT32_MAX  # the encoder output that its keys depend on has no name
     if state.states is not None:
         state.states.add_raw(
-            row, <int32_t>length, found.state if length > 0 else 0, <int32_t>(found.shared_blocks * state.block_size)
+            row, <int32_t>length, found.state if length > 0 else 0, sequence.matched
         )
     if content is not None:
         sequence.cross = content
@@ -122,17 +126,19 @@ cdef class Prefix:
 
 cdef Prefix found_prefix(CacheState state, const NativeMatch& found):
     cdef Prefix prefix = Prefix.__new__(Prefix)
-    cdef size_t group, num_groups = state.prefix.lane_of.size()
+    cdef size_t group, count, num_groups = state.prefix.lane_of.size()
+    cdef int32_t lane
     prefix.blocks.resize(num_groups)
     prefix.spans.resize(num_groups)
     for group in range(num_groups):
-        prefix.blocks[group].resize(<size_t>found.shared_blocks)
-        if found.shared_blocks > 0:
-            state.prefix.tree.copy_shared_raw(
-                found, state.prefix.lane_of[group],
-                span[int32_t](prefix.blocks[group].data(), <size_t>found.shared_blocks)
-            )
-        prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), <size_t>found.shared_blocks)
+        lane = state.prefix.lane_of[group]
+        count = <size_t>state.prefix.num_shared(found, lane)
+        prefix.blocks[group].resize(count)
+        if count > <size_t>found.shared_blocks:
+            state.prefix.tree.copy_ahead_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
+        elif count > 0:
+            state.prefix.tree.copy_shared_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
+        prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), count)
     return prefix
 
 

@@ -66,6 +66,7 @@ def reorder(CacheState state not None, sequences, parents):
     if state.prefix is not None:
         for each in heirs:
             state.prefix.tree.release_raw((<Heir>each).old_hold.receipt, none)
+            state.prefix.release_ahead((<Heir>each).old_hold)
 
 
 cdef int require_unwritten(list children) except -1:

@@ -43,7 +43,7 @@ def truncate(CacheState state not None, sequences, lengths):
     for keys in state.kept:
         check_windows(state, keys, rows, computed)
     if state.prefix is not None:
-        state.prefix.reserve_moves(len(shortened))
+        state.prefix.reserve_moves(2 * len(shortened))
     state.tables.truncate_raw(rows.data(), computed.data(), <Py_ssize_t>rows.size(), False)
     # The rows have changed: from here on nothing fails.
     if state.states is not None:

@@ -6,7 +6,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint, States
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree
+from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index._state_table cimport StateTable
 
 
@@ -23,6 +23,7 @@ cdef class PrefixCache:
     cdef vector[KeptKeys] kept      # of each window
     cdef bint gives_up_last         # a hit ends one block earlier
     cdef int32_t num_full           # lanes without a window
+    cdef bint shares_ahead          # states, windows and lanes without a window: rows share past their receipts
     cdef int32_t num_lanes
     cdef int32_t block_size
     cdef object clock               # None where the policy does not use time
@@ -58,6 +59,15 @@ cdef class PrefixCache:
     cdef void leave(self, Sequence sequence) noexcept
     cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept
 
+    cdef void shorten_ahead(self, PrefixHold hold, int32_t length) noexcept
+    cdef void release_ahead(self, PrefixHold hold) noexcept
+    cdef int32_t component_of(self, int32_t lane) noexcept
+    # Blocks of a lane that a new row shares.
+    cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept
+    # Leading blocks of a sequence that are the tree's, in the lane that shares most.
+    cdef int32_t num_held(self, PrefixHold hold) noexcept
+    # The receipt that covers a block; the sequence's first receipt if none does.
+    cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept
     cdef bint try_publish(self, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept
     # Tokens of a checkpoint that the sequence has not offered yet; 0 for none.

@@ -4,12 +4,14 @@ The tree decides which blocks are cached, and the pools count their holders. Thi
 Its callers hold the lock of the cache.
 
 P1: The tree holds one reference to every block that it knows, and each sequence one to every block of its row.
-P2: A block that a row shares with the tree lies on the path that the sequence's receipt covers. An evictable block
+P2: A block that a row shares with the tree lies on the path that a receipt of the sequence covers. An evictable block
     therefore has no other holder, and evicting it frees it. The converse does not hold: a receipt may cover blocks
     that no row uses, because their window has moved on, or because the sequence computed the same tokens in blocks of
     its own ("duplicates"). Those blocks can be freed too.
 P3: In a cache with states, a row may hold blocks past the sequence's computed tokens: those that its prefix hit shares
-    past the state. `published` counts them.
+    past the state. `published` counts them, unless the cache has windows: what a row keeps of those begins before the
+    state, and the receipt ends there. The receipt `ahead` then covers the blocks that are shared past it, until the
+    sequence has published its own: those of groups without a window, and of windows that reach back to the state.
 P4: The first `published` blocks of a sequence are those of its receipt's path, token by token. The path is one block
     longer if the sequence was truncated inside a block; it shares that block with the tree until it writes to it.
 
@@ -32,7 +34,7 @@ from pagecore.cache.prefix._watched cimport WatchedPool
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint, State, States
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree
+from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index._state_table cimport StateTable
 
 import math
@@ -106,6 +108,7 @@ cdef class PrefixCache:
         self.now = -INFINITY
         self.num_full = len(full)
         self.num_lanes = len(attended)
+        self.shares_ahead = states is not None and len(full) > 0 and len(windowed) > 0
         self.components.resize(self.num_lanes)
         self.lane_of.resize(self.num_lanes)
         self.pools = []
@@ -180,16 +183,18 @@ cdef class PrefixCache:
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
         """Hold the match of a new sequence, and count it as a hit or a miss."""
         cdef int32_t lane
-        if found.shared_blocks > 0 and isinstance(self.pools[0], WatchedPool):
+        if found.shared_blocks > 0 and self.is_watched:
             for lane in range(self.num_lanes):
                 self.tree.copy_shared_raw(found, lane, span[int32_t](self.ids.data(), <size_t>found.shared_blocks))
                 (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), <size_t>found.shared_blocks)
         self.tree.lock_shared_raw(found, sequence.hold.receipt)
+        if self.shares_ahead and found.full_blocks > found.shared_blocks:
+            self.tree.lock_ahead_raw(found, sequence.hold.ahead)
         sequence.hold.published = <int32_t>found.shared_blocks
         sequence.hold.offered_state = <int32_t>(found.blocks * self.block_size) if found.state >= 0 else 0
         self.num_query_tokens += sequence.known
         self.num_hit_tokens += found.blocks * self.block_size
-        self.num_shared_tokens += found.shared_blocks * self.block_size
+        self.num_shared_tokens += sequence.matched
         self.num_hits += found.blocks > 0
         self.num_misses += found.blocks == 0
 
@@ -203,9 +208,12 @@ cdef class PrefixCache:
         cdef PrefixHold old = child.hold
         if old is not None:
             self.num_truncated -= old.truncated_inside_block
-            old.truncated_inside_block = False
+            old.truncated_inside_block = old.truncated_ahead = False
             self.note_duplicates(old, False)
         self.tree.fork_raw(source.receipt, hold.receipt)
+        if source.has_ahead():
+            self.tree.fork_raw(source.ahead, hold.ahead)
+            hold.truncated_ahead = source.truncated_ahead
         child.hold = hold
         hold.published = published
         self.note_truncated(hold)
@@ -240,6 +248,8 @@ cdef class PrefixCache:
                 hold.published = whole
                 hold.offered_state = max(hold.offered_state, checkpoint)
                 self.note_truncated(hold)
+                if hold.has_ahead() and self.tree.depth_raw(hold.receipt) >= self.tree.depth_raw(hold.ahead):
+                    self.release_ahead(hold)
         if hold.receipt.native.node < 0 and hold.namespace_number > 0:
             self.tree.drop_space_raw(hold.namespace_number)
             hold.namespace_number = -1
@@ -283,11 +293,14 @@ cdef class PrefixCache:
 
     cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept:
         """Return the number of blocks in [first, last) before the first that has another holder."""
-        cdef int32_t lane
+        cdef int32_t lane, begin
         cdef size_t count = <size_t>(last - first)
         for lane in range(self.num_lanes):
-            count = (<BlockPool>self.pools[lane]).num_unshared_raw(
-                self.tables.row_raw(sequence.row, self.groups[lane]).data() + first, count
+            begin = first
+            if sequence.hold.has_component_ahead(self.component_of(lane)):  # its blocks have holders that are covered
+                begin = max(first, min(self.num_held(sequence.hold), first + <int32_t>count))
+            count = begin - first + (<BlockPool>self.pools[lane]).num_unshared_raw(
+                self.tables.row_raw(sequence.row, self.groups[lane]).data() + begin, count - (begin - first)
             )
         return <int32_t>count
 
@@ -297,7 +310,40 @@ cdef class PrefixCache:
             sequence.hold.published = min(sequence.hold.published, length // self.block_size)
         if sequence.hold.offered_state > length:
             sequence.hold.offered_state = 0
+        if sequence.hold.has_ahead():
+            self.shorten_ahead(sequence.hold, length)
         self.shorten(sequence.hold, (length + self.block_size - 1) // self.block_size)
+
+    cdef void shorten_ahead(self, PrefixHold hold, int32_t length) noexcept:
+        """Let `ahead` end with the last block of a sequence that was truncated to `length` tokens."""
+        cdef int32_t num_blocks = (length + self.block_size - 1) // self.block_size
+        if num_blocks > self.tree.depth_raw(hold.ahead):
+            return
+        if num_blocks <= self.tree.depth_raw(hold.receipt):
+            self.release_ahead(hold)
+            return
+        self.tree.shorten_raw(hold.ahead, num_blocks)
+        hold.truncated_ahead = length % self.block_size > 0
+
+    cdef void release_ahead(self, PrefixHold hold) noexcept:
+        cdef RetentionHint none
+        if hold.has_ahead():
+            self.tree.release_raw(hold.ahead, none)
+        if hold.truncated_ahead:
+            hold.truncated_ahead = False
+            self.note_truncated(hold)
+
+    cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept:
+        cdef bint is_ahead = (found.ahead >> self.component_of(lane)) & 1 != 0
+        return found.full_blocks if self.shares_ahead and is_ahead else found.shared_blocks
+
+    cdef int32_t component_of(self, int32_t lane) noexcept:
+        return self.components[self.groups[lane]]
+
+    cdef int32_t num_held(self, PrefixHold hold) noexcept:
+        if not hold.has_ahead():
+            return hold.published
+        return max(hold.published, <int32_t>self.tree.depth_raw(hold.ahead))
 
     cdef void shorten(self, PrefixHold hold, int32_t num_blocks) noexcept:
         self.tree.shorten_raw(hold.receipt, num_blocks)
@@ -305,6 +351,7 @@ cdef class PrefixCache:
 
     cdef void leave(self, Sequence sequence) noexcept:
         """Empty the receipt of a sequence that lost its row and may get another one."""
+        self.release_ahead(sequence.hold)
         self.tree.shorten_raw(sequence.hold.receipt, 0)
         if sequence.hold.published != INT32_MAX:
             sequence.hold.published = 0
@@ -314,13 +361,14 @@ cdef class PrefixCache:
 
     cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept:
         """Release the receipt of a sequence that was removed."""
+        self.release_ahead(sequence.hold)
         self.tree.release_raw(sequence.hold.receipt, hint)
         self.num_truncated -= sequence.hold.truncated_inside_block
         sequence.hold.truncated_inside_block = False
         self.note_duplicates(sequence.hold, False)
 
     cdef void note_truncated(self, PrefixHold hold) noexcept:
-        cdef bint is_inside = self.tree.depth_raw(hold.receipt) > hold.published
+        cdef bint is_inside = hold.truncated_ahead or self.tree.depth_raw(hold.receipt) > hold.published
         self.num_truncated += <int32_t>is_inside - <int32_t>hold.truncated_inside_block
         hold.truncated_inside_block = is_inside
 
@@ -341,10 +389,18 @@ cdef class PrefixCache:
         return block if block != 0 and (<BlockPool>self.pools[lane]).ref_count_raw(block) == 2 else 0
 
     cdef int32_t tree_block(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
-        """Return the tree's block at an index of the path that the receipt covers; 0 past its end."""
-        if self.tree.depth_raw(sequence.hold.receipt) <= block_index:
+        """Return the tree's block at an index of the path that a receipt covers; 0 past its end."""
+        cdef Receipt receipt = self.cover(sequence, block_index, lane)
+        if self.tree.depth_raw(receipt) <= block_index:
             return 0
-        return self.tree.block_at_raw(sequence.hold.receipt, block_index, lane)
+        return self.tree.block_at_raw(receipt, block_index, lane)
+
+    cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
+        if not sequence.hold.has_component_ahead(self.component_of(lane)):
+            return sequence.hold.receipt
+        if self.tree.depth_raw(sequence.hold.receipt) > block_index:
+            return sequence.hold.receipt
+        return sequence.hold.ahead
 
     cdef int32_t substitute(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
         """Replace the tree's block by the sequence's own block, or by a hole; return the number of freed blocks."""
@@ -352,7 +408,7 @@ cdef class PrefixCache:
         cdef BlockPool pool = <BlockPool>self.pools[lane]
         if own != 0:
             pool.share_raw(&own, 1)
-        cdef int32_t old = self.tree.replace_raw(sequence.hold.receipt, block_index, own, lane)
+        cdef int32_t old = self.tree.replace_raw(self.cover(sequence, block_index, lane), block_index, own, lane)
         return pool.free_raw(&old, 1)
 
     # -- for Python ----------------------------------------------------------------------------------------------
@@ -360,7 +416,7 @@ cdef class PrefixCache:
     @property
     def is_watched(self):
         """The lives of blocks are timed."""
-        return isinstance(self.pools[0], WatchedPool)
+        return self.num_lanes > 0 and isinstance(self.pools[0], WatchedPool)
 
     def watch(self, list watched):
         """Count references through a WatchedPool of each group from now on; None ends that."""
@@ -421,25 +477,27 @@ cdef class PrefixCache:
                 raise PagecoreError(
                     f"group {group}: reference counts do not match the holders (block tables + prefix tree + transfers)"
                 )
-        num_truncated = num_duplicated = 0
+        num_truncated = num_duplicated = num_ahead = 0
         for sequence in sequences:
             published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published
             held = self.tree.depth_raw(sequence.hold.receipt)
             if (
                 held < published
-                or (held > published) != sequence.hold.truncated_inside_block
+                or (held > published or sequence.hold.truncated_ahead) != sequence.hold.truncated_inside_block
+                or (sequence.hold.has_ahead() and held >= self.tree.depth_raw(sequence.hold.ahead))
                 or (sequence.row < 0 and held)
             ):
                 raise PagecoreError(f"{sequence!r}: receipt covers {held} blocks but {published} were published")
             num_truncated += sequence.hold.truncated_inside_block
             num_duplicated += sequence.hold.has_duplicates
+            num_ahead += sequence.hold.has_ahead()
         if (num_truncated, num_duplicated) != (self.num_truncated, self.num_duplicated):
             raise PagecoreError(
                 f"{num_truncated} sequences truncated inside a block and {num_duplicated} with duplicates were found; "
                 f"the prefix cache counts {self.num_truncated} and {self.num_duplicated}"
             )
-        if self.tree.num_receipts != len(sequences) + len(self.transfers):
+        if self.tree.num_receipts != len(sequences) + num_ahead + len(self.transfers):
             raise PagecoreError(
-                f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences and "
-                f"{len(self.transfers)} transfers"
+                f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences, {num_ahead} of which "
+                f"share blocks past their states, and for {len(self.transfers)} transfers"
             )

@@ -45,7 +45,7 @@ cdef void subtract_evictable(
     for writer in writers:
         for lane in range(prefix.num_lanes):
             group = prefix.groups[lane]
-            if not first_blocks.empty() and (<Sequence>writer).hold.published < first_blocks[group]:
+            if not first_blocks.empty() and (<Sequence>writer).hold.truncated_block() < first_blocks[group]:
                 continue  # the step does not write to that block
             missing[group] -= becomes_exclusive(prefix, <Sequence>writer, lane, writers)
 

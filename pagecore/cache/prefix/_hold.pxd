@@ -7,6 +7,9 @@ from pagecore.index._radix_tree cimport RadixTree, Receipt
 
 cdef class PrefixHold:
     cdef Receipt receipt
+    # Pins the components whose blocks the row shares past `receipt`, in a cache with states and windows; not held, or
+    # None, where there are none.
+    cdef Receipt ahead
     cdef vector[Mark] marks     # of the spans, up to the length of a row
     cdef bint offers_whole      # published from the start each time: it has spans, or a value that the tree keeps
     cdef double priority        # NaN for none
@@ -23,11 +26,18 @@ cdef class PrefixHold:
     cdef object options         # the RetentionOptions; None in an empty hold of a cache without a prefix cache
     # The sequence was compacted: blocks past `published` are never published, because tokens before them are missing.
     cdef bint is_sealed
-    # The sequence was truncated inside block `published`; the receipt still covers that block.
+    # The sequence was truncated inside block `published`, and the receipt still covers that block; or inside the last
+    # block of `ahead`.
     cdef bint truncated_inside_block
+    cdef bint truncated_ahead
     # The sequence owns blocks whose content the tree already has from another sequence.
     cdef bint has_duplicates
 
+    # True if `ahead` is held; if it pins a component.
+    cdef bint has_ahead(self) noexcept
+    cdef bint has_component_ahead(self, int32_t component) noexcept
+    # Index of the block inside which the sequence was truncated.
+    cdef int32_t truncated_block(self) noexcept
     # An empty hold with the same options.
     cdef PrefixHold blank_copy(self)
     cdef RetentionHint hint(self, double now) noexcept

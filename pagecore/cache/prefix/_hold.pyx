@@ -17,15 +17,19 @@ cdef class PrefixHold:
     options : RetentionOptions
     max_blocks : int
         Blocks that a row has room for. Spans are read up to there, since the sequence may grow into them.
+    shares_ahead : bool
+        The row may share blocks past the end of its receipt.
     """
 
-    def __cinit__(self, RadixTree tree=None, options=None, int32_t max_blocks=0):
+    def __cinit__(self, RadixTree tree=None, options=None, int32_t max_blocks=0, bint shares_ahead=False):
         self.priority = self.rank = NAN
         self.time_to_live = INFINITY
         if tree is None:
             return
         self.options = options
         self.receipt = tree.blank_receipt(None if options.namespace is None else key_of(options.namespace))
+        if shares_ahead:
+            self.ahead = tree.blank_receipt(self.receipt.key)
         self.offers_whole = options.spans is not None or tree.policy in ("priority", "rank")
         if options.spans is not None:
             read_marks(options.spans, tree.block_size, max_blocks, self.marks)
@@ -36,9 +40,22 @@ cdef class PrefixHold:
         if options.rank is not None:
             self.rank = options.rank
 
+    cdef bint has_ahead(self) noexcept:
+        return self.ahead is not None and self.ahead.native.node >= 0
+
+    cdef bint has_component_ahead(self, int32_t component) noexcept:
+        return self.has_ahead() and (self.ahead.native.components >> component) & 1 != 0
+
+    cdef int32_t truncated_block(self) noexcept:
+        if not self.truncated_ahead:
+            return self.published
+        return <int32_t>self.receipt.tree.depth_raw(self.ahead) - 1
+
     cdef PrefixHold blank_copy(self):
         cdef PrefixHold other = PrefixHold.__new__(PrefixHold)
         other.receipt = self.receipt.tree.blank_receipt(self.receipt.key)
+        if self.ahead is not None:
+            other.ahead = self.receipt.tree.blank_receipt(self.receipt.key)
         other.marks.assign(self.marks.begin(), self.marks.end())
         other.options = self.options
         other.offers_whole = self.offers_whole

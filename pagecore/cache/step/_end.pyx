@@ -206,7 +206,7 @@ cdef int check_states(StepRecord step) except -1:
 cdef int reserve_returns(StepRecord step) except -1:
     """Reserve memory for prefixes that become shorter when the step ends."""
     if step.states is not None and step.state.prefix is not None:
-        step.state.prefix.reserve_moves(step.plan.num_sequences)
+        step.state.prefix.reserve_moves(2 * step.plan.num_sequences)
     return 0
 
 
@@ -221,7 +221,7 @@ cdef int end_sharing(StepRecord step) except -1:
         if not step.is_live(i) or step.accepted[i] == step.plan.counts[i]:
             continue
         length = sequence.computed + step.accepted[i]
-        if sequence.hold.published > length // step.state.block_size:
+        if step.state.prefix.num_held(sequence.hold) > length // step.state.block_size:
             row = sequence.row
             step.state.tables.truncate_raw(&row, &length, 1, False)
             step.state.prefix.truncate(sequence, length)

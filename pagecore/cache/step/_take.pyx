@@ -20,7 +20,9 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
     cdef list writers = step.plan.list_writers()
     if step.state.prefix is not None and (writers or step.states is not None):
         # A step that is undone shortens the prefixes that its sequences share past their states.
-        step.state.prefix.reserve_moves(len(writers) + (0 if step.states is None else step.plan.num_sequences))
+        step.state.prefix.reserve_moves(
+            2 * len(writers) + (0 if step.states is None else 2 * step.plan.num_sequences)
+        )
     if step.state.tenants is not None:
         step.state.tenants.note_held(step.plan.sequences, step.held)
     if step.cross is not None and not step.cross.take(step.plan.sequences, step.plan.counts.data()):

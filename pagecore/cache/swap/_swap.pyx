@@ -178,7 +178,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
             i += 1
     try:
         for i in range(spans.size()):
-            rows.push_back(state.tables.add_raw(spans[i]))
+            rows.push_back(state.tables.add_raw(spans[i], lengths[i] if num_groups == 0 else -1))
         state.tables.truncate_raw(rows.data(), lengths.data(), <Py_ssize_t>rows.size(), False)
         add_content_rows(state, cross_transfers)
     except BaseException:

@@ -21,7 +21,7 @@ from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool
-from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, parse_memory
+from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
@@ -198,8 +198,13 @@ class SwapSpace:
 
     @property
     def num_available(self) -> int:
-        """Free blocks of the scarcest group; with `host`, and those that it can evict."""
-        return min(pool.num_free for pool in self.block_pools) if self._host is None else self._host.num_available
+        """Free blocks of the scarcest group; with `host`, and those that it can evict.
+
+        Free slots, for a cache whose layers all keep states.
+        """
+        if self._host is not None:
+            return self._host.num_available
+        return min(pool.num_free for pool in self.block_pools or self.pools)
 
     @property
     def num_states(self) -> int:
@@ -321,9 +326,15 @@ def _size_states(parts: CacheParts, num_states: int | None, memory: Memory | Non
             for pool, group in zip(parts.block_pools, parts.groups, strict=True)
         )
         slots = max(2, budget * slots // (slots * each + of_groups))
+    if not parts.groups:
+        return slots if num_states is not None else StatePool.slots_for(budget, _state_specs(parts)), None
     if slots * each >= budget:
         raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
     return slots, budget - slots * each
+
+
+def _state_specs(parts: CacheParts) -> list[StateSpec]:
+    return [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
 
 
 def _state_pool(parts: CacheParts, num_slots: int, scrub: bool) -> StatePool | None:

@@ -31,7 +31,7 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
 radix::NodeId RadixTree::next_victim(int32_t component) {
   queues_.expire();
   if (evictable(component) <= 0) return radix::kNoNode;
-  return component == components_.state() ? queues_.next_state() : queues_.worst(component);
+  return queues_.worst(component);
 }
 
 // Evicts blocks from the tails of leaves; more than `amount` if the rest of a path is left empty.
@@ -104,7 +104,8 @@ int64_t RadixTree::evict_window(int32_t window, int64_t amount, Ids& out) {
 
 int64_t RadixTree::evict_states(int64_t amount, Ids& out) {
   for (int64_t i = 0; i < amount; ++i) {
-    const NodeId node = queues_.next_state();
+    const NodeId node = queues_.worst(components_.state());
+    queues_.age(nodes_.part(node, components_.state()).eviction);
     int32_t& state = nodes_.at(node).state;
     if (journal_ != nullptr) note_removed(components_.state(), node, nodes_.at(node).size - 1);
     out.push_back(state);

@@ -15,19 +15,6 @@ void EvictionQueues::expire() {
   }
 }
 
-NodeId EvictionQueues::next_state() {
-  const int32_t component = nodes_.components().state();
-  for (;;) {
-    const NodeId node = worst(component);
-    EvictionState& eviction = nodes_.part(node, component).eviction;
-    if (policy_ != Policy::Lru || !eviction.is_branch || eviction.passed >= kBranchChances) return node;
-    ++eviction.passed;
-    begin_turn();  // a turn for each, so that no two nodes tie
-    eviction.used = turn_;
-    refresh(node, component);
-  }
-}
-
 void EvictionQueues::change_count(NodeId node, int32_t component, int32_t by) {
   nodes_.part(node, component).count += by;
   of(component).held += by;
@@ -80,6 +67,7 @@ void EvictionQueues::start(NodeId node, int32_t component, const RetentionHint& 
   EvictionState& eviction = nodes_.part(node, component).eviction;
   eviction = EvictionState{};
   eviction.used = eviction.made = turn_;
+  eviction.round = round_;
   hint.initialise(eviction);
 }
 

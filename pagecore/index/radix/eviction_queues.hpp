@@ -41,8 +41,8 @@ class EvictionQueues {
   }
   // Resets the priorities that have expired by now.
   void expire();
-  // The state to evict next; those before branches that it passes over count as used. Precondition: as for worst().
-  NodeId next_state();
+  // Ends the rounds before that of a state that is evicted.
+  void age(const EvictionState& gone) { round_ = std::max(round_, gone.last_round()); }
 
   // Changes of nodes.
 
@@ -61,7 +61,7 @@ class EvictionQueues {
   void touch(NodeId node, int32_t component, bool is_hit) {
     EvictionState& eviction = nodes_.part(node, component).eviction;
     eviction.used = turn_;
-    eviction.passed = 0;
+    eviction.round = round_;
     if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
   }
   // A new component: its first use is this turn.
@@ -106,6 +106,7 @@ class EvictionQueues {
   std::vector<Component> queues_;
   size_t capacity_ = 0;  // that every heap has at least
   uint64_t turn_ = 0;
+  uint64_t round_ = 0;  // of the eviction of states
   double now_ = -kNever;
 };
 

@@ -102,7 +102,9 @@ void RadixTree::fill_window(const Offer& offer, int32_t window) {
 // Marks the last state before a branch at the end of a node.
 void RadixTree::note_branch(NodeId node) {
   while (node >= 0 && nodes_.at(node).state == kNoState) node = nodes_.at(node).parent;
-  if (node >= 0) nodes_.part(node, components_.state()).eviction.is_branch = true;
+  if (node < 0) return;
+  nodes_.part(node, components_.state()).eviction.is_branch = true;
+  queues_.refresh(node, components_.state());
 }
 
 // True if a path to `end` branches at or after a node on it, and before the next state.

@@ -27,6 +27,15 @@ class Reuse {
     std::fill_n(leading_.begin(), components_.num_windows(), 0);
   }
 
+  // Components whose blocks past the reusable prefix can be shared; call it after the last append().
+  [[nodiscard]] uint32_t ahead(const RadixTree::Match& match) const {
+    uint32_t found = 1;
+    for (int32_t w = 1; w <= components_.num_windows(); ++w) {
+      const bool has_all = runs_[static_cast<size_t>(w - 1)] >= match.full_blocks - match.blocks;
+      if (has_all && components_.window_start(w, match.full_blocks) <= match.blocks) found |= uint32_t{1} << w;
+    }
+    return found;
+  }
   // Appends the leading `blocks` of `node` to the path.
   void append(NodeId node, int32_t blocks, RadixTree::Match& match) {
     const radix::Node& it = nodes_.at(node);
@@ -132,8 +141,21 @@ RadixTree::Match RadixTree::match(const radix::Query& query, int64_t limit) cons
     match.shared_blocks = match.blocks;
     match.shared_node = match.node;
     match.shared_offset = match.offset;
+    if (components_.has_states && components_.full_lanes > 0) match.ahead = reuse.ahead(match);
   }
   return match;
+}
+
+void RadixTree::copy_ahead(const Match& match, int32_t lane, std::span<int32_t> out) const {
+  PC_ASSERT(static_cast<int64_t>(out.size()) == match.full_blocks);
+  if (match.blocks > 0) copy_blocks(match.node, match.offset, lane, out.first(static_cast<size_t>(match.blocks)));
+  NodeId node = match.full_node;
+  int32_t size = match.full_offset;
+  for (int64_t end = match.full_blocks; end > match.blocks; end -= size) {
+    if (end < match.full_blocks) size = nodes_.at(node = nodes_.at(node).parent).size;
+    const int64_t start = std::max(match.blocks, end - size);
+    std::copy_n(nodes_.lane(node, lane) + size - (end - start), end - start, out.begin() + start);
+  }
 }
 
 void RadixTree::copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const {

@@ -4,11 +4,14 @@
 // broken by depth: the node nearer the root is evicted first. Only priorities that expire use the caller's clock, in
 // seconds.
 //
-// States have one rule more under Lru: a state before a branch of the tree is passed over a few times, as by the
-// generalised clock of Smith (1978). One that continues a single sequence serves the next turn of a chat; one before a
-// branch serves every sequence that begins alike, but is touched by none of them while it is missing.
+// States have one rule more under Lru: a state before a branch of the tree stays for more rounds after a use, and for
+// yet more after hits. Rounds age states as the web caches of Arlitt et al. (2000) age objects ("dynamic aging"): a
+// round ends when every state that continues a single sequence and was used before the round has gone. A state that
+// continues a single sequence serves the next turn of a chat; one before a branch serves every sequence that begins
+// alike, but is touched by none of them while it is missing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 
@@ -28,8 +31,9 @@ enum class Policy {
   Rank,      // lowest rank, then least recently used
 };
 
-// Times that a state before a branch is passed over between two uses: it stays four times as long as others.
-inline constexpr int16_t kBranchChances = 3;
+// Rounds that a state before a branch stays after a use, for itself and for each hit; other states stay one round.
+inline constexpr uint64_t kBranchRounds = 32;
+inline constexpr int32_t kCountedHits = 7;
 inline constexpr double kDefaultPriority = 35;
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -40,8 +44,13 @@ struct EvictionState {
   double expiry = kNever;  // time at which the priority falls back to the default
   double rank = 0;
   int32_t hits = 0;
-  int16_t passed = 0;      // times that eviction has passed over it since its last use
+  uint64_t round = 0;      // of the last use; it never decreases, so that it does not change an order by `used`
   bool is_branch = false;  // of a state: sequences branch off between it and the next state
+
+  // The round that ends its stay. Only states can be before branches.
+  [[nodiscard]] uint64_t last_round() const {
+    return round + (is_branch ? kBranchRounds * static_cast<uint64_t>(1 + std::min(hits, kCountedHits)) : 1);
+  }
 
   void expire() {
     priority = kDefaultPriority;
@@ -75,7 +84,7 @@ struct RetentionHint {
 
 [[nodiscard]] inline HeapKey eviction_key(Policy policy, const EvictionState& eviction, int32_t depth) {
   switch (policy) {
-    case Policy::Lru: return {0, eviction.used, depth};
+    case Policy::Lru: return {static_cast<double>(eviction.last_round()), eviction.used, depth};
     case Policy::Lfu: return {static_cast<double>(eviction.hits), eviction.used, depth};
     case Policy::Fifo: return {0, eviction.made, depth};
     case Policy::Mru: return {0, ~eviction.used, depth};

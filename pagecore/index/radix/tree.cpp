@@ -152,6 +152,12 @@ RadixTree::Receipt RadixTree::lock_full(Match& match) {
                      components_.all() & ~components_.state_bit(), false);
 }
 
+RadixTree::Receipt RadixTree::lock_ahead(Match& match) {
+  if (match.full_node != kNoNode) reserve(1 + components_.num_cuts());
+  queues_.begin_turn();
+  return lock_prefix(match.full_node, match.full_offset, match.full_blocks, match.ahead, false);
+}
+
 // Pins the first `blocks` blocks of the path through `node`, and updates the node and offset of their end.
 RadixTree::Receipt RadixTree::lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components,
                                           bool is_hit) {

@@ -58,6 +58,9 @@ class RadixTree {
     int64_t shared_blocks = 0;
     NodeId shared_node = radix::kNoNode;
     int32_t shared_offset = 0;
+    // In a tree with states and windows: components whose blocks of the full prefix can be shared past the state. Those
+    // of a window can if it has them all, and if what it needs at the end begins before the state.
+    uint32_t ahead = 0;
   };
   // Memory of a batch of insertions, by offer.
   struct Batch {
@@ -83,6 +86,9 @@ class RadixTree {
   [[nodiscard]] Match match(const radix::Query& query, int64_t limit) const;
   // The first out.size() ids of a match; in a window's lane, ids before the window are null.
   void copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const;
+  // The ids of the full prefix of a match in a lane of a component in `ahead`; of a window, null before what the prefix
+  // up to the state needs.
+  void copy_ahead(const Match& match, int32_t lane, std::span<int32_t> out) const;
   // The last out.size() ids of the path that ends with `end`.
   void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
   // The id of one block of a path, counted from the start of the prefix.
@@ -103,6 +109,8 @@ class RadixTree {
   // Pins the full prefix of a match, and what windows have before its end. Holes are allowed: the caller is about to
   // fill them. It is not a hit.
   [[nodiscard]] Receipt lock_full(Match& match);
+  // Pins the components `ahead` of the full prefix of a match, after lock_shared() of the same match. It is not a hit.
+  [[nodiscard]] Receipt lock_ahead(Match& match);
   [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
   void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
   // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.

@@ -40,7 +40,9 @@ class PagedCache(Cache):  # type: ignore[misc]
 
     In a hybrid model (Qwen3-Next, LFM2, Falcon-H1, Bamba, Jamba, Zamba 2, Granite 4, Nemotron-H) each recurrent layer
     has the states of all rows in tensors ``[rows, *shape]``, which the model updates in place. Copies of them are kept
-    as checkpoints in slots of `kv`; a prefix is reused up to its deepest checkpoint.
+    as checkpoints in slots of `kv`; a prefix is reused up to its deepest checkpoint. Models without attention (Mamba,
+    Mamba 2, Falcon Mamba) have no blocks: leave `num_blocks` out. Their forward takes the cache as `cache_params`, and
+    `generate` under either name.
 
     Parameters
     ----------
@@ -72,7 +74,7 @@ class PagedCache(Cache):  # type: ignore[misc]
     ------
     UnsupportedOption
         The model has another attention implementation, an encoder, layers that store neither keys and values nor one
-        state, no layer that attends, states outside of its cache (MiniMax, RecurrentGemma), or a config that does not
+        state, states outside of its cache (MiniMax, RecurrentGemma), or a config that does not
         describe its layers (pass `layers`); or `prefix_cache` is True for a model whose keys depend on the length of
         the text.
     PagecoreError

@@ -6,6 +6,7 @@ import functools
 import inspect
 import types
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation)
     ----------
     model : PreTrainedModel
     cache : Cache
-        Only passes with this object as `past_key_values` are reported.
+        Only passes with this object as `past_key_values`, or as `cache_params`, are reported.
     generation : Generation
         Receives the reports.
     """
@@ -60,14 +61,17 @@ def _hook_module(module: torch.nn.Module, cache: Cache, generation: Generation) 
 
     def running(given: dict[str, Any]) -> Generation | None:
         own = cache_reference()
-        return generation_reference() if own is not None and given.get("past_key_values") is own else None
+        return generation_reference() if own is not None and cache_in(given) is own else None
 
     @untraced
-    def enter(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def enter(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         given = dict(zip(names, arguments, strict=False)) | options
         own = running(given)
-        if own is not None:
-            own.enter(given, called)
+        if own is None:
+            return None
+        left = own.without_computed(given)
+        own.enter(left, called)
+        return None if left is given else ((), left)
 
     @untraced
     def leave(called: torch.nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
@@ -80,6 +84,12 @@ def _hook_module(module: torch.nn.Module, cache: Cache, generation: Generation) 
         module.register_forward_hook(leave, with_kwargs=True, always_call=True),
     ):
         weakref.finalize(cache, hook.remove).atexit = False
+
+
+def cache_in(given: Mapping[str, Any]) -> Any:
+    """Return the cache among the arguments of a call; `cache_params` is its name in Mamba's models."""
+    cache = given.get("past_key_values")
+    return given.get("cache_params") if cache is None else cache
 
 
 class GenerateWrapper:
@@ -101,16 +111,20 @@ class GenerateWrapper:
         """Generate; if the call has a paged cache of this model, its generation reads the prompt first."""
         model = self._model()
         assert model is not None
-        given = options.get("past_key_values")
+        given = cache_in(options)
         generation = self._generations[id(given)]() if id(given) in self._generations else None
         if generation is not None:
             options = generation.enter_generate(model, arguments, options)
+            if "cache_params" in inspect.signature(type(model).forward).parameters:
+                options = {name: value for name, value in options.items() if name != "past_key_values"}
+                options["cache_params"] = given
+                generation.gets_whole_prompt = True
         generate = types.MethodType(type(model).generate, model) if self._previous is None else self._previous
         try:
             return generate(*arguments, **options)
         finally:
             if generation is not None:
-                generation.is_generating = False
+                generation.is_generating = generation.gets_whole_prompt = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         model = self._model()

@@ -52,6 +52,7 @@ class Generation:
         self.rows = BatchRows(kv, layers, states)
         self.has_encoder = has_encoder
         self.is_generating = False  # within a call of generate
+        self.gets_whole_prompt = False  # in the next pass, computed columns included
         self._encoded: EncoderOutput | None = None
         self._model = weakref.ref(model)
         self._forward: Forward | None = None
@@ -153,6 +154,19 @@ class Generation:
                 f"input_ids differs from the prompt that was passed to begin() in column {column} of row {row}, and "
                 f"{self.rows.num_columns} columns are already computed; call begin() with these tokens"
             )
+
+    def without_computed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a pass without the columns that are computed, if it has the whole prompt.
+
+        `generate` removes these columns only for models that take the cache as `past_key_values`.
+        """
+        if not self.gets_whole_prompt:
+            return given
+        self.gets_whole_prompt = False
+        names = [name for name in ("input_ids", "inputs_embeds") if given.get(name) is not None]
+        if not self.num_columns or any(given[name].shape[1] <= self.num_columns for name in names):
+            return given
+        return given | {name: given[name][:, self.num_columns :] for name in names}
 
     # -- the encoder -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ _NEUTRAL = {
     "attention_mask",
     "position_ids",
     "past_key_values",
+    "cache_params",
     "cache_position",
     "logits_to_keep",
     "num_logits_to_keep",

@@ -98,6 +98,8 @@ def forward(module: Any, *arguments: Any, **options: Any) -> Any:
 
 def _run(original: Callable[..., Any], given: dict[str, Any], layer: StateTensors, single: bool) -> torch.Tensor:
     columns, mask = given["hidden_states"], given.get("attention_mask")
+    if mask is not None:
+        mask = mask[:, -columns.shape[1] :]  # Mamba's models pass on the mask of all columns
     outputs: list[torch.Tensor] = []
     start = 0
     for segment in layer.segments:

@@ -94,6 +94,8 @@ def read_layers(model: PreTrainedModel, layers: Any, format: str | None, chunk: 
     if layers is None:
         if kinds is None:
             layers = specs_of_model(config, dtype, format, latents=caches_latents(model))
+        elif not kinds.attends:
+            layers = []
         elif caches_latents(model):
             layers = latent_specs(config, kinds.attends.values(), dtype, format, latent_scale(model))
         else:

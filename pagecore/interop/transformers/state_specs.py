@@ -27,7 +27,7 @@ CACHES = ("cache_params", "past_key_values")
 # Names of the planes of a state: the window of the convolution, and the recurrent state.
 PLANES = ("conv", "temporal")
 # Models whose scan always begins without a state.
-SCANS_WITHOUT_STATE = {"jamba", "zamba"}
+SCANS_WITHOUT_STATE = {"jamba", "zamba", "mamba", "falcon_mamba"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,7 @@ def layer_kinds(config: Any) -> LayerKinds | None:
     Raises
     ------
     UnsupportedOption
-        The states are outside of transformers' caches (MiniMax, RecurrentGemma), a layer has several of them, or all
-        layers are recurrent.
+        The states are outside of transformers' caches (MiniMax, RecurrentGemma), or a layer has several of them.
     """
     if config.model_type in _OUTSIDE:
         raise UnsupportedOption(
@@ -82,11 +81,6 @@ def layer_kinds(config: Any) -> LayerKinds | None:
         for index, layer in enumerate(layers)
         if isinstance(layer, CacheLayerMixin)
     }
-    if not attends:
-        raise UnsupportedOption(
-            f"all layers of the {config.model_type} are recurrent, and a PagedCache needs a layer that attends; use "
-            "transformers' cache for it"
-        )
     for index in recurrent:
         if layers[index].number_of_states != 1:
             raise UnsupportedOption(

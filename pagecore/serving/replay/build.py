@@ -25,7 +25,7 @@ DISK_BLOCKS_UNSCANNED = 1 << 14
 
 def count_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
     """Return the number of blocks, the null block counted: as configured, or enough for the whole trace."""
-    if not options.is_unbounded:
+    if not (options.is_unbounded and options.has_blocks):
         return options.num_blocks
     if summary is None:
         raise UnsupportedOption(
@@ -47,14 +47,16 @@ def build_cache(
     if options.attend:
         _check_free_memory(options, num_blocks)
     length = LENGTH_UNSCANNED if summary is None else summary.max_length
-    length = min(length, (num_blocks - 1) * options.block_size, INT32_MAX)
+    if options.has_blocks:
+        length = min(length, (num_blocks - 1) * options.block_size)
+    length = min(length, INT32_MAX)
     rows = min(options.max_running, options.max_tokens_per_step)
     if summary is not None:
         rows = min(rows, summary.num_requests)
     cache = PagedKVCache(
         SPEC if options.layers is None else options.layers,
         block_size=options.block_size,
-        num_blocks=num_blocks if options.is_unbounded else options.group_blocks,
+        num_blocks=num_blocks if options.is_unbounded and options.has_blocks else options.group_blocks,
         max_sequences=rows,
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
@@ -63,8 +65,8 @@ def build_cache(
     )
     tokens = min(options.max_tokens_per_step, rows * length)
     space = None
-    if options.num_swap_blocks:
-        space = SwapSpace(cache, num_blocks=options.num_swap_blocks, num_states=options.num_swap_states or None)
+    if options.swap_memory is not None:
+        space = SwapSpace(cache, num_blocks=options.num_swap_blocks or None, num_states=options.num_swap_states or None)
     return cache, Scheduler(
         cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space, policy=options.policy
     )

@@ -104,9 +104,9 @@ class ReplayOptions:
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
-        model without states; the model has no attention; the model or the policy is not known; `blocks` is a string
-        other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with `evict` "none"; `step_ms`
-        is given without `prefill_rate`.
+        model without states, `blocks` or `host` for one without attention; the model or the policy is not known;
+        `blocks` is a string other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with
+        `evict` "none"; `step_ms` is given without `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -174,6 +174,11 @@ class ReplayOptions:
         return tuple(spec for spec in self.layers or () if isinstance(spec, StateSpec))
 
     @property
+    def has_blocks(self) -> bool:
+        """False for a model whose layers all keep states."""
+        return self.layers is None or len(self.states) < len(self.layers)
+
+    @property
     def is_unbounded(self) -> bool:
         """True if the pool is large enough for the whole trace."""
         return isinstance(self.blocks, str)
@@ -191,7 +196,7 @@ class ReplayOptions:
             return 0
         if self.blocks is not None:
             return self.blocks
-        return max(self.group_blocks)
+        return max(self.group_blocks, default=0)
 
     @property
     def group_blocks(self) -> list[int]:
@@ -228,7 +233,7 @@ class ReplayOptions:
     @property
     def num_swap_blocks(self) -> int:
         """Number of blocks of the swap space, the null block counted; 0 without `swap_memory`."""
-        if self.swap_memory is None:
+        if self.swap_memory is None or not self.has_blocks:
             return 0
         held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
         return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
@@ -281,10 +286,15 @@ class ReplayOptions:
         if self.attend:
             raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
         object.__setattr__(self, "layers", tuple(specs_from_config(model)))
-        if len(self.states) == len(self.layers or ()):
-            raise UnsupportedOption(
-                "no layer of the model attends; a replay counts blocks of keys and values: give a model with attention"
-            )
+        if self.has_blocks:
+            return
+        for name in ("blocks", "host"):
+            value = getattr(self, name)
+            if value is not None and value != UNBOUNDED:
+                raise UnsupportedOption(
+                    f"{name} is {value!r}, but no layer of the model attends, and there are no blocks; give memory or "
+                    "num_states instead"
+                )
 
     def _check_states(self) -> None:
         if self.num_states is not None and not self.states:

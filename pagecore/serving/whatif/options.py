@@ -148,6 +148,10 @@ class WhatIfOptions:
             raise UnsupportedOption(
                 "the model has an encoder, and a trace has no encoder tokens; give another model, or bytes_per_token"
             )
+        if not groups:
+            raise UnsupportedOption(
+                "no layer of the model attends, and sizes are counted in blocks of keys and values; use pagecore replay"
+            )
         set_field(self, "token_bytes", sum(group.bytes_per_block(16) for group in groups) // 16)
         set_field(self, "state_bytes", sum(spec.nbytes for spec in replayed.states))
         set_field(self, "_is_simulated", bool(replayed.states) or any(group.attended.is_limited for group in groups))

@@ -119,6 +119,11 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
         parts = parts_of(cache)
         if parts.prefix is None:
             raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
+        if not parts.groups:
+            raise UnsupportedOption(
+                "every layer of the cache keeps a state, and a host tier moves states along with blocks; use a "
+                "SwapSpace"
+            )
         if not (isinstance(policy, str) and policy in POLICIES):
             raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
         flag("shared", shared)

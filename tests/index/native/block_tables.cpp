@@ -173,6 +173,16 @@ class TablesLife {
     int64_t length = BlockTables::kWhole;
     if (!prefix.empty() && random_.one_in(2)) {
       length = random_.between(0, std::ssize(prefix[0]) * model_.block_sizes[0]);
+      if (random_.one_in(3)) {  // a list of fewer blocks than the others
+        const size_t g = random_.below(prefix.size());
+        const auto least = (length + model_.block_sizes[g] - 1) / model_.block_sizes[g];
+        if (least < std::ssize(prefix[g]))
+          prefix[g].resize(static_cast<size_t>(random_.between(least, std::ssize(prefix[g]))));
+        lists.clear();
+        parts.clear();
+        for (const auto& part : prefix) lists.emplace_back(part);
+        for (const auto& list : lists) parts.push_back(list.span());
+      }
       if (random_.one_in(15)) length = random_.pick({int64_t{-2}, length + 100});
     }
     RowId expected = -1, made = -1;

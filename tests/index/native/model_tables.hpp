@@ -14,7 +14,7 @@ namespace pagecore::test {
 struct ModelRow {
   TokenCount length = 0;
   std::vector<std::vector<BlockId>> blocks;  // of each group
-  TokenCount shared_to = 0;                  // tokens before it are not written
+  std::vector<TokenCount> shared_to;         // of each group: tokens before it are not written
 };
 
 struct PendingCopy {
@@ -45,17 +45,21 @@ class ModelTables {
   RowId add(const std::vector<std::vector<BlockId>>& prefix, int64_t computed) {
     ModelRow row;
     row.blocks.resize(num_groups());
+    row.shared_to.resize(num_groups());
     if (!prefix.empty()) {
       expect(prefix.size() == num_groups(), ErrorKind::ShapeError);
-      const int64_t length = std::ssize(prefix[0]) * block_sizes[0];
-      for (size_t g = 0; g < num_groups(); ++g)
-        expect(std::ssize(prefix[g]) * block_sizes[g] == length, ErrorKind::ShapeError);
-      expect(length <= max_length(), ErrorKind::ShapeError);
-      row.length = row.shared_to = static_cast<TokenCount>(length);
+      for (size_t g = 0; g < num_groups(); ++g) {
+        const int64_t tokens = std::ssize(prefix[g]) * block_sizes[g];
+        const bool is_enough =
+            computed == BlockTables::kWhole ? tokens == std::ssize(prefix[0]) * block_sizes[0] : tokens >= computed;
+        expect(is_enough && tokens <= max_length(), ErrorKind::ShapeError);
+        row.shared_to[g] = static_cast<TokenCount>(tokens);
+      }
+      row.length = row.shared_to[0];
       row.blocks = prefix;
     }
     if (computed != BlockTables::kWhole) {
-      expect(computed >= 0 && computed <= row.length, ErrorKind::ShapeError);
+      expect(computed >= 0 && (computed == 0 || !prefix.empty()), ErrorKind::ShapeError);
       row.length = static_cast<TokenCount>(computed);
     }
     const RowId made = new_row(row);
@@ -63,7 +67,7 @@ class ModelTables {
       for (size_t i = 0; i < row.blocks[g].size(); ++i) {
         const bool is_hole = row.blocks[g][i] == kNullBlock;
         const bool is_computed =
-            row.length == row.shared_to || static_cast<TokenCount>(i + 1) * block_sizes[g] <= row.length;
+            row.length == row.shared_to[g] || static_cast<TokenCount>(i + 1) * block_sizes[g] <= row.length;
         expect(!is_hole || is_computed, ErrorKind::InvalidBlock);
         if (!is_hole) pool(g).share(row.blocks[g][i]);
       }
@@ -141,7 +145,8 @@ class ModelTables {
     }
     for (size_t i = 0; i < names.size(); ++i) {
       ModelRow& row = rows[names[i]];
-      if (lengths[i] < row.length || !keep_capacity) row.shared_to = std::min(row.shared_to, lengths[i]);
+      for (TokenCount& shared_to : row.shared_to)
+        if (lengths[i] < row.length || !keep_capacity) shared_to = std::min(shared_to, lengths[i]);
       row.length = lengths[i];
     }
   }
@@ -254,7 +259,7 @@ class ModelTables {
     for (int64_t position = row.length; position < int64_t{row.length} + count; ++position) {
       const auto at = static_cast<size_t>(position / block_sizes[g]);
       const bool is_first = position == row.length || position % block_sizes[g] == 0;
-      if (position < row.shared_to) {
+      if (position < row.shared_to[g]) {
         slots.push_back(kPaddingSlot);
         continue;
       }

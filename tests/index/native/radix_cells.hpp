@@ -27,7 +27,7 @@ using Prefix = std::vector<BlockKey>;
 struct ModelEvictionState {
   double used = 0, made = 0, hits = 0;
   double priority = 35, expiry = radix::kNever, rank = 0;
-  int passed = 0;          // of a state: times that eviction has passed over it since its last use
+  double round = 0;        // of eviction of states, at the last use
   bool is_branch = false;  // of a state: the tree branches between it and the next state
 };
 

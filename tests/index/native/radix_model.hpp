@@ -85,7 +85,7 @@ class ModelTree : public ModelCells {
         left -= prune();
         continue;
       }
-      if (is_state(c) && pass_over(cells.at(worst.back()).eviction[c])) continue;
+      if (is_state(c)) round = std::max(round, last_round(cells.at(worst.back()).eviction[c]));
       for (const int cell : worst) {
         if (left == 0 || count(cell, c) == 0) continue;
         int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
@@ -108,7 +108,7 @@ class ModelTree : public ModelCells {
   }
   void touch(int cell, size_t c, bool is_hit) {
     cells.at(cell).eviction[c].used = turn;
-    cells.at(cell).eviction[c].passed = 0;
+    cells.at(cell).eviction[c].round = round;
     cells.at(cell).eviction[c].hits += is_hit;
   }
   void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
@@ -127,6 +127,7 @@ class ModelTree : public ModelCells {
   [[nodiscard]] ModelEvictionState fresh(const radix::RetentionHint& hint) const {
     ModelEvictionState eviction;
     eviction.used = eviction.made = turn;
+    eviction.round = round;
     if (hint.priority == hint.priority) {
       eviction.priority = hint.priority;
       eviction.expiry = hint.expiry;
@@ -306,12 +307,9 @@ class ModelTree : public ModelCells {
       found = cells.at(below).state == radix::kNoState && (found || cells.at(below).children.size() > 1);
     return found || cells.at(cell).children.size() > 1;
   }
-  // True if eviction passes over a state, because the tree branches after it.
-  [[nodiscard]] bool pass_over(ModelEvictionState& eviction) {
-    if (policy != radix::Policy::Lru || !eviction.is_branch || eviction.passed >= radix::kBranchChances) return false;
-    ++eviction.passed;
-    eviction.used = ++turn;
-    return true;
+  // The round after which a state goes.
+  [[nodiscard]] static double last_round(const ModelEvictionState& eviction) {
+    return eviction.round + (eviction.is_branch ? 32 * (1 + std::min(eviction.hits, 7.0)) : 1);
   }
   // The last cell of the node that holds a cell.
   [[nodiscard]] int node_end(int cell) const {
@@ -339,7 +337,7 @@ class ModelTree : public ModelCells {
     expire(it);
     const int64_t depth = std::ssize(path(end)) - std::ssize(node(end));
     switch (policy) {
-      case radix::Policy::Lru: return {0, it.used, depth};
+      case radix::Policy::Lru: return {last_round(it), it.used, depth};
       case radix::Policy::Lfu: return {it.hits, it.used, depth};
       case radix::Policy::Fifo: return {0, it.made, depth};
       case radix::Policy::Mru: return {0, -it.used, depth};
@@ -398,7 +396,7 @@ class ModelTree : public ModelCells {
     return gone;
   }
 
-  double turn = 0, now = -radix::kNever;
+  double turn = 0, round = 0, now = -radix::kNever;
   int next_cell = 0, next_receipt = 0;
 };
 

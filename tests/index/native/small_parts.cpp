@@ -274,7 +274,7 @@ PC_TEST(step_buffers_refuse_impossible_sizes) {
     PC_REFUSES(ShapeError, make(1, wrong, 1));
     PC_REFUSES(ShapeError, make(1, 1, wrong));
   }
-  PC_REFUSES(ShapeError, make(1, 1, 0));
+  PC_REFUSES(ShapeError, make(1, 1, -1));
   PC_REFUSES(ShapeError, make(1, 1, static_cast<int64_t>(kMaxGroups) + 1));
 }
 
