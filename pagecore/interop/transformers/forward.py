@@ -216,8 +216,12 @@ class Forward:
     ) -> torch.Tensor:
         """Return outputs [batch, columns, heads, dim] of queries [batch, heads, columns, dim]; 0 for padding.
 
-        With latents in the cache, the projection of the attention `module` is applied to queries and outputs.
+        With latents in the cache, the projection of the attention `module` is applied to queries and outputs. A layer
+        that attends to the keys of another may pass the queries of the last columns only.
         """
+        dropped = self.num_columns - query.shape[2] if getattr(module, "is_kv_shared_layer", False) else 0
+        if dropped > 0:
+            query = torch.nn.functional.pad(query, (0, 0, dropped, 0))
         self._check(query)
         index = self._rows.layers[layer]
         spec = self._rows.cache.spec(index)
@@ -237,7 +241,7 @@ class Forward:
         else:
             attended = self._rows.cache.attend(index, packed, self.batch, **options)
         self._attended.add(layer)
-        return self._unpack(attended)
+        return self._unpack(attended)[:, max(dropped, 0) :]
 
     def _attend_latents(
         self, layer: int, absorbed: Absorbed, query: torch.Tensor, options: dict[str, Any]

@@ -14,7 +14,7 @@ from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.interop.transformers.latents import caches_latents, latent_scale
 from pagecore.interop.transformers.layer import PagedHybridLayer, PagedLayer
-from pagecore.interop.transformers.specs import attention_specs, latent_specs, specs_of_model
+from pagecore.interop.transformers.specs import attention_specs, count_layers, latent_specs, specs_of_model
 from pagecore.interop.transformers.state_layers import PagedStateLayer
 from pagecore.interop.transformers.state_specs import layer_kinds, modules_of, state_specs
 from pagecore.storage import Spec
@@ -104,9 +104,13 @@ def read_layers(model: PreTrainedModel, layers: Any, format: str | None, chunk: 
         raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
     if not isinstance(layers, list | tuple):
         raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with one spec for each layer")
-    attending = range(config.num_hidden_layers) if kinds is None else list(kinds.attends)
+    # The last layers of Gemma 3n and Gemma 4 attend to keys that an earlier layer has stored.
+    shared = getattr(config, "num_kv_shared_layers", 0)
+    attending = range(count_layers(config) - shared) if kinds is None else list(kinds.attends)
     if len(layers) != len(attending):
-        which = "layer of the model" if kinds is None else "layer of the model that attends"
+        which = "layer of the model" + (" that stores keys" if shared else "")
+        if kinds is not None:
+            which = "layer of the model that attends"
         raise ShapeError(f"layers has {len(layers)} specs; expected {len(attending)}, one for each {which}")
     attends = dict(zip(attending, layers, strict=True))
     if kinds is None:

@@ -8,10 +8,12 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.models.families import FAMILIES
+from pagecore.models.mixed import MIXED
 from pagecore.models.unserved import FULL, SLIDING, unserved_kind
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
+_READ = {**FAMILIES, **MIXED}
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
@@ -43,8 +45,8 @@ def specs_of_model(
     PagecoreError
         As `specs_from_config`.
     """
-    if config.model_type in FAMILIES:
-        if FAMILIES[config.model_type].stores_latents and not latents:
+    if config.model_type in _READ:
+        if _READ[config.model_type].stores_latents and not latents:
             return _expanded(config, dtype, format)
         specs = _of_family(config, dtype, format)
         if any(isinstance(spec, LatentSpec) and spec.index_dim for spec in specs):
@@ -65,8 +67,10 @@ def attention_specs(
     config: Any, windows: Iterable[int | None], dtype: str, format: str | None
 ) -> list[AttentionSpec | LatentSpec]:
     """Return the spec of a layer for each window, from fields of the config with their usual meaning."""
-    heads = _number(config, "num_attention_heads")
-    kv_heads = 1 if _given(config, "multi_query") else _given(config, "num_key_value_heads") or heads
+    # In a decoder of BART's kin, num_attention_heads and num_key_value_heads are those of the encoder.
+    own = _given(config, "decoder_attention_heads")
+    heads = own or _number(config, "num_attention_heads")
+    kv_heads = 1 if _given(config, "multi_query") else own or _given(config, "num_key_value_heads") or heads
     head_dim = _given(config, "head_dim") or _number(config, "hidden_size") // heads
     return [
         AttentionSpec(kv_heads, head_dim, dtype=dtype, window=window, num_query_heads=heads, format=format)
@@ -81,6 +85,11 @@ def latent_specs(
     latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
     heads = _number(config, "num_attention_heads")
     return [LatentSpec(latent, rope, num_query_heads=heads, scale=scale, dtype=dtype, format=format) for _ in windows]
+
+
+def count_layers(config: Any) -> int:
+    """Return the number of layers of a model, of the decoder in the kin of BART."""
+    return _given(config, "decoder_layers") or _number(config, "num_hidden_layers")
 
 
 def keys_depend_on_length(config: Any) -> bool:
@@ -111,7 +120,7 @@ def _windows(config: Any) -> list[int | None]:
     window = _given(config, "sliding_window") if _given(config, "use_sliding_window") is not False else None
     kinds = _given(config, "layer_types")
     if kinds is None:
-        kinds = [FULL if window is None else SLIDING] * _number(config, "num_hidden_layers")
+        kinds = [FULL if window is None else SLIDING] * count_layers(config)
     for layer, kind in enumerate(kinds):
         if kind not in (FULL, SLIDING) or (kind == SLIDING and window is None):
             raise UnsupportedOption(
