@@ -7,10 +7,11 @@ from typing import SupportsFloat
 
 from pagecore.cache.layers import Group, Layers, arrange
 from pagecore.cache.limits import count_blocks
-from pagecore.cache.state_layers import StateLayers, size_states, state_layers
-from pagecore.storage import StatePool, StateSpec, TensorParallel
+from pagecore.cache.state_layers import StateLayers, StateSizes, size_states, state_layers
+from pagecore.storage import StateSpec, TensorParallel
+from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["arrange_hybrid", "divide_hybrid", "slots_held"]
+__all__ = ["arrange_hybrid", "checkpoints_held", "divide_hybrid", "slots_held"]
 
 
 def arrange_hybrid(specs: Layers, parallel: TensorParallel) -> tuple[list[Group], tuple[StateSpec, ...]]:
@@ -36,10 +37,12 @@ def divide_hybrid(
     state_ratio: SupportsFloat,
     num_states: int | None = None,
     max_tokens: int | None = None,
-) -> tuple[list[int], int]:
+    max_sequences: int = INT32_MAX,
+) -> tuple[list[int], StateSizes]:
     """Return the blocks of each group and the state slots, the null ones counted, as `PagedKVCache` divides `memory`.
 
-    Without groups, states have all bytes. There are 0 slots for a model without states.
+    Without groups, states have all bytes. There are 0 slots for a model without states. Of quantised checkpoints there
+    are as many as running states, or more if `max_sequences` need fewer of these.
 
     Raises
     ------
@@ -49,16 +52,26 @@ def divide_hybrid(
     if groups:
         keeping = StateLayers(states) if states else None
         ratio = None if keeping is None or num_states is not None else state_ratio
-        slots, left = size_states(keeping, num_states, ratio, memory, 1, "none")
+        slots, left = size_states(keeping, num_states, ratio, memory, max_sequences, "none")
         return count_blocks(groups, block_size, None, left, max_tokens=max_tokens), slots
-    return [], StatePool.slots_for(memory, states)
+    return [], StateLayers(states).divide(memory, max_sequences)
+
+
+def checkpoints_held(states: Sequence[StateSpec], num_tokens: int, block_size: int) -> int:
+    """Return the slots of quantised checkpoints of a request: one with its newest checkpoint, if any."""
+    if not states or states[0].checkpoint_format is None:
+        return 0
+    return int(num_tokens >= states[0].prefill_grid(block_size))
 
 
 def slots_held(states: Sequence[StateSpec], num_tokens: int, block_size: int) -> int:
     """Return the state slots of a request: those that its steps write, and one with its newest checkpoint, if any.
 
-    One more, which a step fills while it keeps the next checkpoint, is taken from the cached states.
+    One more, which a step fills while it keeps the next checkpoint, is taken from the cached states. Quantised
+    checkpoints have slots of their own, see `checkpoints_held`.
     """
     if not states:
         return 0
-    return StateLayers(tuple(states)).slots_to_run + (num_tokens >= states[0].prefill_grid(block_size))
+    layers = StateLayers(tuple(states))
+    keeps = num_tokens >= states[0].prefill_grid(block_size) and not layers.quantises
+    return layers.slots_to_run + keeps

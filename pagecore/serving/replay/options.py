@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagecore.cache.layers import Group
+from pagecore.cache.state_layers import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
@@ -195,20 +196,41 @@ class ReplayOptions:
         """Number of state slots, the null slot counted; 0 without states, and for unbounded blocks by default."""
         if not self.states or self.num_states is not None or self.is_unbounded:
             return self.num_states or 0
-        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1]
+        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1].num_states
 
-    def _divided(self, memory: int | str, of_host: bool = False) -> tuple[list[int], int]:
+    @property
+    def num_checkpoints(self) -> int:
+        """Number of slots of quantised checkpoints, the null slot counted; 0 without them, and for unbounded blocks."""
+        if not self.states or self.states[0].checkpoint_format is None or self.is_unbounded:
+            return 0
+        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1].num_checkpoints
+
+    def _divided(self, memory: int | str, of_host: bool = False) -> tuple[list[int], StateSizes]:
         """Return the blocks of each group and the state slots of a model, on the device or in the host tier."""
         groups = self._groups()
         one = sum(spec.nbytes for spec in self.states)
-        if of_host:
-            return divide_hybrid(groups, self.states, self.block_size, parse_memory(memory), self.state_ratio)
+        if of_host:  # the tier stores checkpoints alone
+            kept = tuple(spec.checkpoint_spec for spec in self.states)
+            return divide_hybrid(groups, kept, self.block_size, parse_memory(memory), self.state_ratio)
         if self.blocks is not None:
             held = sum(group.bytes_per_block(self.block_size) for group in groups) * self.num_blocks
-            slots = math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)) if one else 0
-            return [self.num_blocks] * len(groups), slots
+            sizes = StateSizes()
+            if one and self.states[0].checkpoint_format is None:
+                sizes = StateSizes(math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)))
+            elif one:
+                layers = StateLayers(self.states)
+                sizes = layers.divide(math.floor(held * self.state_ratio), self.max_running)
+            return [self.num_blocks] * len(groups), sizes
         budget = parse_memory(memory)
-        return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio, self.num_states)
+        return divide_hybrid(
+            groups,
+            self.states,
+            self.block_size,
+            budget,
+            self.state_ratio,
+            self.num_states,
+            max_sequences=self.max_running,
+        )
 
     @property
     def num_swap_blocks(self) -> int:
@@ -216,6 +238,8 @@ class ReplayOptions:
         if self.swap_memory is None:
             return 0
         held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
+        if self.states and self.states[0].checkpoint_format is not None:
+            held += self.num_swap_states * sum(spec.checkpoint_nbytes for spec in self.states)
         return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
 
     @property
@@ -224,7 +248,7 @@ class ReplayOptions:
         if self.swap_memory is None or not self.states:
             return 0
         memory = parse_memory(self.swap_memory)
-        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1]
+        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1].num_states
 
     @property
     def host_blocks(self) -> list[int]:
@@ -239,7 +263,7 @@ class ReplayOptions:
     @property
     def host_states(self) -> int:
         """Number of state slots of the host tier, the null slot counted; 0 without `host` or states."""
-        return 0 if self.host is None or not self.states else self._divided(self.host, True)[1]
+        return 0 if self.host is None or not self.states else self._divided(self.host, True)[1].num_states
 
     @property
     def places(self) -> tuple[TierPlace | None, TierPlace | None]:
