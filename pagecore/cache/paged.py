@@ -60,7 +60,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
         layers. Refused where nothing is divided: without such layers or `memory`, and with `num_states`.
     num_checkpoints : int, optional
         Slots for quantised checkpoints, including the null slot 0, if the StateSpecs have a `checkpoint_format`. By
-        default as many as `num_states`, if that is given, the bytes that running states leave of `memory`, or with
+        default `num_states`, if that is given, the bytes that running states leave of `memory`, or with
         `num_blocks` ``1 + 2 * max_sequences``.
     max_sequences : int
         Number of rows of the block tables.

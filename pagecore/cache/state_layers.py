@@ -57,7 +57,7 @@ class StateLayers:
         """Return the slots that a memory for states holds.
 
         With quantised checkpoints these are the slots that `max_sequences` need to run and to fill a checkpoint in a
-        prefill, or as many as the checkpoints if they do not fit; the other bytes are those of checkpoints.
+        prefill, or the number of checkpoints if they do not fit; the other bytes are those of checkpoints.
         """
         if not self.quantises:
             return StateSizes(StatePool.slots_for(memory, self.specs))
@@ -116,8 +116,8 @@ def state_layers(placed: Listed[Layer], groups: Listed[Group]) -> StateLayers | 
     if layers.quantises and all(spec.checkpoint_spec.planes == spec.planes for spec in specs):
         names = ", ".join(sorted({plane.name for spec in specs for plane in spec.planes}))
         raise UnsupportedOption(
-            f"checkpoint_format is {layers.rules.checkpoint_format!r}, but no state layer has a plane 'temporal', which "
-            f"is quantised; they have {names}: use exact checkpoints"
+            f"checkpoint_format is {layers.rules.checkpoint_format!r}, but no state layer has a plane 'temporal', "
+            f"which is quantised; they have {names}: use exact checkpoints"
         )
     return layers
 

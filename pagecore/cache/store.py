@@ -19,7 +19,6 @@ from pagecore.storage import CheckpointPool, KVLayout, KVPool, Region, StatePool
 from pagecore.storage.allocation import Allocator
 from pagecore.storage.layout import as_layout
 
-
 NO_STATES = StateSizes()
 
 

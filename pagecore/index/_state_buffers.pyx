@@ -17,8 +17,8 @@ cdef class StateBuffers:
 Slots that a forward pass reads and writes recurrent states in, in arrays allocated once at fixed addresses.
 
     `StateTable.prepare` fills the arrays. Entries after the sequences of the step, and those of a sequence without new
-    tokens, are 0, the null slot. Before the pass, zero the slots `zeros` and copy `copies` (`StatePool`). If checkpoints
-    are quantised, restore `loads` before it, too (`CheckpointPool`).
+    tokens, are 0, the null slot. Before the pass, zero the slots `zeros` and copy `copies` (`StatePool`). If
+    checkpoints are quantised, restore `loads` before it, too (`CheckpointPool`).
 
     Parameters
     ----------

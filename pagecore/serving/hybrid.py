@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import SupportsFloat
+from dataclasses import replace
+from typing import Any, SupportsFloat, TypeVar
 
 from pagecore.cache.layers import Group, Layers, arrange
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.state_layers import StateLayers, StateSizes, size_states, state_layers
-from pagecore.storage import StateSpec, TensorParallel
+from pagecore.errors import UnsupportedOption
+from pagecore.storage import Spec, StateSpec, TensorParallel
+from pagecore.storage.checkpoint_format import checked_format
 from pagecore.storage.checks import INT32_MAX
 
-__all__ = ["arrange_hybrid", "checkpoints_held", "divide_hybrid", "slots_held"]
+__all__ = ["arrange_hybrid", "checkpoints_held", "divide_hybrid", "slots_held", "with_checkpoints"]
+
+AnySpec = TypeVar("AnySpec", bound=Spec)
 
 
 def arrange_hybrid(specs: Layers, parallel: TensorParallel) -> tuple[list[Group], tuple[StateSpec, ...]]:
@@ -42,7 +47,7 @@ def divide_hybrid(
     """Return the blocks of each group and the state slots, the null ones counted, as `PagedKVCache` divides `memory`.
 
     Without groups, states have all bytes. There are 0 slots for a model without states. Of quantised checkpoints there
-    are as many as running states, or more if `max_sequences` need fewer of these.
+    is one for each running state, or more if `max_sequences` need fewer running states.
 
     Raises
     ------
@@ -55,6 +60,24 @@ def divide_hybrid(
         slots, left = size_states(keeping, num_states, ratio, memory, max_sequences, "none")
         return count_blocks(groups, block_size, None, left, max_tokens=max_tokens), slots
     return [], StateLayers(states).divide(memory, max_sequences)
+
+
+def with_checkpoints(specs: Sequence[AnySpec], format: str | None) -> tuple[AnySpec, ...]:
+    """Return the specs of a model with a format of checkpoints for those that keep a state; None changes nothing.
+
+    Raises
+    ------
+    UnsupportedOption, UnsupportedDtype, ShapeError
+        An unknown format, a model without states, or states that the format cannot store.
+    """
+    if checked_format("checkpoint_format", format) is None:
+        return tuple(specs)
+    if not any(isinstance(spec, StateSpec) for spec in specs):
+        raise UnsupportedOption(f"checkpoint_format is {format!r}, but the model has no recurrent states; leave it out")
+    changed: list[Any] = [
+        replace(spec, checkpoint_format=format) if isinstance(spec, StateSpec) else spec for spec in specs
+    ]
+    return tuple(changed)
 
 
 def checkpoints_held(states: Sequence[StateSpec], num_tokens: int, block_size: int) -> int:

@@ -15,7 +15,7 @@ from pagecore.models import read_model_config
 from pagecore.serving.budget import DeviceOptions
 from pagecore.serving.budget.device import plan_device
 from pagecore.serving.budget.options import device_bytes
-from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hybrid, slots_held
+from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hybrid, slots_held, with_checkpoints
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
@@ -138,6 +138,7 @@ def plan_model(
     device: str = "cpu",
     device_memory: int | str | None = None,
     options: DeviceOptions | None = None,
+    checkpoint_format: str | None = None,
 ) -> ModelPlan:
     """Plan a model from its config.json, for a memory of the cache or for the whole memory of a device.
 
@@ -158,6 +159,8 @@ def plan_model(
         Memory of one device, such as "80GiB", in place of `memory`: weights and reserves are subtracted from it.
     options : DeviceOptions, optional
         Weights, parallelism, steps, drafts and images, for `device_memory`.
+    checkpoint_format : {"int8"}, optional
+        Format of the checkpoints of recurrent states, see `StateSpec`.
 
     Returns
     -------
@@ -177,6 +180,8 @@ def plan_model(
             f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
         )
     model = read_model_config(config, dtype=dtype, format=format)
+    if checkpoint_format is not None:
+        model = replace(model, layers=with_checkpoints(model.layers, checkpoint_format))
     longest = model.max_length or INT32_MAX
     if context is None:
         lengths = [length for length in CONTEXTS if length < longest]

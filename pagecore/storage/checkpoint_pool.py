@@ -45,7 +45,7 @@ class CheckpointPool:
     Attributes
     ----------
     pool : StatePool
-        The stored bytes: codes, scales and the planes that are kept as they are. Copies, swaps and tiers move its slots.
+        The stored bytes: codes, scales and the planes that are kept as they are.
 
     Raises
     ------

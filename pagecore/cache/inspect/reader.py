@@ -244,8 +244,8 @@ class CacheReader(PartsOwner):
     def state_slot(self, sequence: Sequence) -> int:
         """Return the slot of the state after a sequence's computed tokens; 0 if it has none.
 
-        A sequence that begins with a quantised checkpoint, or returned to one, has no slot until its next step. The next
-        step may move the state to another slot. During a step it is the slot that the step reads.
+        A sequence that begins with a quantised checkpoint, or returned to one, has no slot until its next step. The
+        next step may move the state to another slot. During a step it is the slot that the step reads.
 
         Raises
         ------

@@ -176,7 +176,8 @@ class StepMethods(PartsOwner):
             Tokens move while the stream of the cache is captured. A device that fails during the moves loses them.
         """
         step = own_step(self._parts.state, batch)
-        step.commit(accepted, accepted_path, partial(slot_moves, self._parts), partial(save_checkpoints, self._parts, step))
+        save = partial(save_checkpoints, self._parts, step)
+        step.commit(accepted, accepted_path, partial(slot_moves, self._parts), save)
 
     def abandon(self, batch: Batch | Sequence | Iterable[Sequence]) -> None:
         """Undo a prepare whose forward pass failed.

@@ -51,7 +51,7 @@ def _short(parts: CacheParts, advice: str, needed: Listed[int], pools: Listed[Bl
 
 
 def _refusal(parts: CacheParts, needed: Listed[int], free: Listed[int], advice: str) -> OutOfBlocks | None:
-    """Return the error for blocks of each group, and state slots and checkpoints after them, of which fewer are free."""
+    """Return the error for blocks of each group, state slots and checkpoints of which fewer are free."""
     count = parts.num_groups
     if any(wanted > left for wanted, left in zip(needed[:count], free[:count], strict=True)):
         return out_of_blocks(needed[:count], free[:count], "free", advice)

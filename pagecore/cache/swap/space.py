@@ -18,9 +18,9 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.state_layers import StateSizes
 from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
-from pagecore.cache.state_layers import StateSizes
 from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int
@@ -75,7 +75,7 @@ class SwapSpace:
         that states have of the bytes of the cache.
     num_checkpoints : int, optional
         Slots for quantised checkpoints, including the null slot, if the cache has them: two for each sequence, its
-        checkpoint and the one from which it continues. By default as many as `num_states`.
+        checkpoint and the one from which it continues. By default `num_states`.
     layout : str or KVLayout, optional
         Memory layout of the blocks; by default that of the cache.
     dtype : str or anything that names a dtype, optional
@@ -373,8 +373,8 @@ def _size_states(
         return StateSizes(), memory
     if num_checkpoints is not None and not states.num_checkpoints:
         raise UnsupportedOption(
-            "num_checkpoints is given, but the cache has no quantised checkpoints; leave it out, or give its StateSpecs "
-            "checkpoint_format"
+            "num_checkpoints is given, but the cache has no quantised checkpoints; leave it out, or give its "
+            "StateSpecs checkpoint_format"
         )
     slots = states.num_slots if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
     kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)

@@ -13,7 +13,7 @@ from pagecore.cache.state_layers import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
-from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
+from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
@@ -55,6 +55,8 @@ class ReplayOptions:
         times the bytes of the blocks; with unbounded blocks, a slot for every checkpoint of the trace.
     state_ratio : float
         Bytes of states over bytes of blocks, for a model with both; also in `swap_memory`.
+    checkpoint_format : {"int8"}, optional
+        Format of the checkpoints of a model with recurrent states, see `StateSpec`.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -107,6 +109,7 @@ class ReplayOptions:
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None
     num_states: int | None = None
     state_ratio: float = 0.9
+    checkpoint_format: str | None = None
     evict: str = POLICIES[0]
     block_size: int = 16
     max_tokens_per_step: int = 8192
@@ -138,6 +141,8 @@ class ReplayOptions:
                 object.__setattr__(self, name, require_int(name, value, least))
         for name in ("prefill_only", "attend"):
             as_flag(name, getattr(self, name))
+        if self.checkpoint_format is not None and self.model is None:
+            raise UnsupportedOption("checkpoint_format is given without a model; give a model with recurrent states")
         if self.model is not None:
             self._read_model(self.model)
         self._check_states()
@@ -289,7 +294,7 @@ class ReplayOptions:
             )
         if self.attend:
             raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
-        object.__setattr__(self, "layers", tuple(specs_from_config(model)))
+        object.__setattr__(self, "layers", with_checkpoints(specs_from_config(model), self.checkpoint_format))
         if len(self.states) == len(self.layers or ()):
             raise UnsupportedOption(
                 "no layer of the model attends; a replay counts blocks of keys and values: give a model with attention"
