@@ -10,8 +10,8 @@
 // commit() keeps that of the last accepted token.
 //
 // Quantised checkpoints have a pool of slots of their own. The state of a row that begins with one, or returns to one,
-// rests there: its next step takes a running slot and loads it. A step reserves a slot for the checkpoint that it keeps,
-// and before commit() the owner saves the states that list_saves() names.
+// rests there: its next step takes a running slot and loads it. A step reserves a slot for the checkpoint that it
+// keeps, and before commit() the owner saves the states that list_saves() names.
 //
 //   row   running  resting  checkpoint      slots of `resting` and `checkpoint` are those of the second pool
 //    0       4        -     9 (64 tokens)
@@ -158,8 +158,8 @@ class StateTable {
     TokenCount branch;
     // Of the step in flight:
     TokenCount count;
-    BlockId planned;  // slot of a checkpoint inside a prefill, or null
-    BlockId source;   // slot that the step's slot was copied from, or null
+    BlockId planned;   // slot of a checkpoint inside a prefill, or null
+    BlockId source;    // slot that the step's slot was copied from, or null
     BlockId reserved;  // slot for the step's quantised checkpoint, or null
     bool is_used;
     bool in_flight;

@@ -1,8 +1,8 @@
 // A step over state slots: reserve, take, then commit, abandon or undo.
 //
 // try_reserve() counts the slots that take() will take, in the order in which it visits the rows, and takes them from
-// the pool at once, and those of quantised checkpoints from theirs. In place, a row copies its state if another holder shares the slot; of several rows that share a
-// slot with no other holder, the last one writes in place.
+// the pool at once, and those of quantised checkpoints from theirs. In place, a row copies its state if another holder
+// shares the slot; of several rows that share a slot with no other holder, the last one writes in place.
 #include <algorithm>
 #include <mutex>
 #include <utility>
@@ -311,8 +311,8 @@ void StateTable::commit_row(RowId number, TokenCount accepted) {
 }
 
 // Replaces the checkpoint by that of the step, if it has one among the accepted tokens; returns its slot. `last` is the
-// running slot after the step, which a checkpoint at the end of the step shares. A quantised checkpoint has the reserved
-// slot, and leaves those of the step as they are.
+// running slot after the step, which a checkpoint at the end of the step shares. A quantised checkpoint has the
+// reserved slot, and leaves those of the step as they are.
 BlockId StateTable::keep_checkpoint(Row& row, const BlockId* slots, TokenCount accepted, BlockId last) {
   const TokenCount length = kept_length(row, accepted);
   if (length == 0) return kNullBlock;

@@ -139,6 +139,9 @@ class SwapSpace:
         host: SharedHost | None = None,
     ) -> None:
         parts = parts_of(cache)
+        # Of quantised checkpoints.
+        self.checkpoint_slots: BlockPool | None = None
+        self.checkpoint_pool: StatePool | None = None
         self._host = host
         if host is not None:
             own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_checkpoints": num_checkpoints}
@@ -176,13 +179,11 @@ class SwapSpace:
         self._start(parts)
 
     def _take_states(self, parts: CacheParts, sizes: StateSizes, scrub: bool) -> None:
-        """Make the slots of the states; the space has none for checkpoints yet."""
+        """Make the slots of the states."""
         slots = sizes.num_states
         self.state_slots = BlockPool(slots, order="address") if slots else None
         specs = [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
         self.state_pool = _state_pool(parts, specs, slots, scrub)
-        self.checkpoint_slots: BlockPool | None = None
-        self.checkpoint_pool: StatePool | None = None
 
     def _listed_pools(self) -> tuple[BlockPool, ...]:
         """Return the pools of the groups, then those of the states and of quantised checkpoints."""
@@ -217,7 +218,6 @@ class SwapSpace:
         else:
             self.state_slots = shared[-1] if parts.state.states is not None else None
             self.state_pool = host.state_pool
-            self.checkpoint_slots = self.checkpoint_pool = None
         self.pools = self._listed_pools()
         self._start(parts)
 
