@@ -57,6 +57,7 @@ def build_parts(
     recompute_last_block: bool = False,
     num_states: SupportsIndex | None = None,
     state_ratio: SupportsFloat | None = None,
+    num_checkpoints: SupportsIndex | None = None,
     allocator: Allocator | None = None,
     memory_saver: bool = False,
 ) -> CacheParts:
@@ -75,7 +76,9 @@ def build_parts(
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
     keeping = state_layers(placed)
-    num_slots, memory = size_states(keeping, num_states, state_ratio, memory, max_sequences, device, bool(groups))
+    slots_of_states, memory = size_states(
+        keeping, num_states, state_ratio, memory, max_sequences, device, num_checkpoints, has_blocks=bool(groups)
+    )
     check_source(allocator, buffers, device)
     saver = checked_saver(memory_saver, allocator, buffers, device)
     source = allocator if saver is None else saver.allocate
@@ -97,12 +100,12 @@ def build_parts(
     )
     staging = Staging(tables, device) if device.startswith("cuda") else None
     specs = () if keeping is None else keeping.specs
-    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, num_slots, source)
+    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, slots_of_states, source)
     ops = _ops_of(placed, device)
     cross = make_cross(groups, blocks, block_size, max_sequences, device)
     attended = [group.attended for group in groups[:num_token_groups]]
     cached = policy if prefix_cache else None
-    states = None if keeping is None else keeping.table(tables, num_slots)
+    states = None if keeping is None else keeping.table(tables, slots_of_states)
     state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states)
     if cross is not None:
         state.serve_cross(cross.contents)

@@ -67,6 +67,8 @@ class PagedCacheConfig:
         Slots for states, for models with layers that keep them, see `PagedKVCache`.
     state_ratio : float, optional
         Bytes of states over bytes of blocks, if `memory` is divided among them.
+    num_checkpoints : int, optional
+        Slots for quantised checkpoints, see `PagedKVCache`.
     memory_saver : bool
         Let the cache give its memory back to the system for a time, see `PagedKVCache.release_memory`.
 
@@ -91,6 +93,7 @@ class PagedCacheConfig:
     recompute_last_block: bool = False
     num_states: int | None = None
     state_ratio: float | None = None
+    num_checkpoints: int | None = None
     memory_saver: bool = False
 
     def __post_init__(self) -> None:
@@ -104,6 +107,8 @@ class PagedCacheConfig:
         put("recompute_last_block", flag("recompute_last_block", self.recompute_last_block))
         if self.num_states is not None:
             put("num_states", require_int("num_states", self.num_states, min=2, max=None))
+        if self.num_checkpoints is not None:
+            put("num_checkpoints", require_int("num_checkpoints", self.num_checkpoints, min=2, max=None))
         if self.state_ratio is not None:
             put("state_ratio", checked_ratio(self.state_ratio))
         put("memory_saver", flag("memory_saver", self.memory_saver))
@@ -295,6 +300,7 @@ def make_cache(
         recompute_last_block=config.recompute_last_block,
         num_states=config.num_states,
         state_ratio=config.state_ratio,
+        num_checkpoints=config.num_checkpoints,
         memory_saver=config.memory_saver,
         buffers=buffers,
         clock=time.monotonic if clock is None else clock,

@@ -58,6 +58,10 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
     state_ratio : float, optional
         Bytes of states over bytes of blocks, 0.9 by default, for the division of `memory` in a model with StateSpec
         layers. Refused where nothing is divided: without such layers or `memory`, and with `num_states`.
+    num_checkpoints : int, optional
+        Slots for quantised checkpoints, including the null slot 0, if the StateSpecs have a `checkpoint_format`. By
+        default `num_states`, if that is given, the bytes that running states leave of `memory`, or with
+        `num_blocks` ``1 + 2 * max_sequences``.
     max_sequences : int
         Number of rows of the block tables.
     max_tokens_per_sequence : int, optional
@@ -164,6 +168,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
         recompute_last_block: bool = False,
         num_states: SupportsIndex | None = None,
         state_ratio: SupportsFloat | None = None,
+        num_checkpoints: SupportsIndex | None = None,
         allocator: Allocator | None = None,
         memory_saver: bool = False,
     ) -> None:
@@ -188,6 +193,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
                 recompute_last_block=recompute_last_block,
                 num_states=num_states,
                 state_ratio=state_ratio,
+                num_checkpoints=num_checkpoints,
                 allocator=allocator,
                 memory_saver=memory_saver,
             )

@@ -19,7 +19,7 @@ from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool, BlockTables
-from pagecore.storage import Spec, TensorParallel
+from pagecore.storage import Spec, StateSpec, TensorParallel
 
 
 class SwappedBlocks(Protocol):
@@ -144,6 +144,11 @@ class CacheParts:
     def state_specs(self) -> list[Spec]:
         """Spec of each layer that keeps a state."""
         return [layer.spec for layer in self.layers if layer.keeps_state]
+
+    @property
+    def checkpoint_specs(self) -> list[StateSpec]:
+        """Spec of the stored checkpoints of each layer that keeps a state."""
+        return [spec.checkpoint_spec for spec in self.state_specs if isinstance(spec, StateSpec)]
 
     @property
     def num_groups(self) -> int:

@@ -167,6 +167,7 @@ def _refuse_held(parts: CacheParts) -> None:
     if states is not None:
         cached = 0 if parts.prefix is None else unused_states(parts.prefix)
         held_states = states.slots.num_used - cached
+        held_states += states.checkpoints.num_used if states.num_checkpoints else 0
     if held or held_states:
         raise UnsupportedOption(
             f"sequences or transfers hold {held} blocks and {held_states} states; remove the sequences, or swap them "

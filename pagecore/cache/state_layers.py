@@ -13,7 +13,7 @@ from pagecore.storage import StatePool, StateSpec, parse_memory, state_budget
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
 
-RULES = ("chunk", "interval", "in_place", "draft_tokens")
+RULES = ("chunk", "interval", "in_place", "draft_tokens", "checkpoint_format")
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,52 @@ class StateLayers:
         return sum(spec.nbytes for spec in self.specs)
 
     @property
+    def quantises(self) -> bool:
+        """True if checkpoints are quantised, in slots of their own."""
+        return self.rules.checkpoint_format is not None
+
+    @property
+    def bytes_per_checkpoint(self) -> int:
+        """Bytes of one checkpoint in all layers."""
+        return sum(spec.checkpoint_nbytes for spec in self.specs)
+
+    def nbytes(self, sizes: StateSizes) -> int:
+        """Return the bytes of all slots."""
+        kept = sizes.num_checkpoints * self.bytes_per_checkpoint if self.quantises else 0
+        return sizes.num_states * self.bytes_per_slot + kept
+
+    def divide(self, memory: int, max_sequences: int, num_checkpoints: int | None = None) -> StateSizes:
+        """Return the slots that a memory for states holds.
+
+        With quantised checkpoints these are the slots that `max_sequences` need to run and to fill a checkpoint in a
+        prefill, or the number of checkpoints if they do not fit; the other bytes are those of checkpoints.
+        """
+        if not self.quantises:
+            return StateSizes(StatePool.slots_for(memory, self.specs))
+        each, one = self.bytes_per_slot, self.bytes_per_checkpoint
+        if num_checkpoints is not None:
+            left = max(memory - num_checkpoints * one, 0)
+            return StateSizes(min(left // each, INT32_MAX), num_checkpoints)
+        wanted = 1 + max_sequences * (1 + self.slots_to_run)
+        slots = min(wanted, max(memory // (each + one), 2 + self.slots_to_run), INT32_MAX)
+        return StateSizes(slots, min(max(memory - slots * each, 0) // one, INT32_MAX))
+
+    @property
     def slots_to_run(self) -> int:
         """Slots that one sequence needs at once to compute any step, without a checkpoint."""
         return (1 if self.rules.in_place else 2) + self.rules.draft_tokens
 
-    def table(self, tables: BlockTables, num_slots: int) -> StateTable:
+    def table(self, tables: BlockTables, sizes: StateSizes) -> StateTable:
         """Return the state table of a cache with these layers."""
         rules = self.rules
         return StateTable(
             tables,
-            num_slots,
+            sizes.num_states,
             chunk=rules.chunk,
             interval=rules.interval,
             in_place=rules.in_place,
             draft_tokens=rules.draft_tokens,
+            num_checkpoints=sizes.num_checkpoints if self.quantises else None,
         )
 
 
@@ -75,7 +107,22 @@ def state_layers(placed: Listed[Layer]) -> StateLayers | None:
                     f"state layers have {name} {getattr(specs[0], name)} and {getattr(spec, name)}; they share slots "
                     "and checkpoints: give all of them the same"
                 )
-    return StateLayers(specs)
+    layers = StateLayers(specs)
+    if layers.quantises and all(spec.checkpoint_spec.planes == spec.planes for spec in specs):
+        names = ", ".join(sorted({plane.name for spec in specs for plane in spec.planes}))
+        raise UnsupportedOption(
+            f"checkpoint_format is {layers.rules.checkpoint_format!r}, but no state layer has a plane 'temporal', "
+            f"which is quantised; they have {names}: use exact checkpoints"
+        )
+    return layers
+
+
+@dataclass(frozen=True)
+class StateSizes:
+    """Slots of a cache, the null slots included: of states, and of quantised checkpoints (0 without a format)."""
+
+    num_states: int = 0
+    num_checkpoints: int = 0
 
 
 def size_states(
@@ -85,16 +132,18 @@ def size_states(
     memory: Memory | None,
     max_sequences: int,
     device: str,
+    num_checkpoints: SupportsIndex | None = None,
     has_blocks: bool = True,
-) -> tuple[int, Memory | None]:
-    """Return the slots of a cache, null slot included, and the memory that is left for blocks.
+) -> tuple[StateSizes, Memory | None]:
+    """Return the slots of a cache, and the memory that is left for blocks.
 
     Without blocks the slots get all of the memory, and none is left.
 
     Raises
     ------
     UnsupportedOption
-        `num_states` or `state_ratio` for a cache without states; `state_ratio` without `memory`, or with `num_states`.
+        `num_states`, `num_checkpoints` or `state_ratio` for a cache without states; `state_ratio` without `memory`, or
+        with `num_states`; `num_checkpoints` without a format of checkpoints.
     ShapeError
         Too few slots for one sequence.
     NotEnoughMemory
@@ -103,41 +152,58 @@ def size_states(
     if layers is None:
         if num_states is not None:
             raise UnsupportedOption("num_states is given, but no layer keeps a state; leave it out")
+        if num_checkpoints is not None:
+            raise UnsupportedOption("num_checkpoints is given, but no layer keeps a state; leave it out")
         if state_ratio is not None:
             raise UnsupportedOption(f"state_ratio is {shown(state_ratio)}, but no layer keeps a state; leave it out")
-        return 0, memory
+        return StateSizes(), memory
     if state_ratio is not None and (num_states is not None or memory is None):
         raise UnsupportedOption(
             f"state_ratio is {shown(state_ratio)}, and num_states is {shown(num_states)} and memory {shown(memory)}; a "
             "ratio divides memory: give memory without num_states, or leave state_ratio out"
+        )
+    if num_checkpoints is not None and not layers.quantises:
+        raise UnsupportedOption(
+            "num_checkpoints is given, but checkpoints have slots of states; give the StateSpecs checkpoint_format, or "
+            "leave it out"
         )
     if state_ratio is not None and not has_blocks:
         raise UnsupportedOption(
             f"state_ratio is {shown(state_ratio)}, but no layer attends, and states have all memory; leave it out"
         )
     least = 1 + layers.slots_to_run
-    if num_states is not None:
-        slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
-        if slots < least:
-            raise ShapeError(f"num_states is {slots}; one sequence needs {least}, the null slot included: give more")
-    elif memory is None:
-        slots = min(1 + max_sequences * (1 + layers.slots_to_run), INT32_MAX)
-    else:
-        slots = 0
+    given = None if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
+    kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)
+    if given is not None and given < least:
+        raise ShapeError(f"num_states is {given}; one sequence needs {least}, the null slot included: give more")
     if memory is None:
-        return slots, None
+        slots = min(1 + max_sequences * (1 + layers.slots_to_run), INT32_MAX) if given is None else given
+        # A row holds its newest checkpoint while a step reserves the slot of the next.
+        default = min(1 + 2 * max_sequences, INT32_MAX) if given is None else given
+        return StateSizes(slots, _checkpoints(layers, kept, default)), None
     budget = parse_memory(memory, "cpu" if device == "none" else device)
-    if num_states is None:
+    if given is not None:
+        sizes = StateSizes(given, _checkpoints(layers, kept, given))
+    else:
         share = budget
         if has_blocks:
             share = state_budget(budget) if state_ratio is None else state_budget(budget, state_ratio)
-        slots = StatePool.slots_for(share, layers.specs)
-    left = budget - slots * layers.bytes_per_slot
-    if not has_blocks and slots >= least and left >= 0:
-        return slots, None
-    if slots < least or left <= 0:
+        sizes = layers.divide(share, max_sequences, kept)
+    left = budget - layers.nbytes(sizes)
+    is_enough = sizes.num_states >= least and not (layers.quantises and sizes.num_checkpoints < 2)
+    if not has_blocks and is_enough and left >= 0:
+        return sizes, None
+    if not is_enough or left <= 0:
+        kinds = f" and {sizes.num_checkpoints} checkpoints of {layers.bytes_per_checkpoint}" if layers.quantises else ""
         raise NotEnoughMemory(
-            f"a memory of {budget} bytes gives {slots} state slots of {layers.bytes_per_slot} bytes and {max(left, 0)} "
-            f"bytes to blocks; one sequence needs {least} slots and two blocks of every group: give more memory"
+            f"a memory of {budget} bytes gives {sizes.num_states} state slots of {layers.bytes_per_slot} bytes{kinds} "
+            f"and {max(left, 0)} bytes to blocks; one sequence needs {least} slots and two blocks of every group: give "
+            "more memory"
         )
-    return slots, left
+    return sizes, left
+
+
+def _checkpoints(layers: StateLayers, given: int | None, default: int) -> int:
+    if not layers.quantises:
+        return 0
+    return default if given is None else given

@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor, strided, zeros
 from pagecore.cache.adopted import refuse_shared
 from pagecore.cache.layers import Group, Layer
+from pagecore.cache.state_layers import StateSizes
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.index import StateBuffers
 from pagecore.ops import copy_blocks, transfer_blocks
-from pagecore.storage import KVLayout, KVPool, Region, StatePool, StateSpec
+from pagecore.storage import CheckpointPool, KVLayout, KVPool, Region, StatePool, StateSpec
 from pagecore.storage.allocation import Allocator
 from pagecore.storage.layout import as_layout
+
+NO_STATES = StateSizes()
 
 
 class Arrivals(Protocol):
@@ -48,8 +51,8 @@ class Store:
         Zero the memory that the store allocates, and keep blocks of zeros for `zero`.
     states : tuple of StateSpec
         Spec of each layer that keeps a state.
-    num_states : int
-        Slots of the states, including the null slot.
+    slots : StateSizes
+        Slots of the states, and of quantised checkpoints.
     allocator : callable, optional
         Gives the memory of blocks and states, for (bytes, device).
     """
@@ -64,7 +67,7 @@ class Store:
         buffers: Listed[object] | None = None,
         scrub: bool = False,
         states: tuple[StateSpec, ...] = (),
-        num_states: int = 0,
+        slots: StateSizes = NO_STATES,
         allocator: Allocator | None = None,
     ) -> None:
         order = as_layout("layerwise" if layout is None else layout)
@@ -90,16 +93,31 @@ class Store:
         self._is_adopted = buffers is not None
         self.states = None
         if states and device != "none":
-            self.states = StatePool(states, num_states, device=device, allocator=allocator)
+            self.states = StatePool(states, slots.num_states, device=device, allocator=allocator)
+        # Converts checkpoints of states, if they are quantised.
+        self.quantiser: CheckpointPool | None = None
+        if self.states is not None and slots.num_checkpoints:
+            self.quantiser = CheckpointPool(
+                self.states, slots.num_checkpoints, format=states[0].checkpoint_format or "int8", allocator=allocator
+            )
         self._scrubs = scrub
         if scrub and self.states is not None:
-            self.states.zero(range(1, num_states))
+            self.states.zero(range(1, slots.num_states))
+        if scrub and self.quantiser is not None:
+            self.quantiser.pool.zero(range(1, slots.num_checkpoints))
         self._zeros = [_zeros_of(pool) for pool in self.pools] if scrub else []
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pools."""
-        return sum(pool.nbytes for pool in self.pools) + (0 if self.states is None else self.states.nbytes)
+        of_states = 0 if self.states is None else self.states.nbytes
+        of_states += 0 if self.quantiser is None else self.quantiser.nbytes
+        return sum(pool.nbytes for pool in self.pools) + of_states
+
+    @property
+    def checkpoints(self) -> StatePool | None:
+        """The pool whose slots the prefix cache and checkpoints have: that of the states unless they are quantised."""
+        return self.states if self.quantiser is None else self.quantiser.pool
 
     def regions(self) -> list[Region]:
         """Return the memory of all pools as regions; with several groups their names end in the group."""
@@ -109,7 +127,11 @@ class Store:
             for group, pool in enumerate(self.pools)
             for region in pool.regions()
         ]
-        return found if self.states is None else found + self.states.regions()
+        found += [] if self.states is None else self.states.regions()
+        if self.quantiser is not None:
+            kept = self.quantiser.pool.regions()
+            found += [region._replace(name=f"checkpoint of {region.name}") for region in kept]
+        return found
 
     def pool(self, layer: Layer) -> KVPool:
         """Return the pool of a layer that attends; raise DeviceError for a cache without bytes."""
@@ -134,6 +156,15 @@ class Store:
         """Make later work of the cache's stream wait for all layers that are still being loaded."""
         if self.arrivals is not None:
             self.arrivals.wait_all()
+
+    def checkpoint_plane(self, name: str, layer: Layer) -> Tensor:
+        """Return one plane of the checkpoints of a layer; raise DeviceError for a cache without bytes."""
+        self._require_bytes()
+        if not layer.keeps_state:
+            raise UnsupportedOption("the layer keeps no state and has no checkpoints; use a layer of a StateSpec")
+        self.await_arrivals()
+        assert self.checkpoints is not None
+        return self.checkpoints.plane(name, layer.index)
 
     def _require_bytes(self) -> None:
         if not self.pools and self.states is None:
@@ -165,6 +196,14 @@ class Store:
             self.states.zero(slots, stream=stream)
         if len(states.copies):
             self.states.copy_pairs(pairs, stream=stream)
+        if len(states.loads):
+            assert self.quantiser is not None
+            self.quantiser.load(*states.loads.T, stream=stream)
+
+    def save_states(self, states: StateBuffers, stream: int | None = None) -> None:
+        """Quantise the checkpoints of a step that is about to be committed."""
+        if self.quantiser is not None and len(states.saves):
+            self.quantiser.save(*states.saves.T, stream=stream)
 
     def zero_adopted(self) -> None:
         """Zero all bytes of the caller's memory that the pools use."""

@@ -244,6 +244,9 @@ def _add_state_ratio(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="bytes of recurrent states over bytes of blocks, for a model with both (0.9)",
     )
+    parser.add_argument(
+        "--checkpoint-format", choices=["int8"], help="store checkpoints of recurrent states as int8 codes (exact)"
+    )
 
 
 def _blocks(text: str) -> int | str:

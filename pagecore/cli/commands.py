@@ -132,6 +132,7 @@ def show_plan(arguments: argparse.Namespace) -> int:
         block_size=arguments.block_size,
         context=arguments.context,
         state_ratio=arguments.state_ratio,
+        checkpoint_format=arguments.checkpoint_format,
         dtype=arguments.dtype,
         format=None if arguments.kv_format == "none" else arguments.kv_format,
     )

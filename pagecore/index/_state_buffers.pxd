@@ -1,6 +1,8 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.memory cimport unique_ptr
+from libcpp.vector cimport vector
 
+from pagecore.index._block_tables_native cimport BlockCopy
 from pagecore.native.translate cimport raise_python_error
 
 
@@ -12,6 +14,8 @@ cdef extern from "pagecore/index/state_buffers.hpp" namespace "pagecore" nogil:
         int32_t num_sequences()
         int32_t num_zeros()
         int32_t num_copies()
+        int32_t num_loads()
+        int32_t num_saves()
         size_t nbytes()
         int32_t* state_read()
         int32_t* state_write()
@@ -19,6 +23,9 @@ cdef extern from "pagecore/index/state_buffers.hpp" namespace "pagecore" nogil:
         int32_t* checkpoint_lengths()
         int32_t* zeros()
         void* copies()
+        void* loads()
+        void* saves()
+        void set_saves(const vector[BlockCopy]& saves)
         const int32_t* image()
         size_t image_nbytes()
         void skip(int32_t first, int32_t last)
@@ -35,6 +42,6 @@ cdef class StateBuffers:
     cdef StateMemory memory
     cdef NativeStateBuffers* native
     cdef readonly object state_read, state_write, checkpoint_write, checkpoint_lengths, draft_write
-    cdef object all_zeros, all_copies
+    cdef object all_zeros, all_copies, all_loads, all_saves
 
     cdef object _array(self, void* data, Py_ssize_t size, Py_ssize_t width=*)

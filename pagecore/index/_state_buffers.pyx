@@ -17,7 +17,8 @@ cdef class StateBuffers:
 Slots that a forward pass reads and writes recurrent states in, in arrays allocated once at fixed addresses.
 
     `StateTable.prepare` fills the arrays. Entries after the sequences of the step, and those of a sequence without new
-    tokens, are 0, the null slot. Before the pass, zero the slots `zeros` and copy `copies` (`StatePool`).
+    tokens, are 0, the null slot. Before the pass, zero the slots `zeros` and copy `copies` (`StatePool`). If
+    checkpoints are quantised, restore `loads` before it, too (`CheckpointPool`).
 
     Parameters
     ----------
@@ -41,6 +42,11 @@ Slots that a forward pass reads and writes recurrent states in, in arrays alloca
         int32 [n], slots to zero before the pass.
     copies : numpy.ndarray
         int32 [n, 2], rows of (source, target) to copy before the pass, in any order.
+    loads : numpy.ndarray
+        int32 [n, 2], rows of (checkpoint, slot) to restore before the pass.
+    saves : numpy.ndarray
+        int32 [n, 2], rows of (slot, checkpoint) that the owner of the bytes quantised, or has to quantise, when the
+        step was committed.
     num_sequences : int
         Sequences of the last step.
 
@@ -63,6 +69,8 @@ Slots that a forward pass reads and writes recurrent states in, in arrays alloca
         self.checkpoint_lengths = self._array(self.native.checkpoint_lengths(), size)
         self.all_zeros = self._array(self.native.zeros(), size)
         self.all_copies = self._array(self.native.copies(), size, 2)
+        self.all_loads = self._array(self.native.loads(), size, 2)
+        self.all_saves = self._array(self.native.saves(), size, 2)
         if self.native.draft_tokens() > 0:
             self.draft_write = self._array(self.native.draft_write(0), size, 1 + self.native.draft_tokens())
 
@@ -79,6 +87,16 @@ Slots that a forward pass reads and writes recurrent states in, in arrays alloca
     def copies(self):
         """Rows of (source, target) to copy before the pass: int32 [n, 2], a view that the next step overwrites."""
         return self.all_copies[:self.native.num_copies()]
+
+    @property
+    def loads(self):
+        """Rows of (checkpoint, slot) to restore before the pass: int32 [n, 2], a view that the next step overwrites."""
+        return self.all_loads[:self.native.num_loads()]
+
+    @property
+    def saves(self):
+        """Rows of (slot, checkpoint) of the last commit: int32 [n, 2], a view that the next step overwrites."""
+        return self.all_saves[:self.native.num_saves()]
 
     @property
     def max_sequences(self):

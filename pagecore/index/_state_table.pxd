@@ -4,7 +4,7 @@ from libcpp.span cimport span
 from libcpp.vector cimport vector
 
 from pagecore.index._block_pool cimport BlockPool, NativeBlockPool
-from pagecore.index._block_tables cimport BlockTables
+from pagecore.index._block_tables cimport BlockCopy, BlockTables
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers
 from pagecore.index._state_buffers cimport NativeStateBuffers, StateBuffers
@@ -21,10 +21,14 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
         bint in_place
 
     cdef cppclass NativeStateTable "pagecore::StateTable":
-        NativeStateTable(shared_ptr[NativeBlockPool], const StateOptions&, int64_t) except +raise_python_error
+        NativeStateTable(
+            shared_ptr[NativeBlockPool], shared_ptr[NativeBlockPool], const StateOptions&, int64_t
+        ) except +raise_python_error
         void check_state(int32_t length, int64_t state) except +raise_python_error
         void add(int32_t row, int32_t length, int32_t state, int32_t branch) except +raise_python_error
-        void restore(int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint)
+        void restore(
+            int32_t row, int32_t length, int32_t running, int32_t resting, int32_t checkpoint_length, int32_t checkpoint
+        )
         void check_idle(Int32s rows, const char* verb) except +raise_python_error
         void fork(int32_t row, int32_t child) except +raise_python_error
         void check_reorder(Int32s rows, Int32s parents) except +raise_python_error
@@ -49,12 +53,14 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
             Int32s rows, Int32s counts, const int32_t* lengths, Int32s released
         ) except +raise_python_error
         void check_commit(Int32s rows, Int32s accepted, vector[int32_t]& lengths) except +raise_python_error
+        void list_saves(Int32s rows, Int32s accepted, vector[BlockCopy]& out) except +raise_python_error
         void commit(Int32s rows, Int32s accepted) except +raise_python_error
         void check_flight(Int32s rows, bint has_run, vector[int32_t]& lengths) except +raise_python_error
         void abandon(Int32s rows) except +raise_python_error
         void undo(Int32s rows) except +raise_python_error
         int32_t length(int32_t row) except +raise_python_error
         int32_t slot(int32_t row) except +raise_python_error
+        int32_t resting(int32_t row) except +raise_python_error
         int32_t checkpoint(int32_t row) except +raise_python_error
         int32_t checkpoint_length(int32_t row) except +raise_python_error
         int32_t resume_length(int32_t row, int32_t length) except +raise_python_error
@@ -62,7 +68,8 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
         int32_t grid_length(int32_t before, int32_t count, int32_t branch)
         int32_t max_sequences()
         size_t nbytes()
-        void count_held(span[int32_t] counts)
+        int64_t checkpoint_shortage()
+        void count_held(span[int32_t] counts, span[int32_t] checkpoints)
         void check_invariants(bint exclusive) except +raise_python_error
 
 
@@ -70,6 +77,7 @@ cdef class StateTable:
     cdef unique_ptr[NativeStateTable] native
     cdef readonly BlockTables tables
     cdef readonly BlockPool slots
+    cdef readonly BlockPool checkpoints  # `slots` itself, unless checkpoints are quantised
     cdef readonly int32_t chunk
     cdef readonly int32_t interval
     cdef readonly int32_t draft_tokens
@@ -82,12 +90,15 @@ cdef class StateTable:
     cdef bint _try_prepare(
         self, Integers rows, Integers counts, StepBuffers buffers, StateBuffers states, bint keeps) except -1
     cdef object _end(self, object rows, bint has_run)
+    cdef Int32s _accepted(self, Integers rows, Integers given, bint* is_partial) except *
+    cdef tuple _held(self)
 
     # The raw interface, for a cache, which changes the block tables itself. Calls that begin with check, shortages and
     # try_reserve_raw may raise, with nothing changed; the change of the same name follows, and cannot fail.
     cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept
     cdef void restore_raw(
-        self, int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint
+        self, int32_t row, int32_t length, int32_t running, int32_t resting, int32_t checkpoint_length,
+        int32_t checkpoint
     ) noexcept
     cdef void fork_raw(self, int32_t row, int32_t child) noexcept
     cdef void remove_raw(self, Int32s rows) noexcept
@@ -101,14 +112,20 @@ cdef class StateTable:
     cdef void take_raw(self, Int32s rows, Int32s counts, StateBuffers out) noexcept
     cdef void give_back_raw(self) noexcept
     cdef int64_t shortage_raw(self, Int32s rows, Int32s counts, bint keeps) except -1
+    # The slots of quantised checkpoints that the last shortage_raw lacked.
+    cdef int64_t checkpoint_shortage_raw(self) noexcept
+    cdef bint is_quantised(self) noexcept
     # The slots that a step lacks at least, if another holder drops `released` and idle rows drop their checkpoints.
     cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1
     cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1
+    # Lists the quantised checkpoints that commit_raw will keep.
+    cdef int list_saves_raw(self, Int32s rows, Int32s accepted, vector[BlockCopy]& out) except -1
     cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept
     # Writes the lengths of the rows after end_raw.
     cdef int check_end_raw(self, Int32s rows, bint has_run, int32_t* lengths) except -1
     cdef void end_raw(self, Int32s rows, bint has_run) noexcept
     cdef int32_t slot_raw(self, int32_t row) noexcept
+    cdef int32_t resting_raw(self, int32_t row) noexcept
     cdef int32_t checkpoint_raw(self, int32_t row) noexcept
     cdef int32_t checkpoint_length_raw(self, int32_t row) noexcept
     cdef int32_t resume_length_raw(self, int32_t row, int32_t length) noexcept

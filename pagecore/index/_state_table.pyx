@@ -3,11 +3,12 @@
 from cython.operator cimport dereference as deref
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memcpy, memset
+from libcpp.memory cimport shared_ptr
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables cimport BlockTables
+from pagecore.index._block_pool cimport BlockPool, NativeBlockPool
+from pagecore.index._block_tables cimport BlockCopy, BlockTables
 from pagecore.index._block_tables_core cimport view
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport (
@@ -28,7 +29,8 @@ from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, Unsup
 
 
 cdef class StateTable:
-    """StateTable(tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0)\n--\n\n\
+    """StateTable(tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0, num_checkpoints=None)\n\
+--\n\n\
 Slots of a `StatePool` for the sequences of block tables.
 
     A sequence has the same row here and in the block tables, and one call changes both: change its row through the
@@ -52,12 +54,17 @@ Slots of a `StatePool` for the sequences of block tables.
     draft_tokens : int
         Draft tokens of a speculative step. A step of up to 1 + draft_tokens tokens writes a slot for each token, and
         may be accepted in part.
+    num_checkpoints : int, optional
+        Slots of quantised checkpoints, including the null slot 0, such as those of a `CheckpointPool`. By default
+        checkpoints have slots of running states.
 
     Attributes
     ----------
     tables : BlockTables
     slots : BlockPool
         References to the slots. Other holders `share` and `free` them; only the table allocates.
+    checkpoints : BlockPool
+        References to the slots of checkpoints; `slots` itself unless checkpoints are quantised.
     chunk, interval, draft_tokens : int
 
     Raises
@@ -89,8 +96,10 @@ Slots of a `StatePool` for the sequences of block tables.
     """
 
     def __cinit__(
-        self, BlockTables tables not None, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0
+        self, BlockTables tables not None, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0,
+        num_checkpoints=None
     ):
+        cdef shared_ptr[NativeBlockPool] none
         if in_place is not True and in_place is not False:
             raise UnsupportedOption(f"in_place is {type(in_place).__name__}; use True or False")
         if tables.num_rows:
@@ -99,13 +108,16 @@ Slots of a `StatePool` for the sequences of block tables.
         self.row_lengths = <const int32_t*> address_of(tables.row_lengths)
         self.is_in_place = in_place
         self.slots = BlockPool(num_slots)
+        self.checkpoints = self.slots if num_checkpoints is None else BlockPool(num_checkpoints)
         cdef StateOptions options
         options.chunk = as_int64(chunk, "chunk")
         options.interval = as_int64(interval, "interval")
         options.block_size = as_int64(math.lcm(*tables.block_sizes), "block_size")
         options.draft_tokens = as_int64(draft_tokens, "draft_tokens")
         options.in_place = self.is_in_place
-        self.native.reset(new NativeStateTable(self.slots.native, options, tables.max_sequences))
+        self.native.reset(new NativeStateTable(
+            self.slots.native, self.checkpoints.native if self.is_quantised() else none, options, tables.max_sequences
+        ))
         self.chunk, self.interval, self.draft_tokens = chunk, interval, draft_tokens
 
     # Rows.
@@ -120,7 +132,7 @@ Slots of a `StatePool` for the sequences of block tables.
             that passes the end of a prefix longer than `length` keeps its checkpoint before that end.
         state : int
             Slot of the state after `length` tokens, which gets one more reference from the row and one as its
-            checkpoint; 0 if no token counts as computed.
+            checkpoint; 0 if no token counts as computed. A slot of `checkpoints`.
 
         Returns
         -------
@@ -230,8 +242,9 @@ Slots of a `StatePool` for the sequences of block tables.
     def prepare(self, rows, counts, buffers, states, keep_checkpoints=True):
         """Take the blocks and slots of a step, all or none, and fill its buffers.
 
-        Afterwards zero ``states.zeros`` and copy ``states.copies`` in the state pool, and take the copies of the block
-        tables; then run the pass. Steps of other rows may be in flight at the same time.
+        Afterwards zero ``states.zeros`` and copy ``states.copies`` in the state pool, load ``states.loads`` if
+        checkpoints are quantised, and take the copies of the block tables; then run the pass. Steps of other rows may
+        be in flight at the same time.
 
         Parameters
         ----------
@@ -289,7 +302,9 @@ Slots of a `StatePool` for the sequences of block tables.
         return True
 
     def shortage(self, rows, counts, keep_checkpoints=True):
-        """Return the number of slots that `prepare` would lack; blocks are not counted. Nothing changes.
+        """Return the number of slots that `prepare` would lack, those of quantised checkpoints included; not blocks.
+
+        Nothing changes.
 
         Raises
         ------
@@ -300,7 +315,38 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Integers added = as_counts(counts, which.size, "count")
         cdef bint keeps = as_keeps(keep_checkpoints)
         self.tables._check_step(view(which), view(added))
-        return deref(self.native).shortage(view(which), view(added), self.row_lengths, keeps)
+        cdef int64_t lacking = deref(self.native).shortage(view(which), view(added), self.row_lengths, keeps)
+        return lacking + deref(self.native).checkpoint_shortage()
+
+    def saves(self, rows, accepted=None):
+        """Return the checkpoints that `commit` will keep, to be quantised before it: rows of (slot, checkpoint).
+
+        Parameters
+        ----------
+        rows, accepted
+            As in `commit`.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 [n, 2], new; empty unless checkpoints are quantised.
+
+        Raises
+        ------
+        UnsupportedOption, ShapeError, InvalidSequence
+            As in `commit`.
+        """
+        cdef Integers which = as_integers(rows, "row", InvalidSequence)
+        cdef Integers given = None if accepted is None else as_counts(accepted, which.size, "accepted count")
+        cdef vector[BlockCopy] listed
+        cdef int32_t* data = NULL
+        cdef bint _is_partial
+        cdef Int32s stay = self._accepted(which, given, &_is_partial)
+        deref(self.native).list_saves(view(which), stay, listed)
+        array = new_int32(<Py_ssize_t> (2 * listed.size()), &data)
+        if listed.size() > 0:
+            memcpy(data, listed.data(), listed.size() * sizeof(BlockCopy))
+        return array.reshape(-1, 2)
 
     def commit(self, rows, accepted=None):
         """Keep the states after the accepted tokens of steps in flight, and their checkpoints.
@@ -323,26 +369,28 @@ Slots of a `StatePool` for the sequences of block tables.
             A row is unused or repeated, or has no step in flight.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
-        cdef Integers given
-        cdef Int32s stay
-        cdef Py_ssize_t i
+        cdef Integers given = None if accepted is None else as_counts(accepted, which.size, "accepted count")
         cdef bint is_partial = False
-        self.lengths.resize(which.size)
-        if accepted is None:
-            deref(self.native).check_flight(view(which), False, self.lengths)
-            self.counts.resize(which.size)
-            for i in range(which.size):
-                self.counts[i] = deref(self.native).step_count(which.data[i])
-            stay = Int32s(self.counts.data(), self.counts.size())
-        else:
-            given = as_counts(accepted, which.size, "accepted count")
-            stay = view(given)
-            deref(self.native).check_commit(view(which), stay, self.lengths)
-            for i in range(which.size):
-                is_partial = is_partial or stay.data()[i] < deref(self.native).step_count(which.data[i])
+        cdef Int32s stay = self._accepted(which, given, &is_partial)
         if is_partial:
             self.tables.truncate_raw(which.data, self.lengths.data(), which.size, True)
         deref(self.native).commit(view(which), stay)
+
+    cdef Int32s _accepted(self, Integers rows, Integers given, bint* is_partial) except *:
+        """Check and return the accepted tokens of steps in flight, all for None; write the lengths after them."""
+        cdef Py_ssize_t i
+        is_partial[0] = False
+        self.lengths.resize(rows.size)
+        if given is None:
+            deref(self.native).check_flight(view(rows), False, self.lengths)
+            self.counts.resize(rows.size)
+            for i in range(rows.size):
+                self.counts[i] = deref(self.native).step_count(rows.data[i])
+            return Int32s(self.counts.data(), self.counts.size())
+        deref(self.native).check_commit(view(rows), view(given), self.lengths)
+        for i in range(rows.size):
+            is_partial[0] = is_partial[0] or given.data[i] < deref(self.native).step_count(rows.data[i])
+        return view(given)
 
     def abandon(self, rows):
         """End steps in flight without their tokens, whether or not the pass has run; give back their blocks and slots.
@@ -390,8 +438,12 @@ Slots of a `StatePool` for the sequences of block tables.
         return deref(self.native).length(as_row(row))
 
     def slot(self, row):
-        """Return the slot of the state of a row; 0 if the row has none."""
+        """Return the slot of the state of a row; 0 if the row has none, or if its state rests in a checkpoint."""
         return deref(self.native).slot(as_row(row))
+
+    def resting(self, row):
+        """Return the slot of the quantised checkpoint from which the next step of a row begins; 0 for none."""
+        return deref(self.native).resting(as_row(row))
 
     def checkpoint(self, row):
         """Return the slot of a row's checkpoint and the number of tokens that it covers, or None."""
@@ -437,6 +489,11 @@ Slots of a `StatePool` for the sequences of block tables.
         return self.slots.num_blocks
 
     @property
+    def num_checkpoints(self):
+        """Slots of quantised checkpoints, including the null slot; 0 if checkpoints have slots of running states."""
+        return self.checkpoints.num_blocks if self.is_quantised() else 0
+
+    @property
     def nbytes(self):
         """Bytes of the native structure; the system allocates them as rows are first used."""
         return deref(self.native).nbytes()
@@ -447,11 +504,22 @@ Slots of a `StatePool` for the sequences of block tables.
 
     def held_counts(self):
         """Return the number of references of this table to each slot: int32 [num_slots], new."""
+        return self._held()[0]
+
+    def held_checkpoint_counts(self):
+        """Return the references of this table to each slot of `checkpoints`: int32 [num_checkpoints], new."""
+        return self._held()[1]
+
+    cdef tuple _held(self):
         cdef int32_t* data = NULL
-        array = new_int32(self.slots.num_blocks, &data)
-        memset(data, 0, self.slots.num_blocks * sizeof(int32_t))
-        deref(self.native).count_held(span[int32_t](data, <size_t> self.slots.num_blocks))
-        return array
+        cdef int32_t* kept = NULL
+        cdef size_t size = <size_t> self.slots.num_blocks, kept_size = <size_t> self.checkpoints.num_blocks
+        array = new_int32(<Py_ssize_t> size, &data)
+        others = new_int32(<Py_ssize_t> kept_size, &kept)
+        memset(data, 0, size * sizeof(int32_t))
+        memset(kept, 0, kept_size * sizeof(int32_t))
+        deref(self.native).count_held(span[int32_t](data, size), span[int32_t](kept, kept_size))
+        return array, others if self.is_quantised() else array
 
     def check_invariants(self, exclusive=False):
         """Recount every slot; raise PagecoreError if the table contradicts itself, its pool or the block tables.
@@ -476,9 +544,10 @@ Slots of a `StatePool` for the sequences of block tables.
         deref(self.native).add(row, length, state, branch)
 
     cdef void restore_raw(
-        self, int32_t row, int32_t length, int32_t running, int32_t checkpoint_length, int32_t checkpoint
+        self, int32_t row, int32_t length, int32_t running, int32_t resting, int32_t checkpoint_length,
+        int32_t checkpoint
     ) noexcept:
-        deref(self.native).restore(row, length, running, checkpoint_length, checkpoint)
+        deref(self.native).restore(row, length, running, resting, checkpoint_length, checkpoint)
 
     cdef void fork_raw(self, int32_t row, int32_t child) noexcept:
         deref(self.native).fork(row, child)
@@ -522,6 +591,16 @@ Slots of a `StatePool` for the sequences of block tables.
         deref(self.native).check_commit(rows, accepted, self.lengths)
         return 0
 
+    cdef int64_t checkpoint_shortage_raw(self) noexcept:
+        return deref(self.native).checkpoint_shortage()
+
+    cdef bint is_quantised(self) noexcept:
+        return self.checkpoints is not self.slots
+
+    cdef int list_saves_raw(self, Int32s rows, Int32s accepted, vector[BlockCopy]& out) except -1:
+        deref(self.native).list_saves(rows, accepted, out)
+        return 0
+
     cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept:
         deref(self.native).commit(rows, accepted)
 
@@ -541,6 +620,9 @@ Slots of a `StatePool` for the sequences of block tables.
     cdef int32_t slot_raw(self, int32_t row) noexcept:
         return deref(self.native).slot(row)
 
+    cdef int32_t resting_raw(self, int32_t row) noexcept:
+        return deref(self.native).resting(row)
+
     cdef int32_t checkpoint_raw(self, int32_t row) noexcept:
         return deref(self.native).checkpoint(row)
 
@@ -551,7 +633,8 @@ Slots of a `StatePool` for the sequences of block tables.
         return deref(self.native).resume_length(row, length)
 
     def __repr__(self):
-        return f"StateTable({self.num_slots} slots): {self.slots.num_used} in use by {self.tables.num_rows} rows"
+        kept = f", {self.num_checkpoints} for checkpoints" if self.is_quantised() else ""
+        return f"StateTable({self.num_slots} slots{kept}): {self.slots.num_used} in use by {self.tables.num_rows} rows"
 
 
 cdef bint as_keeps(object value) except -1:

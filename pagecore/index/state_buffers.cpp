@@ -18,7 +18,7 @@ int32_t checked(const char* name, int64_t value, int64_t most) {
   return static_cast<int32_t>(value);
 }
 
-// Values of all arrays for S sequences: five arrays [S], one [S, 2] and one [S, width].
+// Values of the image for S sequences: five arrays [S], one [S, 2] and one [S, width].
 size_t total_size(size_t sequences, size_t width) {
   return 5 * aligned(sequences) + aligned(2 * sequences) + aligned(sequences * width);
 }
@@ -28,7 +28,8 @@ size_t total_size(size_t sequences, size_t width) {
 StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
     : max_sequences_(checked("max_sequences", max_sequences, std::numeric_limits<int32_t>::max() - 1)),
       draft_tokens_(checked("draft_tokens", draft_tokens, kMaxDrafts)),
-      memory_(total_size(static_cast<size_t>(max_sequences_), width()) + kAlignment),
+      memory_(total_size(static_cast<size_t>(max_sequences_), width()) +
+              2 * aligned(2 * static_cast<size_t>(max_sequences_)) + kAlignment),
       image_size_(total_size(static_cast<size_t>(max_sequences_), width())) {
   const auto sequences = static_cast<size_t>(max_sequences_);
   const auto start = reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(int32_t);
@@ -45,6 +46,8 @@ StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
   zeros_ = carve(sequences);
   copies_ = carve(2 * sequences);
   draft_write_ = carve(sequences * width());
+  loads_ = carve(2 * sequences);
+  saves_ = carve(2 * sequences);
 }
 
 void StateBuffers::begin(int32_t num_sequences) {
@@ -53,7 +56,9 @@ void StateBuffers::begin(int32_t num_sequences) {
   std::fill_n(draft_write_, old * width(), 0);
   std::fill_n(zeros_, num_zeros_, 0);
   std::fill_n(copies_, 2 * static_cast<size_t>(num_copies_), 0);
-  num_zeros_ = num_copies_ = 0;
+  std::fill_n(loads_, 2 * static_cast<size_t>(num_loads_), 0);
+  std::fill_n(saves_, 2 * static_cast<size_t>(num_saves_), 0);
+  num_zeros_ = num_copies_ = num_loads_ = num_saves_ = 0;
   num_sequences_ = num_sequences;
 }
 
@@ -66,6 +71,13 @@ void StateBuffers::skip(int32_t first, int32_t last) {
   std::fill_n(draft_write_ + from * width(), count * width(), 0);
 }
 
+void StateBuffers::set_saves(const std::vector<BlockCopy>& saves) {
+  PC_ASSERT(saves.size() <= static_cast<size_t>(max_sequences_));
+  std::fill_n(saves_, 2 * static_cast<size_t>(num_saves_), 0);
+  std::copy(saves.begin(), saves.end(), this->saves());
+  num_saves_ = static_cast<int32_t>(saves.size());
+}
+
 void StateBuffers::check_invariants() const {
   const auto is_zero = [&](const int32_t* array, size_t from, size_t to) {
     return std::all_of(array + from, array + to, [](int32_t value) { return value == 0; });
@@ -76,6 +88,8 @@ void StateBuffers::check_invariants() const {
   PC_ASSERT(is_zero(draft_write_, used * width(), all * width()));
   PC_ASSERT(is_zero(zeros_, static_cast<size_t>(num_zeros_), all));
   PC_ASSERT(is_zero(copies_, 2 * static_cast<size_t>(num_copies_), 2 * all));
+  PC_ASSERT(is_zero(loads_, 2 * static_cast<size_t>(num_loads_), 2 * all));
+  PC_ASSERT(is_zero(saves_, 2 * static_cast<size_t>(num_saves_), 2 * all));
 }
 
 }  // namespace pagecore

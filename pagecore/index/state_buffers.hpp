@@ -7,15 +7,17 @@
 //   zeros               4 | ...             slots to zero before the pass: the first num_zeros entries
 //   copies              8 7 | ...           (source, target) to copy before the pass: the first num_copies pairs
 //   draft_write         [sequence][token]   slot of the state after each token of a decode step, if there are drafts
+//   loads               3 7 | ...           (checkpoint, slot) to restore before the pass, if checkpoints are quantised
+//   saves               7 4 | ...           (slot, checkpoint) to quantise after the pass; written when the step ends
 //
-// The arrays follow each other in one image, in this order, so that one copy moves all of them.
-// I1: entries after the sequences of the last step, its zeros and its copies are 0.
+// The arrays but the last two follow each other in one image, in this order, so that one copy moves all of them.
+// I1: entries after the sequences of the last step, its zeros, copies, loads and saves are 0.
 // Threads: the owner synchronises.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
+#include <vector>
 
 #include "pagecore/index/pending_copies.hpp"
 #include "pagecore/index/zeroed_array.hpp"
@@ -32,6 +34,8 @@ class StateBuffers {
   [[nodiscard]] int32_t num_sequences() const { return num_sequences_; }
   [[nodiscard]] int32_t num_zeros() const { return num_zeros_; }
   [[nodiscard]] int32_t num_copies() const { return num_copies_; }
+  [[nodiscard]] int32_t num_loads() const { return num_loads_; }
+  [[nodiscard]] int32_t num_saves() const { return num_saves_; }
   [[nodiscard]] size_t nbytes() const { return memory_.nbytes(); }
   [[nodiscard]] const int32_t* image() const { return state_read_; }
   [[nodiscard]] size_t image_nbytes() const { return image_size_ * sizeof(int32_t); }
@@ -42,6 +46,8 @@ class StateBuffers {
   [[nodiscard]] TokenCount* checkpoint_lengths() { return checkpoint_lengths_; }
   [[nodiscard]] BlockId* zeros() { return zeros_; }
   [[nodiscard]] BlockCopy* copies() { return reinterpret_cast<BlockCopy*>(copies_); }
+  [[nodiscard]] BlockCopy* loads() { return reinterpret_cast<BlockCopy*>(loads_); }
+  [[nodiscard]] BlockCopy* saves() { return reinterpret_cast<BlockCopy*>(saves_); }
   // draft_tokens() + 1 entries of sequence i; null without drafts.
   [[nodiscard]] BlockId* draft_write(size_t i) {
     return draft_tokens_ > 0 ? draft_write_ + i * static_cast<size_t>(draft_tokens_ + 1) : nullptr;
@@ -53,6 +59,9 @@ class StateBuffers {
   void skip(int32_t first, int32_t last);
   void add_zero(BlockId slot) { zeros_[num_zeros_++] = slot; }
   void add_copy(BlockCopy copy) { copies()[num_copies_++] = copy; }
+  void add_load(BlockCopy load) { loads()[num_loads_++] = load; }
+  // Replaces the saves; at most max_sequences().
+  void set_saves(const std::vector<BlockCopy>& saves);
 
   void check_invariants() const;
 
@@ -64,6 +73,8 @@ class StateBuffers {
   int32_t num_sequences_ = 0;
   int32_t num_zeros_ = 0;
   int32_t num_copies_ = 0;
+  int32_t num_loads_ = 0;
+  int32_t num_saves_ = 0;
   ZeroedArray<int32_t> memory_;
   size_t image_size_;
   BlockId* state_read_;
@@ -73,6 +84,8 @@ class StateBuffers {
   BlockId* zeros_;
   int32_t* copies_;
   BlockId* draft_write_;
+  int32_t* loads_;
+  int32_t* saves_;
 };
 
 }  // namespace pagecore

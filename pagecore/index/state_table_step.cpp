@@ -1,10 +1,11 @@
 // A step over state slots: reserve, take, then commit, abandon or undo.
 //
 // try_reserve() counts the slots that take() will take, in the order in which it visits the rows, and takes them from
-// the pool at once. In place, a row copies its state if another holder shares the slot; of several rows that share a
-// slot with no other holder, the last one writes in place.
+// the pool at once, and those of quantised checkpoints from theirs. In place, a row copies its state if another holder
+// shares the slot; of several rows that share a slot with no other holder, the last one writes in place.
 #include <algorithm>
 #include <mutex>
+#include <utility>
 
 #include "pagecore/index/state_table.hpp"
 #include "pagecore/native/checks.hpp"
@@ -68,12 +69,24 @@ void StateTable::count_needed(RowSpan rows, CountSpan counts, bool keeps_checkpo
   keeps_checkpoints_ = keeps_checkpoints;
   available_ = slots_.num_free();
   needed_ = count_slots(rows, counts, keeps_checkpoints, [this](BlockId slot) { return slots_.ref_count(slot); });
+  needed_checkpoints_ = keeps_checkpoints && quantises_ ? count_checkpoints(rows, counts) : 0;
+  available_checkpoints_ = checkpoints_.num_free();
+}
+
+// The number of quantised checkpoints that a step may keep.
+int64_t StateTable::count_checkpoints(RowSpan rows, CountSpan counts) const {
+  int64_t needed = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows_[static_cast<size_t>(rows[i])];
+    needed += counts[i] > 0 && grid_.checkpoint(row.length, counts[i], row.branch) > 0;
+  }
+  return needed;
 }
 
 int64_t StateTable::shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths, bool keeps_checkpoints) {
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   count_needed(rows, counts, keeps_checkpoints);
   return std::max<int64_t>(needed_ - available_, 0);
 }
@@ -83,12 +96,14 @@ int64_t StateTable::least_shortage(RowSpan rows, CountSpan counts, const TokenCo
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
   holders_.resize(static_cast<size_t>(slots_.num_blocks()));
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   for (BlockId slot = 1; slot < slots_.num_blocks(); ++slot)
     holders_[static_cast<size_t>(slot)] = std::max(slots_.ref_count(slot), 0);
-  for (const BlockId slot : released) --holders_[static_cast<size_t>(slot)];
-  for (RowId row = 0; row < max_sequences_; ++row) {
-    if (at(row).is_used && !at(row).in_flight) --holders_[static_cast<size_t>(at(row).checkpoint)];
+  if (!quantises_) {  // quantised checkpoints have no slots that a step could take
+    for (const BlockId slot : released) --holders_[static_cast<size_t>(slot)];
+    for (RowId row = 0; row < max_sequences_; ++row) {
+      if (at(row).is_used && !at(row).in_flight) --holders_[static_cast<size_t>(at(row).checkpoint)];
+    }
   }
   available_ = std::count(holders_.begin() + 1, holders_.end(), 0);
   needed_ = count_slots(rows, counts, false, [this](BlockId slot) { return holders_[static_cast<size_t>(slot)]; });
@@ -103,22 +118,31 @@ bool StateTable::try_reserve(RowSpan rows, CountSpan counts, const TokenCount* l
              " draft tokens and the table for ", grid_.draft_tokens(), "; use equal numbers");
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   count_needed(rows, counts, keeps_checkpoints);
-  if (needed_ > available_) return false;
+  if (needed_ > available_ || needed_checkpoints_ > available_checkpoints_) return false;
   reserved_.resize(static_cast<size_t>(needed_));
+  reserved_checkpoints_.resize(static_cast<size_t>(needed_checkpoints_));
   slots_.take(reserved_);
+  checkpoints_.take(reserved_checkpoints_);
   return true;
 }
 
 // In reverse order, so that the pool's stack is as before.
 void StateTable::give_back() {
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   for (size_t i = reserved_.size(); i-- > 0;) slots_.drop(reserved_[i]);
+  for (size_t i = reserved_checkpoints_.size(); i-- > 0;) checkpoints_.drop(reserved_checkpoints_[i]);
   reserved_.clear();
+  reserved_checkpoints_.clear();
 }
 
 void StateTable::fail_out_of_slots() const {
+  if (needed_ <= available_ && checkpoint_shortage() > 0) {
+    throw Error(concat(needed_checkpoints_, " slots of quantised checkpoints are needed and ", available_checkpoints_,
+                       " are free; prepare without checkpoints, drop checkpoints or make num_checkpoints larger"),
+                {needed_checkpoints_}, {available_checkpoints_});
+  }
   throw Error(concat(needed_, " state slots are needed and ", available_,
                      " are free; remove a row, drop checkpoints or make num_slots larger"),
               {needed_}, {available_});
@@ -127,15 +151,16 @@ void StateTable::fail_out_of_slots() const {
 // Taking.
 
 void StateTable::take(RowSpan rows, CountSpan counts, StateBuffers& out) {
-  const std::lock_guard lock(slots_);
-  num_taken_ = 0;
+  const std::lock_guard lock(pools_);
+  num_taken_ = num_taken_checkpoints_ = 0;
   out.begin(static_cast<int32_t>(rows.size()));
   for (size_t i = 0; i < rows.size(); ++i) {
     take_row(rows[i], counts[i], out);
     if (counts[i] > 0) fill_row(rows[i], i, at(rows[i]).running, out);
   }
-  PC_ASSERT(num_taken_ == reserved_.size());
+  PC_ASSERT(num_taken_ == reserved_.size() && num_taken_checkpoints_ == reserved_checkpoints_.size());
   reserved_.clear();
+  reserved_checkpoints_.clear();
 }
 
 void StateTable::take_row(RowId number, TokenCount count, StateBuffers& out) {
@@ -148,7 +173,11 @@ void StateTable::take_row(RowId number, TokenCount count, StateBuffers& out) {
   if (row.running == kNullBlock) {
     row.running = next_reserved();
     row.is_fresh = true;
-    out.add_zero(row.running);
+    if (row.resting == kNullBlock) {
+      out.add_zero(row.running);
+    } else {
+      out.add_load({row.resting, row.running});
+    }
   } else if (in_place_ && slots_.ref_count(row.running) > 1) {
     row.source = row.running;
     row.running = next_reserved();
@@ -164,7 +193,9 @@ void StateTable::take_row(RowId number, TokenCount count, StateBuffers& out) {
   }
   const size_t num = num_written(count);
   for (size_t i = 1; i < num; ++i) slots[i] = next_reserved();
-  if (keeps_checkpoints_ && inner_checkpoint(row, count) > 0) row.planned = next_reserved();
+  if (!keeps_checkpoints_) return;
+  if (inner_checkpoint(row, count) > 0) row.planned = next_reserved();
+  if (quantises_ && grid_.checkpoint(row.length, count, row.branch) > 0) row.reserved = next_reserved_checkpoint();
 }
 
 void StateTable::fill_row(RowId number, size_t i, BlockId read, StateBuffers& out) {
@@ -224,12 +255,28 @@ void StateTable::check_flight(RowSpan rows, bool has_run, std::span<TokenCount> 
   for (size_t i = 0; i < rows.size(); ++i) {
     const Row& row = at(rows[i]);
     PC_EXPECTS(row.in_flight, InvalidSequence, "row ", rows[i], " has no step in flight; prepare one first");
-    lengths[i] = has_run && in_place_ && row.count > 0 ? row.checkpoint_length : row.length;
+    // A state that the step has loaded is still in its checkpoint.
+    const bool is_lost = has_run && in_place_ && row.count > 0 && row.resting == kNullBlock;
+    lengths[i] = is_lost ? row.checkpoint_length : row.length;
+  }
+}
+
+void StateTable::list_saves(RowSpan rows, CountSpan accepted, std::vector<BlockCopy>& out) const {
+  out.clear();
+  if (!quantises_) return;
+  out.reserve(rows.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows_[static_cast<size_t>(rows[i])];
+    const TokenCount length = row.count > 0 ? kept_length(row, accepted[i]) : 0;
+    if (length == 0) continue;
+    const bool has_drafts = num_written(row.count) > 1;
+    const BlockId at_token = written(rows[i])[has_drafts ? static_cast<size_t>(length - row.length - 1) : 0];
+    out.push_back({row.planned != kNullBlock ? row.planned : at_token, row.reserved});
   }
 }
 
 void StateTable::commit(RowSpan rows, CountSpan accepted) {
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   for (size_t i = 0; i < rows.size(); ++i) {
     if (at(rows[i]).count > 0) commit_row(rows[i], accepted[i]);
     end_flight(at(rows[i]));
@@ -259,44 +306,47 @@ void StateTable::commit_row(RowId number, TokenCount accepted) {
   }
   for (size_t i = num; i-- > 0;) drop(slots[i]);
   drop(row.planned);
+  drop_checkpoint(row.resting);
+  drop_checkpoint(row.reserved);
 }
 
 // Replaces the checkpoint by that of the step, if it has one among the accepted tokens; returns its slot. `last` is the
-// running slot after the step, which a checkpoint at the end of the step shares.
+// running slot after the step, which a checkpoint at the end of the step shares. A quantised checkpoint has the
+// reserved slot, and leaves those of the step as they are.
 BlockId StateTable::keep_checkpoint(Row& row, const BlockId* slots, TokenCount accepted, BlockId last) {
-  if (!row.has_checkpoint || accepted == 0) return kNullBlock;
-  const bool is_decode = grid_.is_decode(row.count);
-  const TokenCount length =
-      is_decode ? grid_.in_decode(row.length, accepted) : grid_.checkpoint(row.length, row.count, row.branch);
+  const TokenCount length = kept_length(row, accepted);
   if (length == 0) return kNullBlock;
   BlockId slot = kNullBlock;
-  if (length == row.length + accepted) {
+  if (quantises_) {
+    slot = std::exchange(row.reserved, kNullBlock);
+  } else if (length == row.length + accepted) {
     slot = last;
     slots_.share(last);
   } else {
-    slot = is_decode ? slots[length - row.length - 1] : row.planned;
+    slot = grid_.is_decode(row.count) ? slots[length - row.length - 1] : row.planned;
     row.planned = kNullBlock;
   }
-  drop(row.checkpoint);
+  drop_checkpoint(row.checkpoint);
   row.checkpoint = slot;
   row.checkpoint_length = length;
-  return slot;
+  return quantises_ ? kNullBlock : slot;
 }
 
 void StateTable::abandon(RowSpan rows) {
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   for (const RowId number : rows) {
     Row& row = at(number);
     if (row.count > 0) {
       drop(row.planned);
+      drop_checkpoint(row.reserved);
       drop_written(number, 1);
-      if (in_place_) {
-        drop(row.running);
-        share(row.checkpoint);
-        row.running = row.checkpoint;
-        row.length = row.checkpoint_length;
-      } else {
+      if (!in_place_) {
         std::swap(row.spare, written(number)[0]);
+        drop_checkpoint(row.resting);  // the running slot has the loaded state
+      } else if (row.resting != kNullBlock) {
+        drop(row.running);
+      } else {
+        go_back(row);
       }
     }
     row.branch = std::min(row.branch, row.length);
@@ -305,11 +355,12 @@ void StateTable::abandon(RowSpan rows) {
 }
 
 void StateTable::undo(RowSpan rows) {
-  const std::lock_guard lock(slots_);
+  const std::lock_guard lock(pools_);
   for (size_t i = rows.size(); i-- > 0;) {
     Row& row = at(rows[i]);
     if (row.count > 0) {
       drop(row.planned);
+      drop_checkpoint(row.reserved);
       drop_written(rows[i], 1);
       if (!in_place_) {
         std::swap(row.spare, written(rows[i])[0]);

@@ -36,6 +36,9 @@ def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:
             ("bytes per state", f"{human_bytes(states.bytes_per_slot)} of a sequence in all layers{rank}"),
             ("state slots", f"{states.num_slots - 1:,}{share}"),
         ]
+        if states.num_checkpoints:
+            each = human_bytes(states.bytes_per_checkpoint)
+            rows.append(("int8 checkpoints", f"{states.num_checkpoints - 1:,} of {each} each"))
     return rows
 
 

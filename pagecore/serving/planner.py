@@ -15,7 +15,7 @@ from pagecore.models import read_model_config
 from pagecore.serving.budget import DeviceOptions
 from pagecore.serving.budget.device import plan_device
 from pagecore.serving.budget.options import device_bytes
-from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, slots_held
+from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hybrid, slots_held, with_checkpoints
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
@@ -103,7 +103,7 @@ def plan_memory(
     groups, states = arrange_hybrid(specs, TensorParallel(0, ranks))
     longest = None if max_tokens is None else require_int("max_tokens", max_tokens)
     budget = parse_memory(memory, device)
-    num_blocks, num_slots = divide_hybrid(groups, states, block_size, budget, state_ratio, max_tokens=longest)
+    num_blocks, slots = divide_hybrid(groups, states, block_size, budget, state_ratio, max_tokens=longest)
     planned = tuple(_group(group, blocks, block_size) for group, blocks in zip(groups, num_blocks, strict=True))
     ratio = float(state_ratio) if groups and states else None
     plan = MemoryPlan(
@@ -112,7 +112,14 @@ def plan_memory(
         block_size=block_size,
         num_blocks=max((n for n, group in zip(num_blocks, groups, strict=True) if not group.is_cross), default=0),
         groups=planned,
-        states=StatePlan(specs=states, num_slots=num_slots, state_ratio=ratio) if states else None,
+        states=StatePlan(
+            specs=states,
+            num_slots=slots.num_states,
+            state_ratio=ratio,
+            num_checkpoints=slots.num_checkpoints,
+        )
+        if states
+        else None,
         contexts=(),
     )
     return replace(plan, contexts=tuple(_plan_context(groups, plan, length) for length in contexts))
@@ -131,6 +138,7 @@ def plan_model(
     device: str = "cpu",
     device_memory: int | str | None = None,
     options: DeviceOptions | None = None,
+    checkpoint_format: str | None = None,
 ) -> ModelPlan:
     """Plan a model from its config.json, for a memory of the cache or for the whole memory of a device.
 
@@ -151,6 +159,8 @@ def plan_model(
         Memory of one device, such as "80GiB", in place of `memory`: weights and reserves are subtracted from it.
     options : DeviceOptions, optional
         Weights, parallelism, steps, drafts and images, for `device_memory`.
+    checkpoint_format : {"int8"}, optional
+        Format of the checkpoints of recurrent states, see `StateSpec`.
 
     Returns
     -------
@@ -170,6 +180,8 @@ def plan_model(
             f"memory is {shown(memory)} and device_memory is {shown(device_memory)}; give exactly one of them"
         )
     model = read_model_config(config, dtype=dtype, format=format)
+    if checkpoint_format is not None:
+        model = replace(model, layers=with_checkpoints(model.layers, checkpoint_format))
     longest = model.max_length or INT32_MAX
     if context is None:
         lengths = [length for length in CONTEXTS if length < longest]
@@ -234,6 +246,10 @@ def _plan_context(groups: Sequence[Group], plan: MemoryPlan, context: int) -> Co
     needs = list(held)
     if states is not None:
         sizes, counts, needs = [*sizes, states.bytes_per_slot], [*counts, states.num_slots], [*held, slots]
+    kept = 0 if states is None else checkpoints_held(states.specs, context, block_size)
+    if states is not None and states.num_checkpoints:
+        sizes, counts = [*sizes, states.bytes_per_checkpoint], [*counts, states.num_checkpoints]
+        needs.append(max(kept, 1))  # so that a cache has the least number of them
     one = sum(count * size for count, size in zip(needs, sizes, strict=True))
     # The number of block ids limits a pool too.
     best = min((plan.memory - sum(sizes)) // one, (INT32_MAX - 1) // max(needs))
@@ -244,5 +260,6 @@ def _plan_context(groups: Sequence[Group], plan: MemoryPlan, context: int) -> Co
         requests=min((count - 1) // need for count, need in zip(counts, needs, strict=True)),
         best_num_blocks=tuple(best * count + 1 for count in held) if best else None,
         best_num_states=best * slots + 1 if best and slots else None,
+        best_num_checkpoints=best * needs[-1] + 1 if best and states is not None and states.num_checkpoints else None,
         best_requests=best,
     )

@@ -86,11 +86,14 @@ class StatePlan:
         Slots, the null slot counted, as `PagedKVCache(memory=..., state_ratio=...)` divides the memory.
     state_ratio : float or None
         Bytes of states over bytes of blocks; None for a model without attention, whose states take all memory.
+    num_checkpoints : int
+        Slots of quantised checkpoints, the null slot counted; 0 if checkpoints have slots of states.
     """
 
     specs: tuple[StateSpec, ...]
     num_slots: int
     state_ratio: float | None
+    num_checkpoints: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -102,12 +105,19 @@ class StatePlan:
         """Bytes of one slot, which is the state of a sequence in all layers."""
         return sum(spec.nbytes for spec in self.specs)
 
+    @property
+    def bytes_per_checkpoint(self) -> int:
+        """Bytes of one checkpoint, of all layers."""
+        return sum(spec.checkpoint_nbytes for spec in self.specs)
+
     def as_json(self) -> dict[str, Any]:
         """Return the states as a dict of plain values."""
         return {
             "num_layers": self.num_layers,
             "num_slots": self.num_slots,
             "bytes_per_slot": self.bytes_per_slot,
+            "num_checkpoints": self.num_checkpoints,
+            "bytes_per_checkpoint": self.bytes_per_checkpoint,
             "state_ratio": self.state_ratio,
             "chunk": self.specs[0].chunk,
             "interval": self.specs[0].interval,
@@ -138,6 +148,8 @@ class ContextPlan:
         a model without states, and if not even one request fits.
     best_requests : int
         Requests that fit with `best_num_blocks` and `best_num_states`.
+    best_num_checkpoints : int or None
+        Slots of quantised checkpoints that go with them, for `PagedKVCache(num_checkpoints=...)`; None without them.
     """
 
     context: int
@@ -147,6 +159,7 @@ class ContextPlan:
     best_num_blocks: tuple[int, ...] | None
     best_num_states: int | None
     best_requests: int
+    best_num_checkpoints: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as a dict of plain values."""

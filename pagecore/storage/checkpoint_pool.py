@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, SupportsIndex
 
 import numpy as np
 
-from pagecore.arrays import Tensor, empty
-from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.arrays import Tensor
+from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.ops import transfer_blocks
 from pagecore.ops._state_codec import convert_slots
-from pagecore.storage.checks import INT32_MAX, as_tuple, member, require_int, shown
+from pagecore.storage.allocation import Allocator
+from pagecore.storage.checkpoint_format import RECURRENT, checked_format, checked_names, checkpoint_planes, scale_name
+from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory, parse_memory
 from pagecore.storage.pool import blocks_within
-from pagecore.storage.spec import Plane
 from pagecore.storage.state_pool import Specs, StatePool, listed_specs, slot_numbers
-
-QUANTISED = ("float32", "bfloat16")
+from pagecore.storage.state_spec import StateSpec
 
 
 class CheckpointPool:
@@ -37,6 +39,13 @@ class CheckpointPool:
     planes : sequence of str, optional
         Names of the planes that are quantised; by default "temporal". They have two axes or more, the last two values
         and keys, and are float32 or bfloat16.
+    allocator : callable, optional
+        Returns the memory of each plane for ``allocator(bytes, device)``, see `StatePool`.
+
+    Attributes
+    ----------
+    pool : StatePool
+        The stored bytes: codes, scales and the planes that are kept as they are.
 
     Raises
     ------
@@ -64,7 +73,15 @@ class CheckpointPool:
     >>> checkpoints.load([7], [2])
     """
 
-    def __init__(self, states: StatePool, num_slots: int, *, format: str = "int8", planes: Any = ("temporal",)) -> None:
+    def __init__(
+        self,
+        states: StatePool,
+        num_slots: int,
+        *,
+        format: str = "int8",
+        planes: Any = RECURRENT,
+        allocator: Allocator | None = None,
+    ) -> None:
         if not isinstance(states, StatePool):
             raise UnsupportedOption(f"states is {shown(states)}; expected a StatePool")
         if states.device != "cpu":
@@ -72,34 +89,33 @@ class CheckpointPool:
                 f"states is on {states.device}; int8 states are converted on the host: keep checkpoints in slots of "
                 "the pool, or use a pool with device='cpu'"
             )
-        if format != "int8":
-            raise UnsupportedOption(f"format is {shown(format)}; use 'int8'")
+        if format is None or checked_format("format", format) is None:
+            raise UnsupportedOption("format is None; use 'int8', or keep checkpoints in slots of the pool")
         self.states, self.format = states, format
-        self.num_slots = require_int("num_slots", num_slots, min=2)
-        self.quantised = _checked_names(states.specs, planes)
+        slots = require_int("num_slots", num_slots, min=2)
+        self.quantised = checked_names((plane for spec in states.specs for plane in spec.planes), planes)
+        self.pool = StatePool(_stored(states.specs, self.quantised), slots, device=states.device, allocator=allocator)
+        # The planes of both sides: states, codes and scales, and those that are kept as they are.
         self._coded: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._plain: list[tuple[Tensor, Tensor]] = []
-        self._views: dict[tuple[int, str], Tensor] = {}
+        self._plain: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         for layer, spec in enumerate(states.specs):
             for plane in spec.planes:
-                self._add(layer, plane)
+                self._add(layer, plane.name)
 
-    def _add(self, layer: int, plane: Plane) -> None:
-        """Allocate a plane, and zero its null slot."""
-        state = self.states.plane(plane.name, layer)
-        if plane.name not in self.quantised:
-            kept = empty((self.num_slots, *plane.shape), plane.dtype, "cpu")
-            self._plain.append((state, kept))
-            self._views[layer, plane.name] = kept
+    def _add(self, layer: int, name: str) -> None:
+        state, kept = self.states.plane(name, layer), self.pool.plane(name, layer)
+        if name in self.quantised:
+            self._coded.append((state, kept, self.pool.plane(scale_name(name), layer)))
         else:
-            codes = empty((self.num_slots, *plane.shape), "int8", "cpu")
-            scales = empty((self.num_slots, *plane.shape[:-2], plane.shape[-1]), plane.dtype, "cpu")
-            self._coded.append((state, codes, scales))
-            self._views[layer, plane.name] = codes
-            self._views[layer, f"{plane.name}_scale"] = scales
-        for name in (plane.name, f"{plane.name}_scale"):
-            if (layer, name) in self._views:
-                self._views[layer, name][0] = 0
+            # One call copies all planes of equal second axes.
+            calls = self._plain.setdefault(state.shape[1], ([], []))
+            calls[0].append(state)
+            calls[1].append(kept)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of checkpoints, including the null slot."""
+        return self.pool.num_slots
 
     @property
     def num_layers(self) -> int:
@@ -109,12 +125,12 @@ class CheckpointPool:
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one checkpoint in all layers."""
-        return _slot_bytes(self.states.specs, self.quantised)
+        return self.pool.bytes_per_slot
 
     @property
     def nbytes(self) -> int:
         """Bytes of all slots."""
-        return self.num_slots * self.bytes_per_slot
+        return self.pool.nbytes
 
     def plane(self, name: str, layer: SupportsIndex = 0) -> Tensor:
         """Return one plane of a layer, ``[num_slots, ...]``; it aliases the pool.
@@ -129,13 +145,9 @@ class CheckpointPool:
         ShapeError
             The pool does not have that layer.
         """
-        number = member("layer", layer, self.num_layers, "the pool")
-        if (number, name) not in self._views:
-            names = [held for at, held in self._views if at == number]
-            raise UnsupportedOption(f"plane {shown(name)} is not stored; layer {number} has {', '.join(names)}")
-        return self._views[number, name]
+        return self.pool.plane(name, layer)
 
-    def save(self, slots: Any, checkpoints: Any) -> None:
+    def save(self, slots: Any, checkpoints: Any, *, stream: object = None) -> None:
         """Quantise the states of slots of the pool of states into slots of checkpoints.
 
         Parameters
@@ -151,9 +163,9 @@ class CheckpointPool:
             Arrays that are not integers of one length, or a checkpoint that is listed twice. After every error nothing
             has been written.
         """
-        self._convert("slots", slots, "checkpoints", checkpoints, False)
+        self._convert("slots", slots, "checkpoints", checkpoints, False, stream)
 
-    def load(self, checkpoints: Any, slots: Any) -> None:
+    def load(self, checkpoints: Any, slots: Any, *, stream: object = None) -> None:
         """Restore checkpoints into slots of the pool of states; the checkpoints stay.
 
         Parameters
@@ -166,9 +178,11 @@ class CheckpointPool:
         InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
             As in `save`, with the parts exchanged.
         """
-        self._convert("checkpoints", checkpoints, "slots", slots, True)
+        self._convert("checkpoints", checkpoints, "slots", slots, True, stream)
 
-    def _convert(self, source_name: str, source: Any, target_name: str, target: Any, restores: bool) -> None:
+    def _convert(
+        self, source_name: str, source: Any, target_name: str, target: Any, restores: bool, stream: object
+    ) -> None:
         sources, targets = slot_numbers(source_name, source), slot_numbers(target_name, target)
         counts = (self.num_slots, self.states.num_slots) if restores else (self.states.num_slots, self.num_slots)
         if sources.shape != targets.shape:
@@ -187,12 +201,12 @@ class CheckpointPool:
         state_first = np.ascontiguousarray(pairs[:, ::-1] if restores else pairs)
         for state, codes, scales in self._coded:
             convert_slots(state, codes, scales, state_first, restores)
-        for state, kept in self._plain:
-            from_, to = (kept, state) if restores else (state, kept)
-            transfer_blocks([from_], [to], pairs, independent=True)
+        for own, stored in self._plain.values():
+            from_, to = (stored, own) if restores else (own, stored)
+            transfer_blocks(from_, to, pairs, independent=True, stream=stream)
 
     @staticmethod
-    def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, planes: Any = ("temporal",)) -> int:
+    def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, planes: Any = RECURRENT) -> int:
         """Return the number of checkpoints that fit into `memory`, including the null slot.
 
         Raises
@@ -203,36 +217,17 @@ class CheckpointPool:
             An invalid budget, specs or planes.
         """
         listed = listed_specs(specs, num_layers)
-        one = _slot_bytes(listed, _checked_names(listed, planes))
+        names = checked_names((plane for spec in listed for plane in spec.planes), planes)
+        one = sum(spec.nbytes for spec in _stored(listed, names))
         return min(blocks_within(parse_memory(memory, "cpu"), one), INT32_MAX)
 
     def __repr__(self) -> str:
         return f"CheckpointPool({self.num_layers} layers, {self.num_slots} slots, {self.nbytes / 2**20:.1f} MiB)"
 
 
-def _checked_names(specs: Any, given: Any) -> tuple[str, ...]:
-    """Return the names of the planes that are quantised; raise an error for planes that cannot be."""
-    names = as_tuple("planes", (given,) if isinstance(given, str) else given, "names of planes")
-    for name in names:
-        planes = [plane for spec in specs for plane in spec.planes if plane.name == name]
-        if not planes:
-            stored = sorted({plane.name for spec in specs for plane in spec.planes})
-            raise UnsupportedOption(f"planes has {shown(name)}; the layers have {', '.join(stored)}")
-        for plane in planes:
-            if len(plane.shape) < 2:
-                raise ShapeError(f"plane {name!r} has shape {plane.shape}; it needs two axes, values and keys")
-            if str(plane.dtype) not in QUANTISED:
-                raise UnsupportedDtype(f"plane {name!r} is {plane.dtype}; int8 checkpoints need float32 or bfloat16")
-    return tuple(names)
-
-
-def _slot_bytes(specs: Any, quantised: tuple[str, ...]) -> int:
-    total = 0
-    for spec in specs:
-        for plane in spec.planes:
-            if plane.name not in quantised:
-                total += plane.nbytes
-                continue
-            numbers = int(np.prod(plane.shape))
-            total += numbers + plane.nbytes // numbers * (numbers // plane.shape[-2])
-    return total
+def _stored(specs: Iterable[StateSpec], quantised: tuple[str, ...]) -> list[StateSpec]:
+    """Return the spec of the bytes of each layer's checkpoints."""
+    return [
+        replace(spec, planes=checkpoint_planes(spec.planes, quantised), checkpoint_format=None, split=None)
+        for spec in specs
+    ]

@@ -7,6 +7,13 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.storage.checkpoint_format import (
+    RECURRENT,
+    check_quantised,
+    checked_format,
+    checkpoint_planes,
+    scale_name,
+)
 from pagecore.storage.checks import as_tuple, flag, require_int, shown
 from pagecore.storage.parallel import TensorParallel
 from pagecore.storage.spec import Plane
@@ -34,6 +41,9 @@ class StateSpec:
         it restores the state before it.
     draft_tokens : int
         Draft tokens of a speculative step, each of which keeps a state of its own until the step is committed.
+    checkpoint_format : {"int8"}, optional
+        Format of checkpoints in caches: int8 codes and scales instead of the numbers of the plane "temporal", in slots
+        of their own; see `CheckpointPool`. Running states keep their precision. By default checkpoints are exact.
     ranks : int
         Number of ranks over which the model is split; the planes are those of one rank, as the functions of
         `pagecore.storage.state_shapes` return them for ``ranks=``. A cache takes only specs of its own number of ranks,
@@ -45,9 +55,12 @@ class StateSpec:
     Raises
     ------
     ShapeError
-        A number out of range, a plane without axes, or an interval that is not a multiple of the chunk.
+        A number out of range, a plane without axes, an interval that is not a multiple of the chunk, or a quantised
+        plane of one axis.
     UnsupportedOption
-        No planes, planes of one name, or a plane that is not per sequence.
+        No planes, planes of one name, a plane that is not per sequence, or an unknown format of checkpoints.
+    UnsupportedDtype
+        A quantised plane that is neither float32 nor bfloat16.
 
     Notes
     -----
@@ -69,6 +82,7 @@ class StateSpec:
     interval: int = 256
     in_place: bool = True
     draft_tokens: int = 0
+    checkpoint_format: str | None = None
     ranks: int = 1
     split: Callable[..., tuple[Plane, ...]] | None = field(default=None, compare=False, repr=False)
 
@@ -78,6 +92,8 @@ class StateSpec:
         object.__setattr__(self, "interval", require_int("interval", self.interval))
         object.__setattr__(self, "in_place", flag("in_place", self.in_place))
         object.__setattr__(self, "draft_tokens", require_int("draft_tokens", self.draft_tokens, min=0, max=1023))
+        object.__setattr__(self, "checkpoint_format", checked_format("checkpoint_format", self.checkpoint_format))
+        self._check_checkpoint()
         object.__setattr__(self, "ranks", require_int("ranks", self.ranks))
         if self.split is not None and not callable(self.split):
             raise UnsupportedOption(
@@ -99,6 +115,29 @@ class StateSpec:
     def nbytes(self) -> int:
         """Bytes of the state of one sequence."""
         return sum(plane.nbytes for plane in self.planes)
+
+    @property
+    def checkpoint_spec(self) -> StateSpec:
+        """Spec of the bytes of a checkpoint: the spec itself, or its planes with int8 codes and scales."""
+        if self.checkpoint_format is None:
+            return self
+        return replace(self, planes=checkpoint_planes(self.planes, RECURRENT), checkpoint_format=None, split=None)
+
+    @property
+    def checkpoint_nbytes(self) -> int:
+        """Bytes of a checkpoint of one sequence."""
+        return self.checkpoint_spec.nbytes
+
+    def _check_checkpoint(self) -> None:
+        """Raise an error if the format of checkpoints cannot store the planes."""
+        if self.checkpoint_format is None:
+            return
+        names = [plane.name for plane in self.planes]
+        for plane in self.planes:
+            if plane.name in RECURRENT:
+                check_quantised(plane)
+                if scale_name(plane.name) in names:
+                    raise UnsupportedOption(f"plane {scale_name(plane.name)!r} has the name of scales; rename it")
 
     def shard(self, parallel: TensorParallel) -> StateSpec:
         """Return one rank's part of the layer: the spec itself, or what `split` returns for a whole model.

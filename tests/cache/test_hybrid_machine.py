@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pagecore import Plane, StateSpec, SwapSpace, UnsupportedOption
+from pagecore import Plane, StateSpec, SwapSpace, UnsupportedOption, dequantize_state, quantize_state
 from tests.cache.test_prefix_machine import BLOCK, FULL, WIDE, WINDOWED, PrefixMachine, made
 
 CONV = Plane("conv", (3,), "float32", per="sequence")
@@ -32,6 +32,9 @@ MODELS = {
     "ping-pong": (around(FULL, in_place=False), [9], 9),
     "drafts": (around(FULL, draft_tokens=2), [9], 9),
     "ping-pong drafts": (around(FULL, draft_tokens=1, in_place=False), [9], 9),
+    "int8": (around(FULL, checkpoint_format="int8"), [9], 6),
+    "int8 ping-pong drafts": (around(FULL, checkpoint_format="int8", draft_tokens=1, in_place=False), [9], 11),
+    "int8 window": (around(FULL, WINDOWED, checkpoint_format="int8"), [10, 8], 6),
     "window": (around(FULL, WINDOWED), [10, 8], 7),
     "window, ping-pong drafts": (around(FULL, WINDOWED, in_place=False, draft_tokens=2), [9, 8], 9),
     "window alone": (around(WINDOWED), [10], 7),
@@ -89,7 +92,24 @@ class HybridMachine(PrefixMachine):
 
     def assert_state(self, slot, twin, length):
         for place, shape, plane in self.planes():
-            np.testing.assert_array_equal(self.read(plane[slot]), self.expected(place, shape, twin, length))
+            found, expected = self.read(plane[slot]), self.expected(place, shape, twin, length)
+            if self.rules.checkpoint_format and length and not np.array_equal(found, expected) and len(shape) > 1:
+                expected = dequantize_state(*quantize_state(expected))
+            np.testing.assert_array_equal(found, expected)
+
+    def assert_checkpoint(self, slot, twin, length):
+        """A quantised checkpoint has the bytes that the quantiser gives for the state."""
+        if not self.rules.checkpoint_format:
+            self.assert_state(slot, twin, length)
+            return
+        for (layer, name), shape, _ in self.planes():
+            expected = self.expected((layer, name), shape, twin, length)
+            stored = {name: expected}
+            if len(shape) > 1:
+                codes, scales = quantize_state(expected)
+                stored = {name: codes, f"{name}_scale": scales}
+            for plane, values in stored.items():
+                np.testing.assert_array_equal(self.read(self.cache.checkpoint_plane(plane, layer)[slot]), values)
 
     def write_state(self, slot, twin, length):
         if slot:
@@ -98,14 +118,19 @@ class HybridMachine(PrefixMachine):
 
     def poison(self):
         super().poison()
-        for pool, slots in (
+        pools = [
             (self.cache._parts.store.states, self.states.slots),
             (self.space.state_pool, self.space.state_slots),
-        ):
+        ]
+        if self.rules.checkpoint_format:
+            pools.append((self.cache._parts.store.checkpoints, self.states.checkpoints))
+            pools.append((self.space.checkpoint_pool, self.space.checkpoint_slots))
+        for pool, slots in pools:
             free = np.flatnonzero(slots.ref_counts() == 0)
             for plane in pool.planes():
+                poison = np.nan if str(plane.dtype) == "float32" else 77
                 for slot in free[free > 0]:
-                    self.put(plane, slot, np.full(plane.shape[1:], np.nan, np.float32))
+                    self.put(plane, slot, np.full(plane.shape[1:], poison, self.read(plane[0]).dtype))
 
     # Steps.
 
@@ -154,6 +179,7 @@ class HybridMachine(PrefixMachine):
             return
         batch = self.cache.prepare(sequences, counts)
         self.poison()
+        at_rest = [self.states.resting(sequence.row) for sequence in sequences]
         end = data.draw(st.sampled_from(["commit", "commit", "commit", "reject", "abandon", "lose", "abandon late"]))
         if end not in ("abandon", "lose"):
             self.forward(batch, sequences, counts)
@@ -165,7 +191,7 @@ class HybridMachine(PrefixMachine):
                 self.cache.abandon(batch)
                 assert not self.read(batch.state_write).any()
             self.cache.stats()  # gives up lost steps
-            self.go_back(sequences, counts, checkpoints)
+            self.go_back(sequences, counts, checkpoints, at_rest)
             return
         accepted = self.accepted(data, counts) if end == "reject" else counts
         if end == "reject" and self.rules.in_place and max(counts) > 1 + self.rules.draft_tokens:
@@ -179,11 +205,11 @@ class HybridMachine(PrefixMachine):
         for sequence, count, kept in zip(sequences, counts, accepted, strict=True):
             self.twins[sequence].accept(count, kept)
 
-    def go_back(self, sequences, counts, checkpoints):
+    def go_back(self, sequences, counts, checkpoints, at_rest):
         """Assert that sequences have returned to their last states after a step that was not committed."""
-        for sequence, count, checkpoint in zip(sequences, counts, checkpoints, strict=True):
+        for sequence, count, checkpoint, resting in zip(sequences, counts, checkpoints, at_rest, strict=True):
             twin = self.twins[sequence]
-            if self.rules.in_place and count:
+            if self.rules.in_place and count and not resting:
                 reached = 0 if checkpoint is None else checkpoint[1]
                 has_window = WINDOWED in self.layers
                 assert sequence.num_computed_tokens in ({0, reached} if has_window else {reached})
@@ -222,12 +248,15 @@ class HybridMachine(PrefixMachine):
             if slot:
                 self.assert_state(slot, twin, twin.computed)
             if checkpoint is not None:
-                self.assert_state(checkpoint[0], twin, checkpoint[1])
+                self.assert_checkpoint(checkpoint[0], twin, checkpoint[1])
+            resting = self.states.resting(sequence.row)
+            if resting:
+                self.assert_checkpoint(resting, twin, twin.computed)
 
     def teardown(self):
         super().teardown()
         if hasattr(self, "cache"):
-            assert self.states.slots.num_used == 0
+            assert self.states.slots.num_used == self.states.checkpoints.num_used == 0
 
 
 TestHybridMachine = HybridMachine.TestCase

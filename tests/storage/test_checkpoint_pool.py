@@ -141,10 +141,10 @@ def test_what_is_refused_changes_nothing(act, error, message):
     pool = filled()
     checkpoints = CheckpointPool(pool, num_slots=4)
     checkpoints.save([1, 2, 3], [1, 2, 3])
-    before = [view.numpy().copy() for view in (*pool.planes(), *checkpoints._views.values())]
+    before = [view.numpy().copy() for view in (*pool.planes(), *checkpoints.pool.planes())]
     with pytest.raises(error, match=message):
         act(checkpoints)
-    for view, array in zip((*pool.planes(), *checkpoints._views.values()), before, strict=True):
+    for view, array in zip((*pool.planes(), *checkpoints.pool.planes()), before, strict=True):
         np.testing.assert_array_equal(view.numpy(), array)
 
 
@@ -152,7 +152,7 @@ def test_what_is_refused_changes_nothing(act, error, message):
     ("make", "error", "message"),
     [
         (lambda: CheckpointPool(filled(), 1), ShapeError, "num_slots is 1"),
-        (lambda: CheckpointPool(filled(), 4, format="int4"), UnsupportedOption, "format is 'int4'; use 'int8'"),
+        (lambda: CheckpointPool(filled(), 4, format="int4"), UnsupportedOption, "format is .int4.; use .int8."),
         (lambda: CheckpointPool(filled(), 4, planes=["ssm"]), UnsupportedOption, "the layers have conv, temporal"),
         (lambda: CheckpointPool("states", 4), UnsupportedOption, "expected a StatePool"),
         (

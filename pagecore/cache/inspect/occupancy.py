@@ -11,6 +11,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable
+from pagecore.index import StateTable
 from pagecore.storage.checks import ceil_div
 
 Table = NDArray[np.int32]
@@ -45,8 +46,16 @@ def measure(parts: CacheParts) -> CacheStats:
         num_swapped_blocks=sum(space.num_used_blocks for space in parts.swap_spaces),
         num_states=0 if state.states is None else state.states.num_slots - 1,
         num_free_states=0 if state.states is None else state.states.slots.num_free,
+        **_checkpoints(state.states),
         **({} if parts.prefix is None else parts.prefix.figures()),
     )
+
+
+def _checkpoints(states: StateTable | None) -> dict[str, int]:
+    """Return the fields of `CacheStats` that count slots of quantised checkpoints."""
+    if states is None or not states.num_checkpoints:
+        return {}
+    return {"num_checkpoints": states.num_checkpoints - 1, "num_free_checkpoints": states.checkpoints.num_free}
 
 
 def wasted_slots(table: Table, sequences: Iterable[Sequence], block_size: int) -> int:

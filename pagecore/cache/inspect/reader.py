@@ -71,6 +71,12 @@ class CacheReader(PartsOwner):
         return 0 if states is None else states.num_slots
 
     @property
+    def num_checkpoints(self) -> int:
+        """Slots of quantised checkpoints, including the null slot; 0 if checkpoints have slots of states, or none."""
+        states = self._parts.state.states
+        return 0 if states is None else states.num_checkpoints
+
+    @property
     def num_available(self) -> int:
         """Blocks of the scarcest group that are free or can be freed by eviction.
 
@@ -171,6 +177,22 @@ class CacheReader(PartsOwner):
         place = self._parts.layer(layer)
         return self._parts.store.plane(name, place)
 
+    def checkpoint_plane(self, name: str, layer: int) -> Tensor:
+        """Return one plane of the checkpoints of a layer that keeps a state: those whose slot `checkpoint` returns.
+
+        Returns
+        -------
+        Tensor
+            ``[num_checkpoints, *plane.shape]``, int8 for a quantised plane, whose scales are the plane
+            ``f"{name}_scale"``, see `CheckpointPool`. Without a `checkpoint_format` it is `plane`.
+
+        Raises
+        ------
+        UnsupportedOption, ShapeError, DeviceError
+            As in `plane`, or a layer without a state.
+        """
+        return self._parts.store.checkpoint_plane(name, self._parts.layer(layer))
+
     def key(self, layer: int) -> Tensor:
         """Return ``plane("key", layer)``, ``[num_blocks, block_size, num_kv_heads, head_dim]``; it aliases the pool."""
         return self.plane("key", layer)
@@ -227,7 +249,8 @@ class CacheReader(PartsOwner):
     def state_slot(self, sequence: Sequence) -> int:
         """Return the slot of the state after a sequence's computed tokens; 0 if it has none.
 
-        The next step may move the state to another slot. During a step it is the slot that the step reads.
+        A sequence that begins with a quantised checkpoint, or returned to one, has no slot until its next step. The
+        next step may move the state to another slot. During a step it is the slot that the step reads.
 
         Raises
         ------
@@ -240,6 +263,8 @@ class CacheReader(PartsOwner):
 
     def checkpoint(self, sequence: Sequence) -> tuple[int, int] | None:
         """Return the slot of a sequence's newest checkpoint and the number of tokens that it covers, or None.
+
+        The slot is one of `checkpoint_plane`.
 
         Raises
         ------

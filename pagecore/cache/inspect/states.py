@@ -19,10 +19,12 @@ def check_states(states: StateTable, sequences: list[Sequence], cached: NDArray[
         Counts or lengths contradict each other.
     """
     states.check_invariants(exclusive=False)
-    holders = states.held_counts()
-    np.add.at(holders, cached[cached != 0], 1)
-    if not np.array_equal(holders, states.slots.ref_counts()):
+    kept = states.held_checkpoint_counts()
+    np.add.at(kept, cached[cached != 0], 1)
+    if not np.array_equal(kept, states.checkpoints.ref_counts()):
         raise PagecoreError("state slots: reference counts do not match the holders (rows + prefix tree)")
+    if states.num_checkpoints and not np.array_equal(states.held_counts(), states.slots.ref_counts()):
+        raise PagecoreError("running state slots: reference counts do not match the holders (rows)")
     for sequence in sequences:
         if not sequence.is_swapped and states.length(sequence.row) != sequence.num_computed_tokens:
             raise InvalidSequence(

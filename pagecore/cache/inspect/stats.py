@@ -43,6 +43,9 @@ class CacheStats:
     num_states, num_free_states, num_cached_states, num_evicted_states : int
         State slots; those without a holder; those that the prefix cache holds, including those that sequences use too;
         and states evicted since the cache was made. 0 without layers that keep states.
+    num_checkpoints, num_free_checkpoints : int
+        Slots of quantised checkpoints, and those without a holder: cached states are among the others. 0 if checkpoints
+        have slots of states.
     num_scrubbed_blocks : int
         Blocks that steps have zeroed since the cache was made, because another namespace had used them; 0 without
         `scrub`.
@@ -72,6 +75,8 @@ class CacheStats:
     num_free_states: int = 0
     num_cached_states: int = 0
     num_evicted_states: int = 0
+    num_checkpoints: int = 0
+    num_free_checkpoints: int = 0
 
     @property
     def utilization(self) -> float:

@@ -57,13 +57,14 @@ def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):
     cdef Sequence checked
     cdef BlockPool slots
     cdef vector[int32_t] taken
-    cdef int32_t running
+    cdef int32_t running, resting
+    cdef BlockPool owner
     _guard = Held(state.lock)
     state.begin()
     checked = require(state, sequence, True)
     if state.states is None or state.states.checkpoint_length_raw(checked.row) > 0:
         return False
-    slots = state.states.slots
+    slots = state.states.checkpoints
     taken.resize(1)
     if not slots.try_allocate_raw(taken):
         return False
@@ -77,10 +78,14 @@ def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):
         raise
     # From here on nothing fails. The row takes references of its own.
     running = state.states.slot_raw(checked.row)
-    slots.share_raw(&running, 1)
+    resting = state.states.resting_raw(checked.row)
+    owner = state.states.slots
+    owner.share_raw(&running, running != 0)
+    slots.share_raw(&resting, resting != 0)
     state.states.remove_raw(Int32s(&checked.row, 1))
-    state.states.restore_raw(checked.row, checked.computed, running, length, taken[0])
-    slots.free_raw(&running, 1)
+    state.states.restore_raw(checked.row, checked.computed, running, resting, length, taken[0])
+    owner.free_raw(&running, running != 0)
+    slots.free_raw(&resting, resting != 0)
     slots.free_raw(taken.data(), 1)
     if state.prefix is not None:
         state.prefix.publish_one(checked, False)

@@ -279,7 +279,7 @@ cdef class PrefixCache:
             if self.tree.inserted.duplicates[lane].size() > 0:
                 self.note_duplicates(hold, True)
         if checkpoint > 0:
-            self.states.slots.share_raw(
+            self.states.checkpoints.share_raw(
                 self.tree.inserted.taken[self.num_lanes].data(), self.tree.inserted.taken[self.num_lanes].size()
             )
         return True

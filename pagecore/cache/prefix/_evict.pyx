@@ -168,7 +168,7 @@ cdef int64_t free_evicted_states(PrefixCache prefix) noexcept:
         return 0
     count = prefix.tree.gone_raw[prefix.num_lanes].size()
     prefix.num_evicted_states += <int64_t>count
-    return prefix.states.slots.free_raw(prefix.tree.gone_raw[prefix.num_lanes].data(), count)
+    return prefix.states.checkpoints.free_raw(prefix.tree.gone_raw[prefix.num_lanes].data(), count)
 
 
 cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept:
@@ -189,12 +189,12 @@ cdef int64_t free_checkpoints(PrefixCache prefix) noexcept:
     cdef size_t i
     for i in range(prefix.tree.gone_raw[prefix.num_lanes].size()):
         slot = prefix.tree.gone_raw[prefix.num_lanes][i]
-        if prefix.states.slots.ref_count_raw(slot) == 0:
+        if prefix.states.checkpoints.ref_count_raw(slot) == 0:
             continue
         for row in range(<int32_t>len(prefix.by_row)):
             if keeps_for_itself(prefix, row, slot):
                 prefix.states.forget_checkpoint_raw(row)
-        freed += prefix.states.slots.ref_count_raw(slot) == 0
+        freed += prefix.states.checkpoints.ref_count_raw(slot) == 0
     return freed
 
 
@@ -210,12 +210,12 @@ cdef int64_t num_unused_states(PrefixCache prefix) except -1:
     cdef int32_t row, slot
     cdef int64_t count = 0
     prefix.tree.list_states_raw(states)
-    holders.resize(<size_t>prefix.states.slots.num_blocks, 1)
+    holders.resize(<size_t>prefix.states.checkpoints.num_blocks, 1)
     for row in range(<int32_t>len(prefix.by_row)):
         if prefix.by_row[row] is not None and (<Sequence>prefix.by_row[row]).pending < 0:
             holders[prefix.states.checkpoint_raw(row)] += 1
     for slot in states:
-        count += prefix.states.slots.ref_count_raw(slot) == holders[slot]
+        count += prefix.states.checkpoints.ref_count_raw(slot) == holders[slot]
     return count
 
 
@@ -253,7 +253,7 @@ cdef int64_t clear(PrefixCache prefix) noexcept:
     for component in range(<int32_t>prefix.kept.size() + 1):
         evict(prefix, component, prefix.tree.evictable_raw(component), prefix.left)
     if prefix.states is not None:
-        free_slots(prefix, prefix.states.slots.num_blocks)
+        free_slots(prefix, prefix.states.checkpoints.num_blocks)
     for group in range(prefix.num_lanes):
         freed -= prefix.left[group]
     return freed

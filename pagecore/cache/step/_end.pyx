@@ -14,7 +14,7 @@ from pagecore.ops._slot_moves cimport SlotMoves
 from pagecore.errors import ShapeError
 
 
-cdef int commit(StepRecord step, object accepted, object accepted_path, object moves) except -1:
+cdef int commit(StepRecord step, object accepted, object accepted_path, object moves, object save) except -1:
     cdef object given = None if accepted is None else as_integers(accepted, "accepted count", ShapeError)
     cdef list paths = None if accepted_path is None else as_paths(accepted_path)
     cdef list listed = []
@@ -31,6 +31,8 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
     else:
         read_paths(step, paths)
         listed = reserve_moves(step, moves)
+    if step.states is not None and step.state.states.is_quantised():
+        save_checkpoints(step, save)
     if step.state.prefix is not None:
         step.state.prefix.number_namespaces(step.live())
     if step.states is not None:
@@ -201,6 +203,21 @@ cdef int check_states(StepRecord step) except -1:
             k += 1
     step.state.states.check_commit_raw(step.live_span(live), Int32s(step.positions.data(), <size_t>live))
     return reserve_returns(step)
+
+
+cdef int save_checkpoints(StepRecord step, object save) except -1:
+    """Quantise the checkpoints that the step keeps into the slots that it has reserved for them."""
+    cdef Py_ssize_t live
+    check_states(step)
+    live = step.list_live(True)
+    step.state.states.list_saves_raw(
+        step.live_span(live), Int32s(step.positions.data(), <size_t>live), step.saves
+    )
+    step.states.native.set_saves(step.saves)
+    if step.saves.size() > 0:
+        save()
+        step.require_in_flight("committed")  # code of the caller may have run
+    return 0
 
 
 cdef int reserve_returns(StepRecord step) except -1:

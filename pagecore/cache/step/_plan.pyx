@@ -270,7 +270,7 @@ def lacked(CacheState state not None, list sequences not None, counts, list limi
 
 
 def lacked_slots(CacheState state not None, list sequences not None, counts):
-    """Return a list of the free slots that a step lacks, or [] in a cache without states. Hold the lock.
+    """Return a list of the cached states that a step must evict, or [] in a cache without states. Hold the lock.
 
     Slots for checkpoints are included if eviction can free them.
     """
@@ -280,6 +280,9 @@ def lacked_slots(CacheState state not None, list sequences not None, counts):
         return []
     plan = plan_step(state, sequences, counts)
     slots = state.states.shortage_raw(plan.row_span(), plan.count_span(), True)
+    if state.states.is_quantised():  # cached states have slots of checkpoints alone
+        slots = state.states.checkpoint_shortage_raw() if slots == 0 else 0
+        return [slots if slots <= 0 or (state.prefix is not None and num_unused_states(state.prefix) >= slots) else 0]
     if slots > 0 and (state.prefix is None or num_unused_states(state.prefix) < slots):
         slots = state.states.shortage_raw(plan.row_span(), plan.count_span(), False)
     return [max(0, slots)]

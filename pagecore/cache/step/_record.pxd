@@ -35,11 +35,12 @@ cdef class StepRecord:
     cdef StepTree tree                     # of the last step
     cdef vector[int32_t] path              # accepted tokens of each sequence, at its first token in the flat arrays
     cdef vector[vector[int64_t]] moved     # of each group: slots that the last commit moved, source and target
+    cdef vector[BlockCopy] saves           # scratch: quantised checkpoints of the step that is committed
     cdef vector[size_t] users              # threads that currently write or attend with the step
 
     cdef list pair_arrays(self, const vector[vector[BlockCopy]]& pairs)
     cdef bint has_stale(self) noexcept
-    # True if state slots must be zeroed or copied before the pass.
+    # True if state slots must be zeroed, copied or loaded before the pass.
     cdef bint has_state_moves(self) noexcept
     # The rows of the first `live` entries of `live_rows`.
     cdef Int32s live_span(self, Py_ssize_t live) noexcept

@@ -86,7 +86,9 @@ cdef class StepRecord:
         return False
 
     cdef bint has_state_moves(self) noexcept:
-        return self.states is not None and (self.states.native.num_zeros() > 0 or self.states.native.num_copies() > 0)
+        if self.states is None:
+            return False
+        return self.states.native.num_zeros() + self.states.native.num_copies() + self.states.native.num_loads() > 0
 
     cdef Int32s live_span(self, Py_ssize_t live) noexcept:
         return Int32s(self.live_rows.data(), <size_t>live)

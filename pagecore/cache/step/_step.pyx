@@ -109,12 +109,13 @@ cdef class Step(StepRecord):
 
     # -- end -----------------------------------------------------------------------------------------------------
 
-    def commit(self, accepted=None, accepted_path=None, moves=None):
+    def commit(self, accepted=None, accepted_path=None, moves=None, save=None):
         """Advance lengths by the accepted tokens, forget the rest, publish full blocks and release passed windows.
 
-        `moves` returns a `SlotMoves` for each group; it is called if tokens of an accepted path move.
+        `moves` returns a `SlotMoves` for each group; it is called if tokens of an accepted path move. `save` quantises
+        the checkpoints in ``states.saves``; it is called before anything changes, if there are any.
         """
-        commit(self, accepted, accepted_path, moves)
+        commit(self, accepted, accepted_path, moves, save)
 
     def abandon(self):
         """Give back what `take` took, and the spare capacity of the sequences; slots become padding."""

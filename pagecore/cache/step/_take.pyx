@@ -131,6 +131,10 @@ cdef bint free_for_checkpoints(StepRecord step) except -1:
     """Evict states that only the tree holds until a step with checkpoints has slots; return False if too few are."""
     cdef StateTable states = step.state.states
     cdef int64_t lacking = states.shortage_raw(step.plan.row_span(), step.plan.count_span(), True)
+    if states.is_quantised():
+        if lacking > 0:
+            return False  # no cached state has the slot of a running one
+        lacking = states.checkpoint_shortage_raw()
     if lacking > 0 and (step.state.prefix is None or num_unused_states(step.state.prefix) < lacking):
         return False
     if lacking > 0:

@@ -224,6 +224,22 @@ class Batch:
         """Slots that were copied before the step, (source, target), int32 ``[n, 2]``; as `state_zeros`."""
         return self._state_buffers.copies.copy()
 
+    @property
+    def state_loads(self) -> NDArray[np.int32]:
+        """Quantised checkpoints that were restored before the step, (checkpoint, slot), int32 ``[n, 2]``.
+
+        Empty without a `checkpoint_format`; as `state_zeros`.
+        """
+        return self._state_buffers.loads.copy()
+
+    @property
+    def state_saves(self) -> NDArray[np.int32]:
+        """Checkpoints that the commit of the step quantised, (slot, checkpoint), int32 ``[n, 2]``.
+
+        With ``device="none"`` the owner of the bytes quantises them, before the next step.
+        """
+        return self._state_buffers.saves.copy()
+
     def group(self, layer: int) -> BatchGroup:
         """Return the slot mapping, block table and plan of the group of a model layer.
 

@@ -14,7 +14,7 @@ from pagecore.cache.compact.moves import slot_moves
 from pagecore.cache.parts import PartsOwner
 from pagecore.cache.step._step import abandon_steps, take_step
 from pagecore.cache.step.batch import Batch, own_step
-from pagecore.cache.step.prepare import new_batch, ready, refusal
+from pagecore.cache.step.prepare import new_batch, ready, refusal, save_checkpoints
 from pagecore.cache.step.run import attend_step, write_step
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import ceil_div, require_int
@@ -175,7 +175,9 @@ class StepMethods(PartsOwner):
         DeviceError
             Tokens move while the stream of the cache is captured. A device that fails during the moves loses them.
         """
-        own_step(self._parts.state, batch).commit(accepted, accepted_path, partial(slot_moves, self._parts))
+        step = own_step(self._parts.state, batch)
+        save = partial(save_checkpoints, self._parts, step)
+        step.commit(accepted, accepted_path, partial(slot_moves, self._parts), save)
 
     def abandon(self, batch: Batch | Sequence | Iterable[Sequence]) -> None:
         """Undo a prepare whose forward pass failed.

@@ -181,3 +181,13 @@ def _copy(parts: CacheParts, step: Step, stream: int | None, copies: tuple[Pairs
             parts.store.copy(group, pairs)
     if step.states is not None:
         parts.store.move_states(step.states, step.states.copies)
+
+
+def save_checkpoints(parts: CacheParts, step: Step) -> None:
+    """Quantise the checkpoints that a step keeps; on a device after its pass, on the stream of the last step."""
+    assert step.states is not None
+    stream = None
+    if parts.staging is not None:
+        stream = parts.staging.stream
+        parts.staging.refuse_captured(stream)
+    parts.store.save_states(step.states, stream)

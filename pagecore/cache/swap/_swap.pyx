@@ -153,12 +153,12 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     rows.reserve(len(coming))
     if state.prefix is not None:
         if state.observer is not None:
-            state.observer.evicting(list(missing))
+            state.observer.evicting(evictable_counts(state, missing))
             for group in range(<size_t>len(pools)):
                 missing[group] = max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw())
         free_blocks(state.prefix, missing)
         if state.states is not None:
-            free_slots(state.prefix, max(0, needed[num_groups] - state.states.slots.num_free))
+            free_slots(state.prefix, max(0, needed[len(pools) - 1] - state.states.checkpoints.num_free))
     for each in transfers:
         (<Transfer>each).take()
         if state.tenants is not None:
@@ -214,31 +214,55 @@ cdef int read_row(CacheState state, Sequence sequence, vector[vector[int32_t]]& 
     cdef size_t group, count = <size_t>((sequence.computed + state.block_size - 1) // state.block_size)
     cdef const int32_t* row
     cdef size_t num_groups = <size_t>state.tables.num_groups
-    blocks.resize(num_groups + (state.states is not None))
+    blocks.resize(<size_t>len(cache_pools(state)))
     for group in range(num_groups):
         row = state.tables.row_raw(sequence.row, <int64_t>group).data()
         blocks[group].assign(row, row + count)
     if state.states is not None:
         blocks[num_groups].push_back(state.states.slot_raw(sequence.row))
-        blocks[num_groups].push_back(state.states.checkpoint_raw(sequence.row))
+        blocks.back().push_back(state.states.checkpoint_raw(sequence.row))
+        if state.states.is_quantised():
+            blocks.back().push_back(state.states.resting_raw(sequence.row))
     return 0
 
 
 cdef void restore_state(CacheState state, Sequence sequence, int32_t row, StoredBlocks arriving) noexcept:
     cdef int32_t length = (<StoredBlocks>sequence.stored).checkpoint_length
     cdef size_t last = arriving.blocks.size() - 1
-    state.states.restore_raw(row, sequence.computed, arriving.blocks[last][0], length, arriving.blocks[last][1])
+    if state.states.is_quantised():
+        state.states.restore_raw(
+            row, sequence.computed, arriving.blocks[last - 1][0], arriving.blocks[last][1], length,
+            arriving.blocks[last][0]
+        )
+    else:
+        state.states.restore_raw(row, sequence.computed, arriving.blocks[last][0], 0, length, arriving.blocks[last][1])
 
 
 cdef tuple cache_pools(CacheState state):
-    """Return the pool of each group, and of the state slots in a cache with states."""
-    return state.tables.pools if state.states is None else (*state.tables.pools, state.states.slots)
+    """Return the pool of each group, and in a cache with states of their slots and of quantised checkpoints."""
+    if state.states is None:
+        return state.tables.pools
+    if state.states.is_quantised():
+        return (*state.tables.pools, state.states.slots, state.states.checkpoints)
+    return (*state.tables.pools, state.states.slots)
+
+
+cdef list evictable_counts(CacheState state, const vector[int64_t]& missing):
+    """Return the missing blocks of each group and states that eviction can free: not the slots of running states."""
+    cdef list counts = list(missing)
+    if state.states is not None and state.states.is_quantised():
+        del counts[state.tables.num_groups]
+    return counts
 
 
 cdef tuple token_pools(CacheState state, space):
     """Return the pools of a space that take what the pools of `cache_pools` hold."""
     cdef tuple pools = space.block_pools[:state.tables.num_groups]
-    return pools if state.states is None else (*pools, space.state_slots)
+    if state.states is None:
+        return pools
+    if state.states.is_quantised():
+        return (*pools, space.state_slots, space.checkpoint_slots)
+    return (*pools, space.state_slots)
 
 
 cdef list in_order(CacheState state, list own, list contents):
@@ -428,7 +452,8 @@ def stored_content_blocks(CacheState state not None, space):
 def stored_blocks(Sequence sequence not None):
     """Return the blocks that a swap space holds for a sequence: one int32 array for each group, copies.
 
-    In a cache with states a further array has the slots of its state and its checkpoint; 0 for none.
+    In a cache with states a further array has the slots of its state and its checkpoint; 0 for none. With quantised
+    checkpoints the array has the slot of its state, and one more those of its checkpoint and of its state at rest.
     """
     return (<StoredBlocks>sequence.stored).arrays
 

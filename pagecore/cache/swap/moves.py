@@ -25,6 +25,8 @@ Planes = tuple[int, list[Tensor], list[Tensor]]
 # A stream, and the planes to copy on it.
 Moves = tuple[int | None, list[Planes]]
 SPACE_ADVICE = " of the swap space; swap a sequence in, or make the space larger"
+# Pools after those of the blocks.
+SLOTS = ("state slots", "slots of quantised checkpoints")
 CACHE_ADVICE = "; remove a sequence or swap one out"
 
 
@@ -49,13 +51,13 @@ def _short(parts: CacheParts, advice: str, needed: Listed[int], pools: Listed[Bl
 
 
 def _refusal(parts: CacheParts, needed: Listed[int], free: Listed[int], advice: str) -> OutOfBlocks | None:
-    """Return the error for blocks of each group, and state slots after them, of which fewer are free."""
+    """Return the error for blocks of each group, state slots and checkpoints of which fewer are free."""
     count = parts.num_groups
     if any(wanted > left for wanted, left in zip(needed[:count], free[:count], strict=True)):
         return out_of_blocks(needed[:count], free[:count], "free", advice)
-    if needed[count:] and needed[-1] > free[-1]:
-        text = f"{needed[-1]} state slots are needed and {free[-1]} are free{advice}"
-        return OutOfBlocks(text, needed[-1], free[-1])
+    for name, wanted, left in zip(SLOTS, needed[count:], free[count:], strict=False):
+        if wanted > left:
+            return OutOfBlocks(f"{wanted} {name} are needed and {left} are free{advice}", wanted, left)
     return None
 
 
@@ -75,7 +77,8 @@ def _short_of_cache(parts: CacheParts, needed: Listed[int], pools: Listed[BlockP
         return refusal
     count, cached = parts.num_groups, [*evictable(parts.prefix)]
     cached += [0] * (count - len(cached))  # nothing evicts encoder outputs
-    more = [*cached, unused_states(parts.prefix)][: len(pools)]
+    running = [0] if parts.state.states is not None and parts.state.states.num_checkpoints else []
+    more = [*cached, *running, unused_states(parts.prefix)][: len(pools)]
     available = [pool.num_free + evicted for pool, evicted in zip(pools, more, strict=True)]
     if any(wanted > left for wanted, left in zip(needed[:count], available[:count], strict=True)):
         free = [pool.num_free for pool in pools[:count]]
@@ -109,6 +112,10 @@ def _moves(parts: CacheParts, space: SwapSpace, is_arrival: bool) -> tuple[Moves
     if parts.store.states is not None and space.state_pool is not None:
         both = (space.state_pool, parts.store.states) if is_arrival else (parts.store.states, space.state_pool)
         moved += [(num_groups, *planes) for planes in _alike(*both)]
+    if parts.store.quantiser is not None and space.checkpoint_pool is not None:
+        own = parts.store.quantiser.pool
+        both = (space.checkpoint_pool, own) if is_arrival else (own, space.checkpoint_pool)
+        moved += [(num_groups + 1, *planes) for planes in _alike(*both)]
     return (stream, moved), (stream, moved_outputs)
 
 

@@ -51,11 +51,15 @@ def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], stayin
     states = parts.state.states
     if states is None:
         return 0
-    needed = sum(num_distinct(parts.state, [one for one, _ in some])[-1] for some in _by_space(coming))
+    distinct = [num_distinct(parts.state, [one for one, _ in some]) for some in _by_space(coming)]
+    needed = sum(counts[parts.tables.num_groups] for counts in distinct)
     for _, count in [*coming, *staying]:
         drafts = count - 1 if 1 < count <= 1 + states.draft_tokens else 0
         needed += (1 if states.in_place else 2) + drafts if count else 0
     cached = 0 if parts.prefix is None else unused_states(parts.prefix)
+    if states.num_checkpoints:
+        kept = sum(counts[-1] for counts in distinct)
+        return max(0, needed - states.slots.num_free, kept - states.checkpoints.num_free - cached)
     return max(0, needed - states.slots.num_free - cached)
 
 

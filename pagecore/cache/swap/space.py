@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,10 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.state_layers import StateSizes
 from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
 from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
-from pagecore.index import BlockPool
+from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int
 from pagecore.storage.layout import as_layout
@@ -28,6 +29,7 @@ from pagecore.storage.memory import Memory
 from pagecore.storage.spec import CACHE_DTYPES
 
 NONE = np.zeros(0, np.int32)
+T = TypeVar("T")
 
 
 class SharedHost(Protocol):
@@ -43,7 +45,7 @@ class SharedHost(Protocol):
 
     @property
     def state_pool(self) -> StatePool | None:
-        """Bytes of the states."""
+        """Bytes of the states: those of checkpoints, if they are quantised."""
 
     @property
     def num_available(self) -> int:
@@ -71,11 +73,14 @@ class SwapSpace:
         Slots for states, including the null slot, if the cache has layers that keep states: two for each sequence, its
         state and its checkpoint. By default with `num_blocks` the number of the cache, and with `memory` the share
         that states have of the bytes of the cache.
+    num_checkpoints : int, optional
+        Slots for quantised checkpoints, including the null slot, if the cache has them: two for each sequence, its
+        checkpoint and the one from which it continues. By default `num_states`.
     layout : str or KVLayout, optional
         Memory layout of the blocks; by default that of the cache.
     dtype : str or anything that names a dtype, optional
         Store float32, float16 or bfloat16 instead of the cache's own float dtype. Values are rounded to it when they
-        are swapped out; by default they come back bit for bit.
+        are swapped out; by default they come back bit for bit. States and checkpoints always do.
     scrub : bool, optional
         Zero the memory when the space is made; by default as the cache does. True requires a cache with `scrub`:
         whole blocks are moved, and only in such a cache do they hold nothing but zeros and values of the sequence's own
@@ -83,7 +88,9 @@ class SwapSpace:
         then copied into the space too.
     host : HostTier, optional
         A host tier of the cache whose memory the space shares, instead of memory of its own: swapped blocks take blocks
-        of the tier, and evict what it caches if they are short. Exclusive with the other options.
+        of the tier, and evict what it caches if they are short. Exclusive with the other options, but for `num_states`
+        in a cache with quantised checkpoints: the tier stores checkpoints, and the space has slots of its own for the
+        states of running sequences.
 
     Attributes
     ----------
@@ -125,16 +132,22 @@ class SwapSpace:
         num_blocks: int | Listed[int] | None = None,
         memory: Memory | None = None,
         num_states: int | None = None,
+        num_checkpoints: int | None = None,
         layout: str | KVLayout | None = None,
         dtype: DType | str | None = None,
         scrub: bool | None = None,
         host: SharedHost | None = None,
     ) -> None:
         parts = parts_of(cache)
+        # Of quantised checkpoints.
+        self.checkpoint_slots: BlockPool | None = None
+        self.checkpoint_pool: StatePool | None = None
         self._host = host
         if host is not None:
-            own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_states": num_states}
-            self._share(cache, parts, host, own | {"layout": layout, "dtype": dtype, "scrub": scrub})
+            own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_checkpoints": num_checkpoints}
+            if not _quantises(parts):
+                own["num_states"] = num_states
+            self._share(cache, parts, host, own | {"layout": layout, "dtype": dtype, "scrub": scrub}, num_states)
             return
         is_scrubbed = parts.scrub if scrub is None else flag("scrub", scrub)
         if is_scrubbed and not parts.scrub:
@@ -143,7 +156,7 @@ class SwapSpace:
                 "values of another namespace; make the cache with scrub=True"
             )
         groups = [_converted(group, dtype) for group in parts.groups]
-        slots, memory = _size_states(parts, num_states, memory)
+        sizes, memory = _size_states(parts, num_states, num_checkpoints, memory)
         blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
         order = None if layout is None else as_layout(layout)
         self.cache = cache
@@ -153,10 +166,11 @@ class SwapSpace:
             one.spec.planes == other.spec.planes for one, other in zip(groups, parts.groups, strict=True)
         )
         self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
-        self.state_slots = BlockPool(slots, order="address") if slots else None
-        # The pools of the groups, then that of the states.
-        self.pools = self.block_pools if self.state_slots is None else (*self.block_pools, self.state_slots)
-        self.state_pool = _state_pool(parts, slots, is_scrubbed)
+        self._take_states(parts, sizes, is_scrubbed)
+        if sizes.num_checkpoints:
+            self.checkpoint_slots = BlockPool(sizes.num_checkpoints, order="address")
+            self.checkpoint_pool = _state_pool(parts, parts.checkpoint_specs, sizes.num_checkpoints, is_scrubbed)
+        self.pools = self._listed_pools()
         # Zipped with the cache's pools: a cache without bytes has none.
         self.kv_pools = [
             _host_pool(parts, group, n, order or pool.layout, is_scrubbed)
@@ -164,7 +178,26 @@ class SwapSpace:
         ]
         self._start(parts)
 
-    def _share(self, cache: PartsOwner, parts: CacheParts, host: SharedHost, own: dict[str, object]) -> None:
+    def _take_states(self, parts: CacheParts, sizes: StateSizes, scrub: bool) -> None:
+        """Make the slots of the states."""
+        slots = sizes.num_states
+        self.state_slots = BlockPool(slots, order="address") if slots else None
+        specs = [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
+        self.state_pool = _state_pool(parts, specs, slots, scrub)
+
+    def _listed_pools(self) -> tuple[BlockPool, ...]:
+        """Return the pools of the groups, then those of the states and of quantised checkpoints."""
+        slots = (self.state_slots, self.checkpoint_slots)
+        return (*self.block_pools, *(pool for pool in slots if pool is not None))
+
+    def _share(
+        self,
+        cache: PartsOwner,
+        parts: CacheParts,
+        host: SharedHost,
+        own: dict[str, object],
+        num_states: int | None,
+    ) -> None:
         """Take the pools of a host tier."""
         given = [name for name, value in own.items() if value is not None]
         if given:
@@ -176,10 +209,16 @@ class SwapSpace:
                 "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"
             )
         self.cache, self._parts, self.is_exact = cache, parts, True
-        self.pools = tuple(host.block_pools)
-        self.block_pools = self.pools[: parts.num_groups]
-        self.state_slots = self.pools[-1] if parts.state.states is not None else None
-        self.kv_pools, self.state_pool = list(host.kv_pools), host.state_pool
+        shared = tuple(host.block_pools)
+        self.block_pools = shared[: parts.num_groups]
+        self.kv_pools = list(host.kv_pools)
+        if _quantises(parts):
+            self._take_states(parts, _size_states(parts, num_states, 2, None)[0], parts.scrub)
+            self.checkpoint_slots, self.checkpoint_pool = shared[-1], host.state_pool
+        else:
+            self.state_slots = shared[-1] if parts.state.states is not None else None
+            self.state_pool = host.state_pool
+        self.pools = self._listed_pools()
         self._start(parts)
 
     def _start(self, parts: CacheParts) -> None:
@@ -212,6 +251,11 @@ class SwapSpace:
         return 0 if self.state_slots is None else self.state_slots.num_blocks
 
     @property
+    def num_checkpoints(self) -> int:
+        """Slots of quantised checkpoints, including the null slot; 0 without them."""
+        return 0 if self.checkpoint_slots is None else self.checkpoint_slots.num_blocks
+
+    @property
     def num_used_blocks(self) -> int:
         """Blocks in use by sequences, summed over the groups."""
         if self._host is None:
@@ -226,7 +270,8 @@ class SwapSpace:
     @property
     def nbytes(self) -> int:
         """Bytes of all groups and states; 0 for a cache without bytes."""
-        return sum(pool.nbytes for pool in self.kv_pools) + (0 if self.state_pool is None else self.state_pool.nbytes)
+        of_states = [pool.nbytes for pool in (self.state_pool, self.checkpoint_pool) if pool is not None]
+        return sum(pool.nbytes for pool in self.kv_pools) + sum(of_states)
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it; raise `PagecoreError` if the counts differ."""
@@ -242,8 +287,9 @@ class SwapSpace:
             num_groups, last = len(self._parts.token_groups), len(self.block_pools)
             for group, pool in enumerate(self.pools):
                 is_content = num_groups <= group < last
-                # The slots of states are after the blocks of the sequence's own groups.
-                listed, place = (contents, group - num_groups) if is_content else (own, min(group, num_groups))
+                # The slots of states and checkpoints are after the blocks of the sequence's own groups.
+                place = group if group < num_groups else group - last + num_groups
+                listed, place = (contents, group - num_groups) if is_content else (own, place)
                 pool.check_invariants()
                 entries = np.concatenate([blocks[place] for blocks in listed] or [NONE])
                 counts = np.bincount(entries[entries != 0], minlength=pool.num_blocks)
@@ -257,11 +303,17 @@ class SwapSpace:
     def make_room(self, needed: Listed[int]) -> None:
         """Evict what a shared host tier caches until `needed` blocks of each pool are free, if it can."""
         if self._host is not None:
-            self._host.make_room(needed)
+            self._host.make_room(self._of_host(needed))
+
+    def _of_host(self, by_pool: Listed[T]) -> list[T]:
+        """Return the entries of the pools that a host tier has."""
+        own = {id(self.state_slots)} if self.checkpoint_slots is not None else set()
+        return [entry for entry, pool in zip(by_pool, self.pools, strict=True) if id(pool) not in own]
 
     def blocks_in(self, host: object) -> list[tuple[NDArray[np.int32], ...]]:
         """Return the blocks that each sequence holds of a host tier, by pool; empty for another tier."""
-        return [stored_blocks(sequence) for sequence in self._held()] if self.shares(host) else []
+        held = self._held() if self.shares(host) else []
+        return [tuple(self._of_host(stored_blocks(sequence))) for sequence in held]
 
     def _held_blocks(self) -> list[NDArray[np.int32]]:
         held = self.blocks_in(self._host)
@@ -309,17 +361,37 @@ def _host_pool(parts: CacheParts, group: Group, num_blocks: int, layout: KVLayou
     return KVPool(group.spec, group.num_layers, num_blocks, parts.block_size, layout, device, buffers, scrub=is_new)
 
 
-def _size_states(parts: CacheParts, num_states: int | None, memory: Memory | None) -> tuple[int, Memory | None]:
+def _quantises(parts: CacheParts) -> bool:
+    return parts.state.states is not None and parts.state.states.num_checkpoints > 0
+
+
+def _size_states(
+    parts: CacheParts, num_states: int | None, num_checkpoints: int | None, memory: Memory | None
+) -> tuple[StateSizes, Memory | None]:
     """Return the state slots of a space, and the memory that is left for blocks."""
     states = parts.state.states
     if states is None:
         if num_states is not None:
             raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
-        return 0, memory
+        if num_checkpoints is not None:
+            raise UnsupportedOption("num_checkpoints is given, but no layer of the cache keeps a state; leave it out")
+        return StateSizes(), memory
+    if num_checkpoints is not None and not states.num_checkpoints:
+        raise UnsupportedOption(
+            "num_checkpoints is given, but the cache has no quantised checkpoints; leave it out, or give its "
+            "StateSpecs checkpoint_format"
+        )
     slots = states.num_slots if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
+    kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)
     if memory is None:
-        return slots, None
+        default = max(slots, states.num_checkpoints) if num_states is None else slots
+        return _with_checkpoints(states, slots, default if kept is None else kept), None
+    # A checkpoint goes with each state.
     budget, each = parse_memory(memory, "cpu"), sum(p.nbytes for spec in parts.state_specs for p in spec.planes)
+    one = sum(spec.nbytes for spec in parts.checkpoint_specs) if states.num_checkpoints else 0
+    taken = 0 if kept is None else kept * one
+    each += one if kept is None else 0
+    budget -= taken
     if num_states is None:
         of_groups = sum(
             pool.num_blocks * group.bytes_per_block(parts.block_size)
@@ -327,21 +399,21 @@ def _size_states(parts: CacheParts, num_states: int | None, memory: Memory | Non
         )
         slots = max(2, budget * slots // (slots * each + of_groups))
     if not parts.groups:
-        return slots if num_states is not None else StatePool.slots_for(budget, _state_specs(parts)), None
+        slots = slots if num_states is not None else min(max(2, budget // each), INT32_MAX)
+        return _with_checkpoints(states, slots, slots if kept is None else kept), None
     if slots * each >= budget:
         raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
-    return slots, budget - slots * each
+    return _with_checkpoints(states, slots, slots if kept is None else kept), budget - slots * each
 
 
-def _state_specs(parts: CacheParts) -> list[StateSpec]:
-    return [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
+def _with_checkpoints(states: StateTable, slots: int, kept: int) -> StateSizes:
+    return StateSizes(slots, kept if states.num_checkpoints else 0)
 
 
-def _state_pool(parts: CacheParts, num_slots: int, scrub: bool) -> StatePool | None:
+def _state_pool(parts: CacheParts, specs: Listed[StateSpec], num_slots: int, scrub: bool) -> StatePool | None:
     """Return slots in host memory; page-locked, and reachable from the device, for a cache on CUDA."""
     if not num_slots or parts.store.states is None:
         return None
-    specs = parts.store.states.specs
     if parts.staging is None:
         pool = StatePool(specs, num_slots)
         if scrub:

@@ -60,6 +60,8 @@ class PagedCache(Cache):  # type: ignore[misc]
     chunk, interval : int
         Tokens between two possible checkpoints of a hybrid model, as for `StateSpec`: in a prompt the last multiple of
         lcm(chunk, block_size) is kept, afterwards every `interval` tokens.
+    checkpoint_format : {"int8"}, optional
+        Format of the checkpoints of a hybrid model, as for `StateSpec`.
     num_blocks, memory, max_sequences, prefix_cache, num_states, ... :
         Passed to `PagedKVCache`; the device is the model's. A hybrid model with `num_blocks` gets two slots for each
         of `max_sequences` unless `num_states` is given.
@@ -103,6 +105,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         block_size: int = 16,
         chunk: int = 64,
         interval: int = 256,
+        checkpoint_format: str | None = None,
         **options: Any,
     ) -> None:
         if not isinstance(model, PreTrainedModel):
@@ -117,7 +120,7 @@ class PagedCache(Cache):  # type: ignore[misc]
                 "PagedEncoderDecoderCache"
             )
         check_implementation(model)
-        model_layers = read_layers(model, layers, format, chunk, interval)
+        model_layers = read_layers(model, layers, format, chunk, interval, checkpoint_format)
         if keys_depend_on_length(config):
             if options.get("prefix_cache"):
                 raise UnsupportedOption(

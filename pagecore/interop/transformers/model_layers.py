@@ -79,10 +79,17 @@ def _limit(spec: Spec) -> int | None:
     return keys.window or keys.chunk
 
 
-def read_layers(model: PreTrainedModel, layers: Any, format: str | None, chunk: int, interval: int) -> ModelLayers:
+def read_layers(
+    model: PreTrainedModel,
+    layers: Any,
+    format: str | None,
+    chunk: int,
+    interval: int,
+    checkpoint_format: str | None = None,
+) -> ModelLayers:
     """Return the layers of a model: those of its config, with the specs `layers` of the caller where given.
 
-    `chunk` and `interval` are those of `StateSpec`.
+    `chunk`, `interval` and `checkpoint_format` are those of `StateSpec`.
 
     Raises
     ------
@@ -116,7 +123,7 @@ def read_layers(model: PreTrainedModel, layers: Any, format: str | None, chunk: 
     if kinds is None:
         return ModelLayers(len(attending), attends)
     modules = modules_of(model, kinds)
-    return ModelLayers(kinds.count, attends, state_specs(modules, model, chunk, interval), modules)
+    return ModelLayers(kinds.count, attends, state_specs(modules, model, chunk, interval, checkpoint_format), modules)
 
 
 def _dummy() -> Any:

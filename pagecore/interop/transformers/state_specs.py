@@ -92,7 +92,11 @@ def layer_kinds(config: Any) -> LayerKinds | None:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def state_specs(
-    modules: Mapping[int, torch.nn.Module], model: PreTrainedModel, chunk: int, interval: int
+    modules: Mapping[int, torch.nn.Module],
+    model: PreTrainedModel,
+    chunk: int,
+    interval: int,
+    checkpoint_format: str | None = None,
 ) -> dict[int, StateSpec]:
     """Return the spec of each recurrent layer, whose module computes one column to show its states.
 
@@ -112,7 +116,7 @@ def state_specs(
             for plane, state in zip(PLANES, states, strict=True)
             if state is not None
         )
-        specs[layer] = StateSpec(planes, chunk=chunk, interval=interval)
+        specs[layer] = StateSpec(planes, chunk=chunk, interval=interval, checkpoint_format=checkpoint_format)
     return specs
 
 

@@ -61,6 +61,7 @@ def build_cache(
         max_tokens_per_sequence=length,
         device="cpu" if options.attend else "none",
         num_states=_num_states(options, summary, rows) if options.states else None,
+        num_checkpoints=options.num_checkpoints or None,
         **cache_options(options.evict),
     )
     tokens = min(options.max_tokens_per_step, rows * length)

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagecore.cache.layers import Group
+from pagecore.cache.state_layers import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.checks import as_flag
-from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid
+from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
 from pagecore.serving.scheduling.limits import check_order
@@ -55,6 +56,8 @@ class ReplayOptions:
         times the bytes of the blocks; with unbounded blocks, a slot for every checkpoint of the trace.
     state_ratio : float
         Bytes of states over bytes of blocks, for a model with both; also in `swap_memory`.
+    checkpoint_format : {"int8"}, optional
+        Format of the checkpoints of a model with recurrent states, see `StateSpec`.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -115,6 +118,7 @@ class ReplayOptions:
     model: str | os.PathLike[str] | Mapping[str, Any] | None = None
     num_states: int | None = None
     state_ratio: float = 0.9
+    checkpoint_format: str | None = None
     evict: str = POLICIES[0]
     block_size: int = 16
     max_tokens_per_step: int = 8192
@@ -151,6 +155,8 @@ class ReplayOptions:
                 object.__setattr__(self, name, require_int(name, value, least))
         for name in ("prefill_only", "attend"):
             as_flag(name, getattr(self, name))
+        if self.checkpoint_format is not None and self.model is None:
+            raise UnsupportedOption("checkpoint_format is given without a model; give a model with recurrent states")
         if self.model is not None:
             self._read_model(self.model)
         self._check_states()
@@ -215,20 +221,41 @@ class ReplayOptions:
         """Number of state slots, the null slot counted; 0 without states, and for unbounded blocks by default."""
         if not self.states or self.num_states is not None or self.is_unbounded:
             return self.num_states or 0
-        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1]
+        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1].num_states
 
-    def _divided(self, memory: int | str, of_host: bool = False) -> tuple[list[int], int]:
+    @property
+    def num_checkpoints(self) -> int:
+        """Number of slots of quantised checkpoints, the null slot counted; 0 without them, and for unbounded blocks."""
+        if not self.states or self.states[0].checkpoint_format is None or self.is_unbounded:
+            return 0
+        return self._divided(DEFAULT_MEMORY if self.memory is None else self.memory)[1].num_checkpoints
+
+    def _divided(self, memory: int | str, of_host: bool = False) -> tuple[list[int], StateSizes]:
         """Return the blocks of each group and the state slots of a model, on the device or in the host tier."""
         groups = self._groups()
         one = sum(spec.nbytes for spec in self.states)
-        if of_host:
-            return divide_hybrid(groups, self.states, self.block_size, parse_memory(memory), self.state_ratio)
+        if of_host:  # the tier stores checkpoints alone
+            kept = tuple(spec.checkpoint_spec for spec in self.states)
+            return divide_hybrid(groups, kept, self.block_size, parse_memory(memory), self.state_ratio)
         if self.blocks is not None:
             held = sum(group.bytes_per_block(self.block_size) for group in groups) * self.num_blocks
-            slots = math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)) if one else 0
-            return [self.num_blocks] * len(groups), slots
+            sizes = StateSizes()
+            if one and self.states[0].checkpoint_format is None:
+                sizes = StateSizes(math.floor(min(max(2, held * self.state_ratio / one) + 1, INT32_MAX)))
+            elif one:
+                layers = StateLayers(self.states)
+                sizes = layers.divide(math.floor(held * self.state_ratio), self.max_running)
+            return [self.num_blocks] * len(groups), sizes
         budget = parse_memory(memory)
-        return divide_hybrid(groups, self.states, self.block_size, budget, self.state_ratio, self.num_states)
+        return divide_hybrid(
+            groups,
+            self.states,
+            self.block_size,
+            budget,
+            self.state_ratio,
+            self.num_states,
+            max_sequences=self.max_running,
+        )
 
     @property
     def num_swap_blocks(self) -> int:
@@ -236,6 +263,8 @@ class ReplayOptions:
         if self.swap_memory is None or not self.has_blocks:
             return 0
         held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
+        if self.states and self.states[0].checkpoint_format is not None:
+            held += self.num_swap_states * sum(spec.checkpoint_nbytes for spec in self.states)
         return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
 
     @property
@@ -244,7 +273,7 @@ class ReplayOptions:
         if self.swap_memory is None or not self.states:
             return 0
         memory = parse_memory(self.swap_memory)
-        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1]
+        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1].num_states
 
     @property
     def host_blocks(self) -> list[int]:
@@ -259,7 +288,7 @@ class ReplayOptions:
     @property
     def host_states(self) -> int:
         """Number of state slots of the host tier, the null slot counted; 0 without `host` or states."""
-        return 0 if self.host is None or not self.states else self._divided(self.host, True)[1]
+        return 0 if self.host is None or not self.states else self._divided(self.host, True)[1].num_states
 
     @property
     def places(self) -> tuple[TierPlace | None, TierPlace | None]:
@@ -285,7 +314,7 @@ class ReplayOptions:
             )
         if self.attend:
             raise UnsupportedOption("attend and model exclude each other; a model is replayed without keys and values")
-        object.__setattr__(self, "layers", tuple(specs_from_config(model)))
+        object.__setattr__(self, "layers", with_checkpoints(specs_from_config(model), self.checkpoint_format))
         if self.has_blocks:
             return
         for name in ("blocks", "host"):

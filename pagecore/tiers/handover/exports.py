@@ -89,6 +89,7 @@ def export_sequence(
             f"sequence {sequence.id!r} was compacted, so that its positions run ahead of its tokens; hand it over "
             "before compact"
         )
+    _refuse_resting(cache, parts, sequence)
     export = os.urandom(ID_BYTES)
     held = cache.fork(sequence, ("export", export.hex()))
     try:
@@ -107,6 +108,17 @@ def export_sequence(
         offer.give_back()
         raise
     return manifest
+
+
+def _refuse_resting(cache: PagedKVCache, parts: CacheParts, sequence: Sequence) -> None:
+    """Raise UnsupportedOption for a sequence whose only state is a quantised checkpoint."""
+    states = parts.state.states
+    if states is None or not states.num_checkpoints or cache.state_slot(sequence) or not sequence.num_computed_tokens:
+        return
+    raise UnsupportedOption(
+        f"the state of sequence {sequence.id!r} is a quantised checkpoint, which its next step restores; compute a "
+        "step before export_sequence"
+    )
 
 
 def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, readers: int) -> Offer:
@@ -160,7 +172,7 @@ def _copied_checkpoint(parts: CacheParts, cache: PagedKVCache, held: Sequence) -
         found = cache.checkpoint(held)
         if found is None:
             return None, 0
-        return _bytes_of(parts.store.states, found[0]), found[1]
+        return _bytes_of(parts.store.checkpoints, found[0]), found[1]
 
 
 def _bytes_of(states: StatePool | None, slot: int) -> NDArray[np.uint8]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import DeviceError, UnsupportedOption
-from pagecore.storage import Plane, TensorParallel
+from pagecore.storage import Plane, Spec, StateSpec, TensorParallel
 from pagecore.storage.attended import attended_keys
 from pagecore.tiers.handover.manifest import Geometry, GroupShape, Manifest, PlaneShape
 
@@ -34,10 +34,18 @@ def describe(parts: CacheParts) -> Geometry:
         parts.block_size,
         [[layer.group, layer.index] for layer in parts.layers],
         groups,
-        [_shapes(spec.planes) for spec in parts.state_specs],
+        [_shapes(_with_checkpoint(spec)) for spec in parts.state_specs],
         parts.parallel.rank,
         parts.parallel.size,
     )
+
+
+def _with_checkpoint(spec: Spec) -> list[Plane]:
+    """Return the planes of a state, and those of its checkpoint if that is quantised."""
+    planes = list(spec.planes)
+    if isinstance(spec, StateSpec) and spec.checkpoint_format is not None:
+        planes += [replace(plane, name=f"checkpoint {plane.name}") for plane in spec.checkpoint_spec.planes]
+    return planes
 
 
 def _shapes(planes: Listed[Plane]) -> list[PlaneShape]:

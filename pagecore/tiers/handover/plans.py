@@ -114,9 +114,10 @@ def plan_import(
     try:
         checkpoint = None
         is_aligned = first.geometry.block_size == parts.block_size
-        if batch is not None and places.states is not None and first.checkpoint > 0 and is_aligned:
-            memory = np.empty(places.states.bytes_per_slot, np.uint8)
-            checkpoint = ArrivingCheckpoint(first.checkpoint, memory, places.states)
+        kept = places.states if parts.staging is not None else parts.store.checkpoints
+        if batch is not None and kept is not None and first.checkpoint > 0 and is_aligned:
+            memory = np.empty(kept.bytes_per_slot, np.uint8)
+            checkpoint = ArrivingCheckpoint(first.checkpoint, memory, kept)
         requests = [
             _request(places, manifest, listed, i == 0, checkpoint, deadline)
             for i, (manifest, listed) in enumerate(zip(manifests, shares, strict=True))

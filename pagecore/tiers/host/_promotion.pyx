@@ -117,7 +117,7 @@ cdef class Promotion:
                 is_short = is_short or missing[group] > 0
             slots = 0
             if self.prefix.states is not None:
-                slots = 1 - self.prefix.states.slots.num_free_raw()
+                slots = 1 - self.prefix.states.checkpoints.num_free_raw()
             if not is_short and slots <= 0:
                 self.allocate()
                 return num_blocks
@@ -183,7 +183,7 @@ cdef class Promotion:
         for lane in range(num_lanes):
             like[self.prefix.groups[lane]].resize(self.places[lane].size())
         if self.prefix.states is not None:
-            pools = (*pools, self.prefix.states.slots)
+            pools = (*pools, self.prefix.states.checkpoints)
             like.resize(<size_t>num_lanes + 1)
             like[num_lanes].resize(1)
         self.lease = StoredBlocks(pools)
@@ -257,7 +257,7 @@ cdef class Promotion:
                     self.state.tenants.last[group][self.lease.blocks[group][i]] = self.tenant
         lane = self.prefix.num_lanes
         if self.prefix.states is not None:
-            self.prefix.states.slots.share_raw(
+            self.prefix.states.checkpoints.share_raw(
                 self.prefix.tree.inserted.taken[lane].data(), self.prefix.tree.inserted.taken[lane].size()
             )
 

@@ -43,7 +43,7 @@ def save_victims(CacheState state not None, HostIndex host not None, missing, co
     _guard = Held(state.lock)
     host.sweep()
     if prefix.states is not None:
-        free_slots = prefix.states.slots.num_free_raw()
+        free_slots = prefix.states.checkpoints.num_free_raw()
     for group in range(prefix.num_lanes):
         if prefix.components[group] == 0:
             wanted = max(wanted, left[group])
@@ -56,7 +56,7 @@ def save_victims(CacheState state not None, HostIndex host not None, missing, co
             )
     if prefix.states is not None:
         component = <int32_t>len(prefix.tree.components) - 1
-        wanted = left[prefix.num_lanes] - (prefix.states.slots.num_free_raw() - free_slots)
+        wanted = left[prefix.num_lanes] - (prefix.states.checkpoints.num_free_raw() - free_slots)
         evicted += evict_saved(state, host, component, wanted, freed, copy, done)
     return evicted
 

@@ -11,7 +11,7 @@ from pagecore.arrays import Tensor
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
 from pagecore.ops import transfer_blocks
-from pagecore.storage import HostPool, KVPool, StatePool
+from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
 from pagecore.storage.checks import shown
 
 # Planes of the cache and of the host that one call of `transfer_blocks` takes: their second axes are equal.
@@ -46,8 +46,8 @@ class BlockCopies:
             self._lanes[lane] = _alike(_by_layer(own), _by_layer(host))
         if parts.state.states is not None:
             self._lanes.append([])
-            if parts.store.states is not None and pool.state_pool is not None:
-                self._lanes[count] = _alike(_of_states(parts.store.states), _of_states(pool.state_pool))
+            if parts.store.checkpoints is not None and pool.state_pool is not None:
+                self._lanes[count] = _alike(_of_states(parts.store.checkpoints), _of_states(pool.state_pool))
 
     @property
     def num_layers(self) -> int:
@@ -85,12 +85,13 @@ class BlockCopies:
         place, pools = self._parts.layer(layer), self._pool.kv_pools
         if not self._parts.store.pools and self._parts.store.states is None:
             return
-        for plane in place.spec.planes:
+        spec = place.spec
+        for plane in spec.checkpoint_spec.planes if isinstance(spec, StateSpec) else spec.planes:
             # Not by Store.plane, which waits for the layer.
             if place.keeps_state:
-                assert self._parts.store.states is not None
+                assert self._parts.store.checkpoints is not None
                 assert self._pool.state_pool is not None
-                own = self._parts.store.states.plane(plane.name, place.index)
+                own = self._parts.store.checkpoints.plane(plane.name, place.index)
                 host = self._pool.state_pool.plane(plane.name, place.index)
             else:
                 own = self._parts.store.pools[place.group].plane(plane.name, place.index)

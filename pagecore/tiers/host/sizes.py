@@ -37,7 +37,7 @@ def size_tier(
     states = parts.state.states
     if num_states is not None and states is None:
         raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
-    slots = 0 if states is None else states.num_slots
+    slots = 0 if states is None else states.checkpoints.num_blocks
     if num_states is not None:
         slots = require_int("num_states", num_states, min=2, max=INT32_MAX)
     if ratio is not None:
@@ -47,7 +47,7 @@ def size_tier(
         return count_blocks(groups, parts.block_size, num_blocks, None), slots
     budget = parse_memory(memory, "cpu") if memory is not None else 0
     bytes_of = [_aligned(group.bytes_per_block(parts.block_size)) for group in groups]
-    each = _aligned(sum(plane.nbytes for spec in parts.state_specs for plane in spec.planes))
+    each = _aligned(sum(spec.nbytes for spec in parts.checkpoint_specs))
     if slots and num_states is None:
         of_groups = sum(pool.num_blocks * size for pool, size in zip(parts.tables.pools, bytes_of, strict=True))
         slots = max(2, min(budget * slots // (slots * each + of_groups), INT32_MAX))

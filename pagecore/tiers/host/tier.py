@@ -10,7 +10,7 @@ from pagecore.cache._lock import Held
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.errors import UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
-from pagecore.storage import HostPool, KVPool, StatePool, StateSpec
+from pagecore.storage import HostPool, KVPool, StatePool
 from pagecore.storage.checks import flag, shown
 from pagecore.storage.memory import Memory
 from pagecore.tiers.host import _lease, _spill
@@ -137,7 +137,7 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
         self.pool = HostPool(
             [(group.spec, group.num_layers) for group in parts.token_groups],
             parts.block_size,
-            [spec for spec in parts.state_specs if isinstance(spec, StateSpec)],
+            parts.checkpoint_specs,
             num_blocks=counts,
             num_states=slots,
             device=parts.device,

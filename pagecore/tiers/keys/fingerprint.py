@@ -12,7 +12,7 @@ from pagecore.cache.layers import Group
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage import Spec, StateSpec
+from pagecore.storage import Spec
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.pool_geometry import checked_geometry
 from pagecore.storage.spec import Plane
@@ -115,7 +115,7 @@ class Fingerprint:
         """
         parts = parts_of(cache)
         lanes = [_group_lane(parts, number, group) for number, group in enumerate(parts.token_groups)]
-        states = [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
+        states = parts.checkpoint_specs
         if states:
             lanes.append(_packed({"states": [_described(spec) for spec in states]}))
         groups = [(group.spec, group.num_layers) for group in parts.token_groups]

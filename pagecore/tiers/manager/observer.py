@@ -94,7 +94,7 @@ class CacheObserver:
         states = self._parts.state.states
         used = [pool.num_used for pool in self._parts.state.tables.pools]
         with suppress(PagecoreError):  # what is left is evicted
-            self.host.spill(used if states is None else [*used, states.slots.num_used])
+            self.host.spill(used if states is None else [*used, states.checkpoints.num_used])
         self.settling()
 
     def _write(self) -> None:

@@ -38,7 +38,7 @@ class StatesLife {
         buffers_(max_sequences_, drafts_) {
     const int64_t chunk = random.between(1, 6);
     const StateOptions options{chunk, chunk * random.between(1, 3), random.between(1, 6), drafts_, in_place_};
-    table_ = std::make_unique<StateTable>(slots_, options, max_sequences_);
+    table_ = std::make_unique<StateTable>(slots_, nullptr, options, max_sequences_);
   }
 
   void step() {
