@@ -121,8 +121,8 @@ inline void add_launches(std::vector<ConvertLaunch>& launches, const ConvertArgs
   const auto chunks = static_cast<uint64_t>(ceil_div(source.dim, 8));
   params.lanes_shift = std::min<pc_int32>(5, static_cast<pc_int32>(std::bit_width(chunks - 1)));
   PC_EXPECTS(source.dim < INT32_MAX / 2 && source.num_heads <= kMaxUnits / source.block_size >> params.lanes_shift,
-             ShapeError, "a block has ", source.block_size, " tokens with ", source.num_heads, " heads of ",
-             source.dim, "; on CUDA it must have fewer than ", kMaxUnits, " numbers: split the call");
+             ShapeError, "a block has ", source.block_size, " tokens with ", source.num_heads, " heads of ", source.dim,
+             "; on CUDA it must have fewer than ", kMaxUnits, " numbers: split the call");
   params.num_heads = make_divisor(source.num_heads);
   params.dim = clamped(source.dim);
   params.num_rows = static_cast<pc_int32>(source.block_size * source.num_heads);
