@@ -4,8 +4,8 @@ from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport Format
 
 
-# Converts rows [..., D] of numbers to codes and scales, or back. `scales` is None if the format stores none. `factor` is
-# the given factor of the caller: a number, one for each entry of the axis before the last, or None.
+# Converts rows [..., D] of numbers to codes and scales, or back. `scales` is None if the format stores none. `factor`
+# is the given factor of the caller: a number, one for each entry of the axis before the last, or None.
 cdef int convert_rows(
     Format kind, Tensor numbers, Tensor codes, Tensor scales, object factor, bint is_4over6, bint quantizes,
     const Place* place) except -1

@@ -125,7 +125,8 @@ def transfer_blocks(
 
 
 cdef int convert_on_device(
-        Conversions conversions, list sources, list targets, Tensor ids, bint independent, const Place* place) except -1:
+        Conversions conversions, list sources, list targets, Tensor ids, bint independent,
+        const Place* place) except -1:
     """Launch the conversions and copies of a call. All kernels are loaded before the first one writes."""
     cdef int64_t num_sources = min([(<Tensor>each).shape_[0] for each in sources], default=0)
     cdef int64_t num_targets = min([(<Tensor>each).shape_[0] for each in targets], default=0)
