@@ -1,5 +1,5 @@
-// Rows of write_codes.cu: the elements that a lane loads, the codes that it stores, and the range of the numbers of a
-// row.
+// Rows that become codes: the elements that a lane loads, the codes that it stores, and the range of the numbers of a
+// row. code_writers.cuh has the formats.
 #pragma once
 
 #include "formats.cuh"
@@ -12,10 +12,8 @@ constexpr float kLargestFloat = 3.402823466e38f;
 
 PC_DEVICE float min_float(float a, float b) { return -pc_max(-a, -b); }
 
-// The row of a lane, and the lane's place in it.
-template <typename T>
-struct CodeRow {
-  Global<T> elements;
+// The codes of the row of a lane, and the lane's place in it.
+struct CodeTarget {
   Global<pc_uint8> codes;
   Global<pc_uint8> scales;
   float factor;
@@ -28,20 +26,7 @@ struct CodeRow {
   PC_MEMBER int steps() const { return ceil_div(ceil_div(dim, 8), lanes); }
   PC_MEMBER int first(int step) const { return 8 * (step * lanes + lane); }
 
-  // Elements first(step) .. + 7; those past the row are 0.
-  PC_MEMBER void load(int step, float (&x)[8]) const {
-    const int at = first(step);
-    if (in_vectors && at < dim) {
-      const Unit<T, 8> unit = load_unit<T, 8, false>(elements, at);
-      PC_UNROLL
-      for (int i = 0; i < 8; ++i) x[i] = element(unit, i);
-      return;
-    }
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) x[i] = at + i < dim ? pc_to_float(elements.load(at + i)) : 0.0f;
-  }
-
-  // Stores the codes of these elements, one byte each.
+  // Stores the codes of elements first(step) .. + 7, one byte each.
   PC_MEMBER void store(int step, const int (&code)[8]) const {
     const int at = first(step);
     if (!writes || at >= dim) return;
@@ -82,6 +67,25 @@ struct CodeRow {
     if (writes && first(step) < dim && first(step) % group == 0) {
       scales.store(first(step) / group, static_cast<pc_uint8>(byte));
     }
+  }
+};
+
+// A row of new elements.
+template <typename T>
+struct CodeRow : CodeTarget {
+  Global<T> elements;
+
+  // Elements first(step) .. + 7; those past the row are 0.
+  PC_MEMBER void load(int step, float (&x)[8]) const {
+    const int at = first(step);
+    if (in_vectors && at < dim) {
+      const Unit<T, 8> unit = load_unit<T, 8, false>(elements, at);
+      PC_UNROLL
+      for (int i = 0; i < 8; ++i) x[i] = element(unit, i);
+      return;
+    }
+    PC_UNROLL
+    for (int i = 0; i < 8; ++i) x[i] = at + i < dim ? pc_to_float(elements.load(at + i)) : 0.0f;
   }
 };
 
@@ -144,8 +148,8 @@ struct NumberRange {
 
 PC_DEVICE NumberRange no_numbers() { return {0.0f, 0.0f, 0}; }
 
-template <typename T>
-PC_DEVICE NumberRange range_of_row(const CodeRow<T>& row) {
+template <typename Row>
+PC_DEVICE NumberRange range_of_row(const Row& row) {
   NumberRange range = no_numbers();
   for (int step = 0; step < row.steps(); ++step) {
     float x[8];

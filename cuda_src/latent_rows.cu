@@ -11,22 +11,20 @@
 // bytes of a row once. In flight: one chunk a lane in each of 16 or more warps of a multiprocessor. The slot and the
 // block of a token are read by all lanes of its warp, which therefore leave together.
 #include "block_sums.cuh"
-#include "latent_numbers.cuh"
+#include "latent_codes.cuh"
 
 namespace pagecore {
 
-// Numbers and bytes of packed rows.
-constexpr int kPackedLatent = 512, kPackedRope = 64;
-constexpr int kFp8ScalesAt = 512, kFp8RopeAt = 528, kNvfp4RopeAt = 256, kNvfp4ScalesAt = 320;
-
-PC_DEVICE int nvfp4_scale_at(int group) { return kNvfp4ScalesAt + 8 * (group & 3) + (group >> 2); }
-
 // ---- writes
 
-PC_DEVICE void codes_of(const float (&x)[8], float factor, int (&code)[8]) {
-  PC_UNROLL
-  for (int i = 0; i < 8; ++i) code[i] = e4m3_of(x[i] / factor);
-}
+// The new row of a token.
+struct NewLatentRow {
+  const PcLatentWriteParams& params;
+  pc_int64 token;
+
+  PC_MEMBER void load_latent(int chunk, float (&x)[8]) const { load_chunk(params.latent, token, 8 * chunk, x); }
+  PC_MEMBER void load_rope(int chunk, float (&x)[8]) const { load_chunk(params.rope, token, 8 * chunk, x); }
+};
 
 PC_DEVICE void write_e4m3_part(const PcNewRows& rows, pc_int64 token, const Global<pc_uint8>& row, bool in_vectors,
                                float factor) {
@@ -39,53 +37,6 @@ PC_DEVICE void write_e4m3_part(const PcNewRows& rows, pc_int64 token, const Glob
   }
 }
 
-PC_DEVICE void write_fp8_row(const PcLatentWriteParams& params, pc_int64 token, const Global<pc_uint8>& row) {
-  PC_UNROLL
-  for (int step = 0; step < 2; ++step) {
-    const int chunk = 32 * step + pc_lane();
-    float x[8];
-    int code[8];
-    load_chunk(params.latent, token, 8 * chunk, x);
-    const float largest = largest_of_lanes(largest_of(x), 16);  // fault: latent_lanes_of_a_scale
-    const float scale = ue8m0(ceil_log2(pc_max(largest / 448.0f, 1e-4f)) + 127);
-    codes_of(x, scale, code);
-    store_e4m3(row, 8 * chunk, kPackedLatent, true, code);
-    if (chunk % 16 == 0) (row + kFp8ScalesAt).as<float>().store(chunk / 16, scale);
-  }
-  if (pc_lane() >= kPackedRope / 8) return;
-  float x[8];
-  load_chunk(params.rope, token, 8 * pc_lane(), x);
-  store_unit((row + kFp8RopeAt).as<pc_bfloat16>(), 8 * pc_lane(), unit_of<pc_bfloat16>(x));
-}
-
-// A NaN makes the scale of its group NaN.
-PC_DEVICE void write_nvfp4_row(const PcLatentWriteParams& params, pc_int64 token, const Global<pc_uint8>& row) {
-  PC_UNROLL
-  for (int step = 0; step < 2; ++step) {
-    const int chunk = 32 * step + pc_lane();
-    float x[8];
-    load_chunk(params.latent, token, 8 * chunk, x);
-    int has_nan = 0;
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) has_nan |= x[i] != x[i] ? 1 : 0;
-    has_nan |= pc_shuffle_xor(has_nan, 1);  // fault: latent_nan_of_a_group
-    const float largest = largest_of_lanes(largest_of(x), 2);
-    const int scale = has_nan != 0 ? 0x7f : e4m3_of(pc_max(largest / 6.0f, 0.001953125f));
-    const float factor = float_of_e4m3(scale);
-    pc_uint32 codes = 0;
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) codes |= static_cast<pc_uint32>(has_nan != 0 ? 0 : e2m1_of(x[i] / factor)) << 4 * i;
-    row.as<pc_uint32>().store(chunk, codes);
-    if (chunk % 2 == 0) row.store(nvfp4_scale_at(chunk / 2), static_cast<pc_uint8>(scale));
-  }
-  if (pc_lane() >= kPackedRope / 8) return;
-  float x[8];
-  int code[8];
-  load_chunk(params.rope, token, 8 * pc_lane(), x);
-  codes_of(x, 1.0f, code);
-  store_e4m3(row + kNvfp4RopeAt, 8 * pc_lane(), kPackedRope, true, code);
-}
-
 PC_KERNEL(128, 8)
 void write_latent_rows(const PcLatentWriteParams params) {
   const pc_int64 token = static_cast<pc_int64>(pc_block_x()) * PC_LATENT_ROW_TOKENS + pc_warp();
@@ -95,8 +46,8 @@ void write_latent_rows(const PcLatentWriteParams params) {
   const PcLatentRows& cache = params.cache;
   const Global<pc_uint8> row =
       Global<pc_uint8>(cache.latent) + (at.block * cache.block_stride + at.offset * cache.token_stride);
-  if (cache.format == PC_LATENT_ROW_FP8) return write_fp8_row(params, token, row);
-  if (cache.format == PC_LATENT_ROW_NVFP4) return write_nvfp4_row(params, token, row);
+  if (cache.format == PC_LATENT_ROW_FP8) return write_fp8_row(NewLatentRow{params, token}, row);
+  if (cache.format == PC_LATENT_ROW_NVFP4) return write_nvfp4_row(NewLatentRow{params, token}, row);
   const Global<pc_uint8> rope =
       Global<pc_uint8>(cache.rope) + (at.block * cache.rope_block_stride + at.offset * cache.rope_token_stride);
   write_e4m3_part(params.latent, token, row, cache.latent_in_vectors != 0, params.factor);
@@ -119,47 +70,31 @@ struct LatentOutput {
   }
 };
 
-// Products of codes and scales are rounded to bfloat16, as the attention kernels read them.
-template <typename T>
-PC_DEVICE void gather_fp8_row(const Global<pc_uint8>& row, const LatentOutput<T>& out) {
+// Copies a packed row, whose chunks `latent` and `rope` load.
+template <typename T, typename Latent, typename Rope>
+PC_DEVICE void gather_packed_row(const Latent& latent, const Rope& rope, const LatentOutput<T>& out) {
+  float x[8];
   PC_UNROLL
   for (int step = 0; step < 2; ++step) {
     const int chunk = 32 * step + pc_lane();
-    float x[8];
-    floats_of_e4m3(load_e4m3(row, 8 * chunk, kPackedLatent, true), x);
-    const float scale = (row + kFp8ScalesAt).as<float>().load(chunk / 16);
-    PC_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      x[i] = pc_to_float(pc_from_float<pc_bfloat16>(x[i] * scale));  // fault: latent_rounding_of_products
-    }
+    latent(chunk, x);
     out.store(8 * chunk, kPackedLatent, x);
   }
   if (pc_lane() >= kPackedRope / 8) return;
-  float x[8];
-  load_typed_chunk((row + kFp8RopeAt).as<pc_bfloat16>(), 8 * pc_lane(), kPackedRope, true, x);
+  rope(pc_lane(), x);
   out.store(kPackedLatent + 8 * pc_lane(), kPackedLatent + kPackedRope, x);
 }
 
 template <typename T>
+PC_DEVICE void gather_fp8_row(const Global<pc_uint8>& row, const LatentOutput<T>& out) {
+  gather_packed_row([&](int chunk, float (&x)[8]) { load_fp8_latent(row, chunk, x); },
+                    [&](int chunk, float (&x)[8]) { load_fp8_rope(row, chunk, x); }, out);
+}
+
+template <typename T>
 PC_DEVICE void gather_nvfp4_row(const Global<pc_uint8>& row, const LatentOutput<T>& out) {
-  PC_UNROLL
-  for (int step = 0; step < 2; ++step) {
-    const int chunk = 32 * step + pc_lane();
-    const pc_uint32 codes = row.as<pc_uint32>().load(chunk);
-    const float scale = float_of_e4m3(row.load(nvfp4_scale_at(chunk / 2)));
-    float x[8];
-    PC_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      const pc_uint32 pair = halves_of_e2m1(codes >> 8 * i);
-      x[2 * i] = low_half(pair) * scale;
-      x[2 * i + 1] = high_half(pair) * scale;
-    }
-    out.store(8 * chunk, kPackedLatent, x);
-  }
-  if (pc_lane() >= kPackedRope / 8) return;
-  float x[8];
-  floats_of_e4m3(load_e4m3(row + kNvfp4RopeAt, 8 * pc_lane(), kPackedRope, true), x);
-  out.store(kPackedLatent + 8 * pc_lane(), kPackedLatent + kPackedRope, x);
+  gather_packed_row([&](int chunk, float (&x)[8]) { load_nvfp4_latent(row, chunk, x); },
+                    [&](int chunk, float (&x)[8]) { load_nvfp4_rope(row, chunk, x); }, out);
 }
 
 // Copies `dim` numbers of one part of a row to column `first` of the output.

@@ -4,12 +4,14 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._place cimport Place
 from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
+from pagecore.ops.cuda._convert cimport DeviceConversions
 
 
 # The conversions of one call, and the arrays of scales and factors that they use.
 cdef class Conversions:
     cdef vector[BlockConversion] caches
     cdef vector[LatentConversion] latents
+    cdef DeviceConversions on_device  # instead of these for caches on CUDA
     cdef list source_planes
     cdef list target_planes
     cdef list copied  # pairs (source, target) of the call's other caches

@@ -1,5 +1,7 @@
 """transfer_blocks: check the arguments, copy or convert."""
 
+from libc.stdint cimport int64_t
+
 from pagecore.arrays._tensor cimport Tensor, as_tensor
 from pagecore.arrays.codes cimport CPU
 from pagecore.ops._block_checks cimport (
@@ -17,7 +19,7 @@ from pagecore.ops._block_checks cimport (
 from pagecore.ops._conversions cimport Conversions, add_caches, add_latents, are_latents
 from pagecore.ops._debug cimport debug_transferred, debugging
 from pagecore.ops._overlap cimport check_all_apart
-from pagecore.ops._place cimport Place, await_arrays
+from pagecore.ops._place cimport Place, await_arrays, note_written
 from pagecore.ops.cpu._cpu cimport (
     check_independent,
     check_transferred,
@@ -60,8 +62,8 @@ def transfer_blocks(
         order, so the last of several pairs with one target wins. Pairs in CUDA memory are copied one after another
         unless they are `independent`; pairs on the host are copied in launches of pairs without common blocks.
     source_scales, target_scales : optional
-        On the host: the scales of caches with a format, which are then converted as by `dequantize` and `quantize`; the
-        scales of the target are computed. Lists have an entry for each cache. An entry is
+        The scales of caches with a format, which are then converted as by `dequantize` and `quantize`; the scales of
+        the target are computed. Lists have an entry for each cache. An entry is
 
         - None for a cache of plain numbers, [num_blocks, block_size, Hkv, D];
         - a float, or one number for each head, for "float8_e4m3fn" and "float8_e5m2": the given factor;
@@ -84,7 +86,7 @@ def transfer_blocks(
         A block is the null block or outside of a cache. Pairs in CUDA memory are checked under `debug` only; otherwise
         such pairs are skipped.
     UnsupportedOption
-        `independent` is claimed for pairs that are not, or formats differ on CUDA.
+        `independent` is claimed for pairs that are not.
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays do not match each other, are not supported, or cannot be written. After every error nothing has been
         copied.
@@ -106,18 +108,37 @@ def transfer_blocks(
     if independent and ids.device_type == CPU:
         check_independent(ids, False)
     check_index_apart(targets, "target_caches", many, ids, "pairs")
-    if not conversions.is_empty():
+    if conversions.source_planes or conversions.target_planes or not conversions.is_empty():
         check_planes(conversions, sources, targets, ids)
-        convert(conversions, sources, targets, ids)
-    elif place.device_type == CPU:
-        run_transfer(sources, targets, ids)
-    else:
-        await_arrays((source_caches, pairs), &place)
-        if ids.device_type == CPU:
-            check_transferred(sources, targets, ids)
-        elif debugging():
-            debug_transferred(sources, targets, ids, independent, &place)
-        launch_transfer(sources, targets, ids, independent, &place)
+    if place.device_type == CPU:
+        if conversions.is_empty():
+            run_transfer(sources, targets, ids)
+        else:
+            convert(conversions, sources, targets, ids)
+        return
+    await_arrays((source_caches, pairs, source_scales, target_scales), &place)
+    if ids.device_type == CPU:
+        check_transferred(sources, targets, ids)
+    elif debugging():
+        debug_transferred(sources, targets, ids, independent, &place)
+    convert_on_device(conversions, sources, targets, ids, independent, &place)
+
+
+cdef int convert_on_device(
+        Conversions conversions, list sources, list targets, Tensor ids, bint independent,
+        const Place* place) except -1:
+    """Launch the conversions and copies of a call. All kernels are loaded before the first one writes."""
+    cdef int64_t num_sources = min([(<Tensor>each).shape_[0] for each in sources], default=0)
+    cdef int64_t num_targets = min([(<Tensor>each).shape_[0] for each in targets], default=0)
+    if not conversions.is_empty():
+        conversions.on_device.prepare(ids, independent, num_sources, num_targets, place)
+    if conversions.copied:
+        launch_transfer(
+            [pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], ids, independent, place)
+    conversions.on_device.launch(place)
+    for tensor in (*targets, *conversions.target_planes):
+        note_written(tensor, place)
+    return 0
 
 
 cdef Conversions conversions_of(
@@ -133,7 +154,6 @@ cdef Conversions conversions_of(
         source, target = <Tensor>sources[i], <Tensor>targets[i]
         converts = of_sources[i] is not None or of_targets[i] is not None
         if converts or are_latents(source, target):
-            check_on_host(source, i, many)
             if add_conversion(conversions, source, of_sources[i], target, of_targets[i], i, many, place):
                 continue
         check_axes(target, "target_caches", source, "source_caches", i, many, 1)
@@ -160,17 +180,6 @@ cdef bint add_conversion(
     except (ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError) as error:
         pair = f"{label('source_caches', i, many)} and {label('target_caches', i, many)}"
         raise type(error)(f"{pair}: {error}") from None
-
-
-cdef int check_on_host(Tensor source, Py_ssize_t i, bint many) except -1:
-    if source.device_type != CPU:
-        raise UnsupportedOption(
-            f"{label('source_caches', i, many)} is on {source.device}, and blocks are converted between formats on the "
-            "host only; for equal formats and factors leave out the scales and pass their planes as further caches, "
-            "else pass copies of both caches on the host, or gather the numbers of a plain cache with gather_blocks "
-            "and write them with write_kv"
-        )
-    return 0
 
 
 cdef int check_planes(Conversions conversions, list sources, list targets, Tensor ids) except -1:

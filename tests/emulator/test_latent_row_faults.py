@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagecore import gather_latent, index_scores
+from pagecore import gather_latent, index_scores, transfer_blocks
 from pagecore.arrays.cuda import use_runtime
 from tests.cuda import test_index, test_latent_rows
 from tests.cuda.kit import Kit
@@ -35,6 +35,10 @@ LATENT_ROW_FAULTS = {
     "a weight without the factor of its head": Fault("index_factor_of_a_head", "  return exists ? weight : 0.0f;"),
     "the heads of one lane": Fault("index_heads_of_a_column"),
     "the scale of another key": Fault("index_scale_of_a_key", "      const float scale = pc_shuffle(keys.scale, key);"),
+    "pairs outside of the caches": Fault(
+        "convert_pairs_outside", "    convert(pair.source, pair.target);", "after the end|before the begin"
+    ),
+    "converted tokens past the end": Fault("convert_latent_tokens_past_the_end"),
     "negative products": Fault("index_positive_part", "  return x;"),
 }
 
@@ -56,6 +60,16 @@ def check_index(cuda: Kit) -> None:
     case.check(cuda.get(index_scores(*case.arrays(cuda)[:5], case.lens, cu_query_lens=case.cu)))
 
 
+def check_convert(cuda: Kit) -> None:
+    """Convert blocks of 5 latents, which a block of 4 warps does not divide; two pairs have absent blocks."""
+    rows = np.random.default_rng(0).standard_normal((3, 5, 576)).astype(np.float32)
+    codes = np.full((3, 5, 656), 7, np.uint8)
+    to = cuda.put(codes)
+    transfer_blocks(cuda.put(rows), to, cuda.put(np.array([[2, 1], [9, 2], [1, 9]])))
+    transfer_blocks(rows, codes, [(2, 1)])
+    assert cuda.get(to).tobytes() == codes.tobytes()
+
+
 def run(check: Callable[[Kit], None], *where: Path) -> None:
     runtime = EmulatedRuntime(*where)
     with use_runtime(runtime):
@@ -63,8 +77,11 @@ def run(check: Callable[[Kit], None], *where: Path) -> None:
         runtime.finish()
 
 
+CHECKS = {"index": check_index, "convert": check_convert}
+
+
 def test_rows_and_scores_are_right_without_a_fault():
-    for check in (check_rows, check_index):
+    for check in (check_rows, check_index, check_convert):
         run(check)
 
 
@@ -73,4 +90,4 @@ def test_a_fault_planted_in_a_kernel_of_rows_or_scores_is_caught(tmp_path, name)
     fault = LATENT_ROW_FAULTS[name]
     sources = plant(tmp_path, SOURCES, fault)
     with pytest.raises(AssertionError, match=fault.message):  # EmulatorError is an AssertionError
-        run(check_index if fault.marker.startswith("index") else check_rows, sources, tmp_path)
+        run(CHECKS.get(fault.marker.split("_")[0], check_rows), sources, tmp_path)

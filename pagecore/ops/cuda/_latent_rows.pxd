@@ -1,10 +1,21 @@
 # The kernels of latent rows on CUDA. The caller has checked all arguments except the contents of index arrays on the
 # device; kernels skip invalid slots, and read invalid blocks and rows as holes.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
+from libcpp cimport bool as cbool
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._place cimport Place
-from pagecore.ops.args cimport TokenArray
+from pagecore.ops.args cimport BlockArray, TokenArray
+
+
+cdef extern from "pagecore/ops/cuda/latent_row_launch.hpp" namespace "pagecore::cuda" nogil:
+    cdef cppclass LatentPlaneArgs:
+        BlockArray latent
+        BlockArray rope
+        cbool has_rope
+        int32_t format
+        int64_t latent_dim
+        int64_t rope_dim
 
 
 # The planes of a latent cache; `rope` is None if `latent` holds both parts of a row. `format` is a LatentFormat.
@@ -12,6 +23,8 @@ cdef struct LatentPlaneSizes:
     int format
     int64_t latent_dim
     int64_t rope_dim
+
+cdef void fill_planes(LatentPlaneArgs* planes, Tensor latent, Tensor rope, const LatentPlaneSizes* sizes) noexcept
 
 # Slot-mapped write of rows, [token, 1, dim], into a cache with a format.
 cdef int write_rows(

@@ -1,12 +1,11 @@
 """Bindings of the kernels that write and read rows of latent caches."""
 
-from libc.stdint cimport int32_t, int64_t, uintptr_t
+from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops._place cimport Place, note_written
 from pagecore.ops.args cimport (
-    BlockArray,
     Indices,
     Table,
     TokenArray,
@@ -35,14 +34,6 @@ cdef extern from "pagecore/ops/cuda/latent_row_launch.hpp" namespace "pagecore::
 
     cdef struct PcLatentGatherParams:
         pass
-
-    cdef cppclass LatentPlaneArgs:
-        BlockArray latent
-        BlockArray rope
-        bint has_rope
-        int32_t format
-        int64_t latent_dim
-        int64_t rope_dim
 
     cdef cppclass LatentWriteLaunch:
         PcLatentWriteParams params

@@ -1,0 +1,73 @@
+"""quantize and dequantize of arrays on a device: the bytes and numbers of the host."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pagecore import dequantize, errors, quantize
+from pagecore.arrays.formats import FORMATS
+from tests.cuda.test_write_codes import WRITTEN, numbers
+from tests.ops.cases import DTYPES
+
+
+def on_device(cuda, array):
+    return None if array is None else cuda.put(array)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_as_on_the_host(cuda, name):
+    dtype = list(DTYPES)[WRITTEN.index(name) % len(DTYPES)]
+    x = numbers((3, 5, 2, 64), dtype)
+    x[1, 2, 0, 3], x[2, 1, 1, 7] = np.nan, np.inf
+    codes, scales = quantize(x, name)
+    got, got_scales = quantize(cuda.put(x), name)
+    assert cuda.get(got).tobytes() == codes.tobytes()
+    if scales is not None:
+        assert cuda.get(got_scales).tobytes() == scales.tobytes()
+    read = dequantize(cuda.put(codes), name.removesuffix("_4over6"), on_device(cuda, scales), dtype=dtype)
+    expected = dequantize(codes, name.removesuffix("_4over6"), scales, dtype=dtype)
+    np.testing.assert_array_equal(cuda.get(read).astype(np.float32), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("shape", [(32,), (0, 2, 32), (2, 3, 4, 2, 32)])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8_token", "mxfp8"])
+def test_axes_in_any_order(cuda, name, shape):
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    if len(shape) == 5:
+        x = x.transpose(1, 3, 0, 2, 4)
+    codes, scales = quantize(x, name)
+    got, got_scales = quantize(cuda.put(x), name)
+    assert cuda.get(got).tobytes() == codes.tobytes()
+    read = dequantize(got, name, got_scales)
+    np.testing.assert_array_equal(cuda.get(read), dequantize(codes, name, scales))
+
+
+def test_factors_of_heads(cuda):
+    x, factors = numbers((6, 3, 32)), np.array([0.5, 3, 0.01], np.float32)
+    codes, _ = quantize(x, "float8_e5m2", factors)
+    for given in (factors, cuda.put(factors)):
+        got, _ = quantize(cuda.put(x), "float8_e5m2", given)
+        assert cuda.get(got).tobytes() == codes.tobytes()
+        read = dequantize(got, "float8_e5m2", scale=given)
+        np.testing.assert_array_equal(cuda.get(read), dequantize(codes, "float8_e5m2", scale=factors))
+
+
+@pytest.mark.parametrize("name", ["fp8_ds_mla", "nvfp4_ds_mla"])
+def test_rows_of_latents(cuda, name):
+    x = np.random.default_rng(0).standard_normal((2, 5, 576)).astype(np.float32)
+    codes, _ = quantize(x, name)
+    got, _ = quantize(cuda.put(x), name)
+    assert cuda.get(got).tobytes() == codes.tobytes()
+    np.testing.assert_array_equal(cuda.get(dequantize(got, name)), dequantize(codes, name))
+    with pytest.raises(errors.ShapeError, match="multiples of 16 bytes"):
+        dequantize(cuda.put(np.zeros((3, codes.shape[-1] + 1), np.uint8)[:, :-1]), name)
+
+
+def test_scales_on_the_host_are_refused(cuda):
+    codes, scales = quantize(numbers((4, 2, 32)), "int8_token")
+    with pytest.raises(errors.DeviceError, match="scales is on cpu"):
+        dequantize(cuda.put(codes), "int8_token", scales)
+    with pytest.raises(errors.UnsupportedOption, match="global scale of nvfp4 must be above 0"):
+        quantize(cuda.put(numbers((4, 2, 32))), "nvfp4", -1.0)
+    assert set(FORMATS) < set(WRITTEN)
