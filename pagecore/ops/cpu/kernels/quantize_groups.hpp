@@ -276,9 +276,9 @@ struct NvOfPairs : NvCorrects {
       const Vec four = (Vec)_mm512_maskz_broadcast_f32x4(kAllLanes, _mm_loadu_ps(inverses + g)) * 0x1p13f;
       const BitVec low = codes_of(source, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)first));
       const BitVec high = codes_of(source + kLine, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)second));
-      const __m512i bytes = _mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)low,
-                                                           _mm512_load_si512(kLowBytes.bytes), (__m512i)high);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_castsi512_si256(bytes));
+      const auto bytes = (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)low,
+                                                               _mm512_load_si512(kLowBytes.bytes), (__m512i)high);
+      __builtin_memcpy(codes, &bytes, kLine / 2);
     }
     return true;
   }
