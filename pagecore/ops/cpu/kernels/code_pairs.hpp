@@ -19,8 +19,8 @@ constexpr int64_t kValueDims = 64;
 
 // ---- codes of 8 bits
 
-// Codes whose bytes of bfloat16 come from `Unpacker`. With kGroups, a quarter of four operands of keys has the numbers of
-// one group of 32.
+// Codes whose bytes of bfloat16 come from `Unpacker`. With kGroups, a quarter of four operands of keys has the numbers
+// of one group of 32.
 template <typename Unpacker, bool kGroups = false>
 class BytePairs {
  public:
@@ -32,8 +32,7 @@ class BytePairs {
   template <int kVectors>
   PC_FORCE_INLINE static constexpr int key_dim(int vector, int word) {
     const int within = vector % 2 * 8 + word % 8, quarter = word / 8;
-    return kGroups && kVectors == 4 ? quarter * 32 + vector / 2 * 16 + within
-                                    : vector / 2 * 64 + quarter * 16 + within;
+    return kGroups && kVectors == 4 ? quarter * 32 + vector / 2 * 16 + within : vector / 2 * 64 + quarter * 16 + within;
   }
   // Operands `vector` and `vector` + 1 of the token t from dim d on.
   template <int kVectors>

@@ -1,10 +1,12 @@
-// Scores of few query rows from the codes of keys: the pairs of bfloat16 of one key are made in registers and multiplied
+// Scores of few query rows from the codes of keys: pairs of bfloat16 of four keys are made in registers and multiplied
 // at once, so that the loads, the lookups and the products of neighbouring keys overlap.
 //
-//   sums [rows] of a key = products of 16 lanes, times the scales of the lanes' groups
-//   16 keys              sums of lanes, a tree that transposes: a lane of its result is a key
+//   four keys   for each chunk of 128 dims, or of the last 64
+//                 lanes [key, row] += pairs of the key . pairs of the row
+//               a lane has dims of one group, so that its sum is multiplied with the scale of that group
+//   16 lanes    added for 16 sums at a time, by zips and additions that leave one sum in each lane
 //
-// A chunk is 128 dims, or the last 64. order_queries() gives the query rows the order of the operands of keys.
+// order_queries() gives the query rows the order of the operands of keys.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_pairs.hpp"
@@ -20,12 +22,12 @@ constexpr int64_t kCodeRows = 8;
 
 #if defined(__AVX512VBMI__)
 
-// Prefetches one row for each key of a tile, or the row of the key itself, which is at hand. Few variables and branches,
-// because the products need the registers.
+// Prefetches one row for each key of a tile, or the row of the key itself, which is at hand. Few variables and
+// branches, because the products need the registers.
 class RowAhead {
  public:
   PC_FORCE_INLINE explicit RowAhead(const StoredTile& tile)
-      : base_(0), offsets_(reinterpret_cast<const int64_t*>(tile.codes)), last_(0) {}
+      : base_(0), offsets_(reinterpret_cast<const Address*>(tile.codes)), last_(0) {}
   PC_FORCE_INLINE explicit RowAhead(const NextRows& next)
       : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
 
@@ -33,7 +35,8 @@ class RowAhead {
     const char* row = reinterpret_cast<const char*>(base_ + offsets_[t]);
     prefetch_line_near(row);
     prefetch_line_near(row + last_);
-    if (last_ >= 2 * kLine) [[unlikely]] prefetch_middle(row);
+    if (last_ >= 2 * kLine) [[unlikely]]
+      prefetch_middle(row);
   }
 
  private:
@@ -42,7 +45,7 @@ class RowAhead {
   }
 
   int64_t base_;
-  const int64_t* offsets_;
+  const Address* offsets_;
   int64_t last_;  // byte of a row
 };
 
@@ -72,8 +75,8 @@ PC_FORCE_INLINE void multiply_chunk(const Codes& codes, const StoredTile& tile, 
 
 // The same of a chunk whose lanes have scales, [64, groups].
 template <int kVectors, int kGroup, int R, typename Codes>
-PC_FORCE_INLINE void multiply_scaled_chunk(const Codes& codes, const StoredTile& tile, int first,
-                                           int64_t d, int64_t dim, const uint16_t* query, const uint16_t* scales,
+PC_FORCE_INLINE void multiply_scaled_chunk(const Codes& codes, const StoredTile& tile, int first, int64_t d,
+                                           int64_t dim, const uint16_t* query, const uint16_t* scales,
                                            Vec (&totals)[kKeys][R]) {
   const LaneScales<kVectors * kPairLanes / kGroup> lanes;
   Vec sums[kKeys][R] = {};
@@ -102,8 +105,8 @@ PC_FORCE_INLINE void multiply_keys(const Codes& codes, const StoredTile& tile, i
   if (d < dim) multiply.template operator()<2>(d);
 }
 
-// {a0 + a2, b0 + b2, a1 + a3, b1 + b3} in each quarter, and the same of pairs of lanes. Zips within quarters take any port
-// of the processor.
+// {a0 + a2, b0 + b2, a1 + a3, b1 + b3} in each quarter, and the same of pairs of lanes. Zips within quarters take any
+// port of the processor.
 PC_FORCE_INLINE Vec add_zipped(Vec a, Vec b) { return zip_low(a, b) + zip_high(a, b); }
 PC_FORCE_INLINE Vec add_zipped_pairs(Vec a, Vec b) { return low_pairs(a, b) + high_pairs(a, b); }
 
@@ -117,7 +120,8 @@ PC_FORCE_INLINE Vec sum_lanes(const Vec (&v)[4][4]) {
   return even_quarters(a, b) + odd_quarters(a, b);
 }
 
-// The scores of 16 keys, a vector for each query row, from R vectors of sum_lanes(): quarter k has those of row k R / 4.
+// The scores of 16 keys, a vector for each query row, from R vectors of sum_lanes(): quarter k has those of row k R
+// / 4.
 template <int R>
 PC_FORCE_INLINE void arrange(const Vec* parts, Vec (&of_rows)[4]) {
   if constexpr (R == 1) of_rows[0] = parts[0];
@@ -199,11 +203,14 @@ void score_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows
   constexpr int64_t kUsualDim = 128;
   prefetch_all_scales(next_rows);
   for_each_even_block(rows.count, [&]<int R>(int64_t row) __attribute__((always_inline)) {
-    const auto score = dim == kUsualDim ? score_block_of_rows<Codes, kGroup, R, kUsualDim>
-                                        : score_block_of_rows<Codes, kGroup, R, 0>;
-    const bool fetches = row == 0 && next_rows.rows.base != nullptr;
-    score(tile, dim, rows.query_pairs + row * rows.query_stride, scales,
-          fetches ? RowAhead(next_rows) : RowAhead(tile), rows.scores + row * kTileTokens);
+    const uint16_t* query = rows.query_pairs + row * rows.query_stride;
+    float* scores = rows.scores + row * kTileTokens;
+    const RowAhead ahead = row == 0 && next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+    if (dim == kUsualDim) {
+      score_block_of_rows<Codes, kGroup, R, kUsualDim>(tile, dim, query, scales, ahead, scores);
+    } else {
+      score_block_of_rows<Codes, kGroup, R, 0>(tile, dim, query, scales, ahead, scores);
+    }
   });
 }
 

@@ -19,7 +19,7 @@ PC_FORCE_INLINE BytePair ue8m0_bytes(Bytes codes) {
   return {(Bytes)((Words)codes << 7 & 0x8080) | least_or_nan, (Bytes)((Words)codes >> 1) & 0x7f};
 }
 
-// The scales of a tile as bfloat16, [64, groups]. `words` has room for half as many numbers more.
+// The scales of a tile as bfloat16, [64, groups]. `words` has room for half of these numbers more.
 template <typename BytesOf>
 PC_FORCE_INLINE void convert_scales(const StoredTile& tile, int64_t groups, uint16_t* words, BytesOf&& bytes_of) {
   const auto convert = [&](const char* bytes, int64_t count) __attribute__((always_inline)) {
@@ -54,7 +54,8 @@ template <int kGroups>
 class LaneScales {
  public:
   PC_FORCE_INLINE Vec of(const uint16_t* words) const {
-    const __m512i repeated = _mm512_maskz_broadcast_i32x4(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+    const __m512i repeated =
+        _mm512_maskz_broadcast_i32x4(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
     return (Vec)_mm512_maskz_shuffle_epi8(~__mmask64{0}, repeated, order_);
   }
 

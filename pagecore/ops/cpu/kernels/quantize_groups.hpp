@@ -130,7 +130,8 @@ PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* code
   };
   if constexpr (requires { code.store(source, groups, codes, numbers.factors, numbers.inverses); }) {
     const float *divisors = numbers.factors + first, *inverses = numbers.inverses + first;
-    if (groups % 4 == 0 && code.store(source, groups, codes, divisors, inverses)) [[likely]] return;
+    if (groups % 4 == 0 && code.store(source, groups, codes, divisors, inverses)) [[likely]]
+      return;
   }
   const int64_t vectors = groups * kParts<kGroup>;
   int64_t i = 0;
@@ -275,7 +276,8 @@ struct NvOfPairs : NvCorrects {
     for (int64_t g = 0; g < groups; g += 4, source += 2 * kLine, codes += kLine / 2) {
       const Vec four = (Vec)_mm512_maskz_broadcast_f32x4(kAllLanes, _mm_loadu_ps(inverses + g)) * 0x1p13f;
       const BitVec low = codes_of(source, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)first));
-      const BitVec high = codes_of(source + kLine, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)second));
+      const BitVec high =
+          codes_of(source + kLine, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)second));
       const auto bytes = (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)low,
                                                                _mm512_load_si512(kLowBytes.bytes), (__m512i)high);
       __builtin_memcpy(codes, &bytes, kLine / 2);
@@ -297,8 +299,8 @@ struct NvOfPairs : NvCorrects {
     const auto numbers = (Words)(even | odd << 16);
     // The sum of the quarters rounded down and up is odd between two of them.
     const Words quarters = (numbers >> 11) + ((numbers + 2047) >> 11);
-    const auto codes = (BitVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)quarters,
-                                                             _mm512_load_si512(kTable.bytes));
+    const auto codes =
+        (BitVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)quarters, _mm512_load_si512(kTable.bytes));
     const BitVec both = codes | ((BitVec)((Words)words >> 12) & 0x00080008);
     return both | both >> 12;
   }

@@ -1,8 +1,8 @@
 // The scales of a tile of a quantised cache, as vectors of dwords.
 //
-// Where the scales of 16 tokens are contiguous, those of a tile are loaded as vectors: copies of single scales, loaded as
-// vectors soon after they are stored, wait for all these stores. Tiles that are read in place are visited as four streams
-// of two tokens (tile.hpp), and their scales are put in that order:
+// Where the scales of 16 tokens are contiguous, those of a tile are loaded as vectors: copies of single scales, loaded
+// as vectors soon after they are stored, wait for all these stores. Tiles that are read in place are visited as four
+// streams of two tokens (tile.hpp), and their scales are put in that order:
 //
 //   loaded    stream 0: t0 t1 .. t15   stream 1: t16 t17 ..   stream 2: t32 ..   stream 3: t48 ..
 //   in order  t0 t1 t16 t17 t32 t33 t48 t49 t2 t3 t18 ..
@@ -19,8 +19,11 @@ namespace {
 
 constexpr int kTileDwords = kTileTokens / kLanes;
 
+// An address or an offset; reads those that were stored as pointers.
+typedef int64_t Address __attribute__((may_alias));
+
 // True if the rows of `bytes` bytes at these addresses are four streams of two, each of 16 contiguous rows.
-PC_FORCE_INLINE bool are_streams(const int64_t* addresses, int64_t bytes) {
+PC_FORCE_INLINE bool are_streams(const Address* addresses, int64_t bytes) {
   const __m512i first = _mm512_loadu_si512(addresses), twice = _mm512_set1_epi64(2 * bytes);
   // Odd places are one row after the even ones.
   const __m512i even = _mm512_maskz_permutex_epi64(0xff, first, 0xa0);
@@ -46,7 +49,7 @@ PC_FORCE_INLINE Vec high_pairs(Vec a, Vec b) { return (Vec)_mm512_maskz_unpackhi
 PC_FORCE_INLINE Vec load_at(int64_t address) { return load(reinterpret_cast<const float*>(address)); }
 
 // True if the rows of `bytes` bytes at these addresses are four runs of 16 contiguous rows, in order.
-PC_FORCE_INLINE bool are_runs(const int64_t* addresses, int64_t bytes) {
+PC_FORCE_INLINE bool are_runs(const Address* addresses, int64_t bytes) {
   const __m512i steps = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64(bytes));
   const __m512i eight = _mm512_set1_epi64(8 * bytes);
   __mmask8 same = 0xff;
@@ -60,7 +63,7 @@ PC_FORCE_INLINE bool are_runs(const int64_t* addresses, int64_t bytes) {
 }
 
 // Loads rows of a dword each, 16 rows a vector. `base` is added to the addresses.
-PC_FORCE_INLINE void load_dword_rows(const int64_t* addresses, int64_t base, Vec (&rows)[kTileDwords]) {
+PC_FORCE_INLINE void load_dword_rows(const Address* addresses, int64_t base, Vec (&rows)[kTileDwords]) {
   if (are_runs(addresses, 4)) {
 #pragma GCC unroll 4
     for (int i = 0; i < kTileDwords; ++i) rows[i] = load_at(base + addresses[i * kLanes]);

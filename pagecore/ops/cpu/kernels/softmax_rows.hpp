@@ -65,8 +65,8 @@ PC_FORCE_INLINE Vec4 scale_rows(const float* key_factors, float scale, float* sc
   return max_each(tops);
 }
 
-// Replaces the scores [4, 64] by weights, and returns the sums of the rows. `value_factors` multiply the weights but not
-// their sum.
+// Replaces the scores [4, 64] by weights, and returns the sums of the rows. `value_factors` multiply the weights but
+// not their sum.
 template <bool kFactors>
 PC_FORCE_INLINE Vec4 weigh_rows(const float* value_factors, Vec4 origins, float* scores, uint16_t* pairs,
                                 BackgroundPrefetch& background) {
@@ -107,8 +107,8 @@ inline void softmax_rows(float scale, const float* key_factors, const float* val
                                               : weigh_rows<false>(nullptr, origins, scores, pairs, background);
   const Vec rescaled = exp(repeat_four(old_max - origins, Lanes{}));
   const Vec4 factor = old_max == new_max ? Vec4{} + 1.0f : __builtin_shufflevector(rescaled, rescaled, 0, 1, 2, 3);
-  const Vec sums = fma(repeat_four(load_four(stats.sum), Lanes{}), repeat_four(factor, Lanes{}),
-                       repeat_four(added, Lanes{}));
+  const Vec sums =
+      fma(repeat_four(load_four(stats.sum), Lanes{}), repeat_four(factor, Lanes{}), repeat_four(added, Lanes{}));
   store_four(stats.max, new_max);
   store_four(stats.factor, factor);
   store_four(stats.sum, __builtin_shufflevector(sums, sums, 0, 1, 2, 3));
