@@ -70,14 +70,21 @@ def test_every_layout(lens, format, layout):
 
 @EVERY_FORMAT
 @pytest.mark.parametrize(
-    ("layout", "block_size", "dim"),
-    [("HND", 16, 64), ("HND", 16, 128), ("HND", 16, 256), ("HND", 64, 128), ("HND", 24, 128), ("NHD", 16, 128)],
+    ("layout", "block_size", "dim", "group"),
+    [
+        ("HND", 16, 64, 5),
+        ("HND", 16, 128, 5),
+        ("HND", 16, 192, 7),
+        ("HND", 16, 256, 5),
+        ("HND", 64, 128, 6),
+        ("HND", 24, 128, 5),
+        ("NHD", 16, 128, 3),
+    ],
 )
-def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, layout, block_size, dim):
-    """Scales of 16 tokens that are contiguous are loaded as vectors, in the order in which tiles are visited."""
-    shape = Shape(
-        dims=(dim, dim), heads=(10, 2), layout=layout, block_size=block_size, query_dtype="bfloat16", **DECODE
-    )
+def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, layout, block_size, dim, group):
+    """Scales of 16 tokens that are contiguous are loaded as vectors; products take query rows by 4, 2 and 1."""
+    heads = (2 * group, 2)
+    shape = Shape(dims=(dim, dim), heads=heads, layout=layout, block_size=block_size, query_dtype="bfloat16", **DECODE)
     make_format_case(format, shape=shape).check()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -104,6 +105,21 @@ def test_quotients_around_every_tie_are_rounded_as_divisions(isa, format, factor
     x[:, ::16] = 6 * divisor
     codes, scales = pagecore.quantize(x, format, factor)
     expected_codes, expected_scales = twin.quantize_row(x, format, factor)
+    assert_bytes(codes, expected_codes)
+    assert_bytes(scales, expected_scales)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25, 2.0**-61, 0.7])
+def test_bfloat16_at_ties_and_beside_them_by_every_scale(isa, factor):
+    """Quotients by a power of two times e4m3 are compared with ties without being rounded as divisions."""
+    divisor = twin.E4M3[1:127, None].astype(np.float32) * np.float32(factor)
+    ties = (twin.E2M1_BOUNDS.astype(np.float32) * divisor).astype(ml_dtypes.bfloat16).view(np.uint16)
+    near = (ties[..., None] + np.arange(-2, 3)).astype(np.uint16).reshape(len(ties), -1)
+    x = np.random.default_rng(4).choice(near, 128, axis=1).view(ml_dtypes.bfloat16)
+    x[:, 1::2] *= -1
+    x[:, ::16] = 6 * divisor
+    codes, scales = pagecore.quantize(x, "nvfp4", factor)
+    expected_codes, expected_scales = twin.quantize_row(x.astype(np.float32), "nvfp4", factor)
     assert_bytes(codes, expected_codes)
     assert_bytes(scales, expected_scales)
 

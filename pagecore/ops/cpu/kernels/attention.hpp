@@ -28,7 +28,7 @@
 #include "pagecore/ops/cpu/kernels/packed.hpp"
 #include "pagecore/ops/cpu/kernels/query.hpp"
 #include "pagecore/ops/cpu/kernels/selected.hpp"
-#include "pagecore/ops/cpu/kernels/softmax.hpp"
+#include "pagecore/ops/cpu/kernels/softmax_rows.hpp"
 #include "pagecore/ops/cpu/kernels/visibility.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -262,7 +262,16 @@ class ItemPass {
     // Softmax does not touch memory; prefetch part of the values meanwhile.
     BackgroundPrefetch background(!direct() ? NextRows{} : next_rows_at(values_, tile.values, head), kTileTokens / 2);
     const RowRange rows = active_rows();
-    for (int64_t row = rows.first; row < rows.last; ++row) {
+    int64_t row = rows.first;
+    if (visible_.whole() && args_.softcap == 0.0 && args_.alibi_slopes.data == nullptr) {
+      for (; row + kSoftmaxRows <= rows.last; row += kSoftmaxRows) {
+        const int64_t at = head * rows_ + row;
+        softmax_rows(scratch_.scale[head], key_factors, value_factors, scratch_.scores + at * kTileTokens,
+                     pairs_ ? scratch_.weights + at * kTileTokens : nullptr,
+                     {scratch_.max + at, scratch_.sum + at, scratch_.factor + at}, background);
+      }
+    }
+    for (; row < rows.last; ++row) {
       const int64_t query = row / group_, at = head * rows_ + row;
       RowScores scores{scratch_.low[row],
                        scratch_.high[row],

@@ -104,14 +104,13 @@ class CacheRows {
   PC_FORCE_INLINE void load_factors(const TokenRows& scales) {
 #if defined(__AVX512BW__)
     Vec loaded[kTileDwords];
-    if (load_streams(scales.offsets, reinterpret_cast<int64_t>(scales.base), loaded)) {
-      for (int i = 0; i < kTileDwords; ++i) store(factors_ + i * kLanes, loaded[i]);
-      return;
-    }
-#endif
+    load_dword_rows(scales.offsets, reinterpret_cast<int64_t>(scales.base), loaded);
+    for (int i = 0; i < kTileDwords; ++i) store(factors_ + i * kLanes, loaded[i]);
+#else
     for (int t = 0; t < kTileTokens; ++t) {
       factors_[t] = *reinterpret_cast<const float*>(scales.base + scales.offsets[t]);
     }
+#endif
   }
   [[nodiscard]] PC_FORCE_INLINE StoredTile stored(const RowOffsets& places, int64_t head, const TileUse& use,
                                                   const Scratch& scratch) const {

@@ -1,9 +1,9 @@
-// Codes of a quantised tile as pairs of bfloat16, in registers: four operands of 16 pairs for each 64 codes.
+// Codes of a quantised tile as pairs of bfloat16, in registers: an operand has 16 pairs.
 //
-//   keys     a lane is a token, a dword of its codes; a pair is two numbers of the token (code_scores.hpp)
+//   keys     a pair is two numbers of a token; kVectors operands hold 32 kVectors dims (code_scores.hpp)
 //   values   a pair is the numbers of two tokens at one dim; operand k holds the dims 16 k .. 16 k + 15
 //
-// Numbers of formats with scales of groups are not scaled here.
+// The dims of a lane of all operands of keys are in one group. Keys are not multiplied with the scales of groups here.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/dot.hpp"
@@ -17,28 +17,38 @@ namespace {
 // Dims of the operands that one step over values makes.
 constexpr int64_t kValueDims = 64;
 
-// The bytes 0 and 2 of the dwords of a, and 1 and 3 of b.
-PC_FORCE_INLINE BitVec even_bytes(BitVec a, BitVec b) {
-  const auto even = (__m512i)(BitVec{} + 0x00ff00ff);
-  return (BitVec)_mm512_ternarylogic_epi32((__m512i)b, (__m512i)a, even, 0xd8);  // even ? a : b
-}
-
 // ---- codes of 8 bits
 
-// Codes whose bytes of bfloat16 come from `Unpacker`.
-template <typename Unpacker>
+// Codes whose bytes of bfloat16 come from `Unpacker`. With kGroups, a quarter of four operands of keys has the numbers
+// of one group of 32.
+template <typename Unpacker, bool kGroups = false>
 class BytePairs {
  public:
-  static constexpr int kStepDwords = 2;
+  static constexpr bool kHasZeroPoints = false;
 
   PC_FORCE_INLINE explicit BytePairs(const StoredTile&) {}
-  PC_FORCE_INLINE void set_tokens(int) {}
 
-  // The numbers {0, 2} and {1, 3} of each dword.
-  PC_FORCE_INLINE void keys(Vec dwords, PairVec* pairs) const {
-    const BytePair numbers = unpacker_.bytes_of((Bytes)dwords);
-    pairs[0] = (PairVec)even_bytes((BitVec)numbers.low, (BitVec)numbers.high << 8);
-    pairs[1] = (PairVec)even_bytes((BitVec)numbers.low >> 8, (BitVec)numbers.high);
+  // The dim of word `word` of operand `vector` of keys().
+  template <int kVectors>
+  PC_FORCE_INLINE static constexpr int key_dim(int vector, int word) {
+    const int within = vector % 2 * 8 + word % 8, quarter = word / 8;
+    return kGroups && kVectors == 4 ? quarter * 32 + vector / 2 * 16 + within : vector / 2 * 64 + quarter * 16 + within;
+  }
+  // Operands `vector` and `vector` + 1 of the token t from dim d on.
+  template <int kVectors>
+  PC_FORCE_INLINE void keys(const StoredTile& tile, int t, int64_t d, int vector, PairVec (&pairs)[2]) const {
+    const char* const row = tile.codes[t] + d;
+    Bytes codes;
+    if constexpr (kGroups && kVectors == 4) {
+      const auto* from = reinterpret_cast<const float*>(row);
+      const Vec low = load(from), high = load(from + kLanes);
+      codes = (Bytes)(vector == 0 ? even_quarters(low, high) : odd_quarters(low, high));
+    } else {
+      codes = (Bytes)_mm512_loadu_si512(row + 32 * vector);
+    }
+    const BytePair numbers = unpacker_.bytes_of(codes);
+    pairs[0] = (PairVec)zip_low(numbers.low, numbers.high);
+    pairs[1] = (PairVec)zip_high(numbers.low, numbers.high);
   }
 
   // The numbers of 64 dims from d on of the tokens t and t + 1.
@@ -55,6 +65,8 @@ class BytePairs {
   }
   // Sums of products with the operands of values(), in the order of the dims.
   PC_FORCE_INLINE static void order(Vec (&)[4]) {}
+  // The part of these sums that is not of the numbers.
+  PC_FORCE_INLINE float excess(const uint16_t*) const { return 0.0f; }
 
  private:
   const Unpacker unpacker_{};
@@ -78,6 +90,16 @@ PC_FORCE_INLINE BitVec low_nibbles(BitVec codes, BitVec other) {
   return (BitVec)_mm512_ternarylogic_epi32((__m512i)codes, (__m512i)(BitVec{} + 0x000f000f), (__m512i)other, 0xea);
 }
 
+// A table of 16 numbers, twice.
+PC_FORCE_INLINE __m512i twice(const CodeTable& table) {
+  return _mm512_maskz_broadcast_i64x4(0xff, *reinterpret_cast<const __m256i*>(table.words));
+}
+
+// The words of a table that is there twice, by the low four bits of each index.
+PC_FORCE_INLINE PairVec look_up_words(__m512i table, BitVec index) {
+  return (PairVec)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, table);
+}
+
 // The words of two tables of 32 by the low six bits of each index.
 PC_FORCE_INLINE PairVec look_up_words(__m512i first, __m512i second, BitVec index) {
   return (PairVec)_mm512_maskz_permutex2var_epi16(~__mmask32{0}, first, (__m512i)index, second);
@@ -86,16 +108,13 @@ PC_FORCE_INLINE PairVec look_up_words(__m512i first, __m512i second, BitVec inde
 // e2m1, by tables of 16 numbers: keys without the scales of their groups, values times these.
 class E2M1Codes {
  public:
-  PC_FORCE_INLINE explicit E2M1Codes(const StoredTile& tile)
-      : lookup_(tile.tables),
-        scaled_(tile.numbers == tile.tables.e4m3_numbers ? tile.tables.e4m3 : tile.tables.ue8m0) {}
-  PC_FORCE_INLINE void set_tokens(int) {}
+  static constexpr bool kHasZeroPoints = false;
 
-  // The numbers i and i + 4 of each dword in vector i.
-  PC_FORCE_INLINE void keys(BitVec dwords, PairVec* pairs) const {
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) pairs[i] = (PairVec)lookup_.of_low_bits(dwords >> 4 * i);
-  }
+  PC_FORCE_INLINE explicit E2M1Codes(const StoredTile& tile)
+      : numbers_(twice(tile.tables.ue8m0[127])),
+        scaled_(tile.numbers == tile.tables.e4m3_numbers ? tile.tables.e4m3 : tile.tables.ue8m0) {}
+
+  PC_FORCE_INLINE __m512i table() const { return numbers_; }
 
   // The numbers with even and with odd index of 32 dims from d on of the tokens t and t + 1: two groups.
   PC_FORCE_INLINE void values(const StoredTile& tile, int t, int64_t d, BitVec codes, PairVec* pairs) const {
@@ -107,62 +126,77 @@ class E2M1Codes {
     pairs[0] = look_up_words(first, second, low_nibbles(codes, table));
     pairs[1] = look_up_words(first, second, low_nibbles(codes >> 4, table));
   }
+  PC_FORCE_INLINE float excess(const uint16_t*) const { return 0.0f; }
 
  private:
-  const E2M1Lookup lookup_;
+  const __m512i numbers_;
   const CodeTable* const scaled_;
 };
 
-// int4, by a table of the numbers -15 .. 15. The index of a code is shifted by 15 minus the zero point of its token.
+// int4, as codes. The products with the zero points are subtracted from sums: keys have one a token, which multiplies
+// the sum of a query row, and values one for all dims.
 class Int4Codes {
  public:
-  PC_FORCE_INLINE explicit Int4Codes(const StoredTile& tile)
-      : lookup_(tile.tables), zero_points_(tile.tables.zero_points) {
-    Vec scales[kTileDwords];
-    if (!load_streams(tile.scale_addresses(), 0, scales)) {
-      for (int t = 0; t < kTileTokens; ++t) __builtin_memcpy(&shifts_[t], tile.scales[t], 4);
-      for (int i = 0; i < kTileDwords; ++i) scales[i] = (Vec) * reinterpret_cast<const BitVec*>(shifts_ + i * kLanes);
-    }
+  static constexpr bool kHasZeroPoints = true;
+
+  PC_FORCE_INLINE explicit Int4Codes(const StoredTile& tile) : codes_(twice(tile.tables.zero_points[0])) {
+    load_dword_rows(tile.scale_addresses(), 0, points_);
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) {
-      *reinterpret_cast<BitVec*>(shifts_ + i * kLanes) = 15 - ((BitVec)scales[i] & 15);
+    for (int i = 0; i < kTileDwords; ++i) points_[i] = __builtin_convertvector((IntVec)points_[i] & 15, Vec);
+  }
+
+  PC_FORCE_INLINE __m512i table() const { return codes_; }
+  // Those of 16 tokens from t on.
+  PC_FORCE_INLINE Vec zero_points(int t) const { return points_[t / kLanes]; }
+
+  // The codes with even and with odd index of 32 dims of the tokens t and t + 1.
+  PC_FORCE_INLINE void values(const StoredTile&, int, int64_t, BitVec codes, PairVec* pairs) const {
+    pairs[0] = look_up_words(codes_, codes);
+    pairs[1] = look_up_words(codes_, codes >> 4);
+  }
+  // The sum of weights times zero points.
+  PC_FORCE_INLINE float excess(const uint16_t* weights) const {
+    Vec sums{};
+#pragma GCC unroll 4
+    for (int t = 0; t < kTileTokens; t += kLanes) {
+      sums = fma(widen_bf16(load_half(weights + t)), points_[t / kLanes], sums);
     }
-  }
-  PC_FORCE_INLINE void set_tokens(int t) { tokens_ = *reinterpret_cast<const BitVec*>(shifts_ + t) * 0x1010101; }
-
-  // The numbers i and i + 4 of each dword in vector i.
-  PC_FORCE_INLINE void keys(BitVec dwords, PairVec* pairs) const {
-    const BitVec even = (dwords & 0x0f0f0f0f) + tokens_, odd = ((dwords >> 4) & 0x0f0f0f0f) + tokens_;
-    pairs[0] = (PairVec)lookup_.of_low_bits(even);
-    pairs[1] = (PairVec)lookup_.of_low_bits(odd);
-    pairs[2] = (PairVec)lookup_.of_low_bits(even >> 8);
-    pairs[3] = (PairVec)lookup_.of_low_bits(odd >> 8);
-  }
-
-  // The numbers with even and with odd index of 32 dims of the tokens t and t + 1.
-  PC_FORCE_INLINE void values(const StoredTile&, int t, int64_t, BitVec codes, PairVec* pairs) const {
-    const __m512i table = join(zero_points_[15 - shifts_[t]], zero_points_[15 - shifts_[t + 1]]);
-    const BitVec second = BitVec{} + 0x100000;
-    pairs[0] = (PairVec)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)low_nibbles(codes, second), table);
-    pairs[1] = (PairVec)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)low_nibbles(codes >> 4, second), table);
+    return sum(sums);
   }
 
  private:
-  const Int4Lookup lookup_;
-  const CodeTable* const zero_points_;
-  alignas(64) uint32_t shifts_[kTileTokens];
-  BitVec tokens_{};
+  const __m512i codes_;
+  Vec points_[kTileDwords];
 };
 
 template <typename Numbers>
 class NibblePairs {
  public:
-  static constexpr int kStepDwords = 1;
+  static constexpr bool kHasZeroPoints = Numbers::kHasZeroPoints;
 
   PC_FORCE_INLINE explicit NibblePairs(const StoredTile& tile) : numbers_(tile) {}
-  PC_FORCE_INLINE void set_tokens(int t) { numbers_.set_tokens(t); }
 
-  PC_FORCE_INLINE void keys(Vec dwords, PairVec* pairs) const { numbers_.keys((BitVec)dwords, pairs); }
+  // The dim of word `word` of operand `vector` of keys().
+  template <int kVectors>
+  PC_FORCE_INLINE static constexpr int key_dim(int vector, int word) {
+    return kVectors == 4 ? word / 2 * 8 + word % 2 * 4 + vector : 2 * word + vector;
+  }
+  // Operands `vector` and `vector` + 1 of the token t from dim d on. The other nibbles of a word are shifted out of its
+  // index, or do not count in it.
+  template <int kVectors>
+  PC_FORCE_INLINE void keys(const StoredTile& tile, int t, int64_t d, int vector, PairVec (&pairs)[2]) const {
+    const char* const row = tile.codes[t] + d / 2;
+    const __m512i table = numbers_.table();
+    BitVec codes;
+    if constexpr (kVectors == 4) {
+      codes = (BitVec)_mm512_loadu_si512(row);
+    } else {
+      const auto half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+      codes = (BitVec)_mm512_maskz_cvtepu8_epi16(~__mmask32{0}, half);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) pairs[i] = look_up_words(table, codes >> 4 * (vector + i));
+  }
 
   // The numbers of 64 dims from d on of the tokens t and t + 1: those with even index of the first 32 dims, the others
   // of these, and likewise for the last 32.
@@ -185,6 +219,8 @@ class NibblePairs {
       sums[i + 1] = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     }
   }
+  PC_FORCE_INLINE float excess(const uint16_t* weights) const { return numbers_.excess(weights); }
+  PC_FORCE_INLINE Vec zero_points(int t) const { return numbers_.zero_points(t); }
 
  private:
   PC_FORCE_INLINE static BitVec words_of(__m512i rows, const NibbleOrder& order) {

@@ -1,13 +1,12 @@
-// Scores of few query rows from the codes of keys: pairs of bfloat16 of 16 keys are made in registers and multiplied at
-// once, so that the loads, the lookups and the products of neighbouring steps overlap.
+// Scores of few query rows from the codes of keys: pairs of bfloat16 of four keys are made in registers and multiplied
+// at once, so that the loads, the lookups and the products of neighbouring keys overlap.
 //
-// 64 bytes of 16 rows are transposed, so that a lane is a key. A step makes four vectors of pairs, of eight dims:
+//   four keys   for each chunk of 128 dims, or of the last 64
+//                 lanes [key, row] += pairs of the key . pairs of the row
+//               a lane has dims of one group, so that its sum is multiplied with the scale of that group
+//   16 lanes    added for 16 sums at a time, by zips and additions that leave one sum in each lane
 //
-//   codes of 4 bits    a dword is the dims d .. d + 7      pairs {d, d + 4} {d + 1, d + 5} {d + 2, d + 6} {d + 3, d +
-//   7} codes of 8 bits    a dword is the dims d .. d + 3      pairs {d, d + 2} {d + 1, d + 3}, and those of the next
-//   dword
-//
-// order_queries() gives the query rows that order. Sums of groups are multiplied with the scales of the groups.
+// order_queries() gives the query rows the order of the operands of keys.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_pairs.hpp"
@@ -23,185 +22,251 @@ constexpr int64_t kCodeRows = 8;
 
 #if defined(__AVX512VBMI__)
 
-// Vectors of pairs that a step makes, and their dims.
-constexpr int kStepVectors = 4;
-constexpr int64_t kStepDims = 8;
-
-// Prefetches rows, one at each step. Few variables, because the products need the registers.
-class StepPrefetch {
+// Prefetches one row for each key of a tile, or the row of the key itself, which is at hand. Few variables and
+// branches, because the products need the registers.
+class RowAhead {
  public:
-  PC_FORCE_INLINE StepPrefetch() = default;
-  // The rows at the indices from `place` on, `count` of them.
-  PC_FORCE_INLINE StepPrefetch(const NextRows& next_rows, int place, int count)
-      : base_(next_rows.rows.base),
-        next_(next_rows.rows.offsets + place),
-        end_(base_ == nullptr ? next_ : next_ + count),
-        last_line_((next_rows.row_bytes - 1) / kLine * kLine) {
-    for (int i = place; i < place + count; ++i) prefetch_scales(next_rows, i);
-  }
+  PC_FORCE_INLINE explicit RowAhead(const StoredTile& tile)
+      : base_(0), offsets_(reinterpret_cast<const Address*>(tile.codes)), last_(0) {}
+  PC_FORCE_INLINE explicit RowAhead(const NextRows& next)
+      : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
 
-  PC_FORCE_INLINE void step() {
-    if (next_ == end_) return;
-    const char* row = base_ + *next_++;
+  PC_FORCE_INLINE void prefetch(int t) const {
+    const char* row = reinterpret_cast<const char*>(base_ + offsets_[t]);
     prefetch_line_near(row);
-    for (int64_t i = kLine; i < last_line_; i += kLine) prefetch_line_near(row + i);
-    prefetch_line_near(row + last_line_);
-  }
-  PC_FORCE_INLINE void rest() {
-    while (next_ != end_) step();
+    prefetch_line_near(row + last_);
+    if (last_ >= 2 * kLine) [[unlikely]]
+      prefetch_middle(row);
   }
 
  private:
-  const char* base_ = nullptr;
-  const int64_t *next_ = nullptr, *end_ = nullptr;
-  int64_t last_line_ = 0;
+  PC_FORCE_INLINE void prefetch_middle(const char* row) const {
+    for (int64_t i = kLine; i <= last_ - kLine; i += kLine) prefetch_line_near(row + i);
+  }
+
+  int64_t base_;
+  const Address* offsets_;
+  int64_t last_;  // byte of a row
 };
 
-// Loads 32 bytes of the rows k, k + 4, k + 8, k + 12: the first and the last 16 bytes of each row, one row a quarter.
-PC_FORCE_INLINE void load_quarters(const char* const* rows, int64_t at, int k, Bytes& first, Bytes& second) {
-  const auto half = [&](int row) __attribute__((always_inline)) {
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[row] + at));
-  };
-  const auto both = [&](int row) __attribute__((always_inline)) {
-    return (Vec)_mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(row)), half(row + 4), 1);
-  };
-  const Vec a = both(k), b = both(k + 8);
-  first = (Bytes)even_quarters(a, b), second = (Bytes)odd_quarters(a, b);
-}
+// Keys that are multiplied together, so that their sums do not wait for each other.
+constexpr int kKeys = 4;
 
-// Writes `bytes` bytes of 16 rows as [bytes / 16][4] vectors: vector k has 16 bytes of the rows k, k + 4, k + 8, k
-// + 12.
-PC_FORCE_INLINE void gather_quarters(const char* const* rows, int64_t bytes, float* to) {
-  for (int64_t at = 0; at < bytes; at += 32, to += 8 * kLanes) {
-#pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) {
-      Bytes first, second;
-      load_quarters(rows, at, k, first, second);
-      store(to + k * kLanes, (Vec)first);
-      store(to + (4 + k) * kLanes, (Vec)second);
-    }
-  }
-}
-
-// The four dwords of 16 bytes of 16 rows, one row a lane.
-PC_FORCE_INLINE void load_dwords(const float* quarters, Vec* dwords) {
-  const Vec k0 = load(quarters), k1 = load(quarters + kLanes), k2 = load(quarters + 2 * kLanes),
-            k3 = load(quarters + 3 * kLanes);
-  const Vec a = zip_low(k0, k2), b = zip_low(k1, k3), c = zip_high(k0, k2), d = zip_high(k1, k3);
-  dwords[0] = zip_low(a, b), dwords[1] = zip_high(a, b);
-  dwords[2] = zip_low(c, d), dwords[3] = zip_high(c, d);
-}
-
-// Adds the products of one step to its sums. `query` has eight numbers of each row.
-template <typename Codes, int R, int kChains>
-PC_FORCE_INLINE void multiply_step(const Codes& codes, const Vec* dwords, const uint16_t* query,
-                                   Vec (&sums)[R][kChains]) {
-  PairVec pairs[kStepVectors];
+// Adds the products of a chunk of the keys from `first` on. `query` is [kVectors, R, 32].
+template <int kVectors, int R, typename Codes>
+PC_FORCE_INLINE void multiply_chunk(const Codes& codes, const StoredTile& tile, int first, int64_t d,
+                                    const uint16_t* query, Vec (&sums)[kKeys][R]) {
 #pragma GCC unroll 2
-  for (int i = 0; i < Codes::kStepDwords; ++i) {
-    codes.keys(dwords[i], pairs + i * kStepVectors / Codes::kStepDwords);
-  }
+  for (int v = 0; v < kVectors; v += 2, query += 2 * R * kPairLanes) {
+    PairVec pairs[kKeys][2];
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kStepVectors; ++v) {
-      sums[r][v % kChains] = dot_splat(pairs[v], query + r * kStepDims + 2 * v, sums[r][v % kChains]);
-    }
-  }
-}
-
-// Scores [R, 64] of 16 keys from gather_quarters(). `scales` are those of their groups, [groups, 64].
-template <typename Codes, int kGroup, int R>
-PC_FORCE_INLINE void score_sixteen(const Codes& codes, const uint16_t* query, const float* quarters, int64_t dim,
-                                   const float* scales, StepPrefetch prefetch, float* scores) {
-  constexpr int kChains = kGroup == 0 ? kStepVectors : 2, kDwords = Codes::kStepDwords, kSteps = 4;
-  Vec sums[R][kChains] = {};
-  [[maybe_unused]] Vec totals[R] = {};
-  for (int64_t d = 0; d < dim; d += kSteps * kStepDims) {
-    Vec dwords[kSteps * kDwords];
+    for (int k = 0; k < kKeys; ++k) codes.template keys<kVectors>(tile, first + k, d, v, pairs[k]);
 #pragma GCC unroll 2
-    for (int i = 0; i < kDwords; ++i, quarters += 4 * kLanes) load_dwords(quarters, dwords + 4 * i);
+    for (int i = 0; i < 2; ++i) {
 #pragma GCC unroll 4
-    for (int step = 0; step < kSteps; ++step, query += R * kStepDims) {
-      prefetch.step();
-      multiply_step(codes, dwords + step * kDwords, query, sums);
-      if constexpr (kGroup != 0) {
-        if ((step + 1) * kStepDims % kGroup != 0) continue;
-        const Vec scale = load(scales);
-        scales += kTileTokens;
+      for (int r = 0; r < R; ++r) {
+        const PairVec q = load_pairs(query + (i * R + r) * kPairLanes);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          totals[r] = fma(sums[r][0] + sums[r][1], scale, totals[r]);
-          sums[r][0] = sums[r][1] = Vec{};
-        }
+        for (int k = 0; k < kKeys; ++k) sums[k][r] = dot(pairs[k][i], q, sums[k][r]);
       }
     }
   }
-  prefetch.rest();
+}
+
+// The same of a chunk whose lanes have scales, [64, groups].
+template <int kVectors, int kGroup, int R, typename Codes>
+PC_FORCE_INLINE void multiply_scaled_chunk(const Codes& codes, const StoredTile& tile, int first, int64_t d,
+                                           int64_t dim, const uint16_t* query, const uint16_t* scales,
+                                           Vec (&totals)[kKeys][R]) {
+  const LaneScales<kVectors * kPairLanes / kGroup> lanes;
+  Vec sums[kKeys][R] = {};
+  multiply_chunk<kVectors, R>(codes, tile, first, d, query, sums);
 #pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) {
-    if constexpr (kGroup == 0) totals[r] = (sums[r][0] + sums[r][1]) + (sums[r][2] + sums[r][3]);
-    store(scores + r * kTileTokens, totals[r]);
+  for (int k = 0; k < kKeys; ++k) {
+    const Vec scale = lanes.of(scales + ((first + k) * dim + d) / kGroup);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) totals[k][r] = fma(sums[k][r], scale, totals[k][r]);
   }
 }
 
-template <typename Codes, int kGroup>
-void score_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows& ahead, const float* scales,
-                    const Cache& cache, float* quarters) {
-  const NextRows next_rows = ahead;
-  const int64_t dim = cache.dim, bytes = row_bytes(cache);
-  Codes codes(tile);
-  for (int t = 0; t < kTileTokens; t += kLanes) {
-    codes.set_tokens(t);
-    gather_quarters(tile.codes + t, bytes, quarters);
-    for_each_row_block(rows.count, [&]<int R>(int64_t row) __attribute__((always_inline)) {
-      score_sixteen<Codes, kGroup, R>(codes, rows.query_pairs + row * rows.query_stride, quarters, dim, scales + t,
-                                      row == 0 ? StepPrefetch(next_rows, t, kLanes) : StepPrefetch(),
-                                      rows.scores + row * kTileTokens + t);
-    });
+// The lanes of the scores of the keys from `first` on.
+template <int kGroup, int R, typename Codes>
+PC_FORCE_INLINE void multiply_keys(const Codes& codes, const StoredTile& tile, int first, int64_t dim,
+                                   const uint16_t* query, const uint16_t* scales, Vec (&sums)[kKeys][R]) {
+  const auto multiply = [&]<int kVectors>(int64_t d) __attribute__((always_inline)) {
+    if constexpr (kGroup == 0) {
+      multiply_chunk<kVectors, R>(codes, tile, first, d, query + d * R, sums);
+    } else {
+      multiply_scaled_chunk<kVectors, kGroup, R>(codes, tile, first, d, dim, query + d * R, scales, sums);
+    }
+  };
+  int64_t d = 0;
+  for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) multiply.template operator()<4>(d);
+  if (d < dim) multiply.template operator()<2>(d);
+}
+
+// {a0 + a2, b0 + b2, a1 + a3, b1 + b3} in each quarter, and the same of pairs of lanes. Zips within quarters take any
+// port of the processor.
+PC_FORCE_INLINE Vec add_zipped(Vec a, Vec b) { return zip_low(a, b) + zip_high(a, b); }
+PC_FORCE_INLINE Vec add_zipped_pairs(Vec a, Vec b) { return low_pairs(a, b) + high_pairs(a, b); }
+
+// The sums of the lanes of 16 vectors: lane 4 k + i is that of vector [k][i].
+PC_FORCE_INLINE Vec sum_lanes(const Vec (&v)[4][4]) {
+  Vec four[4];
+#pragma GCC unroll 4
+  for (int k = 0; k < 4; ++k) four[k] = add_zipped_pairs(add_zipped(v[k][0], v[k][1]), add_zipped(v[k][2], v[k][3]));
+  const Vec a = even_quarters(four[0], four[1]) + odd_quarters(four[0], four[1]);
+  const Vec b = even_quarters(four[2], four[3]) + odd_quarters(four[2], four[3]);
+  return even_quarters(a, b) + odd_quarters(a, b);
+}
+
+// The scores of 16 keys, a vector for each query row, from R vectors of sum_lanes(): quarter k has those of row k R
+// / 4.
+template <int R>
+PC_FORCE_INLINE void arrange(const Vec* parts, Vec (&of_rows)[4]) {
+  if constexpr (R == 1) of_rows[0] = parts[0];
+  if constexpr (R == 2) {
+    of_rows[0] = (Vec)_mm512_maskz_shuffle_f32x4(kAllLanes, (__m512)parts[0], (__m512)parts[1], 0x44);
+    of_rows[1] = (Vec)_mm512_maskz_shuffle_f32x4(kAllLanes, (__m512)parts[0], (__m512)parts[1], 0xee);
   }
+  if constexpr (R == 4) transpose_quarters(parts[0], parts[1], parts[2], parts[3], of_rows);
+}
+
+// The sum of the numbers of each of R query rows; `query` is [dim / 32, R, 32].
+template <int R>
+PC_FORCE_INLINE void sum_queries(const uint16_t* query, int64_t dim, float (&sums)[R]) {
+  const PairVec ones = PairVec{} + 0x3f80;
+  Vec lanes[R] = {};
+  for (int64_t d = 0; d < dim; d += kPairLanes, query += R * kPairLanes) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) lanes[r] = dot(load_pairs(query + r * kPairLanes), ones, lanes[r]);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) sums[r] = sum(lanes[r]);
+}
+
+// Scores [R, 64]. The dim is a constant if kDim is not 0.
+//
+// The lanes of a part's sums are added a part later, so that the products of the next keys do not wait for them.
+template <typename Codes, int kGroup, int R, int64_t kDim>
+void score_block_of_rows(const StoredTile& tile, int64_t any_dim, const uint16_t* query, const uint16_t* scales,
+                         const RowAhead& next, float* scores) {
+  constexpr int kSteps = 4 / R, kParts = kTileTokens / kKeys / kSteps;
+  const RowAhead ahead = next;
+  const int64_t dim = kDim == 0 ? any_dim : kDim;
+  const Codes codes(tile);
+  Vec kept[2][4][4], parts[kParts];
+  int key = 0;
+#pragma GCC unroll 1
+  for (int part = 0; part < kParts; ++part) {
+#pragma GCC unroll 4
+    for (int step = 0; step < kSteps; ++step, key += kKeys) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kKeys; ++i) ahead.prefetch(key + i);
+      Vec sums[kKeys][R] = {};
+      multiply_keys<kGroup, R>(codes, tile, key, dim, query, scales, sums);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+        for (int i = 0; i < kKeys; ++i) kept[part % 2][r * kSteps + step][i] = sums[i][r];
+      }
+    }
+    if (part > 0) parts[part - 1] = sum_lanes(kept[(part - 1) % 2]);
+  }
+  parts[kParts - 1] = sum_lanes(kept[(kParts - 1) % 2]);
+  [[maybe_unused]] float query_sums[R];
+  if constexpr (Codes::kHasZeroPoints) sum_queries(query, dim, query_sums);
+#pragma GCC unroll 1
+  for (int t = 0; t < kTileTokens; t += kLanes) {
+    Vec of_rows[4];
+    arrange<R>(parts + t / kLanes * R, of_rows);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      if constexpr (Codes::kHasZeroPoints) of_rows[r] = fma(codes.zero_points(t), splat(-query_sums[r]), of_rows[r]);
+      store(scores + r * kTileTokens + t, of_rows[r]);
+    }
+  }
+}
+
+// Calls visit.operator()<R>(row) for blocks of 4, 2 and 1 rows.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_even_block(int64_t rows, Visit&& visit) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) visit.template operator()<4>(row);
+  if (row + 2 <= rows) visit.template operator()<2>(row), row += 2;
+  if (row < rows) visit.template operator()<1>(row);
+}
+
+template <typename Codes, int kGroup>
+void score_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows, const uint16_t* scales,
+                    int64_t dim) {
+  constexpr int64_t kUsualDim = 128;
+  prefetch_all_scales(next_rows);
+  for_each_even_block(rows.count, [&]<int R>(int64_t row) __attribute__((always_inline)) {
+    const uint16_t* query = rows.query_pairs + row * rows.query_stride;
+    float* scores = rows.scores + row * kTileTokens;
+    const RowAhead ahead = row == 0 && next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+    if (dim == kUsualDim) {
+      score_block_of_rows<Codes, kGroup, R, kUsualDim>(tile, dim, query, scales, ahead, scores);
+    } else {
+      score_block_of_rows<Codes, kGroup, R, 0>(tile, dim, query, scales, ahead, scores);
+    }
+  });
 }
 
 // Scores of all rows. The queries are in the order of order_queries().
 inline void score_codes(const HeadRows& rows, const Cache& cache, const StoredTile& tile, const NextRows& next_rows,
                         const Scratch& scratch) {
-  float* scales = scratch.key;
-  auto* quarters = reinterpret_cast<float*>(scratch.unpacked);
-  if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
+  auto* scales = reinterpret_cast<uint16_t*>(scratch.key);
+  const int64_t dim = cache.dim;
+  if (group_size(cache.format) != 0) convert_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:
     case Format::E4M3Token:
-      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 0>(rows, tile, next_rows, scales, cache, quarters);
+      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 0>(rows, tile, next_rows, scales, dim);
     case Format::E5M2:
-      return score_codes_of<BytePairs<Float8Unpacker<E5M2Code>>, 0>(rows, tile, next_rows, scales, cache, quarters);
+      return score_codes_of<BytePairs<Float8Unpacker<E5M2Code>>, 0>(rows, tile, next_rows, scales, dim);
     case Format::MXFP8:
-      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>>, 32>(rows, tile, next_rows, scales, cache, quarters);
-    case Format::I8Token:
-      return score_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, cache, quarters);
-    case Format::I4Token:
-      return score_codes_of<NibblePairs<Int4Codes>, 0>(rows, tile, next_rows, scales, cache, quarters);
+      return score_codes_of<BytePairs<Float8Unpacker<E4M3Code>, true>, 32>(rows, tile, next_rows, scales, dim);
+    case Format::I8Token: return score_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, dim);
+    case Format::I4Token: return score_codes_of<NibblePairs<Int4Codes>, 0>(rows, tile, next_rows, scales, dim);
     case Format::FP4Block16:
-    case Format::NVFP4:
-      return score_codes_of<NibblePairs<E2M1Codes>, 16>(rows, tile, next_rows, scales, cache, quarters);
+    case Format::NVFP4: return score_codes_of<NibblePairs<E2M1Codes>, 16>(rows, tile, next_rows, scales, dim);
   }
 }
 
-// Orders the numbers of `count` query rows for score_codes(): for each block of rows, those of a step are together, and
-// the first and the second half of the dims of a dword alternate. `given` is scratch.
-inline void order_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
-  const int64_t half = row_bytes(cache) == cache.dim ? 2 : 4, dim = cache.dim;
-  for (int64_t first = 0; first < count; first += kBlockRows, rows += kBlockRows * dim) {
-    const int64_t block = count - first < kBlockRows ? count - first : kBlockRows;
-    __builtin_memcpy(given, rows, static_cast<size_t>(block * dim) * sizeof *rows);
-    uint16_t* to = rows;
-    for (int64_t d = 0; d < dim; d += kStepDims) {
-      for (int64_t r = 0; r < block; ++r) {
-        const uint16_t* from = given + r * dim + d;
-        for (int64_t i = 0; i < kStepDims; ++i) *to++ = from[i / (2 * half) * (2 * half) + i / 2 % half + i % 2 * half];
-      }
+// Writes a chunk of `count` query rows as [kVectors, count, 32].
+template <int kVectors, typename Codes>
+inline void order_chunk(const uint16_t* rows, int64_t stride, int64_t count, uint16_t* to) {
+  for (int v = 0; v < kVectors; ++v) {
+    for (int64_t r = 0; r < count; ++r) {
+      for (int i = 0; i < kPairLanes; ++i) *to++ = rows[r * stride + Codes::template key_dim<kVectors>(v, i)];
     }
   }
+}
+
+template <typename Codes>
+inline void order_rows(const uint16_t* rows, int64_t dim, int64_t count, uint16_t* to) {
+  int64_t d = 0;
+  for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) order_chunk<4, Codes>(rows + d, dim, count, to + d * count);
+  if (d < dim) order_chunk<2, Codes>(rows + d, dim, count, to + d * count);
+}
+
+// Orders the numbers of `count` query rows for score_codes(), in its blocks of rows. `given` is scratch.
+inline void order_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
+  const int64_t dim = cache.dim;
+  for_each_even_block(count, [&]<int R>(int64_t row) {
+    uint16_t* to = rows + row * dim;
+    __builtin_memcpy(given, to, static_cast<size_t>(R * dim) * sizeof *to);
+    if (cache.format == Format::MXFP8) {
+      order_rows<BytePairs<Int8Unpacker, true>>(given, dim, R, to);
+    } else if (row_bytes(cache) == dim) {
+      order_rows<BytePairs<Int8Unpacker>>(given, dim, R, to);
+    } else {
+      order_rows<NibblePairs<Int4Codes>>(given, dim, R, to);
+    }
+  });
 }
 
 #else

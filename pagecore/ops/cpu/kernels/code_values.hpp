@@ -38,16 +38,12 @@ PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows,
 // Adds the products of 64 dims from d on. The weights of vector n of the sums are those of the group n / kShared.
 template <typename Codes, int kShared, int R, bool kPrefetches>
 PC_FORCE_INLINE void accumulate_block(const Codes& codes, const HeadRows& rows, int64_t row, const uint16_t* weights,
-                                      const StoredTile& tile, const NextRows& next_rows, int64_t d, int64_t passes) {
+                                      const float* excess, const StoredTile& tile, const RowAhead& ahead, int64_t d) {
   Vec sums[R][kValueVectors] = {};
-  [[maybe_unused]] int64_t skipped = d / kValueDims;
   for (int t = 0; t < kTileTokens; t += 2) {
-    if constexpr (kPrefetches) {  // each pass over the tile prefetches a part of the rows
-      if (--skipped < 0) {
-        prefetch_row(next_rows, t);
-        prefetch_row(next_rows, t + 1);
-        skipped = passes - 1;
-      }
+    if constexpr (kPrefetches) {
+      ahead.prefetch(t);
+      ahead.prefetch(t + 1);
     }
     PairVec pairs[kValueVectors];
     codes.values(tile, t, d, pairs);
@@ -65,17 +61,21 @@ PC_FORCE_INLINE void accumulate_block(const Codes& codes, const HeadRows& rows, 
     float* out = rows.acc + (row + r) * rows.acc_stride + d;
     Codes::order(sums[r]);
 #pragma GCC unroll 4
-    for (int n = 0; n < kValueVectors; ++n) add_product(out + n * kLanes, sums[r][n], rows.factor + row + r);
+    for (int n = 0; n < kValueVectors; ++n) {
+      add_product(out + n * kLanes, sums[r][n] - excess[row + r], rows.factor + row + r);
+    }
   }
 }
 
 template <typename Codes, int kGroup>
-void accumulate_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows& ahead, const float* scales,
+void accumulate_codes_of(const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows, const float* scales,
                          int64_t dim) {
   constexpr int kGroups = kGroup == 0 ? 1 : kValueDims / kGroup, kShared = kValueVectors / kGroups;
-  const NextRows next_rows = ahead;
   const Codes codes(tile);
+  const RowAhead ahead(next_rows);
   alignas(64) uint16_t scaled[kGroups * kBlockRows * kTileTokens];
+  float excess[kCodeRows];
+  for (int64_t r = 0; r < rows.count; ++r) excess[r] = codes.excess(rows.weights + r * kTileTokens);
   for (int64_t d = 0; d < dim; d += kValueDims) {
     for_each_row_block(rows.count, [&]<int R>(int64_t row) __attribute__((always_inline)) {
       const uint16_t* weights = rows.weights + row * kTileTokens;
@@ -83,10 +83,10 @@ void accumulate_codes_of(const HeadRows& rows, const StoredTile& tile, const Nex
         scale_weights_of_groups<kGroups>(rows.scores + row * kTileTokens, R, scales + d / kGroup * kTileTokens, scaled);
         weights = scaled;
       }
-      if (row == 0 && next_rows.rows.base != nullptr) {
-        accumulate_block<Codes, kShared, R, true>(codes, rows, row, weights, tile, next_rows, d, dim / kValueDims);
+      if (d == 0 && row == 0 && next_rows.rows.base != nullptr) {
+        accumulate_block<Codes, kShared, R, true>(codes, rows, row, weights, excess, tile, ahead, d);
       } else {
-        accumulate_block<Codes, kShared, R, false>(codes, rows, row, weights, tile, next_rows, d, 0);
+        accumulate_block<Codes, kShared, R, false>(codes, rows, row, weights, excess, tile, ahead, d);
       }
     });
   }
@@ -97,7 +97,8 @@ inline void accumulate_codes(const HeadRows& rows, const Cache& cache, const Sto
                              const NextRows& next_rows, const Scratch& scratch) {
   float* scales = scratch.value;
   const int64_t dim = cache.dim;
-  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
+  prefetch_all_scales(next_rows);
+  if (cache.format == Format::MXFP8) expand_scales(tile, dim / group_size(cache.format), scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:

@@ -33,15 +33,6 @@ PC_FORCE_INLINE Vec dot(PairVec a, PairVec b, Vec sum) {
   return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 
-// dot() with a pair in memory, repeated; in assembly, because GCC 12 loads the pair by an instruction of its own.
-PC_FORCE_INLINE Vec dot_splat(PairVec a, const uint16_t* pair, Vec sum) {
-  typedef uint32_t LoosePair __attribute__((aligned(1), may_alias));
-  asm("vdpbf16ps %[pair]%{1to16%}, %[a], %[sum]"
-      : [sum] "+v"(sum)
-      : [a] "v"(a), [pair] "m"(*reinterpret_cast<const LoosePair*>(pair)));
-  return sum;
-}
-
 // {a0 b0 a1 b1 ...} of the first and of the last 16 numbers of a and b.
 PC_FORCE_INLINE PairVec weave_low(PairVec a, PairVec b) {
   return __builtin_shufflevector(a, b, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11,

@@ -19,63 +19,87 @@ PC_FORCE_INLINE BytePair ue8m0_bytes(Bytes codes) {
   return {(Bytes)((Words)codes << 7 & 0x8080) | least_or_nan, (Bytes)((Words)codes >> 1) & 0x7f};
 }
 
-// Four bytes of 64 tokens, `at` bytes into their rows of scales, one token a dword; `count` of them, others are 0.
-PC_FORCE_INLINE void gather_scales(const StoredTile& tile, int64_t at, int64_t count, uint32_t (&dwords)[kTileTokens]) {
-  if (count >= 4) {
-    for (int t = 0; t < kTileTokens; ++t) __builtin_memcpy(&dwords[t], tile.scales[t] + at, 4);
+// The scales of a tile as bfloat16, [64, groups]. `words` has room for half of these numbers more.
+template <typename BytesOf>
+PC_FORCE_INLINE void convert_scales(const StoredTile& tile, int64_t groups, uint16_t* words, BytesOf&& bytes_of) {
+  const auto convert = [&](const char* bytes, int64_t count) __attribute__((always_inline)) {
+    for (int64_t i = 0; i < count; i += kByteLanes, words += kByteLanes) {
+      const BytePair numbers = bytes_of(spread((Bytes)_mm512_loadu_si512(bytes + i)));
+      store_words(words, zip_low(numbers.low, numbers.high));
+      store_words(words + kWordLanes, zip_high(numbers.low, numbers.high));
+    }
+  };
+  if (groups * kLanes % kByteLanes == 0 && are_runs(tile.scale_addresses(), groups)) {
+    for (int t = 0; t < kTileTokens; t += kLanes) convert(tile.scales[t], kLanes * groups);
     return;
   }
+  char* const copies = reinterpret_cast<char*>(words + groups * kTileTokens);
+  copy_rows(tile.scales, groups, copies);
+  convert(copies, groups * kTileTokens);
+}
+
+inline void convert_scales(const Cache& cache, const StoredTile& tile, uint16_t* words) {
+  const int64_t groups = cache.dim / group_size(cache.format);
+  if (cache.format == Format::NVFP4) {
+    const Float8Unpacker<E4M3Code> unpacker;
+    convert_scales(tile, groups, words,
+                   [&](Bytes codes) __attribute__((always_inline)) { return unpacker.bytes_of(codes); });
+  } else {
+    convert_scales(tile, groups, words, [](Bytes codes) __attribute__((always_inline)) { return ue8m0_bytes(codes); });
+  }
+}
+
+// Picks the scale of each lane from those of kGroups groups, which share the lanes of a vector equally.
+template <int kGroups>
+class LaneScales {
+ public:
+  PC_FORCE_INLINE Vec of(const uint16_t* words) const {
+    const __m512i repeated =
+        _mm512_maskz_broadcast_i32x4(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(words)));
+    return (Vec)_mm512_maskz_shuffle_epi8(~__mmask64{0}, repeated, order_);
+  }
+
+ private:
+  static constexpr ByteTable64 kOrder = table_64([](int i) {
+    const int group = i / 4 * kGroups / kLanes;
+    return i % 4 < 2 ? 0x80 : 2 * group + i % 4 - 2;
+  });
+
+  const __m512i order_ = _mm512_load_si512(kOrder.bytes);
+};
+
+// Four bytes of the scales of 16 tokens a vector, `at` bytes into their rows; `count` of them, others mean nothing.
+PC_FORCE_INLINE void load_four_scales(const StoredTile& tile, int64_t at, int64_t count, Vec (&rows)[kTileDwords]) {
+  if (count >= 4) return load_dword_rows(tile.scale_addresses(), at, rows);
+  alignas(64) uint32_t dwords[kTileTokens];
   for (int t = 0; t < kTileTokens; ++t) {
     uint16_t both;
     __builtin_memcpy(&both, tile.scales[t] + at, 2);
     dwords[t] = both;
   }
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileDwords; ++i) rows[i] = (Vec) * reinterpret_cast<const BitVec*>(dwords + i * kLanes);
 }
 
-// Writes the numbers [count, 64] of up to four scales of each token, from dwords of 16 tokens.
-template <typename BytesOf>
-PC_FORCE_INLINE void store_numbers(const Vec (&dwords)[kTileDwords], int64_t count, float* numbers,
-                                   BytesOf&& bytes_of) {
+// Writes the UE8M0 scales of a tile as float32, [groups, 64]; `groups` is even.
+inline void expand_scales(const StoredTile& tile, int64_t groups, float* numbers) {
   // Of the bytes {low, high} of dwords: 0, 0, byte g of low, byte g of high.
   constexpr __mmask64 kHighWords = 0xcccccccccccccccc;
   const BitVec dword_starts = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
   const BitVec first = dword_starts << 16 | (dword_starts + 64) << 24;
+  for (int64_t g = 0; g < groups; g += 4, numbers += 4 * kTileTokens) {
+    const int64_t count = groups - g < 4 ? groups - g : 4;
+    Vec rows[kTileDwords];
+    load_four_scales(tile, g, count, rows);
 #pragma GCC unroll 4
-  for (int t = 0; t < kTileDwords; ++t) {
-    const BytePair bytes = bytes_of((Bytes)dwords[t]);
-    for (int i = 0; i < count; ++i) {
-      const auto index = (__m512i)(first + static_cast<uint32_t>(i) * 0x01010000);
-      store(numbers + i * kTileTokens + t * kLanes,
-            (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
+    for (int t = 0; t < kTileDwords; ++t) {
+      const BytePair bytes = ue8m0_bytes((Bytes)rows[t]);
+      for (int i = 0; i < count; ++i) {
+        const auto index = (__m512i)(first + static_cast<uint32_t>(i) * 0x01010000);
+        store(numbers + i * kTileTokens + t * kLanes,
+              (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
+      }
     }
-  }
-}
-
-// Writes numbers [groups, 64] of a tile whose rows have `groups` scales, an even number.
-template <typename BytesOf>
-PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
-  Vec first[kTileDwords], second[kTileDwords];
-  if (groups == 4 && load_streams(tile.scale_addresses(), 0, first)) return store_numbers(first, 4, numbers, bytes_of);
-  if (groups == 8 && load_wide_streams(tile.scale_addresses(), first, second)) {
-    store_numbers(first, 4, numbers, bytes_of);
-    return store_numbers(second, 4, numbers + 4 * kTileTokens, bytes_of);
-  }
-  alignas(64) uint32_t dwords[kTileTokens];
-  for (int64_t g = 0; g < groups; g += 4) {
-    gather_scales(tile, g, groups - g, dwords);
-    for (int t = 0; t < kTileDwords; ++t) first[t] = (Vec) * reinterpret_cast<const BitVec*>(dwords + t * kLanes);
-    store_numbers(first, groups - g < 4 ? groups - g : 4, numbers + g * kTileTokens, bytes_of);
-  }
-}
-
-inline void expand_scales(const Cache& cache, const StoredTile& tile, float* numbers) {
-  const int64_t groups = cache.dim / group_size(cache.format);
-  if (cache.format == Format::NVFP4) {
-    const Float8Unpacker<E4M3Code> unpacker;
-    expand_scales(tile, groups, numbers,
-                  [&](Bytes codes) __attribute__((always_inline)) { return unpacker.bytes_of(codes); });
-  } else {
-    expand_scales(tile, groups, numbers, [](Bytes codes) __attribute__((always_inline)) { return ue8m0_bytes(codes); });
   }
 }
 

@@ -128,6 +128,11 @@ PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* code
     return code(load_as_float<From>(source + i * kLanes * kSize<From>), splat(numbers.factors[group]),
                 splat(numbers.inverses[group]));
   };
+  if constexpr (requires { code.store(source, groups, codes, numbers.factors, numbers.inverses); }) {
+    const float *divisors = numbers.factors + first, *inverses = numbers.inverses + first;
+    if (groups % 4 == 0 && code.store(source, groups, codes, divisors, inverses)) [[likely]]
+      return;
+  }
   const int64_t vectors = groups * kParts<kGroup>;
   int64_t i = 0;
   for (; i + 4 <= vectors; i += 4) {
@@ -242,6 +247,66 @@ PC_FORCE_INLINE void nv_codes(const Vec (&group)[kParts<16>], Vec divisor, IntVe
   for (int i = 0; i < kParts<16>; ++i) codes[i] = e2m1_codes(group[i] / divisor, group[i]) & used;
 }
 
+// The codes of numbers by a divisor, and by its inverse with two corrections.
+struct NvDivides {
+  PC_FORCE_INLINE IntVec operator()(Vec v, Vec divisor, Vec) const {
+    return e2m1_codes(v / divisor, v) & (divisor > 0.0f);
+  }
+};
+struct NvCorrects {
+  PC_FORCE_INLINE IntVec operator()(Vec v, Vec divisor, Vec inverse) const {
+    return e2m1_codes(quotient(v, divisor, inverse), v) & (divisor > 0.0f);
+  }
+};
+
+#if defined(__AVX512VBMI__)
+// The same for bfloat16 and divisors with four leading bits. A quotient n / m of 8 by 4 bits is a tie of codes or
+// differs from each tie by 2^-10 or more, so that the product with the inverse, rounded to a multiple of 2^-13, is on
+// the same side of each.
+struct NvOfPairs : NvCorrects {
+  // False if a divisor is 0 or NaN; nothing is stored then. `groups` is a multiple of 4.
+  PC_FORCE_INLINE bool store(const char* source, int64_t groups, char* codes, const float* divisors,
+                             const float* inverses) const {
+    // The inverses of the groups 0 and 1 in the halves of a vector, and of the groups 2 and 3.
+    const auto first = (BitVec)_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), second = first + 2;
+    static constexpr ByteTable64 kLowBytes = table_64([](int i) { return i % 32 / 16 * 64 + i % 16 * 4; });
+    for (int64_t g = 0; g < groups; g += 4) {
+      if (_mm_movemask_ps(_mm_cmp_ps(_mm_loadu_ps(divisors + g), _mm_setzero_ps(), _CMP_GT_OQ)) != 15) return false;
+    }
+    for (int64_t g = 0; g < groups; g += 4, source += 2 * kLine, codes += kLine / 2) {
+      const Vec four = (Vec)_mm512_maskz_broadcast_f32x4(kAllLanes, _mm_loadu_ps(inverses + g)) * 0x1p13f;
+      const BitVec low = codes_of(source, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)first));
+      const BitVec high =
+          codes_of(source + kLine, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)second));
+      const auto bytes = (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)low,
+                                                               _mm512_load_si512(kLowBytes.bytes), (__m512i)high);
+      __builtin_memcpy(codes, &bytes, kLine / 2);
+    }
+    return true;
+  }
+
+ private:
+  // The codes of 32 numbers times factors, two in the lowest byte of each lane.
+  PC_FORCE_INLINE static BitVec codes_of(const char* source, Vec factors) {
+    static constexpr ByteTable64 kTable =
+        table_64([](int i) { return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40); });
+    const auto words = (BitVec)_mm512_loadu_si512(source);
+    const auto inside = [&](BitVec bits) __attribute__((always_inline)) {
+      const auto number = _mm512_maskz_cvtps_epu32(kAllLanes, (__m512)((Vec)bits * factors));
+      return (BitVec)_mm512_maskz_min_epu32(kAllLanes, number, (__m512i)(BitVec{} + (6 << 13)));
+    };
+    const BitVec even = inside(words << 16 & 0x7fffffff), odd = inside(words & 0x7fff0000);
+    const auto numbers = (Words)(even | odd << 16);
+    // The sum of the quarters rounded down and up is odd between two of them.
+    const Words quarters = (numbers >> 11) + ((numbers + 2047) >> 11);
+    const auto codes =
+        (BitVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)quarters, _mm512_load_si512(kTable.bytes));
+    const BitVec both = codes | ((BitVec)((Words)words >> 12) & 0x00080008);
+    return both | both >> 12;
+  }
+};
+#endif
+
 template <Float From>
 void quantize_nvfp4(const RowBatch& batch) {
   const Vec factors = splat(batch.factor), six = splat(6.0f) * factors;
@@ -249,15 +314,17 @@ void quantize_nvfp4(const RowBatch& batch) {
     bytes = nv_scales(amax, six);
     divisor = number_of_e4m3(bytes) * factors;
   };
-  if (batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f) {
-    for_each_group<From, 16, 2, false>(batch, scale_of,
-                                       [](Vec v, Vec divisor, Vec inverse) __attribute__((always_inline)) {
-                                         return e2m1_codes(quotient(v, divisor, inverse), v) & (divisor > 0.0f);
-                                       });
+  const bool is_usual = batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f;
+#if defined(__AVX512VBMI__)
+  if constexpr (From == Float::BF16) {
+    const bool is_power = (bits_of(batch.factor)[0] & 0x7fffff) == 0;
+    if (is_usual && is_power) return for_each_group<From, 16, 2, false>(batch, scale_of, NvOfPairs{});
+  }
+#endif
+  if (is_usual) {
+    for_each_group<From, 16, 2, false>(batch, scale_of, NvCorrects{});
   } else {
-    for_each_group<From, 16, 2, false>(batch, scale_of, [](Vec v, Vec divisor, Vec) __attribute__((always_inline)) {
-      return e2m1_codes(v / divisor, v) & (divisor > 0.0f);
-    });
+    for_each_group<From, 16, 2, false>(batch, scale_of, NvDivides{});
   }
 }
 

@@ -1,8 +1,8 @@
 // The scales of a tile of a quantised cache, as vectors of dwords.
 //
-// Whole tiles are visited as four streams of two tokens (tile.hpp). Where the scales of 16 tokens are contiguous, those
-// of a tile are loaded as vectors and put in that order: copies of single scales, loaded as vectors soon after they are
-// stored, wait for all these stores.
+// Where the scales of 16 tokens are contiguous, those of a tile are loaded as vectors: copies of single scales, loaded
+// as vectors soon after they are stored, wait for all these stores. Tiles that are read in place are visited as four
+// streams of two tokens (tile.hpp), and their scales are put in that order:
 //
 //   loaded    stream 0: t0 t1 .. t15   stream 1: t16 t17 ..   stream 2: t32 ..   stream 3: t48 ..
 //   in order  t0 t1 t16 t17 t32 t33 t48 t49 t2 t3 t18 ..
@@ -19,8 +19,11 @@ namespace {
 
 constexpr int kTileDwords = kTileTokens / kLanes;
 
+// An address or an offset; reads those that were stored as pointers.
+typedef int64_t Address __attribute__((may_alias));
+
 // True if the rows of `bytes` bytes at these addresses are four streams of two, each of 16 contiguous rows.
-PC_FORCE_INLINE bool are_streams(const int64_t* addresses, int64_t bytes) {
+PC_FORCE_INLINE bool are_streams(const Address* addresses, int64_t bytes) {
   const __m512i first = _mm512_loadu_si512(addresses), twice = _mm512_set1_epi64(2 * bytes);
   // Odd places are one row after the even ones.
   const __m512i even = _mm512_maskz_permutex_epi64(0xff, first, 0xa0);
@@ -45,35 +48,45 @@ PC_FORCE_INLINE Vec high_pairs(Vec a, Vec b) { return (Vec)_mm512_maskz_unpackhi
 
 PC_FORCE_INLINE Vec load_at(int64_t address) { return load(reinterpret_cast<const float*>(address)); }
 
-// Loads rows of a dword each, 16 rows a vector, if are_streams(). `base` is added to the addresses.
-PC_FORCE_INLINE bool load_streams(const int64_t* addresses, int64_t base, Vec (&rows)[kTileDwords]) {
-  if (!are_streams(addresses, 4)) return false;
-  const Vec a = load_at(base + addresses[0]), b = load_at(base + addresses[2]);
-  const Vec c = load_at(base + addresses[4]), d = load_at(base + addresses[6]);
-  transpose_quarters(low_pairs(a, b), low_pairs(c, d), high_pairs(a, b), high_pairs(c, d), rows);
-  return true;
+// True if the rows of `bytes` bytes at these addresses are four runs of 16 contiguous rows, in order.
+PC_FORCE_INLINE bool are_runs(const Address* addresses, int64_t bytes) {
+  const __m512i steps = _mm512_mullo_epi64(_mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7), _mm512_set1_epi64(bytes));
+  const __m512i eight = _mm512_set1_epi64(8 * bytes);
+  __mmask8 same = 0xff;
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileTokens; i += kLanes) {
+    const __m512i expected = _mm512_add_epi64(_mm512_set1_epi64(addresses[i]), steps);
+    same &= _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(addresses + i), expected);
+    same &= _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(addresses + i + 8), _mm512_add_epi64(expected, eight));
+  }
+  return same == 0xff;
 }
 
-// The same for rows of two dwords, the first and the second.
-PC_FORCE_INLINE bool load_wide_streams(const int64_t* addresses, Vec (&first)[kTileDwords],
-                                       Vec (&second)[kTileDwords]) {
-  if (!are_streams(addresses, 8)) return false;
-  const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-  const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
-#pragma GCC unroll 2
-  for (int half = 0; half < 2; ++half) {
-    const auto part = [&](int stream)
-                          __attribute__((always_inline)) { return load_at(addresses[2 * stream] + half * 4 * kLanes); };
-    Vec rounds[4];
-    transpose_quarters(part(0), part(1), part(2), part(3), rounds);
-#pragma GCC unroll 2
-    for (int i = 0; i < 2; ++i) {
-      const auto a = (__m512i)rounds[2 * i], b = (__m512i)rounds[2 * i + 1];
-      first[2 * half + i] = (Vec)_mm512_maskz_permutex2var_epi32(kAllLanes, a, even, b);
-      second[2 * half + i] = (Vec)_mm512_maskz_permutex2var_epi32(kAllLanes, a, odd, b);
-    }
+// Loads rows of a dword each, 16 rows a vector. `base` is added to the addresses.
+PC_FORCE_INLINE void load_dword_rows(const Address* addresses, int64_t base, Vec (&rows)[kTileDwords]) {
+  if (are_runs(addresses, 4)) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileDwords; ++i) rows[i] = load_at(base + addresses[i * kLanes]);
+    return;
   }
-  return true;
+  if (are_streams(addresses, 4)) {
+    const Vec a = load_at(base + addresses[0]), b = load_at(base + addresses[2]);
+    const Vec c = load_at(base + addresses[4]), d = load_at(base + addresses[6]);
+    return transpose_quarters(low_pairs(a, b), low_pairs(c, d), high_pairs(a, b), high_pairs(c, d), rows);
+  }
+  alignas(64) float copies[kTileTokens];
+  for (int t = 0; t < kTileTokens; ++t) copies[t] = *reinterpret_cast<const float*>(base + addresses[t]);
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileDwords; ++i) rows[i] = load(copies + i * kLanes);
+}
+
+// Copies rows of `bytes` bytes, an even number, to [64, bytes].
+PC_FORCE_INLINE void copy_rows(const char* const* rows, int64_t bytes, char* to) {
+  for (int t = 0; t < kTileTokens; ++t, to += bytes) {
+    int64_t i = 0;
+    for (; i + 8 <= bytes; i += 8) __builtin_memcpy(to + i, rows[t] + i, 8);
+    for (; i < bytes; i += 2) __builtin_memcpy(to + i, rows[t] + i, 2);
+  }
 }
 
 #endif

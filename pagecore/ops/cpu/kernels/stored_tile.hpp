@@ -22,10 +22,11 @@ struct StoredTile {
   const char* codes[kTileTokens];
   const char* scales[kTileTokens];
 
-  // The addresses of the scales.
-  [[nodiscard]] PC_FORCE_INLINE const int64_t* scale_addresses() const {
-    return reinterpret_cast<const int64_t*>(scales);
+#if defined(__AVX512BW__)
+  [[nodiscard]] PC_FORCE_INLINE const Address* scale_addresses() const {
+    return reinterpret_cast<const Address*>(scales);
   }
+#endif
 
  private:
   PC_FORCE_INLINE static void fill(const TokenRows& tokens, const TileUse& use, const char* zeros,

@@ -63,15 +63,43 @@ PC_FORCE_INLINE void store_nibbles(uint64_t pairs, const CodeTable& table, uint1
 #endif
 }
 
+#if defined(__AVX2__)
+// Unpacks 16 bytes of codes of two groups.
+PC_FORCE_INLINE void store_two_groups(const char* codes, const CodeTable& first, const CodeTable& second,
+                                      uint16_t* to) {
+  const auto both = [](const uint8_t* a, const uint8_t* b) __attribute__((always_inline)) {
+    const __m256i low = _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a)));
+    return _mm256_inserti128_si256(low, _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
+  };
+  const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+  const __m256i index = _mm256_and_si256(_mm256_or_si256(wide, _mm256_slli_epi16(wide, 4)), _mm256_set1_epi8(15));
+  const __m256i low = _mm256_shuffle_epi8(both(first.low, second.low), index);
+  const __m256i high = _mm256_shuffle_epi8(both(first.high, second.high), index);
+  const __m256i a = _mm256_unpacklo_epi8(low, high), b = _mm256_unpackhi_epi8(low, high);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute2x128_si256(a, b, 0x20));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + kNibbleGroup), _mm256_permute2x128_si256(a, b, 0x31));
+}
+#endif
+
 // Unpacks `bytes` bytes of codes. table(g) is the table of numbers 16 g .. 16 g + 15.
 template <typename TableOf>
 PC_FORCE_INLINE void unpack_nibbles(const char* codes, int64_t bytes, TableOf&& table, uint16_t* to) {
   constexpr int64_t kBytes = kNibbleGroup / 2;
-  for (int64_t at = 0; at < bytes; at += kBytes) {
-    uint64_t pairs = 0;
-    __builtin_memcpy(&pairs, codes + at, static_cast<size_t>(bytes - at < kBytes ? bytes - at : kBytes));
+  int64_t at = 0;
+#if defined(__AVX2__)
+  for (; at + 2 * kBytes <= bytes; at += 2 * kBytes) {
+    store_two_groups(codes + at, table(at / kBytes), table(at / kBytes + 1), to + 2 * at);
+  }
+#endif
+  uint64_t pairs = 0;
+  for (; at + kBytes <= bytes; at += kBytes) {
+    __builtin_memcpy(&pairs, codes + at, kBytes);
     store_nibbles(pairs, table(at / kBytes), to + 2 * at);
   }
+  if (at == bytes) return;
+  pairs = 0;
+  __builtin_memcpy(&pairs, codes + at, static_cast<size_t>(bytes - at));
+  store_nibbles(pairs, table(at / kBytes), to + 2 * at);
 }
 
 #endif
