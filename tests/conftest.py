@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.capabilities import require
+from tests.interpreters import Interpreters
 
 FOLDER = Path(__file__).parent
 # Parallel workers share the cores. Two threads keep the multi-threaded paths of pagecore covered; the math libraries of
@@ -59,3 +61,10 @@ def torch() -> Any:
 @pytest.fixture(scope="session")
 def jax() -> Any:
     return require("jax")
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> Iterator[Interpreters]:
+    started = Interpreters()
+    yield started
+    started.close()
