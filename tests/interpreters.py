@@ -41,8 +41,8 @@ else:
 class Interpreter:
     """A process that has imported modules; `run` forks it.
 
-    A program finds the modules imported, and otherwise what it finds in a new interpreter whose working directory is the
-    root of the repository.
+    A program finds the modules imported, and otherwise what it finds in a new interpreter that starts in the root of
+    the repository.
     """
 
     def __init__(self, modules: Iterable[str]) -> None:
@@ -69,7 +69,8 @@ class Interpreter:
                 "out": str(out),
                 "err": str(err),
             }
-            assert self.server.stdin is not None and self.server.stdout is not None
+            assert self.server.stdin is not None
+            assert self.server.stdout is not None
             self.server.stdin.write(json.dumps(request) + "\n")
             self.server.stdin.flush()
             status = self.server.stdout.readline()
