@@ -68,13 +68,13 @@ def test_every_layout(lens, format, layout):
     make_format_case(format, shape=shape).check()
 
 
-@EVERY_FORMAT
-@pytest.mark.parametrize(
-    ("layout", "block_size", "dim"),
-    [("HND", 16, 64), ("HND", 16, 128), ("HND", 16, 256), ("HND", 64, 128), ("HND", 24, 128), ("NHD", 16, 128)],
-)
-def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, layout, block_size, dim):
+TILES = [("HND", 16, 64), ("HND", 16, 128), ("HND", 16, 256), ("HND", 64, 128), ("HND", 24, 128), ("NHD", 16, 128)]
+
+
+@pytest.mark.parametrize(("format", "tile", "isa"), in_turn(FORMATS, TILES, over=[ISAS]), indirect=["isa"], ids=str)
+def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile):
     """Scales of 16 tokens that are contiguous are loaded as vectors, in the order in which tiles are visited."""
+    layout, block_size, dim = tile
     shape = Shape(
         dims=(dim, dim), heads=(10, 2), layout=layout, block_size=block_size, query_dtype="bfloat16", **DECODE
     )
@@ -112,9 +112,12 @@ def test_tokens_hidden_by_a_mask_are_not_read(isa, lens, format, dtype):
     make_format_case(format, shape=shape, mask=random_mask(shape)).check()
 
 
-@EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [1, 3, 30, 65, (40, 2)])
+@pytest.mark.parametrize(
+    ("isa", "format", "window", "dtype"),
+    in_turn(ISAS, FORMATS, [1, 3, 30, 65, (40, 2)], over=[["float32", "bfloat16"]]),
+    indirect=["isa"],
+    ids=str,
+)
 def test_windows_that_begin_within_a_tile(isa, format, dtype, window):
     shape = Shape(dims=(64, 64), query_dtype=dtype, **DECODE)
     make_format_case(format, shape=shape, window=window).check()
