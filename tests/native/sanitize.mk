@@ -103,18 +103,18 @@ define level # isa
 endef
 $(foreach isa,$(ISAS_$(MACHINE)),$(eval $(call level,$(isa))))
 
-# Reads the bytes of inlined instructions; PRELUDE does not fit other flags.
+# It reads the bytes of inlined instructions; with other flags than the prelude's, the prelude is compiled as text.
 %/tests/ops/native/amx.o: EXTRA = -Og
-%/tests/ops/native/amx.o: PRELUDE :=
 
 define compile # kind
 $(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
 	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) $$(PRELUDE) -MMD -MP -c -o $$@ $$<
-$(OUT)/$(1)/prelude.hpp.gch: tests/native/prelude.hpp tests/native/harness.hpp tests/native/sanitize.mk
+$(OUT)/$(1)/prelude.hpp.gch: tests/native/prelude.hpp tests/native/sanitize.mk
 	@mkdir -p $$(@D)
 	@echo '#include "$$<"' > $(OUT)/$(1)/prelude.hpp
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -x c++-header -o $$@ $(OUT)/$(1)/prelude.hpp
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -MMD -MP -MF $$(@:.hpp.gch=.d) -MT $$@ -x c++-header -o $$@ $(OUT)/$(1)/prelude.hpp
+-include $(OUT)/$(1)/prelude.d
 endef
 $(foreach kind,asan tsan plain,$(eval $(call compile,$(kind))))
