@@ -31,6 +31,10 @@ endif
 # $(call about,TIME) is the expected time of a step that has not run here before.
 about = $(if $(wildcard $@),, (about $(1)))
 
+# The tests start hundreds of interpreters and rewrite the assertions of 350 modules: without stored bytecode, each run compiles
+# all of them again in each process.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: servers demo test test-quick emulate kernels lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.capabilities import require
+from tests.interpreters import Interpreters
 
 FOLDER = Path(__file__).parent
 # Parallel workers share the cores. Two threads keep the multi-threaded paths of pagecore covered; the math libraries of
@@ -51,6 +53,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Exempt as well what is left after the last test of a module: imported frameworks, above all."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def torch() -> Any:
     return require("torch")
@@ -59,3 +70,10 @@ def torch() -> Any:
 @pytest.fixture(scope="session")
 def jax() -> Any:
     return require("jax")
+
+
+@pytest.fixture(scope="session")
+def interpreters() -> Iterator[Interpreters]:
+    started = Interpreters()
+    yield started
+    started.close()

@@ -38,8 +38,11 @@ def faults(path):
     else:
         passages = openings = _native_passages(text)
     found = []
-    for line, passage in passages:
-        for pattern, rule in ANYWHERE.items():
+    # Patterns match within a line: most files are done after one search of all passages.
+    everything = "\n".join(passage for _, passage in passages)
+    suspected = {pattern: rule for pattern, rule in ANYWHERE.items() if re.search(pattern, everything, re.MULTILINE)}
+    for line, passage in passages if suspected else ():
+        for pattern, rule in suspected.items():
             matches = re.finditer(pattern, passage, re.MULTILINE)
             found += [(line + passage.count("\n", 0, match.start()), match[0], rule) for match in matches]
     headers = [(line, text.lstrip()) for line, text in openings if text.lstrip().startswith(HEADERS)]

@@ -1,8 +1,6 @@
 """The code of README.md and of the pages in docs runs, and prints what its comments say; links lead to files."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,13 +19,14 @@ FRAMEWORKS = [page for page in PAGES if page.stem in {"numpy", "torch", "jax", "
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
-def test_the_code_runs_and_prints_the_promised_output(page):
+def test_the_code_runs_and_prints_the_promised_output(page, interpreters):
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     assert len(blocks) >= 2
     code = "\n".join(blocks)
-    for framework in re.findall(r"^(?:from|import) (torch|transformers|jax)\b", code, re.MULTILINE):
+    frameworks = re.findall(r"^(?:from|import) (torch|transformers|jax)\b", code, re.MULTILINE)
+    for framework in frameworks:
         require(framework)
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    ran = interpreters.run_with_frameworks(frameworks, code)
     assert ran.returncode == 0, ran.stderr
     promised = re.findall(r"print\(.*?\)\s*# (.*)", code)
     assert promised

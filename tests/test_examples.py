@@ -1,9 +1,6 @@
 """Every example runs unmodified, if the frameworks that it imports are installed, and prints its promised line."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,12 +44,11 @@ SLOW = {"transformers_generate", "transformers_generate_batch", "transformers_hy
         for path in sorted((ROOT / "examples").glob("*.py"))
     ],
 )
-def test_the_example_runs(path):
-    for framework in re.findall(r"^(?:from|import) (torch|transformers|jax)\b", path.read_text(), re.MULTILINE):
+def test_the_example_runs(path, interpreters):
+    frameworks = re.findall(r"^(?:from|import) (torch|transformers|jax)\b", path.read_text(), re.MULTILINE)
+    for framework in frameworks:
         require(framework)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}  # this tree, installed or not
-    command = [sys.executable, path, *ARGUMENTS.get(path.stem, [])]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ran = interpreters.run_with_frameworks(frameworks, path, *ARGUMENTS.get(path.stem, []))
     assert ran.returncode == 0, ran.stderr
     assert PROMISED.get(path.stem, "\n") in ran.stdout
 
@@ -76,11 +72,9 @@ for path in sys.argv[1:]:
 """
 
 
-def test_engines_notice_wrong_attention():
+def test_engines_notice_wrong_attention(interpreters):
     require("torch")
     paths = sorted((ROOT / "examples").glob("engine*.py"))
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'examples'}"}
-    command = [sys.executable, "-c", SPOILT, *map(str, paths)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ran = interpreters.run_with_frameworks(["torch"], SPOILT, *map(str, paths), path=[ROOT / "examples"])
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("status 1") == len(paths) == 3

@@ -12,7 +12,7 @@ from tests.faults import Interrupt, is_full, lines_of, raise_at, signal_at
 
 pytestmark = pytest.mark.slow
 
-POINTS = 30
+POINTS = 20
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_an_operation_interrupted_at_any_bytecode_is_done_or_undone(name):
 def test_a_signal_at_a_random_moment_leaves_an_operation_done_or_undone():
     tally, random = Tally(), np.random.default_rng(0)
     cells = [cell for name in OPERATIONS for cell in cells_of(name, few=1)]
-    end = time.monotonic() + (600 if is_full() else 6)
+    end = time.monotonic() + (600 if is_full() else 4)
     states, lengths = {}, {}
     while time.monotonic() < end:
         cell: Cell = cells[random.integers(len(cells))]

@@ -11,6 +11,7 @@ import pytest
 from tests.cuda.attention_cases import BF16, DeviceCase, among, compare
 from tests.cuda.matrix import cases
 from tests.ops.cases import Case, Shape, make_case
+from tests.thinning import interleaved
 
 pytestmark = pytest.mark.slow
 
@@ -78,8 +79,7 @@ def test_the_order_of_a_batch_changes_no_bits(cuda):
     assert_same_bits(run(cuda, other), run(cuda, case), rows)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("sizes", [(1,) * 4 + (66,), (33, 37), (69, 1)], ids=str)
+@pytest.mark.parametrize(("name", "sizes"), interleaved(OPTIONS, [(1,) * 4 + (66,), (33, 37), (69, 1)]), ids=str)
 def test_the_chunks_of_a_prompt_change_no_bits(cuda, name, sizes):
     """Rows of a chunk lie elsewhere in their tiles, next to other rows, or alone with split keys."""
     case = make_case(replace(SHAPE, seq_lens=(2100,), query_lens=(70,)), **OPTIONS[name])

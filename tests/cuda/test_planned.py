@@ -18,6 +18,7 @@ from pagecore.ops import AttentionPlan, paged_attention
 from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape
 from tests.cuda.attention_cases import BF16, LIMITS, DeviceCase, compare
 from tests.ops.cases import Shape, make_case
+from tests.thinning import interleaved
 
 pytestmark = pytest.mark.slow
 
@@ -65,18 +66,17 @@ def test_every_device_has_room_for_its_plan(cuda, num_sequences, num_tokens, kv_
     assert rows * width < needed + 32 * rows + 1024
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"window": 50},
-        {"causal": False},
-        {"window": (100, 3), "causal": False},
-        {"chunk": 90},
-        {"window": 70, "sink_tokens": 5},
-    ],
-)
-@pytest.mark.parametrize("shape", SHAPES)
+OPTIONS = [
+    {},
+    {"window": 50},
+    {"causal": False},
+    {"window": (100, 3), "causal": False},
+    {"chunk": 90},
+    {"window": 70, "sink_tokens": 5},
+]
+
+
+@pytest.mark.parametrize(("shape", "options"), interleaved(SHAPES, OPTIONS), ids=str)
 def test_calls_that_share_a_plan_give_the_same_results_as_calls_that_plan(cuda, shape, options):
     case = make_case(SHAPES[shape], **options)
     there = DeviceCase(cuda, case)

@@ -24,8 +24,8 @@ ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=a
 TSAN := -fsanitize=thread
 FLAGS_asan := -Og $(ASAN)
 FLAGS_tsan := -Og $(TSAN)
-# Linked with the libraries of the package, drivers take longer to compile than to run.
-FLAGS_plain := $(if $(LIBRARIES),-Og,-O2)
+# Linked with the libraries of the package, drivers take far longer to compile than to run.
+FLAGS_plain := $(if $(LIBRARIES),-O0 -g0,-O2)
 
 # As in setup.py.
 ISAS_x86_64 := v2 v3 v4 v4_bf16 v4_amx
@@ -80,6 +80,9 @@ plain: $(OUT)/plain/index.run $(OUT)/plain/ops.run $(OUT)/plain/interop.run $(OU
 
 define driver # kind, room
 OBJECTS_$(1)_$(2) := $(patsubst %.cpp,$(OUT)/$(1)/%.o,$(CODE_$(2)) $(call DRIVERS_$(1),$(2)))
+# Half of the time of a driver's compilation is that of its headers.
+$(patsubst %.cpp,$(OUT)/$(1)/%.o,$(wildcard tests/$(2)/native/*.cpp)): PRELUDE = -include $(OUT)/$(1)/prelude.hpp
+$(patsubst %.cpp,$(OUT)/$(1)/%.o,$(wildcard tests/$(2)/native/*.cpp)): $(OUT)/$(1)/prelude.hpp.gch
 $(OUT)/$(1)/$(2): $$(OBJECTS_$(1)_$(2))
 	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(LINK_$(1)_$(2)) $$(LDFLAGS) -o $$@ $$^ $$(LINK_LIBRARIES)
 # Phony, so that they run each time.
@@ -100,10 +103,18 @@ define level # isa
 endef
 $(foreach isa,$(ISAS_$(MACHINE)),$(eval $(call level,$(isa))))
 
+# It reads the bytes of inlined instructions; with other flags than the prelude's, the prelude is compiled as text.
+%/tests/ops/native/amx.o: EXTRA = -Og
+
 define compile # kind
 $(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk
 	@mkdir -p $$(@D)
 	@echo "$(1) $$<"
-	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) -MMD -MP -c -o $$@ $$<
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) $$(EXTRA) $$(PRELUDE) -MMD -MP -c -o $$@ $$<
+$(OUT)/$(1)/prelude.hpp.gch: tests/native/prelude.hpp tests/native/sanitize.mk
+	@mkdir -p $$(@D)
+	@echo '#include "$$<"' > $(OUT)/$(1)/prelude.hpp
+	@$$(CXX) $$(FLAGS) $$(FLAGS_$(1)) -MMD -MP -MF $$(@:.hpp.gch=.d) -MT $$@ -x c++-header -o $$@ $(OUT)/$(1)/prelude.hpp
+-include $(OUT)/$(1)/prelude.d
 endef
 $(foreach kind,asan tsan plain,$(eval $(call compile,$(kind))))

@@ -68,21 +68,21 @@ def test_every_layout(lens, format, layout):
     make_format_case(format, shape=shape).check()
 
 
-@EVERY_FORMAT
-@pytest.mark.parametrize(
-    ("layout", "block_size", "dim", "group"),
-    [
-        ("HND", 16, 64, 5),
-        ("HND", 16, 128, 5),
-        ("HND", 16, 192, 7),
-        ("HND", 16, 256, 5),
-        ("HND", 64, 128, 6),
-        ("HND", 24, 128, 5),
-        ("NHD", 16, 128, 3),
-    ],
-)
-def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, layout, block_size, dim, group):
+TILES = [
+    ("HND", 16, 64, 5),
+    ("HND", 16, 128, 5),
+    ("HND", 16, 192, 7),
+    ("HND", 16, 256, 5),
+    ("HND", 64, 128, 6),
+    ("HND", 24, 128, 5),
+    ("NHD", 16, 128, 3),
+]
+
+
+@pytest.mark.parametrize(("format", "tile", "isa"), in_turn(FORMATS, TILES, over=[ISAS]), indirect=["isa"], ids=str)
+def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile):
     """Scales of 16 tokens that are contiguous are loaded as vectors; products take query rows by 4, 2 and 1."""
+    layout, block_size, dim, group = tile
     heads = (2 * group, 2)
     shape = Shape(dims=(dim, dim), heads=heads, layout=layout, block_size=block_size, query_dtype="bfloat16", **DECODE)
     make_format_case(format, shape=shape).check()
@@ -119,9 +119,12 @@ def test_tokens_hidden_by_a_mask_are_not_read(isa, lens, format, dtype):
     make_format_case(format, shape=shape, mask=random_mask(shape)).check()
 
 
-@EVERY_FORMAT
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("window", [1, 3, 30, 65, (40, 2)])
+@pytest.mark.parametrize(
+    ("isa", "format", "window", "dtype"),
+    in_turn(ISAS, FORMATS, [1, 3, 30, 65, (40, 2)], over=[["float32", "bfloat16"]]),
+    indirect=["isa"],
+    ids=str,
+)
 def test_windows_that_begin_within_a_tile(isa, format, dtype, window):
     shape = Shape(dims=(64, 64), query_dtype=dtype, **DECODE)
     make_format_case(format, shape=shape, window=window).check()

@@ -100,23 +100,33 @@ def test_an_invalid_count_is_refused_and_changes_nothing(count):
     assert pagecore.num_threads() == 3
 
 
-@pytest.mark.parametrize("wrong", ["0", "-2", "two", "1.5", "1025", "9" * 5000, "2 ", "\u0663", "1_0"])
-def test_an_invalid_environment_variable_is_an_error_of_the_first_call_that_reads_it(wrong):
+WRONG = ["0", "-2", "two", "1.5", "1025", "9" * 5000, "2 ", "\u0663", "1_0"]
+
+
+def test_an_invalid_environment_variable_is_an_error_of_the_first_call_that_reads_it():
+    """Each value is that of a process which has not read the variable yet: a child of one that has only imported."""
     said = succeeds(
         "def refused(call):\n"
         "  try: call()\n"
         "  except pagecore.UnsupportedOption as error: print(error)\n"
         "  else: print('served')\n"
-        "refused(pagecore.num_threads); refused(t.attend)\n"
-        "refused(lambda: pagecore.plan_attention(None, [9], **t.HEADS))\n"
-        "pagecore.set_num_threads(2); t.attend()\n"
-        "refused(lambda: pagecore.set_num_threads(None)); print(pagecore.num_threads())",
-        PAGECORE_NUM_THREADS=wrong,
+        "for wrong in t.WRONG:\n"
+        "  if child := os.fork():\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    continue\n"
+        "  os.environ['PAGECORE_NUM_THREADS'] = wrong\n"
+        "  refused(pagecore.num_threads); refused(t.attend)\n"
+        "  refused(lambda: pagecore.plan_attention(None, [9], **t.HEADS))\n"
+        "  pagecore.set_num_threads(2); t.attend()\n"
+        "  refused(lambda: pagecore.set_num_threads(None)); print(pagecore.num_threads())\n"
+        "  break\n",
     ).splitlines()
-    assert len(set(said[:4])) == 1
-    assert f"PAGECORE_NUM_THREADS is {wrong!r}" in said[0]
-    assert "1 to 1024, or unset" in said[0]
-    assert said[4:] == ["2"]
+    assert len(said) == 5 * len(WRONG)
+    for wrong, lines in zip(WRONG, np.reshape(said, (len(WRONG), 5)).tolist(), strict=True):
+        assert len(set(lines[:4])) == 1
+        assert f"PAGECORE_NUM_THREADS is {wrong!r}" in lines[0]
+        assert "1 to 1024, or unset" in lines[0]
+        assert lines[4:] == ["2"]
 
 
 HEADS = {"num_query_heads": 8, "num_kv_heads": 2}

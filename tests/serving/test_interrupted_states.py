@@ -12,7 +12,7 @@ from tests.serving.recovery import SCENARIOS, Engine
 pytestmark = pytest.mark.slow
 
 SERVING = PAGECORE / "serving"
-STRIDE = 3 if is_full() else 29
+STRIDE = 3 if is_full() else 43
 
 
 def hybrid(spec, **options):

@@ -121,7 +121,7 @@ def test_verification_fails_when_a_reused_block_is_wrong(monkeypatch):
         return sequence
 
     monkeypatch.setattr(PagedKVCache, "add_sequence", careless)
-    assert not demo().verdict.passed
+    assert not demo(DemoConfig(num_requests=14)).verdict.passed
 
 
 def test_every_token_is_verified_when_preempted_sequences_are_swapped(report):
@@ -266,7 +266,10 @@ def test_scores_within_rounding_are_counted_as_ties(model, monkeypatch):
     assert verdict.ties == 1
 
 
-@pytest.mark.parametrize("config", [DemoConfig(host="64MiB"), DemoConfig.hybrid(host="64MiB", num_blocks=(60,))])
+@pytest.mark.parametrize(
+    "config",
+    [DemoConfig(host="64MiB", num_requests=14), DemoConfig.hybrid(host="64MiB", num_requests=12, num_blocks=(60,))],
+)
 def test_evicted_chats_come_back_from_the_host(config):
     report = demo(config)
     assert report.verdict.passed
