@@ -9,7 +9,7 @@ from pagecore.storage.checks import as_tuple, shown
 from pagecore.storage.spec import Plane
 
 FORMATS = ("int8",)
-# Dtypes of planes that int8 codes and scales can stand for.
+# Dtypes of planes that int8 codes and scales can represent.
 QUANTISED_DTYPES = ("float32", "bfloat16")
 # Planes that are quantised unless others are named: the recurrent states.
 RECURRENT = ("temporal",)

@@ -12,6 +12,7 @@ from pagecore.models import specs_from_config
 from pagecore.serving.hybrid import arrange_hybrid
 from pagecore.serving.plan_tables import context_columns, group_columns, plan_rows, state_columns
 from pagecore.serving.planner import plan_memory, plan_model
+from pagecore.serving.replay.options import ReplayOptions
 from pagecore.storage import AttentionSpec, TensorParallel
 from tests.models.hybrids import HYBRIDS, QWEN_3_NEXT
 from tests.models.published import PUBLISHED
@@ -174,3 +175,18 @@ def test_aliases_count_attention_layers_alone():
 def test_invalid_arguments_are_refused(options, error, reason):
     with pytest.raises(error, match=reason):
         plan_memory(**{"specs": [FULL, STATE], "memory": 10**6} | options)
+
+
+def test_quantised_checkpoints_are_planned_and_replayed():
+    config = {"model_type": "qwen3_next", "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 48}
+    config["max_position_embeddings"] = 262144
+    plan = plan_model(config, "40GiB", context=[2048], checkpoint_format="int8").memory
+    assert (plan.states.num_slots, plan.states.num_checkpoints) == (206, 208)
+    context = plan.contexts[0]
+    assert (context.requests, context.best_requests) == (205, 287)
+    assert (context.best_num_states, context.best_num_checkpoints) == (288, 288)
+    options = ReplayOptions(model=config, memory="40GiB", checkpoint_format="int8", max_running=8)
+    assert options.num_slots == 1 + 2 * 8
+    assert options.num_checkpoints == 896
+    with pytest.raises(UnsupportedOption, match="checkpoint_format is given without a model"):
+        ReplayOptions(checkpoint_format="int8")
