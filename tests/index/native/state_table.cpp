@@ -295,7 +295,7 @@ PC_TEST(state_table_keeps_the_state_of_every_row) {
 PC_TEST(state_table_refuses_sizes_out_of_range) {
   const auto slots = std::make_shared<BlockPool>(4, Order::Lifo);
   const auto made = [&](int64_t chunk, int64_t interval, int64_t block, int64_t drafts, int64_t rows) {
-    StateTable(slots, StateOptions{chunk, interval, block, drafts, true}, rows);
+    StateTable(slots, nullptr, StateOptions{chunk, interval, block, drafts, true}, rows);
   };
   made(4, 8, 16, 0, 1);
   PC_REFUSES(ShapeError, made(0, 8, 16, 0, 1));
