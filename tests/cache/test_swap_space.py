@@ -72,7 +72,7 @@ def test_invalid_options_of_a_space_are_refused(options, error, device):
 
 def test_a_space_serves_a_cache_and_converts_floats_only():
     for junk in (None, "cache", SPEC):
-        with pytest.raises(UnsupportedOption, match="serves a PagedKVCache"):
+        with pytest.raises(UnsupportedOption, match="expected a PagedKVCache"):
             SwapSpace(junk, num_blocks=5)
     with pytest.raises(UnsupportedDtype, match="plane 'label' is int8"):
         SwapSpace(PagedKVCache(Labelled(), block_size=4, num_blocks=9), num_blocks=5, dtype="float16")
