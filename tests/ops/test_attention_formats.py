@@ -88,6 +88,16 @@ def test_whole_tiles_with_scales_in_contiguous_rows_and_apart(isa, format, tile)
     make_format_case(format, shape=shape).check()
 
 
+@EVERY_FORMAT
+@pytest.mark.parametrize("window", [None, (20, 0)])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 2)])
+def test_few_queries_around_the_end_of_a_tile(isa, format, window, heads):
+    """Only the last queries attend to the last tile, and only the first to the first tile of a window."""
+    lens = {"seq_lens": (66, 84, 130, 65), "query_lens": (4, 3, 3, 2)}
+    shape = Shape(dims=(64, 128), heads=heads, query_dtype="bfloat16", **lens)
+    make_format_case(format, shape=shape, window=window).check()
+
+
 def test_int8_codes_of_minus_128(isa):
     """No write makes them, but a cache may hold them: they share bits with 0."""
     case = make_format_case("int8_token", shape=Shape(dims=(64, 64), query_dtype="bfloat16", **DECODE))

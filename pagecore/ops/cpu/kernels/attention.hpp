@@ -120,7 +120,7 @@ class ItemPass {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
       }
     }
-    if (keys_.packs() && from_codes_) {
+    if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
 #if defined(PC_AMX)
@@ -202,8 +202,14 @@ class ItemPass {
     return args_.mask != nullptr ? NextRows{} : rows.next(places, head);
   }
 
-  // The rows of a head that the current tile can change.
-  [[nodiscard]] RowRange active_rows() const { return packed_ ? visible_.rows() : RowRange{0, rows_}; }
+  // True if scores come from the codes of keys. order_queries() then interleaves the queries of all rows.
+  [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_; }
+
+  // The rows of a head that are multiplied with the current tile: all that attend to it, and others where queries are
+  // interleaved or tiles are read in place.
+  [[nodiscard]] RowRange active_rows() const {
+    return packed_ && !scores_codes() ? visible_.rows() : RowRange{0, rows_};
+  }
 
   // The active rows of a head with their queries, scores and sums.
   [[nodiscard]] HeadRows rows_of(int64_t head) const {
@@ -227,7 +233,7 @@ class ItemPass {
     NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
     if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
     const HeadRows rows = rows_of(head);
-    if (keys_.packs() && from_codes_) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
+    if (scores_codes()) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
     if (keys_.packs()) {
       keys_.pack_keys(tile.keys, head, visible_.use(), values, scratch_);
       return multiply_key_pairs(*tiles_, rows, args_.key.dim, scratch_);
