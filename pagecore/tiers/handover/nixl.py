@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 import uuid
@@ -16,6 +17,9 @@ from pagecore.tiers.handover.onesided import OneSidedTransport
 from pagecore.tiers.handover.pieces import Pieces
 
 INFINIBAND = Path("/sys/class/infiniband")
+# nixl chooses its build by the CUDA version of the libraries that the process has imported, and fails without that
+# build. Reads of host memory work with any build.
+MODULES = "nixl._api", "nixl_cu13._api", "nixl_cu12._api"
 # Descriptions of exporters that are remembered; one that was forgotten is loaded again.
 MAX_PEERS = 256
 
@@ -44,17 +48,14 @@ class NixlTransport(OneSidedTransport):
         if not INFINIBAND.is_dir():
             # UCX's module for InfiniBand does nothing here, and the libnl-route that it loads crashes at exit.
             os.environ.setdefault("UCX_MODULES", "^ib")
-        try:
-            from nixl._api import nixl_agent, nixl_agent_config
-        except ImportError:
-            raise UnsupportedOption("NixlTransport needs nixl; install it with: pip install 'pagecore[nixl]'") from None
+        library = _library()
         self._calls = threading.Lock()  # an agent serves one thread at a time
         self._peers: dict[bytes, str] = {}
         self._sections: dict[int, Any] = {}
         try:
             # An importer polls its reads. A thread of the agent would poll as well, and take a core from the copies.
-            config = nixl_agent_config(enable_prog_thread=self.is_serving, backends=["UCX"])
-            self._agent: Any = nixl_agent(f"pagecore-{uuid.uuid4().hex}", config)
+            config = library.nixl_agent_config(enable_prog_thread=self.is_serving, backends=["UCX"])
+            self._agent: Any = library.nixl_agent(f"pagecore-{uuid.uuid4().hex}", config)
         except Exception as error:
             raise DeviceError(
                 f"NIXL cannot make an agent with UCX: {error}; check UCX_TLS and UCX_NET_DEVICES"
@@ -130,6 +131,16 @@ class NixlTransport(OneSidedTransport):
         """Release the handle of a complete read."""
         with self._calls:
             _quietly(self._agent.release_xfer_handle, handle)
+
+
+def _library() -> Any:
+    """Return the module of agents; raise UnsupportedOption if no build is installed."""
+    for name in MODULES:
+        try:
+            return importlib.import_module(name)
+        except ImportError:
+            continue
+    raise UnsupportedOption("NixlTransport needs nixl; install it with: pip install 'pagecore[nixl]'")
 
 
 def _quietly(call: Any, argument: Any) -> None:

@@ -58,7 +58,8 @@ class ObjectStore(RemoteStore):
     StoreError
         The store cannot be reached, or refuses the credentials.
     ShapeError
-        `concurrency` is not a positive integer, or `timeout` not a positive number of seconds.
+        `concurrency` is not a positive integer, or `timeout` is not between 0.001 and 1,000,000
+        seconds.
     """
 
     def __init__(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from pagecore.tiers.completions import Completions
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
 Kind = Literal["lookup", "load", "store"]
+# Shortest and longest timeout in seconds. Sockets round to microseconds, and treat zero as no limit.
+TIMEOUTS = 0.001, 1e6
 
 
 @runtime_checkable
@@ -42,10 +43,11 @@ def checked_identity(fingerprint: Identity) -> Identity:
 
 
 def checked_timeout(timeout: SupportsFloat) -> float:
-    """Return seconds; raise ShapeError unless they are finite and above 0."""
+    """Return seconds; raise ShapeError unless they are within `TIMEOUTS`."""
     seconds = as_float("timeout", timeout)
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ShapeError(f"timeout is {seconds}; give a finite number of seconds above 0")
+    shortest, longest = TIMEOUTS
+    if not shortest <= seconds <= longest:
+        raise ShapeError(f"timeout is {seconds}; give seconds from {shortest} to {longest:.0f}")
     return seconds
 
 

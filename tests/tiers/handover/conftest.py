@@ -6,16 +6,21 @@ from contextlib import contextmanager
 
 import pytest
 
+from pagecore.tiers.handover.nixl import MODULES, NixlTransport
 from pagecore.tiers.handover.sockets import SocketTransport
 from tests.capabilities import missing
 
 
 def require_transport(kind):
     """Skip the test unless the library of a transport is installed with the system libraries that it needs."""
-    try:
-        importlib.import_module({"nixl": "nixl._api", "mooncake": "mooncake.engine"}[kind])
-    except ImportError as error:
-        missing(kind, str(error))
+    reasons = []
+    for name in MODULES if kind == "nixl" else ("mooncake.engine",):
+        try:
+            importlib.import_module(name)
+            return
+        except ImportError as error:
+            reasons.append(str(error))
+    missing(kind, "; ".join(reasons))
 
 
 @contextmanager
@@ -23,7 +28,6 @@ def pair_of(kind, folder):
     if kind in ("nixl", "mooncake"):
         require_transport(kind)
         from pagecore.tiers.handover.mooncake import MooncakeTransport
-        from pagecore.tiers.handover.nixl import NixlTransport
 
         made = NixlTransport if kind == "nixl" else MooncakeTransport
         address, options = "tcp://127.0.0.1:0", {"staging_bytes": 1 << 16}

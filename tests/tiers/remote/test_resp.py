@@ -232,6 +232,31 @@ def test_what_the_server_gives_up_is_reported(private_redis):
         assert not wait(store, store.submit_lookup(keys)).ok[~there].any()
 
 
+@pytest.mark.parametrize("timeout", [5e-7, 1e7, float("nan"), float("inf")])
+def test_a_timeout_that_sockets_cannot_keep_is_refused(timeout):
+    with pytest.raises(ShapeError, match=r"timeout is .*; give seconds from 0.001 to 1000000"):
+        RespStore("redis://127.0.0.1:1", fingerprint=fingerprint(), timeout=timeout)
+
+
+def test_a_watch_of_evictions_outlives_a_name_that_does_not_resolve(private_redis, monkeypatch):
+    monkeypatch.setattr("pagecore.tiers.remote.resp.watch.PAUSE", 0.02)
+    private_redis.command += ["--notify-keyspace-events", "EA"]
+    private_redis.kill()
+    private_redis.start()
+    with RespStore(private_redis.url, fingerprint=fingerprint(), watch_evictions=True) as store:
+        refused = []
+
+        def unresolved(connection):
+            refused.append(connection)
+            raise OSError("the name does not resolve")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RespConnection, "_connect", unresolved)
+            store._watch._connection.abort()
+            until(lambda: len(refused) > 1)
+        until(lambda: command(private_redis.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":1")
+
+
 def test_a_watch_of_evictions_outlives_its_server(private_redis, monkeypatch):
     monkeypatch.setattr("pagecore.tiers.remote.resp.watch.PAUSE", 0.02)
     private_redis.command += ["--notify-keyspace-events", "EA"]

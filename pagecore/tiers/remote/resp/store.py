@@ -58,7 +58,7 @@ class RespStore(WorkerStore):
         No server answers, it does not speak RESP2, it refuses user, password or database, or it does not announce
         what `watch_evictions` listens for.
     ShapeError
-        `connections` or `ttl` is not a positive integer, or `timeout` not a positive number of seconds.
+        `connections` or `ttl` is not a positive integer, or `timeout` is not between 0.001 and 1,000,000 seconds.
 
     Notes
     -----

@@ -93,19 +93,22 @@ class EvictionWatch:
                 continue
             except (OSError, StoreError):
                 self._connection.close()
-                if not self._closing.wait(PAUSE):
-                    self._reconnect()
+                while not self._closing.wait(PAUSE) and not self._reconnects():
+                    pass
         self._connection.close()
 
-    def _reconnect(self) -> None:
+    def _reconnects(self) -> bool:
+        """Try to connect again; return False if that failed."""
         with self._lock:
             if self._closing.is_set():
-                return
+                return False
             self._connection = self._connect()
         try:
             self._subscribe()
         except (OSError, StoreError):
-            self._connection.close()  # the next message fails, and another attempt follows
+            self._connection.close()
+            return False
+        return True
 
     def _subscribe(self) -> None:
         connection = self._connection
