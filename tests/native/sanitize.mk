@@ -24,8 +24,8 @@ ASAN := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=a
 TSAN := -fsanitize=thread
 FLAGS_asan := -Og $(ASAN)
 FLAGS_tsan := -Og $(TSAN)
-# Linked with the libraries of the package, drivers take far longer to compile than to run.
-FLAGS_plain := $(if $(LIBRARIES),-O0 -g0,-O2)
+# Linked with the libraries of the package, drivers take longer to compile than to run.
+FLAGS_plain := $(if $(LIBRARIES),-Og,-O2)
 
 # As in setup.py.
 ISAS_x86_64 := v2 v3 v4 v4_bf16 v4_amx
@@ -102,9 +102,6 @@ define level # isa
 %/pagecore/ops/cpu/isa/$(1).o %/pagecore/ops/cpu/isa/latent_$(1).o %/tests/ops/native/levels/$(1).o: EXTRA = $(MARCH_$(1)) -ffp-contract=fast
 endef
 $(foreach isa,$(ISAS_$(MACHINE)),$(eval $(call level,$(isa))))
-
-# It reads the bytes of inlined instructions; with other flags than the prelude's, the prelude is compiled as text.
-%/tests/ops/native/amx.o: EXTRA = -Og
 
 define compile # kind
 $(OUT)/$(1)/%.o: %.cpp tests/native/sanitize.mk
