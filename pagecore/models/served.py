@@ -13,8 +13,9 @@ from pagecore.models.families import FAMILIES, Family
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.mixed import MIXED
+from pagecore.models.recent import RECENT
 from pagecore.models.text_models import PARTS
 
 __all__ = ["SERVED"]
 
-SERVED: Mapping[str, Family] = {**FAMILIES, **BERT_KIN, **LLAMA_KIN, **EARLIER, **MIXED, **PARTS, **HYBRIDS}
+SERVED: Mapping[str, Family] = {**FAMILIES, **BERT_KIN, **LLAMA_KIN, **EARLIER, **MIXED, **PARTS, **RECENT, **HYBRIDS}

@@ -61,8 +61,29 @@ TYPES: Mapping[str, str] = {
     "xlstm": RECURRENT,
     "lfm2": CONVOLUTION,
     "lfm2_moe": CONVOLUTION,
+}
+_DENOISED = "blocks of tokens that are denoised together and attend to each other"
+# Model types of which no model is supported, whatever its fields are.
+WHOLE_TYPES: Mapping[str, str] = {
+    "blt": "transformers over bytes and over patches, whose lengths depend on the text",
+    "deepseek_v4": "attention to compressed keys",
     "diffllama": "differential attention",
+    "diffusion_gemma": _DENOISED,
+    "diffusion_gemma_text": _DENOISED,
     "doge": "attention with a dynamic mask that is computed from the values",
+    "dots3_note": "latents of another rank in layers with a window",
+    "dots3_note_text": "latents of another rank in layers with a window",
+    "idefics": "cross attention to images between its layers",
+    "inkling2_text": "convolution states of keys and values, and biases of positions",
+    "inkling_text": "convolution states of keys and values, and biases of positions",
+    "mllama": "cross attention to images in place of some of its layers",
+    "mllama_text_model": "cross attention to images in place of some of its layers",
+    "prophetnet": "streams of predicted tokens next to its text",
+    "reformer": "attention within buckets of hashed keys",
+    "unlimited_ocr_text": "windows next to tokens that all queries attend to",
+    "xlm": "attention whose keys and values are not cached",
+    "xlnet": "a memory of hidden states of earlier segments",
+    "zaya": "convolution states of queries and keys",
 }
 
 
@@ -92,6 +113,8 @@ def unserved_attention(given: Callable[[str], Any]) -> str | None:
 
 def unserved_kind(model_type: object, given: Callable[[str], Any]) -> str | None:
     """Detect as `unserved_attention`, and also by `layer_types`, `attention_chunk_size` and the model type alone."""
+    if isinstance(model_type, str) and model_type in WHOLE_TYPES:
+        return WHOLE_TYPES[model_type]
     found = unserved_attention(given)
     if found is not None:
         return found

@@ -210,8 +210,8 @@ def test_a_wrapper_has_the_layers_of_its_text_model(wrapper, name):
 
 
 def test_a_wrapper_of_an_unknown_text_model_is_refused_by_name():
-    config = {"model_type": "llava", "text_config": {"model_type": "reformer", "hidden_size": 8}}
-    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "reformer", which is unknown'):
+    config = {"model_type": "llava", "text_config": {"model_type": "canine", "hidden_size": 8}}
+    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "canine", which is unknown'):
         specs_from_config(config)
     with pytest.raises(ConfigError, match="text_config is missing"):
         specs_from_config({**PUBLISHED["llama-3-8b"], "model_type": "llava"})

@@ -11,6 +11,7 @@ from pagecore.models import ConfigError
 from pagecore.models.bert_kin import BERT_KIN
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
 from pagecore.models.parameters.count import ALL_TRAITS
+from pagecore.models.recent import RECENT
 from pagecore.models.served import SERVED
 from pagecore.models.text_models import PARTS
 from tests.capabilities import require
@@ -39,7 +40,7 @@ def test_counts_equal_those_of_transformers(name):
 
 def test_every_family_is_counted():
     # The encoders of images and of sound of Phi-4 multimodal are not counted.
-    assert set(ALL_TRAITS) == set(SERVED) - {"axk2", "phi4_multimodal", *BERT_KIN, *PARTS}
+    assert set(ALL_TRAITS) == set(SERVED) - {"axk2", "phi4_multimodal", *BERT_KIN, *PARTS, *RECENT}
 
 
 def test_counts_of_published_files():

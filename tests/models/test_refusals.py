@@ -119,7 +119,7 @@ def test_invalid_and_contradictory_fields_are_named(name, changes, reason):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("llama-3-8b", {"model_type": "reformer"}, 'model_type is "reformer", which is unknown; expected one of afmoe'),
+        ("llama-3-8b", {"model_type": "canine"}, 'model_type is "canine", which is unknown; expected one of afmoe'),
         ("llama-3-8b", {"model_type": ["llama"]}, 'model_type is ["llama"]'),
         ("llama-3-8b", {"model_type": None}, "model_type is null"),
         ("gemma-3-4b", {"text_config": {"model_type": "llama"}}, 'text_config.model_type is "llama"'),
