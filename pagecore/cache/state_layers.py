@@ -136,8 +136,11 @@ def size_states(
     if not has_blocks and slots >= least and left >= 0:
         return slots, None
     if slots < least or left <= 0:
+        blocks = (f" and {max(left, 0)} bytes to blocks", " and two blocks of every group") if has_blocks else ("", "")
+        found = slots if has_blocks else min(slots, budget // layers.bytes_per_slot)
+        wanted = least if has_blocks else max(least, slots)
         raise NotEnoughMemory(
-            f"a memory of {budget} bytes gives {slots} state slots of {layers.bytes_per_slot} bytes and {max(left, 0)} "
-            f"bytes to blocks; one sequence needs {least} slots and two blocks of every group: give more memory"
+            f"a memory of {budget} bytes gives {found} state slots of {layers.bytes_per_slot} bytes{blocks[0]}; "
+            f"{'one sequence needs' if has_blocks else 'needed are'} {wanted} slots{blocks[1]}: give more memory"
         )
     return slots, left

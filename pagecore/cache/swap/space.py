@@ -327,10 +327,10 @@ def _size_states(parts: CacheParts, num_states: int | None, memory: Memory | Non
         )
         slots = max(2, budget * slots // (slots * each + of_groups))
     if not parts.groups:
-        return slots if num_states is not None else StatePool.slots_for(budget, _state_specs(parts)), None
-    if slots * each >= budget:
+        slots = slots if num_states is not None else StatePool.slots_for(budget, _state_specs(parts))
+    if slots * each > budget or (parts.groups and slots * each == budget):
         raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
-    return slots, budget - slots * each
+    return slots, budget - slots * each if parts.groups else None
 
 
 def _state_specs(parts: CacheParts) -> list[StateSpec]:
