@@ -195,10 +195,12 @@ def size_states(
         return sizes, None
     if not is_enough or left <= 0:
         kinds = f" and {sizes.num_checkpoints} checkpoints of {layers.bytes_per_checkpoint}" if layers.quantises else ""
+        blocks = (f" and {max(left, 0)} bytes to blocks", " and two blocks of every group") if has_blocks else ("", "")
+        found = sizes.num_states if has_blocks else min(sizes.num_states, budget // layers.bytes_per_slot)
+        wanted = least if has_blocks else max(least, sizes.num_states)
         raise NotEnoughMemory(
-            f"a memory of {budget} bytes gives {sizes.num_states} state slots of {layers.bytes_per_slot} bytes{kinds} "
-            f"and {max(left, 0)} bytes to blocks; one sequence needs {least} slots and two blocks of every group: give "
-            "more memory"
+            f"a memory of {budget} bytes gives {found} state slots of {layers.bytes_per_slot} bytes{kinds}{blocks[0]}; "
+            f"{'one sequence needs' if has_blocks else 'needed are'} {wanted} slots{blocks[1]}: give more memory"
         )
     return sizes, left
 

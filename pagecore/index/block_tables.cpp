@@ -247,7 +247,7 @@ void BlockTables::shrink(Group& group, RowId row, int32_t count) {
   if (count >= run.count) return;
   drop_blocks(group, row, std::max(count, run.num_holes), run.count);
   run = {count, std::min(count, run.num_holes), run.kept, std::min(count, run.passed),
-         std::min(run.shared_to, count * group.block_size.divisor())};
+         static_cast<TokenCount>(std::min<int64_t>(run.shared_to, int64_t{count} * group.block_size.divisor()))};
 }
 
 void BlockTables::remove(RowSpan rows) {

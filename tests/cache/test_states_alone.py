@@ -36,6 +36,7 @@ def test_a_prefix_is_reused_up_to_the_deepest_state_and_branches_get_one():
     assert cache.match_length(range(30)) == 28
     second = cache.add_sequence([*range(17), *range(90, 103)])
     assert (second.num_computed_tokens, second.num_matched_tokens) == (0, 16)  # the tree has tokens, and no state
+    assert cache.stats().prefix_shared_tokens == 0
     compute(cache, second, 30)
     third = cache.add_sequence([*range(17), 7, 7])
     assert third.num_cached_tokens == 16
@@ -98,6 +99,7 @@ def test_sizes_follow_memory_or_slots():
         ({"buffers": np.zeros(99)}, UnsupportedOption, "(?s)buffers is .*, but every layer"),
         ({"num_states": None, "memory": 4096, "state_ratio": 0.5}, UnsupportedOption, "state_ratio is 0.5, but no"),
         ({"num_states": None, "memory": 100}, NotEnoughMemory, "at least two state slots"),
+        ({"num_states": 500, "memory": 9984}, NotEnoughMemory, "gives 104 state slots of 96 bytes; needed are 500"),
     ],
 )
 def test_options_of_blocks_are_refused(options, error, words):
@@ -111,6 +113,9 @@ def test_groups_and_blocks_are_refused_by_name():
         cache.block_map(0)
     with pytest.raises(UnsupportedOption, match="num_blocks is 4, but every layer"):
         SwapSpace(cache, num_blocks=4)
+    with pytest.raises(NotEnoughMemory, match="9 state slots of 96 bytes fill a memory of 800 bytes"):
+        SwapSpace(cache, num_states=9, memory=800)
+    assert SwapSpace(cache, num_states=9, memory=864).num_states == 9
     batch = cache.make_batch(1, 1)
     with pytest.raises(UnsupportedOption, match="keeps a state and has no slot mapping"):
         batch.group(0)

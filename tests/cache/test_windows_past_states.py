@@ -8,11 +8,17 @@ FULL = AttentionSpec(1, 8, dtype="float32")
 WINDOWED = AttentionSpec(1, 8, dtype="float32", window=6)
 
 
-def make(**rules):
+def make(recompute_last_block=False, **rules):
     """Return a cache with states after 20 and 44 tokens, and the sequence that computed them."""
     state = StateSpec((Plane("temporal", (4,), "float32", per="sequence"),), **{"chunk": 4, "interval": 8} | rules)
     cache = PagedKVCache(
-        [state, FULL, WINDOWED], num_blocks=40, num_states=20, block_size=4, max_sequences=4, device="none"
+        [state, FULL, WINDOWED],
+        num_blocks=40,
+        num_states=20,
+        block_size=4,
+        max_sequences=4,
+        device="none",
+        recompute_last_block=recompute_last_block,
     )
     first = cache.add_sequence(range(44))
     for _ in range(2):
@@ -126,3 +132,16 @@ def test_shared_blocks_are_not_evicted_while_a_row_has_them():
     cache.clear_prefix_cache()
     stats = cache.stats()
     assert stats.num_free_blocks == stats.num_blocks
+
+
+# Blocks of the match, those that are shared, and the tokens up to the deepest state before them.
+@pytest.mark.parametrize(("matched", "shared", "reused"), [(1, 0, 0), (4, 3, 0), (5, 4, 0), (6, 5, 20), (9, 8, 20)])
+def test_a_match_gives_up_its_last_block_and_keeps_the_state_before_it(matched, shared, reused):
+    cache, first = make(recompute_last_block=True)
+    ids = [*range(4 * matched), 99, 98, 97]
+    assert cache.match_length(ids) == reused
+    second = cache.add_sequence(ids)
+    assert (second.num_computed_tokens, second.num_matched_tokens) == (reused, 4 * shared)
+    (full, _), (own_full, _) = tables(cache, first), tables(cache, second)
+    assert own_full[: shared + 1] == [*full[:shared], 0]
+    cache.check_invariants()

@@ -132,12 +132,8 @@ cdef Prefix found_prefix(CacheState state, const NativeMatch& found):
     prefix.spans.resize(num_groups)
     for group in range(num_groups):
         lane = state.prefix.lane_of[group]
-        count = <size_t>state.prefix.num_shared(found, lane)
-        prefix.blocks[group].resize(count)
-        if count > <size_t>found.shared_blocks:
-            state.prefix.tree.copy_ahead_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
-        elif count > 0:
-            state.prefix.tree.copy_shared_raw(found, lane, span[int32_t](prefix.blocks[group].data(), count))
+        prefix.blocks[group].resize(<size_t>state.prefix.num_shared(found, lane))
+        count = state.prefix.copy_shared(found, lane, prefix.blocks[group])
         prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), count)
     return prefix
 

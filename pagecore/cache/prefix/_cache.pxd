@@ -64,6 +64,8 @@ cdef class PrefixCache:
     cdef int32_t component_of(self, int32_t lane) noexcept
     # Blocks of a lane that a new row shares.
     cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept
+    # Copies their ids, for which `out` has room, and returns their number.
+    cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, vector[int32_t]& out) noexcept
     # Leading blocks of a sequence that are the tree's, in the lane that shares most.
     cdef int32_t num_held(self, PrefixHold hold) noexcept
     # The receipt that covers a block; the sequence's first receipt if none does.

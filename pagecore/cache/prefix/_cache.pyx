@@ -163,11 +163,15 @@ cdef class PrefixCache:
         cdef PrefixHold hold = sequence.hold
         cdef object number = None if hold.receipt.key is None else self.tree.spaces.get(hold.receipt.key, -1)
         cdef Query query
+        cdef int64_t hit
         hold.namespace_number = 0 if number is None else number
         query = self.query_of(sequence, sequence.known // self.block_size)
         self.tree.match_raw(query, max_blocks, found)
-        if self.gives_up_last and found.shared_blocks > 0:
-            self.tree.match_raw(query, found.shared_blocks - 1, found)
+        if self.gives_up_last:
+            # Tokens past a state are computed again, and their blocks may be shared: the match ends with them.
+            hit = found.shared_blocks if self.states is None else found.full_blocks
+            if hit > 0:
+                self.tree.match_raw(query, hit - 1, found)
         return 0
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept:
@@ -183,10 +187,11 @@ cdef class PrefixCache:
     cdef void attach(self, Sequence sequence, NativeMatch& found) noexcept:
         """Hold the match of a new sequence, and count it as a hit or a miss."""
         cdef int32_t lane
-        if found.shared_blocks > 0 and self.is_watched:
+        cdef size_t count
+        if self.is_watched:
             for lane in range(self.num_lanes):
-                self.tree.copy_shared_raw(found, lane, span[int32_t](self.ids.data(), <size_t>found.shared_blocks))
-                (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), <size_t>found.shared_blocks)
+                count = self.copy_shared(found, lane, self.ids)
+                (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), count)
         self.tree.lock_shared_raw(found, sequence.hold.receipt)
         if self.shares_ahead and found.full_blocks > found.shared_blocks:
             self.tree.lock_ahead_raw(found, sequence.hold.ahead)
@@ -194,7 +199,7 @@ cdef class PrefixCache:
         sequence.hold.offered_state = <int32_t>(found.blocks * self.block_size) if found.state >= 0 else 0
         self.num_query_tokens += sequence.known
         self.num_hit_tokens += found.blocks * self.block_size
-        self.num_shared_tokens += sequence.matched
+        self.num_shared_tokens += (found.full_blocks if self.shares_ahead else found.shared_blocks) * self.block_size
         self.num_hits += found.blocks > 0
         self.num_misses += found.blocks == 0
 
@@ -337,6 +342,14 @@ cdef class PrefixCache:
         cdef bint is_ahead = (found.ahead >> self.component_of(lane)) & 1 != 0
         return found.full_blocks if self.shares_ahead and is_ahead else found.shared_blocks
 
+    cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, vector[int32_t]& out) noexcept:
+        cdef size_t count = <size_t>self.num_shared(found, lane)
+        if count > <size_t>found.shared_blocks:
+            self.tree.copy_ahead_raw(found, lane, span[int32_t](out.data(), count))
+        elif count > 0:
+            self.tree.copy_shared_raw(found, lane, span[int32_t](out.data(), count))
+        return count
+
     cdef int32_t component_of(self, int32_t lane) noexcept:
         return self.components[self.groups[lane]]
 
@@ -449,8 +462,9 @@ cdef class PrefixCache:
     def match_length(self, ids, options, most):
         """Return the number of tokens, up to `most`, that a sequence with these ids would reuse."""
         found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most)
-        if self.gives_up_last and found.num_shared_tokens:
-            most = found.num_shared_tokens - self.block_size
+        hit = found.num_shared_tokens if self.states is None else found.num_full_tokens
+        if self.gives_up_last and hit:
+            most = hit - self.block_size
             found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most)
         return found.num_tokens
 

@@ -400,10 +400,10 @@ def _size_states(
         slots = max(2, budget * slots // (slots * each + of_groups))
     if not parts.groups:
         slots = slots if num_states is not None else min(max(2, budget // each), INT32_MAX)
-        return _with_checkpoints(states, slots, slots if kept is None else kept), None
-    if slots * each >= budget:
+    if slots * each > budget or (parts.groups and slots * each == budget):
         raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
-    return _with_checkpoints(states, slots, slots if kept is None else kept), budget - slots * each
+    left = budget - slots * each if parts.groups else None
+    return _with_checkpoints(states, slots, slots if kept is None else kept), left
 
 
 def _with_checkpoints(states: StateTable, slots: int, kept: int) -> StateSizes:
