@@ -10,13 +10,13 @@ from pagecore.cache.layers import Group, Layers, arrange
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.state_layers import StateLayers, StateSizes, size_states, state_layers
 from pagecore.errors import UnsupportedOption
-from pagecore.storage import Spec, StateSpec, TensorParallel
+from pagecore.storage import StateSpec, TensorParallel
 from pagecore.storage.checkpoint_format import checked_format
 from pagecore.storage.checks import INT32_MAX
 
 __all__ = ["arrange_hybrid", "checkpoints_held", "divide_hybrid", "slots_held", "with_checkpoints"]
 
-AnySpec = TypeVar("AnySpec", bound=Spec)
+AnySpec = TypeVar("AnySpec")
 
 
 def arrange_hybrid(specs: Layers, parallel: TensorParallel) -> tuple[list[Group], tuple[StateSpec, ...]]:
