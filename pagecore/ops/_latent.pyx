@@ -18,6 +18,7 @@ from pagecore.ops._place cimport (
     finished,
     new_result,
     note_written,
+    to_device,
     to_host,
 )
 from pagecore.ops._plan cimport AttentionPlan
@@ -191,6 +192,7 @@ cdef int attend_on_device(
     cdef LatentOptions options
     cdef Tensor table = lists[0][0], lens = lists[1][0]
     cdef Tensor picked = None if args.sparse else lists[2][0], cu = None if args.sparse else lists[3][0]
+    cdef Tensor listed = lists[2][0] if args.sparse else None
     if debugging():
         check_not_captured(place)
         args.call.query = token_array(q)
@@ -198,6 +200,11 @@ cdef int attend_on_device(
         held = [to_host(each, place) for each in (table, lens, picked, cu)]
         args.call.table, args.call.seq_lens = table_array(held[0]), index_array(held[1])
         args.call.rows, args.call.cu_query_lens = index_array(held[2]), index_array(held[3])
+        check_latent(args)
+    elif args.sparse and listed.device_type == CPU and lens.device_type == CPU:
+        args.call.query = token_array(q)
+        args.cache = planes.native
+        args.call.table, args.call.seq_lens = table_array(listed), index_array(lens)
         check_latent(args)
     elif args.sparse and lens.device_type == CPU:
         check_list_lens(lens, table.shape_[1])
@@ -259,11 +266,15 @@ cdef list sequence_lists(
 
 cdef list slot_lists(
         LatentArgs* args, Tensor q, object indices, object index_lens, tuple others, const Place* place):
-    """Fill the lists of a call on slots: each query is a sequence, and its slots are blocks of one token."""
+    """Fill the lists of a call on slots: each query is a sequence, and its slots are blocks of one token.
+
+    The result also has `indices` as the caller gave them, on the host or on the device.
+    """
     for other, name in zip(others, ("block_table", "seq_lens", "rows", "cu_query_lens", "window"), strict=True):
         if other is not None:
             raise UnsupportedOption(f"{name} is given with indices, which name the slots themselves; leave {name} out")
-    cdef Tensor slots = index_tensor(indices, "indices", 2, "[num_tokens, n]", place)
+    cdef Tensor listed = given_indices(indices, "indices", 2, "[num_tokens, n]", place)
+    cdef Tensor slots = to_device(listed, "indices", place)
     check_length(slots, "indices", 0, q.shape_[0], "one row for each query")
     cdef Tensor lens
     cdef int64_t i
@@ -279,7 +290,7 @@ cdef list slot_lists(
     args.call.table = table_array(slots)
     args.call.seq_lens = index_array(lens)
     args.call.key.block_size = 1
-    return [(slots, "indices"), (lens, "index_lens")]
+    return [(slots, "indices"), (lens, "index_lens"), (listed, "indices")]
 
 
 cdef int check_plan(object plan, int64_t num_heads) except -1:

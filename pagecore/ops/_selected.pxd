@@ -13,10 +13,10 @@ cdef class Selected:
     cdef str name          # of the argument
 
     cdef void fill(self, Selection* selection) noexcept
-    # On CUDA: copies lists on the host to the device. They are checked first, as `checked` lists on the device are, and
-    # against the lengths if these are on the host.
-    cdef int send(self, Tensor lens, bint checked, const Place* place) except -1
-    cdef int check(self, Tensor lens, const Place* place) except -1
+    # On CUDA: copies lists on the host to the device. They are checked first, as `checked` lists on the device are,
+    # against the lengths if these are on the host, else against the `room` tokens of a row of the block table.
+    cdef int send(self, Tensor lens, int64_t room, bint checked, const Place* place) except -1
+    cdef int check(self, Tensor lens, int64_t room, const Place* place) except -1
     # UnsupportedOption if `out` shares memory with the lists.
     cdef int check_apart_from(self, Tensor out) except -1
 

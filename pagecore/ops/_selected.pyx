@@ -1,6 +1,6 @@
 """Blocks or tokens that key heads select: conversion and checks of shapes. The kernels check the contents."""
 
-from libc.stdint cimport INT64_MAX, int64_t
+from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, INT64
@@ -29,19 +29,20 @@ cdef class Selected:
             selection.counts_head_stride = self.counts.strides_[1]
             selection.counts_wide = self.counts.dtype_code == INT64
 
-    cdef int send(self, Tensor lens, bint checked, const Place* place) except -1:
+    cdef int send(self, Tensor lens, int64_t room, bint checked, const Place* place) except -1:
         if checked or self.entries.device_type == CPU:
-            self.check(to_host(lens, place) if checked or lens.device_type == CPU else None, place)
+            self.check(to_host(lens, place) if checked or lens.device_type == CPU else None, room, place)
         self.entries = to_device(self.entries, self.name, place)
         if self.counts is not None:
             self.counts = to_device(self.counts, f"the counts of {self.name}", place)
         return 0
 
-    cdef int check(self, Tensor lens, const Place* place) except -1:
-        """Raise the errors of a call on the host. Lengths that are only on the device limit nothing."""
+    cdef int check(self, Tensor lens, int64_t room, const Place* place) except -1:
+        """Raise the errors of a call on the host; without lengths, sequences have at most `room` tokens."""
         cdef Tensor entries = to_host(self.entries, place), counts = to_host(self.counts, place)
         cdef Indices lengths = index_array(lens), row, amounts
-        cdef int64_t i, head, k, count, entry, before, length = -1, limit = INT64_MAX, width = entries.shape_[2]
+        cdef int64_t i, head, k, count, entry, before, length = -1, limit, width = entries.shape_[2]
+        limit = (room + self.unit - 1) // self.unit
         row.size, row.stride, row.wide = width, entries.itemsize, entries.dtype_code == INT64
         for i in range(entries.shape_[0]):
             if lens is not None:
@@ -65,11 +66,10 @@ cdef class Selected:
                     if counts is None and entry < 0:
                         break
                     if not 0 <= entry < limit:
-                        known = "" if lens is None else f" and sequence {i} of {length} tokens has {limit}"
-                        most = "the last of the sequence" if lens is None else f"{limit - 1}"
+                        owner = "a row of block_table" if lens is None else f"sequence {i} of {length} tokens"
                         raise ShapeError(
-                            f"{self.name}[{i}, {head}, {k}] is {entry}{known}; use 0 to {most}, and counts if a list "
-                            "is shorter"
+                            f"{self.name}[{i}, {head}, {k}] is {entry} and {owner} has {limit}; use 0 to {limit - 1}, "
+                            "and counts if a list is shorter"
                         )
                     if entry <= before:
                         raise ShapeError(

@@ -344,6 +344,8 @@ def test_a_row_too_wide_for_the_device_is_refused(cuda):
 )
 def test_debug_refuses_the_lists_that_the_host_refuses(cuda, indices, words):
     there = Arrays(cuda, make_case((5,), dims=(256, 64)))
+    with pytest.raises(errors.InvalidBlock, match=words):  # lists on the host are checked in every call
+        there.run(block_table=None, seq_lens=None, indices=indices)
     pagecore.debug(True)
     try:
         with pytest.raises(errors.InvalidBlock, match=words):

@@ -211,6 +211,9 @@ def test_lists_are_checked_on_the_host_and_under_debug(cuda):
     for message, given in refused.items():
         with pytest.raises(errors.ShapeError, match=message):
             there.run(**given)
+    width = case.block_table.shape[1]
+    with pytest.raises(errors.ShapeError, match=rf"is {width} and a row of block_table has {width}; use 0 to"):
+        DeviceCase(cuda, case).run(blocks=[[[0, 1]], [[0, width]]])
     pagecore.debug(True)
     try:
         with pytest.raises(errors.ShapeError, match="must ascend"):
