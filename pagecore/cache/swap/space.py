@@ -399,7 +399,12 @@ def _size_states(
         )
         slots = max(2, budget * slots // (slots * each + of_groups))
     if not parts.groups:
-        slots = slots if num_states is not None else min(max(2, budget // each), INT32_MAX)
+        slots = slots if num_states is not None else min(budget // each, INT32_MAX)
+        if slots < 2 or slots * each > budget:
+            raise NotEnoughMemory(
+                f"{max(slots, 2)} state slots of {each} bytes do not fit in a memory of {max(budget, 0)} bytes; give "
+                "more memory"
+            )
         return _with_checkpoints(states, slots, slots if kept is None else kept), None
     if slots * each >= budget:
         raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
