@@ -89,8 +89,9 @@ void BlockTables::follow_changes() {
 size_t BlockTables::take_changes(std::span<ChangedEntry> out) {
   PC_EXPECTS(changed_ != nullptr, UnsupportedOption,
              "changes of these tables are not recorded; call follow_changes() first");
-  const int64_t num_in_group = num_table_entries() / std::ssize(groups_);
-  const BlockId* table = groups_[0].table.data();
+  const bool has_groups = !groups_.empty();
+  const int64_t num_in_group = has_groups ? num_table_entries() / std::ssize(groups_) : 0;
+  const BlockId* table = has_groups ? groups_[0].table.data() : lengths_.data();
   int64_t first = 0;  // index of the first entry of `table`
   size_t group = 0;
   return changed_->take(out, [&](int32_t index) {

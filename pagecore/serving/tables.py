@@ -69,6 +69,10 @@ def _replayed_states(report: ReplayReport) -> list[tuple[str, str]]:
         return []
     slots = f"{states.num_states - 1:,} of {human_bytes(states.bytes_per_state)} each"
     rows = [("state slots", f"{slots}, in use mean {states.held_mean:.1%}, peak {states.held_peak:.1%}")]
+    if states.num_checkpoints:
+        kept = f"{states.num_checkpoints - 1:,} of {human_bytes(states.bytes_per_checkpoint)} each"
+        shares = f"mean {states.checkpoints_held_mean:.1%}, peak {states.checkpoints_held_peak:.1%}"
+        rows.append(("checkpoint slots", f"{kept}, in use {shares}"))
     if report.evict == NO_REUSE:
         return rows
     return [

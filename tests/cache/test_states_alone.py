@@ -1,5 +1,7 @@
 """Caches whose layers all keep states (Mamba): slots and lengths, and a prefix tree of tokens and states alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,26 @@ def test_sizes_follow_memory_or_slots():
     assert make().max_tokens_per_sequence == 1 << 20
     with pytest.raises(ShapeError):
         cache.add_sequence(range(101))
+
+
+def test_a_swap_space_keeps_to_its_memory():
+    cache, one = make(), 3 * STATE.nbytes
+    assert (SwapSpace(cache, memory=7 * one).nbytes, SwapSpace(cache, memory=2 * one, num_states=2).num_states) == (
+        7 * one,
+        2,
+    )
+    quantised = replace(STATE, checkpoint_format="int8")
+    small = 3 * quantised.checkpoint_nbytes
+    compact = PagedKVCache([quantised] * 3, num_states=12, block_size=4, max_sequences=4)
+    space = SwapSpace(compact, memory=5 * one + 9 * small, num_checkpoints=9)
+    assert (space.num_states, space.num_checkpoints, space.nbytes) == (5, 9, 5 * one + 9 * small)
+    for each, options in (
+        (cache, {"memory": 2 * one - 1}),
+        (cache, {"memory": 8 * one, "num_states": 9}),
+        (compact, {"memory": one, "num_checkpoints": 9}),
+    ):
+        with pytest.raises(NotEnoughMemory, match="do not fit in a memory of"):
+            SwapSpace(each, **options)
 
 
 @pytest.mark.parametrize(

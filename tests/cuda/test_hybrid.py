@@ -51,6 +51,15 @@ def test_slots_stay_at_fixed_addresses_and_follow_each_step(cuda: Kit):
         cache.commit(batch)
 
 
+def test_a_cache_of_states_alone_sends_the_lengths_of_its_rows(cuda: Kit):
+    cache = PagedKVCache([LAYERS[1]], num_states=9, block_size=4, max_sequences=4, device=cuda.device)
+    first = cache.add_sequence(range(9))
+    batch = cache.prepare([first], 5)
+    assert_device_batch(cuda, batch)
+    assert cuda.get(cache.row_lengths).tolist() == [5, 0, 0, 0, 0]
+    cache.commit(batch)
+
+
 @pytest.mark.parametrize("ends", ["abandon", "remove"])
 def test_slots_of_a_step_without_owner_become_the_null_slot(cuda: Kit, ends: str):
     cache = make(cuda)

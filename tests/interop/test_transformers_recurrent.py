@@ -56,6 +56,20 @@ def test_a_prompt_continues_from_a_checkpoint(family, name):
     assert columns[1:] == [1] * (len(columns) - 1)
 
 
+def test_a_prompt_continues_from_a_quantised_checkpoint():
+    model, ids = make_hybrid(next(iter(RECURRENT))), prompts(2, 16)
+    with torch.no_grad():
+        expected = model(ids).logits[:, -1]
+    cache = make_cache(model, checkpoint_format="int8")
+    generated(model, ids[:, :11], past_key_values=cache)
+    assert cache.begin(ids) == 8
+    options = {"max_new_tokens": 1, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    got = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache, **options).logits[0]
+    assert not torch.equal(got, expected)  # the state is rounded
+    torch.testing.assert_close(got, expected, rtol=0, atol=0.05 * expected.abs().max().item())
+    cache.kv.check_invariants()
+
+
 @pytest.mark.parametrize("family", RECURRENT)
 def test_passes_of_several_columns_give_the_logits_of_one(family):
     model, ids = make_hybrid(family), prompts(2, 13)

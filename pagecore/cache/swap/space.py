@@ -399,11 +399,16 @@ def _size_states(
         )
         slots = max(2, budget * slots // (slots * each + of_groups))
     if not parts.groups:
-        slots = slots if num_states is not None else min(max(2, budget // each), INT32_MAX)
-    if slots * each > budget or (parts.groups and slots * each == budget):
+        slots = slots if num_states is not None else min(budget // each, INT32_MAX)
+        if slots < 2 or slots * each > budget:
+            raise NotEnoughMemory(
+                f"{max(slots, 2)} state slots of {each} bytes do not fit in a memory of {max(budget, 0)} bytes; give "
+                "more memory"
+            )
+        return _with_checkpoints(states, slots, slots if kept is None else kept), None
+    if slots * each >= budget:
         raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
-    left = budget - slots * each if parts.groups else None
-    return _with_checkpoints(states, slots, slots if kept is None else kept), left
+    return _with_checkpoints(states, slots, slots if kept is None else kept), budget - slots * each
 
 
 def _with_checkpoints(states: StateTable, slots: int, kept: int) -> StateSizes:

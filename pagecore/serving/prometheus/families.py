@@ -68,6 +68,13 @@ def _states(reading: Reading) -> Value:
     return {"free": stats.num_free_states, "held": stats.num_states - stats.num_free_states}
 
 
+def _checkpoints(reading: Reading) -> Value:
+    stats = reading.stats
+    if not stats.num_checkpoints:
+        return None
+    return {"free": stats.num_free_checkpoints, "held": stats.num_checkpoints - stats.num_free_checkpoints}
+
+
 def _blocks(reading: Reading) -> Value:
     stats = reading.stats
     return {"free": stats.num_free_blocks, "used": stats.num_used_blocks, "evictable": stats.num_evictable_blocks}
@@ -217,6 +224,7 @@ PAGECORE = (
     Family("pagecore_tokens", "gauge", "Computed tokens of all sequences.", lambda r: r.stats.num_tokens),
     Family("pagecore_swapped_blocks", "gauge", "Blocks in swap spaces.", lambda r: r.stats.num_swapped_blocks),
     Family("pagecore_state_slots", "gauge", "Slots of recurrent states by state.", _states, "state"),
+    Family("pagecore_checkpoint_slots", "gauge", "Slots of quantised checkpoints by state.", _checkpoints, "state"),
     Family("pagecore_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
     Family("pagecore_swaps", "counter", "Preemptions that swapped the run out.", lambda r: r.figures.num_swaps),
     Family(

@@ -97,7 +97,10 @@ class _Replay:
         self._coming: TraceRequest | None = None
         self.check = AttendCheck(self.cache, options.seed) if options.attend else None
         self.metrics = Metrics(self.tiers)
-        self.states = StateUse(sum(spec.nbytes for spec in options.states)) if options.states else None
+        self.states = None
+        if options.states:
+            kept = sum(spec.checkpoint_nbytes for spec in options.states)
+            self.states = StateUse(sum(spec.nbytes for spec in options.states), kept)
         self.requests = self.finished = self.refused = 0
         self.prompt_tokens = self.generated_tokens = self.computed_tokens = 0
         self.swapped_blocks_peak = 0
@@ -223,7 +226,9 @@ class _Replay:
             rows_attended=check.rows_attended if check else None,
             rows_checked=check.rows_checked if check else None,
             max_relative_error=check.max_relative_error if check else None,
-            states=None if self.states is None else self.states.report(self.cache.num_states, reuse),
+            states=None
+            if self.states is None
+            else self.states.report(self.cache.num_states, self.cache.num_checkpoints, reuse),
             tiers=None if self.tiers is None else self.tiers.report(reuse.saved_prefill_tokens),
             clock=None if self.clock is None else self.clock.report(),
             passed=check is None or check.passed or metrics.steps == 0,

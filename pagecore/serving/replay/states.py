@@ -24,6 +24,9 @@ class StateReport:
     `num_states` counts the slots, the null slot included, and `bytes_per_state` the bytes of each. Shares of the slots
     are those that sequences or the prefix cache hold after each step; `cached_peak` slots at most were held by the
     prefix cache. `evicted_states` states were evicted.
+
+    Quantised checkpoints have slots of their own, `num_checkpoints` with the null slot, of `bytes_per_checkpoint` bytes
+    each; shares are of these. All are 0 if checkpoints have slots of states.
     """
 
     num_states: int
@@ -35,27 +38,36 @@ class StateReport:
     held_peak: float
     cached_peak: int
     evicted_states: int
+    num_checkpoints: int = 0
+    bytes_per_checkpoint: int = 0
+    checkpoints_held_mean: float = 0.0
+    checkpoints_held_peak: float = 0.0
 
 
 class StateUse:
-    """Use of the state slots, step by step."""
+    """Use of the slots of states and of quantised checkpoints, step by step."""
 
-    def __init__(self, bytes_per_state: int) -> None:
+    def __init__(self, bytes_per_state: int, bytes_per_checkpoint: int) -> None:
         self.bytes_per_state = bytes_per_state
+        self.bytes_per_checkpoint = bytes_per_checkpoint
+        self._kept_sum = self._kept_peak = 0.0
         self._held_sum = self._held_peak = 0.0
         self._cached_peak = self._evicted = self._steps = 0
 
     def observe(self, stats: CacheStats) -> None:
         """Add one step."""
         held = 1 - stats.num_free_states / stats.num_states
+        kept = 1 - stats.num_free_checkpoints / stats.num_checkpoints if stats.num_checkpoints else 0.0
+        self._kept_sum += kept
+        self._kept_peak = max(self._kept_peak, kept)
         self._steps += 1
         self._held_sum += held
         self._held_peak = max(self._held_peak, held)
         self._cached_peak = max(self._cached_peak, stats.num_cached_states)
         self._evicted = stats.num_evicted_states
 
-    def report(self, num_states: int, reuse: Reuse) -> StateReport:
-        """Return the report of a cache with `num_states` slots."""
+    def report(self, num_states: int, num_checkpoints: int, reuse: Reuse) -> StateReport:
+        """Return the report of a cache with these numbers of slots."""
         matched, hit = reuse.prefix_matched_tokens, reuse.prefix_hit_tokens
         return StateReport(
             num_states=num_states,
@@ -67,4 +79,8 @@ class StateUse:
             held_peak=self._held_peak,
             cached_peak=self._cached_peak,
             evicted_states=self._evicted,
+            num_checkpoints=num_checkpoints,
+            bytes_per_checkpoint=self.bytes_per_checkpoint if num_checkpoints else 0,
+            checkpoints_held_mean=self._kept_sum / self._steps if self._steps else 0.0,
+            checkpoints_held_peak=self._kept_peak,
         )

@@ -196,6 +196,18 @@ def test_state_slots_are_counted_by_state():
     }
 
 
+def test_slots_of_quantised_checkpoints_are_counted_by_state():
+    plane = Plane("temporal", (2, 2), "float32", per="sequence")
+    quantised = StateSpec((plane,), chunk=4, interval=8, checkpoint_format="int8")
+    made = scheduler([SPEC, quantised], num_states=9, num_checkpoints=7)
+    sequence = made.cache.add_sequence(range(12))
+    made.cache.commit(made.cache.prepare([sequence], 10))
+    values = scraped(made)
+    for family, expected in (("pagecore_state_slots", (7, 1)), ("pagecore_checkpoint_slots", (5, 1))):
+        assert tuple(values[family, ("state", state)] for state in ("free", "held")) == expected
+    assert not any("checkpoint" in key[0] for key in scraped(scheduler([SPEC, STATES], num_states=9)))
+
+
 def test_a_registry_takes_one_exporter_until_it_is_closed():
     registry = client.CollectorRegistry()
     first = Exporter(scheduler(), registry)

@@ -70,6 +70,19 @@ def test_sequential_requests_hit_the_states_of_sets_of_prefixes(chats, block_siz
     assert 0 < states.held_mean < states.held_peak + 1e-9 < 1
 
 
+def test_the_report_has_the_slots_of_quantised_checkpoints(chats):
+    options = {"model": SMALL, "blocks": 5000, "max_running": 2}
+    exact, quantised = (
+        replay(chats, ReplayOptions(**options, checkpoint_format=each)).states for each in (None, "int8")
+    )
+    assert (exact.num_checkpoints, exact.bytes_per_checkpoint, exact.checkpoints_held_peak) == (0, 0, 0)
+    assert quantised.num_checkpoints > quantised.num_states
+    assert 0 < quantised.bytes_per_checkpoint < quantised.bytes_per_state
+    assert quantised.checkpoints_held_peak * (quantised.num_checkpoints - 1) >= quantised.cached_peak > 0
+    assert 0 < quantised.checkpoints_held_mean < quantised.checkpoints_held_peak <= 1
+    assert quantised.hit_tokens == exact.hit_tokens
+
+
 def test_states_that_few_slots_hold_are_evicted(chats):
     many, few = (
         replay(chats, ReplayOptions(model=SMALL, blocks=5000, num_states=num_states, max_running=2))
