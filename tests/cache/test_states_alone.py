@@ -135,7 +135,7 @@ def test_groups_and_blocks_are_refused_by_name():
         cache.block_map(0)
     with pytest.raises(UnsupportedOption, match="num_blocks is 4, but every layer"):
         SwapSpace(cache, num_blocks=4)
-    with pytest.raises(NotEnoughMemory, match="9 state slots of 96 bytes fill a memory of 800 bytes"):
+    with pytest.raises(NotEnoughMemory, match="9 state slots of 96 bytes do not fit in a memory of 800 bytes"):
         SwapSpace(cache, num_states=9, memory=800)
     assert SwapSpace(cache, num_states=9, memory=864).num_states == 9
     batch = cache.make_batch(1, 1)
