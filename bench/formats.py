@@ -2,7 +2,8 @@
 
 Every format holds the same random key and value in the same scattered blocks. The relative error of a format compares
 its output with that over bfloat16, by the Frobenius norm. A write reads the same bytes as the write of bfloat16, so the
-ratio of their times is the ratio of bytes read.
+ratio of their times is the ratio of bytes read. If OpenVINO can be imported, a step over int8_token (the write of a
+token of each sequence, and its attention) is compared with one over OpenVINO's 8-bit cache.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import numpy as np
 from bench.arrays import huge_empty
 from bench.attention_controls import on_threads, thread_counts
 from bench.attention_load import Load, Paged, Shape
+from bench.peers import PeerMissing, openvino
 from bench.runner import Bench, Work
-from bench.targets import FORMAT_DECODE_RATIO_MIN, FORMAT_WRITE_RATIO_MIN
+from bench.targets import FORMAT_DECODE_RATIO_MIN, FORMAT_PEER_RATIO_MIN, FORMAT_WRITE_RATIO_MIN
 from pagecore import paged_attention, write_kv
 from pagecore.arrays.formats import FORMATS, Format
 
@@ -90,6 +92,8 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
         stored = Stored(paged, format)
         for count in threads:
             _decode(bench, shape, paged, stored, count)
+        if format.name == "int8_token":
+            _peer(bench, shape, paged, stored, threads[-1])
         _prefill(bench, prompt, Stored(prompt, format), threads[-1])
         for count in threads:
             _write(bench, paged, stored, count)
@@ -144,6 +148,46 @@ def _decode(bench: Bench, shape: Shape, paged: Paged, stored: Stored, count: int
         at_least={PLAIN: least} if count == 2 else None,
         sizes=shape.sizes | {"format": stored.format.name, "threads": count, "block_size": BLOCK, "heads": "HND"},
     )
+
+
+def _peer(bench: Bench, shape: Shape, paged: Paged, stored: Stored, count: int) -> None:
+    """Write a token of each sequence and attend, on both sides from float32 and over the same keys and values."""
+    heads, dim, sequences, context = (shape.query_heads, shape.kv_heads), shape.dim, shape.sequences, shape.context
+    try:
+        theirs = openvino.PeerCache(heads, dim, sequences, context, count)
+    except PeerMissing as reason:
+        bench.note(str(reason))
+        return
+    for sequence, blocks in enumerate(paged.table):
+        theirs.fill(sequence, *(cache[blocks].reshape(context, -1) for cache in (paged.key_cache, paged.value_cache)))
+    random = np.random.default_rng(0)
+    query = random.standard_normal((sequences, shape.query_heads, dim), dtype=np.float32)
+    new = random.standard_normal((2, sequences, shape.kv_heads, dim), dtype=np.float32)
+    theirs.set_step(query.reshape(sequences, -1), *new.reshape(2, sequences, -1))
+    slots = paged.table[:, -1].astype(np.int64) * BLOCK + BLOCK - 1
+    out = np.empty_like(query)
+    attend = _attention(query, paged, stored.caches, out, **stored.scales)
+
+    def ours() -> None:
+        stored.write(new[0], new[1], slots)
+        attend()
+
+    def check() -> None:
+        ours()
+        theirs()
+        error = float(np.linalg.norm(theirs.out.reshape(out.shape) - out) / np.linalg.norm(out))
+        assert error <= ERROR_MAX[8], f"the outputs differ by {error:.3g}"
+
+    with on_threads(count, None):
+        bench.compare(
+            f"step {shape.title}, {stored.format.name}, float32 queries, {count} thread{'s' if count > 1 else ''}",
+            ours,
+            {openvino.NAME: theirs},
+            check=check,
+            nbytes=stored.nbytes,
+            at_least={openvino.NAME: FORMAT_PEER_RATIO_MIN} if count == 2 else None,
+            sizes=shape.sizes | {"format": stored.format.name, "threads": count, "block_size": BLOCK},
+        )
 
 
 def _prefill(bench: Bench, paged: Paged, stored: Stored, count: int) -> None:

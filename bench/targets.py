@@ -40,6 +40,8 @@ WRITE_RATIO_MIN = MappingProxyType({8: 1.0, 64: 1.0, 2048: 1.7})
 # code, and the write as a share of the bytes that a write of bfloat16 reads in a second.
 FORMAT_DECODE_RATIO_MIN = MappingProxyType({8: 1.6, 4: 2.2})
 FORMAT_WRITE_RATIO_MIN = 0.5
+# Against the 8-bit cache of OpenVINO.
+FORMAT_PEER_RATIO_MIN = 1.0
 # A call of an operator through torch's dispatcher.
 DISPATCH_US_MAX = 10.0
 # A get of 1 MiB entries from disk, sums included, as a share of raw preadv of the same slots on 8 threads.
