@@ -1,6 +1,6 @@
 """OpenVINO's paged attention on the host over a cache of 8-bit codes, as a control of the bench "formats".
 
-Its op writes the new tokens and then attends, so pagecore does both beside it. A block has 32 tokens. Keys have a scale
+Its op writes the new tokens and then attends, so pagecore does both, too. A block has 32 tokens. Keys have a scale
 and a zero point for each channel of a block, values for each token and head. Queries, new tokens and the result are
 float32.
 """
