@@ -60,6 +60,7 @@ def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str,
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=_accept_interrupts,  # noqa: PLW1509  (this process has one thread)
                 )
             except OSError as error:
                 file.write(f"{step.command[0]} cannot be started: {error}\n".encode())
@@ -69,6 +70,11 @@ def run_step(step: Step, limit_s: float, output: Path, environment: Mapping[str,
     lines = output.read_bytes().decode(errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
     return Outcome(code, round(time.monotonic() - begin, 1), last)
+
+
+def _accept_interrupts() -> None:
+    """Let a step be interrupted, even if this process ignores interrupts as a background job of a shell does."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int:
