@@ -19,7 +19,7 @@ NAME = "OpenVINO, u8"
 BLOCK = 32
 RECIPE = "  pip install openvino==2026.4.1\n(into the environment that runs the bench)"
 FILLED = 128  # blocks that one call fills
-# The inputs of the op in its order: an array is one that this bench leaves empty, a number one that it does not change.
+# Inputs that this bench leaves empty, by dtype.
 _EMPTY = {name: np.zeros(0, dtype) for name, dtype in (("f", np.float32), ("i", np.int32), ("u", np.uint8))}
 
 

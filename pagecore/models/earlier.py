@@ -15,6 +15,7 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.families import GPT_2_NAMES, Family, Heads
 from pagecore.models.fields import Fields
+from pagecore.models.layer_rules import every_layer, unscaled
 
 __all__ = ["EARLIER"]
 
@@ -64,10 +65,6 @@ def _scale_of_bigcode(fields: Fields, _head_dim: int, _layer: int) -> float | No
     return None if fields.flag("scale_attn_weights") else 1.0
 
 
-def _unscaled(_fields: Fields, _head_dim: int, _layer: int) -> float:
-    return 1.0
-
-
 def _local_layers(fields: Fields, layer: int) -> bool:
     """Return True for "local" in `attention_types`: pairs of a pattern and the number of its repetitions."""
     layers = fields.integer("num_hidden_layers")
@@ -96,10 +93,6 @@ def _half_of_local_attention(fields: Fields) -> int:
 
 def _all_but_first_of_n(fields: Fields, layer: int) -> bool:
     return layer % fields.integer("global_attn_every_n_layers") != 0
-
-
-def _every_windowed(fields: Fields, _layer: int) -> bool:
-    return fields.value("sliding_window") is not None
 
 
 _FALCON = {"num_kv_heads": None, "new_decoder_architecture": False, "multi_query": True}
@@ -136,7 +129,7 @@ EARLIER: Mapping[str, Family] = {
     "gpt_neo": Family(
         {"sliding_window": 256, "attention_types": None},
         _local_layers,
-        scale=_unscaled,
+        scale=unscaled,
         aliases={**_GPT_NEO_NAMES, "sliding_window": "window_size"},
     ),
     "gpt_neox_japanese": Family({}),
@@ -151,6 +144,6 @@ EARLIER: Mapping[str, Family] = {
     ),
     "openai-gpt": Family({}, aliases=GPT_2_NAMES),
     "opt": Family({}),
-    "phi4_multimodal": Family({"num_key_value_heads": 8, "sliding_window": None}, _every_windowed),
+    "phi4_multimodal": Family({"num_key_value_heads": 8, "sliding_window": None}, every_layer),
     "xglm": Family({}, aliases=_XGLM_NAMES),
 }

@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
 from pagecore.models.indexer import every_layer_indexes, layers_that_index
+from pagecore.models.layer_rules import (
+    all_but_every_fourth_layer,
+    every_layer,
+    every_other_layer,
+    layers_above,
+    layers_with_rope,
+    multiplier,
+    no_layer,
+    root_of_scalar,
+)
 from pagecore.models.states import States
 from pagecore.storage.checks import LAYERS_MAX
 
@@ -27,7 +37,6 @@ __all__ = [
     "THINKERS",
     "Family",
     "Heads",
-    "layers_with_rope",
 ]
 
 
@@ -128,7 +137,7 @@ class Family:
     """
 
     defaults: Mapping[str, object]
-    slides: Callable[[Fields, int], bool] = lambda _fields, _layer: False
+    slides: Callable[[Fields, int], bool] = no_layer
     has_sinks: bool = False
     scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -146,52 +155,12 @@ class Family:
     nested: tuple[str, ...] = ()
 
 
-def _every_layer(fields: Fields, _layer: int) -> bool:
-    return fields.value("sliding_window") is not None
-
-
-def _every_other_layer(_fields: Fields, layer: int) -> bool:
-    return layer % 2 == 0
-
-
-def _all_but_every_fourth_layer(_fields: Fields, layer: int) -> bool:
-    return (layer + 1) % 4 != 0
-
-
 def _all_but_every_nth_layer(fields: Fields, layer: int) -> bool:
     return (layer + 1) % fields.integer("sliding_window_pattern") != 0
 
 
-def layers_with_rope(fields: Fields, layer: int) -> bool:
-    """Return True if a layer has rotary positions: as listed, or all but every nth layer."""
-    listed = fields.value("no_rope_layers")
-    if not listed:
-        return (layer + 1) % fields.integer("no_rope_layer_interval") != 0
-    layers = fields.integer("num_hidden_layers")
-    if not isinstance(listed, list | tuple) or len(listed) != layers or any(entry not in (0, 1) for entry in listed):
-        fields.refuse(
-            f"{fields.describe('no_rope_layers')}; it must list 0 or 1 for each of the {layers} layers, or be empty"
-        )
-    return bool(listed[layer])
-
-
-def _layers_above(fields: Fields, layer: int) -> bool:
-    return layer >= fields.integer("max_window_layers", min=0)
-
-
 def _every_other_layer_below(fields: Fields, layer: int) -> bool:
     return layer % 2 == 0 and layer < fields.integer("max_window_layers", min=0)
-
-
-def _root_of_scalar(fields: Fields, _head_dim: int, _layer: int) -> float:
-    scalar = fields.number("query_pre_attn_scalar")
-    if not scalar:
-        fields.refuse(f"{fields.describe('query_pre_attn_scalar')}; it must be above 0: its root divides the scores")
-    return float(scalar**-0.5)
-
-
-def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
-    return fields.number("attention_multiplier")
 
 
 def _scale_of_gpt_2(fields: Fields, head_dim: int, layer: int) -> float | None:
@@ -299,36 +268,36 @@ GLM_DSA = {
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(GROUPED),
-    "qwen2": Family({**QWEN, "num_key_value_heads": 32}, _layers_above),
+    "qwen2": Family({**QWEN, "num_key_value_heads": 32}, layers_above),
     "qwen2_moe": Family({**QWEN, "num_key_value_heads": 16}, _every_other_layer_below),
-    "qwen3": Family({**QWEN, "num_key_value_heads": 32, "head_dim": 128}, _layers_above),
-    "qwen3_moe": Family({**MISTRAL, "num_key_value_heads": 4, "use_sliding_window": False}, _every_layer),
-    "mistral": Family(MISTRAL, _every_layer),
-    "ministral": Family({**MISTRAL, "layer_types": None}, _every_layer),
-    "mixtral": Family({**MISTRAL, "sliding_window": None}, _every_layer),
+    "qwen3": Family({**QWEN, "num_key_value_heads": 32, "head_dim": 128}, layers_above),
+    "qwen3_moe": Family({**MISTRAL, "num_key_value_heads": 4, "use_sliding_window": False}, every_layer),
+    "mistral": Family(MISTRAL, every_layer),
+    "ministral": Family({**MISTRAL, "layer_types": None}, every_layer),
+    "mixtral": Family({**MISTRAL, "sliding_window": None}, every_layer),
     "gemma": Family({"head_dim": 256, "num_key_value_heads": 16}),
-    "gemma2": Family(GEMMA_2, _every_other_layer, scale=_root_of_scalar),
-    "gemma3_text": Family(GEMMA_3, _all_but_every_nth_layer, scale=_root_of_scalar),
+    "gemma2": Family(GEMMA_2, every_other_layer, scale=root_of_scalar),
+    "gemma3_text": Family(GEMMA_3, _all_but_every_nth_layer, scale=root_of_scalar),
     "phi": Family(GROUPED),
-    "phi3": Family({**GROUPED, "sliding_window": None}, _every_layer),
+    "phi3": Family({**GROUPED, "sliding_window": None}, every_layer),
     "gpt_neox": Family({}),
-    "gpt_oss": Family(GPT_OSS, _every_other_layer, has_sinks=True),
+    "gpt_oss": Family(GPT_OSS, every_other_layer, has_sinks=True),
     "gpt2": Family(GPT_2, scale=_scale_of_gpt_2, aliases=GPT_2_NAMES),
     "glm": Family({"head_dim": 128, "num_key_value_heads": 2}),
     "glm4": Family({"head_dim": 128, "num_key_value_heads": 2}),
     "glm4_moe": Family({**GROUPED, "num_key_value_heads": 8}, rounds_head_dim=True),
     "glm4v_text": Family({"num_key_value_heads": 2}),
-    "qwen2_vl_text": Family(QWEN_2_VL, _layers_above),
-    "qwen2_5_vl_text": Family(QWEN_2_VL, _layers_above),
+    "qwen2_vl_text": Family(QWEN_2_VL, layers_above),
+    "qwen2_5_vl_text": Family(QWEN_2_VL, layers_above),
     "qwen3_vl_text": Family({"head_dim": 128, "num_key_value_heads": 32}),
     "qwen3_vl_moe_text": Family({**GROUPED, "num_key_value_heads": 16}),
     "olmo2": Family(GROUPED),
-    "olmo3": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, _all_but_every_fourth_layer),
+    "olmo3": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, all_but_every_fourth_layer),
     "llama4_text": Family(LLAMA_4, layers_with_rope, has_chunks=True),
-    "starcoder2": Family({**GROUPED, "num_key_value_heads": 2, "sliding_window": None}, _every_layer),
+    "starcoder2": Family({**GROUPED, "num_key_value_heads": 2, "sliding_window": None}, every_layer),
     "cohere": Family(GROUPED),
     "cohere2": Family(COHERE_2, _all_but_every_nth_layer),
-    "granite": Family({**GROUPED, "attention_multiplier": 1.0}, scale=_multiplier),
+    "granite": Family({**GROUPED, "attention_multiplier": 1.0}, scale=multiplier),
     "seed_oss": Family({"head_dim": 128, "num_key_value_heads": 8}),
     "minimax_m2": Family({"head_dim": 128, "num_key_value_heads": 8}),
     "deepseek_v2": Family(LATENT, stores_latents=True),

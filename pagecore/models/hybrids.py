@@ -11,6 +11,7 @@ from pagecore.models import layer_kinds as kinds
 from pagecore.models import states
 from pagecore.models.families import GROUPED, LATENT, Family
 from pagecore.models.fields import Fields
+from pagecore.models.layer_rules import every_layer, multiplier
 from pagecore.models.states import States
 
 __all__ = ["HYBRIDS"]
@@ -21,16 +22,8 @@ def _half_head(_fields: Fields, head_dim: int, _layer: int) -> float:
     return float((head_dim / 2) ** -0.5)
 
 
-def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
-    return fields.number("attention_multiplier")
-
-
 def _every_fourth_slides(_fields: Fields, layer: int) -> bool:
     return layer > 0 and layer % 4 == 0
-
-
-def _every_layer(_fields: Fields, _layer: int) -> bool:
-    return True
 
 
 QWEN_3_NEXT: Mapping[str, object] = {
@@ -151,7 +144,9 @@ PURE_MAMBA_2 = {
     "chunk_size": 256,
 }
 
-_DELTA_RULE = States(kinds.every_nth_attends, states.delta_rule, states.chunk_of_64, "mamba_ssm_dtype")
+_DELTA_RULE = States(
+    kinds.every_nth_attends("full_attention_interval"), states.delta_rule, states.chunk_of_64, "mamba_ssm_dtype"
+)
 _MAMBA_2 = ("mamba_n_heads", "mamba_d_head", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_expand")
 _CHUNK = states.chunk_of("mamba_chunk_size")
 _OF_NEMOTRON = states.mamba_2("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", None)
@@ -182,7 +177,7 @@ HYBRIDS: Mapping[str, Family] = {
     "granitemoehybrid": Family(
         {**GROUPED, **MAMBA_2, "attention_multiplier": 1.0, "layer_types": None},
         aliases={"layer_types": "layers_block_type"},
-        scale=_multiplier,
+        scale=multiplier,
         states=States(kinds.kinds_of_granite, states.mamba_2(*_MAMBA_2), _CHUNK),
     ),
     "falcon_h1": Family(
@@ -221,11 +216,11 @@ HYBRIDS: Mapping[str, Family] = {
         LING,
         aliases={"max_position_embeddings": "model_max_length"},
         stores_latents=True,
-        states=States(kinds.kinds_of_ling, states.delta_rule_of_ling, states.chunk_of_64),
+        states=States(kinds.every_nth_attends("layer_group_size"), states.delta_rule_of_ling, states.chunk_of_64),
     ),
     "recurrent_gemma": Family(
         RECURRENT_GEMMA,
-        _every_layer,
+        every_layer,
         aliases={"sliding_window": "attention_window_size"},
         states=States(kinds.kinds_of_gemma, states.recurrent_unit),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
@@ -23,7 +23,6 @@ __all__ = [
     "kinds_of_kimi",
     "kinds_of_lfm",
     "kinds_of_lfm_3",
-    "kinds_of_ling",
     "kinds_of_minimax",
     "kinds_of_nemotron",
     "kinds_of_zamba",
@@ -72,13 +71,17 @@ def _listed(fields: Fields, num_layers: int | None, names: Mapping[str, str]) ->
     return [names[kind] for kind in listed]
 
 
-def every_nth_attends(fields: Fields, num_layers: int) -> list[str]:
-    """Every layer whose number from 1 is a multiple of `full_attention_interval` attends."""
-    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
-    if found is not None:
-        return found
-    interval = fields.integer("full_attention_interval")
-    return [LINEAR if (layer + 1) % interval else FULL for layer in range(num_layers)]
+def every_nth_attends(name: str) -> Callable[[Fields, int], list[str]]:
+    """Return a reader of layers that are listed, or of which the last one of each group attends; `name` is the size."""
+
+    def kinds(fields: Fields, num_layers: int) -> list[str]:
+        found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+        if found is not None:
+            return found
+        size = fields.integer(name)
+        return [LINEAR if (layer + 1) % size else FULL for layer in range(num_layers)]
+
+    return kinds
 
 
 def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[str]:
@@ -139,15 +142,6 @@ def kinds_of_gemma(fields: Fields, num_layers: int) -> list[str]:
     if not isinstance(listed, list | tuple) or not listed or any(kind not in names for kind in listed):
         fields.refuse(f"{fields.describe('block_types')}; it must list 'recurrent' and 'attention'")
     return [names[listed[layer % len(listed)]] for layer in range(num_layers)]
-
-
-def kinds_of_ling(fields: Fields, num_layers: int) -> list[str]:
-    """Layers are listed, or the last one of every `layer_group_size` layers attends."""
-    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
-    if found is not None:
-        return found
-    size = fields.integer("layer_group_size")
-    return [LINEAR if (layer + 1) % size else FULL for layer in range(num_layers)]
 
 
 def kinds_of_minimax(fields: Fields, num_layers: int) -> list[str]:

@@ -8,8 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pagecore.models.families import GEMMA_2, GROUPED, MISTRAL, Family, Heads, layers_with_rope
+from pagecore.models.families import GEMMA_2, GROUPED, MISTRAL, Family, Heads
 from pagecore.models.fields import Fields
+from pagecore.models.layer_rules import (
+    all_but_every_fifth_layer,
+    every_layer,
+    every_other_layer,
+    layers_above,
+    layers_with_rope,
+    multiplier,
+    no_layer,
+    root_of_scalar,
+)
 from pagecore.storage.checks import INT32_MAX
 
 __all__ = ["LLAMA_KIN"]
@@ -27,7 +37,7 @@ def _all_but_every_nth_layer(name: str) -> Family:
     return Family({**defaults, "head_dim": 128, "sliding_window": 1024}, slides)
 
 
-def _all_but_every_fourth_layer(_fields: Fields, layer: int) -> bool:
+def _first_of_four_attends(_fields: Fields, layer: int) -> bool:
     return layer % 4 != 0
 
 
@@ -35,36 +45,12 @@ def _layers_without_rope(fields: Fields, layer: int) -> bool:
     return fields.value("sliding_window") is not None and not layers_with_rope(fields, layer)
 
 
-def _every_windowed(fields: Fields, _layer: int) -> bool:
-    return fields.value("sliding_window") is not None
-
-
-def _every_other_layer(_fields: Fields, layer: int) -> bool:
-    return layer % 2 == 0
-
-
-def _root_of_scalar(fields: Fields, _head_dim: int, _layer: int) -> float:
-    return float(fields.number("query_pre_attn_scalar") ** -0.5)
-
-
-def _multiplier(fields: Fields, _head_dim: int, _layer: int) -> float:
-    return fields.number("attention_multiplier")
-
-
 def _multiplier_or_default(fields: Fields, head_dim: int, layer: int) -> float | None:
-    return None if fields.value("attention_multiplier") is None else _multiplier(fields, head_dim, layer)
+    return None if fields.value("attention_multiplier") is None else multiplier(fields, head_dim, layer)
 
 
-def _layers_above(fields: Fields, layer: int) -> bool:
-    return fields.value("sliding_window") is not None and layer >= fields.integer("max_window_layers", min=0)
-
-
-def _all_but_every_fifth_layer(_fields: Fields, layer: int) -> bool:
-    return (layer + 1) % 5 != 0
-
-
-def _no_layer(_fields: Fields, _layer: int) -> bool:
-    return False
+def _windowed_layers_above(fields: Fields, layer: int) -> bool:
+    return every_layer(fields, layer) and layers_above(fields, layer)
 
 
 def _two_patterns(fields: Fields, layer: int) -> bool:
@@ -117,7 +103,7 @@ _SMOL_LM = {
     "no_rope_layers": None,
     "no_rope_layer_interval": 4,
 }
-_GRANITE_MOE = Family({**GROUPED, "attention_multiplier": 1.0}, scale=_multiplier)
+_GRANITE_MOE = Family({**GROUPED, "attention_multiplier": 1.0}, scale=multiplier)
 # Every fourth layer, from the first, attends to all keys; all layers have sinks.
 _GRANITE_SWA: Mapping[str, object] = {
     **GROUPED,
@@ -158,19 +144,22 @@ LLAMA_KIN: Mapping[str, Family] = {
     "cohere2_moe": Family(_COHERE_2_MOE, _two_patterns),
     "cwm": Family(
         {**_DIMS_OF_128, "num_key_value_heads": 8, "sliding_window": 8192, "layer_types": None},
-        _all_but_every_fourth_layer,
+        _first_of_four_attends,
     ),
-    "dots1": Family(_DOTS_1, _layers_above),
+    "dots1": Family(_DOTS_1, _windowed_layers_above),
     "ernie4_5": Family({**_DIMS_OF_128, "num_key_value_heads": 2}),
     "ernie4_5_moe": Family({**GROUPED, "num_key_value_heads": 4}),
     "exaone4": _all_but_every_nth_layer("sliding_window_pattern"),
     "exaone_moe": _all_but_every_nth_layer("sliding_window_pattern"),
     "flex_olmo": Family(GROUPED),
     "granite_swa": Family(
-        {**_GRANITE_SWA, "num_key_value_heads": 4}, _all_but_every_fourth_layer, has_sinks=True, scale=_multiplier
+        {**_GRANITE_SWA, "num_key_value_heads": 4},
+        _first_of_four_attends,
+        has_sinks=True,
+        scale=multiplier,
     ),
     "granitemoe": _GRANITE_MOE,
-    "granitemoe_swa": Family(_GRANITE_SWA, _all_but_every_fourth_layer, has_sinks=True, scale=_multiplier),
+    "granitemoe_swa": Family(_GRANITE_SWA, _first_of_four_attends, has_sinks=True, scale=multiplier),
     "granitemoeshared": _GRANITE_MOE,
     "helium": Family({**_DIMS_OF_128, "num_key_value_heads": 20}),
     "hunyuan_v1_dense": Family(GROUPED),
@@ -183,22 +172,20 @@ LLAMA_KIN: Mapping[str, Family] = {
     "jetmoe": Family(_JETMOE, aliases={"head_dim": "kv_channels"}, count_heads=_heads_of_experts),
     "kolibri1": Family(
         {**_DIMS_OF_128, "num_key_value_heads": 4, "sliding_window": 513, "layer_types": None},
-        _all_but_every_fifth_layer,
+        all_but_every_fifth_layer,
     ),
-    "laguna": Family(_LAGUNA, _no_layer, heads=_heads_by_layer),
-    "mellum": Family(
-        {**_DIMS_OF_128, "num_key_value_heads": 4, "sliding_window": 1024, "layer_types": None}, _no_layer
-    ),
+    "laguna": Family(_LAGUNA, no_layer, heads=_heads_by_layer),
+    "mellum": Family({**_DIMS_OF_128, "num_key_value_heads": 4, "sliding_window": 1024, "layer_types": None}, no_layer),
     "minimax_m3_vl_text": Family({**_DIMS_OF_128, "num_key_value_heads": 4}),
-    "ministral3": Family({**MISTRAL, "head_dim": 128, "sliding_window": None}, _every_windowed),
+    "ministral3": Family({**MISTRAL, "head_dim": 128, "sliding_window": None}, every_layer),
     "nanochat": Family(GROUPED),
     "nemotron": Family(GROUPED),
     "olmo": Family(GROUPED),
     "olmoe": Family(GROUPED),
     "persimmon": Family({}),
-    "phimoe": Family({**MISTRAL, "sliding_window": None}, _every_windowed),
+    "phimoe": Family({**MISTRAL, "sliding_window": None}, every_layer),
     "smollm3": Family(_SMOL_LM, _layers_without_rope),
     "solar_open": Family({**_DIMS_OF_128, "num_key_value_heads": 8}),
     "stablelm": Family({**GROUPED, "num_key_value_heads": 32}),
-    "vaultgemma": Family(GEMMA_2, _every_other_layer, scale=_root_of_scalar),
+    "vaultgemma": Family(GEMMA_2, every_other_layer, scale=root_of_scalar),
 }

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pagecore.errors import UnsupportedOption
 from pagecore.models.families import Family, Heads
 from pagecore.models.fields import Fields
+from pagecore.models.layer_rules import all_but_every_fifth_layer, all_but_every_sixth_and_the_last, is_last, unscaled
 from pagecore.models.unserved import FULL, SLIDING
 from pagecore.storage.checks import LAYERS_MAX
 
@@ -34,19 +35,6 @@ def _preceding_tokens_and_one(fields: Fields) -> int | None:
     return None if fields.value("sliding_window") is None else fields.integer("sliding_window")
 
 
-def _no_scale(_fields: Fields, _head_dim: int, _layer: int) -> float:
-    """Return 1: queries and keys are normalised."""
-    return 1.0
-
-
-def _all_but_every_sixth_and_the_last(fields: Fields, layer: int) -> bool:
-    return (layer + 1) % 6 != 0 and layer != fields.integer("num_hidden_layers") - 1
-
-
-def _all_but_every_fifth(_fields: Fields, layer: int) -> bool:
-    return (layer + 1) % 5 != 0
-
-
 def _layers_of_gemma_4(fields: Fields) -> int:
     """Return the number of layers, of a model whose layers all attend to preceding tokens."""
     if fields.given("use_bidirectional_attention") not in (None, "vision"):
@@ -59,7 +47,7 @@ def _layers_of_gemma_4(fields: Fields) -> int:
 
 def _wide_where_all_keys_are_seen(fields: Fields, heads: Heads, layer: int, slides: bool) -> Heads:
     """Heads of layers without a window have a dim, and may have a number, of their own."""
-    if slides and layer == fields.integer("num_hidden_layers") - 1:
+    if slides and is_last(fields, layer):
         fields.refuse(f"layer {layer} is {SLIDING!r}; the last layer of the model must be {FULL!r}")
     listed = fields.given("per_layer_config")
     if listed is not None:
@@ -120,15 +108,15 @@ MIMO_V2_FLASH: Mapping[str, object] = {
 
 _GEMMA_4 = Family(
     GEMMA_4,
-    _all_but_every_sixth_and_the_last,
-    scale=_no_scale,
+    all_but_every_sixth_and_the_last,
+    scale=unscaled,
     count_layers=_layers_of_gemma_4,
     heads=_wide_where_all_keys_are_seen,
     shared_field="num_kv_shared_layers",
 )
 
 MIXED: Mapping[str, Family] = {
-    "gemma3n_text": Family(GEMMA_3N, _all_but_every_fifth, scale=_no_scale, shared_field="num_kv_shared_layers"),
+    "gemma3n_text": Family(GEMMA_3N, all_but_every_fifth_layer, scale=unscaled, shared_field="num_kv_shared_layers"),
     "gemma4_text": _GEMMA_4,
     "gemma4_unified_text": replace(_GEMMA_4, defaults={**GEMMA_4, "sliding_window": 1024}),
     "mimo_v2_flash": Family(

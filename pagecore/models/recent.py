@@ -10,30 +10,19 @@ from collections.abc import Mapping
 from pagecore.errors import UnsupportedOption
 from pagecore.models.families import GROUPED, Family
 from pagecore.models.fields import Fields
+from pagecore.models.layer_rules import all_but_every_sixth_and_the_last, is_last, no_layer
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = ["RECENT"]
 
 
-def _is_last(fields: Fields, layer: int) -> bool:
-    return layer == fields.integer("num_hidden_layers") - 1
-
-
-def _all_but_every_sixth_and_the_last(fields: Fields, layer: int) -> bool:
-    return (layer + 1) % 6 != 0 and not _is_last(fields, layer)
-
-
 def _slides_in_flint(fields: Fields, layer: int) -> bool:
     """Return True if a layer slides: all but the first two, the last, and one of each four."""
-    return layer >= 2 and layer % 4 != 1 and not _is_last(fields, layer)
+    return layer >= 2 and layer % 4 != 1 and not is_last(fields, layer)
 
 
 def _all_but_every_fourth_from_the_last(fields: Fields, layer: int) -> bool:
     return (fields.integer("num_hidden_layers") - 1 - layer) % 4 != 0
-
-
-def _no_layer(_fields: Fields, _layer: int) -> bool:
-    return False
 
 
 def _layers_of_all_cycles(fields: Fields) -> int:
@@ -75,9 +64,9 @@ _HRM = {
 _KOSMOS_NAMES = {"num_attention_heads": "attention_heads", "hidden_size": "embed_dim", "num_hidden_layers": "layers"}
 
 RECENT: Mapping[str, Family] = {
-    "beam": Family(_windowed(8, 128, 512), _all_but_every_sixth_and_the_last),
+    "beam": Family(_windowed(8, 128, 512), all_but_every_sixth_and_the_last),
     "chameleon": Family({**GROUPED, "num_key_value_heads": 32}),
-    "cohere_compass_text": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, _no_layer),
+    "cohere_compass_text": Family({**GROUPED, "sliding_window": 4096, "layer_types": None}, no_layer),
     "flint": Family(_windowed(4, 128, 513), _slides_in_flint, has_sinks=True),
     "hrm_text": Family(_HRM, count_layers=_layers_of_all_cycles),
     "kosmos_2_5_text_model": Family({}, aliases=_KOSMOS_NAMES),

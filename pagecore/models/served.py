@@ -14,8 +14,17 @@ from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.mixed import MIXED
 from pagecore.models.recent import RECENT
-from pagecore.models.text_models import PARTS
+from pagecore.models.text_models import TEXT_PARTS
 
 __all__ = ["SERVED"]
 
-SERVED: Mapping[str, Family] = {**FAMILIES, **BERT_KIN, **LLAMA_KIN, **EARLIER, **MIXED, **PARTS, **RECENT, **HYBRIDS}
+SERVED: Mapping[str, Family] = {
+    **FAMILIES,
+    **BERT_KIN,
+    **LLAMA_KIN,
+    **EARLIER,
+    **MIXED,
+    **TEXT_PARTS,
+    **RECENT,
+    **HYBRIDS,
+}

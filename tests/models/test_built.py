@@ -14,6 +14,7 @@ from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import ANY_TEXT_MODEL, TEXT_MODELS, THINKERS
 from pagecore.models.parameters import count_parameters
 from pagecore.models.served import SERVED
+from pagecore.models.sharing import moved
 from pagecore.serving.budget import DeviceOptions
 from pagecore.serving.planner import plan_model
 from tests.capabilities import require
@@ -98,6 +99,9 @@ def test_a_draft_that_shares_keys_reads_its_own():
     options = DeviceOptions(draft_model=GEMMA_3N)
     whole = plan_model(GEMMA_3N, device_memory="80GiB", options=options)
     assert [group.num_layers for group in whole.memory.groups] == [32, 8]
+    specs = specs_from_config(GEMMA_3N)
+    assert moved(specs, 30)[20] == Alias(48)
+    assert moved(specs, 30)[:20] == tuple(specs[:20])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, v
 from pagecore.models.parameters.count import ALL_TRAITS
 from pagecore.models.recent import RECENT
 from pagecore.models.served import SERVED
-from pagecore.models.text_models import PARTS
+from pagecore.models.text_models import TEXT_PARTS
 from tests.capabilities import require
 from tests.models.published import PUBLISHED
 
@@ -40,7 +40,7 @@ def test_counts_equal_those_of_transformers(name):
 
 def test_every_family_is_counted():
     # The encoders of images and of sound of Phi-4 multimodal are not counted.
-    assert set(ALL_TRAITS) == set(SERVED) - {"axk2", "phi4_multimodal", *BERT_KIN, *PARTS, *RECENT}
+    assert set(ALL_TRAITS) == set(SERVED) - {"axk2", "phi4_multimodal", *BERT_KIN, *TEXT_PARTS, *RECENT}
 
 
 def test_counts_of_published_files():

@@ -14,7 +14,7 @@ from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.models.parameters.encoder_decoder import COUNTED
-from pagecore.models.parameters.traits import TRAITS
+from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.served import SERVED
 from tests.capabilities import require
 

@@ -24,8 +24,9 @@ from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
+from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
-from pagecore.models.parameters.traits import TRAITS, Experts, Traits
+from pagecore.models.parameters.traits import Experts, Traits
 from pagecore.models.parameters.vision import add_vision
 from pagecore.models.served import SERVED
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
