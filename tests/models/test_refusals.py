@@ -80,6 +80,7 @@ def test_a_count_that_is_not_a_positive_integer_raises(field, value):
         ),
         ("gemma-2-9b", {"layer_types": "full_attention"}, "one entry for each layer"),
         ("gemma-2-9b", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+        ("gemma-2-9b", {"model_type": "vaultgemma", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
         ("gemma-2-9b", {"query_pre_attn_scalar": "256"}, 'query_pre_attn_scalar is "256"'),
         ("gemma-2-9b", {"query_pre_attn_scalar": True}, "query_pre_attn_scalar is true"),
         ("gemma-2-9b", {"query_pre_attn_scalar": None}, "query_pre_attn_scalar is null"),
