@@ -53,7 +53,7 @@ test-quick: $(VENV)/.test build
 
 # Servers for the tests of remote stores, into build/servers; a test whose server is missing is skipped.
 servers: $(VENV)/.created
-	@echo 'Installing Redis, moto, Azurite and Mooncake, unless they are installed (about 1 min)'
+	@echo 'Installing Redis, Valkey, moto, Azurite and Mooncake, unless they are installed (about 1 min)'
 	$(Q)$(call logged,servers,tests/tiers/install_servers.sh)
 
 # Every case of the matrix of CUDA kernels in the emulator; make test runs a part of it.

@@ -35,7 +35,8 @@ def states(cache):
 
 
 def assert_close(got, expected):
-    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-4)
+    # A prompt in one pass and in chunks differs by 4e-4 in transformers itself, with logits up to 5.
+    torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(("family", "mode"), interleaved(HYBRIDS, MODES))

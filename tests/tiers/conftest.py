@@ -5,8 +5,8 @@ from tests.tiers.servers import (
     mooncake_master,
     moto_server,
     private_master,
-    private_redis,
-    redis_server,
+    private_resp,
+    resp_server,
 )
 
-__all__ = ["azurite_server", "mooncake_master", "moto_server", "private_master", "private_redis", "redis_server"]
+__all__ = ["azurite_server", "mooncake_master", "moto_server", "private_master", "private_resp", "resp_server"]

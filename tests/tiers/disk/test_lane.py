@@ -114,6 +114,8 @@ class LaneMachine(RuleBasedStateMachine):
         if not is_whole:
             expected = self.slot[key] if self.where[key] == "published" else None
             assert self.lane.drop(key) == expected
+            if expected is not None:
+                self.lose(key)
             self.where[key] = "dropped"
         self.lane.unpin(key)
         self.loads.remove(key)
@@ -132,6 +134,7 @@ class LaneMachine(RuleBasedStateMachine):
             assert self.lane.drop(key) is None
             return
         assert self.lane.drop(key) == self.slot[key]
+        self.lose(key)
         self.where[key] = "dropped"
         if key in self.uses:
             self.uses.remove(key)

@@ -230,11 +230,11 @@ def test_what_a_disk_evicts_has_its_events_at_once(tmp_path, model, is_guarded):
     followed.close()
 
 
-def test_what_a_redis_server_gives_up_has_its_events(private_redis):
-    private_redis.command += ["--notify-keyspace-events", "Egex"]
-    private_redis.kill()
-    private_redis.start()
-    url = private_redis.url
+def test_what_a_resp_server_gives_up_has_its_events(private_resp):
+    private_resp.command += ["--notify-keyspace-events", "Egex"]
+    private_resp.kill()
+    private_resp.start()
+    url = private_resp.url
     followed = Followed(stores=lambda own: [patient(RespStore(url, fingerprint=own, watch_evictions=True))])
     followed.serve(range(17))
     assert followed.tiers.drain(20.0)

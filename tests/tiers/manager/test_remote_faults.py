@@ -17,7 +17,7 @@ PROMPT = np.arange(33, dtype=np.int32)
 
 
 @pytest.fixture
-def leaks(private_redis):
+def leaks(private_resp):
     """Fail if a thread or descriptor is left."""
     threads, descriptors = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     yield
@@ -26,8 +26,8 @@ def leaks(private_redis):
 
 
 @pytest.fixture
-def proxy(private_redis, leaks):
-    with Proxy(private_redis.server.port) as proxy:
+def proxy(private_resp, leaks):
+    with Proxy(private_resp.server.port) as proxy:
         yield proxy
 
 
@@ -63,8 +63,8 @@ def serve_until_loaded(served, limit=20.0):
     [{"flip_at": 1000}, {"cut_after": 1000}, {"cut_after": 2}, {"hang_after": 1000}, {"hang_after": 0}],
     ids=str,
 )
-def test_the_way_to_the_server_fails(private_redis, proxy, fault):
-    fill(private_redis.url)
+def test_the_way_to_the_server_fails(private_resp, proxy, fault):
+    fill(private_resp.url)
     deadline = 0.15 if "hang_after" in fault else 20.0
     with Served([redis(f"redis://127.0.0.1:{proxy.port}", deadline)]) as served:
         proxy.reset(**fault)
@@ -75,8 +75,8 @@ def test_the_way_to_the_server_fails(private_redis, proxy, fault):
         serve_until_loaded(served)
 
 
-def test_a_connection_that_is_refused(private_redis, proxy):
-    fill(private_redis.url)
+def test_a_connection_that_is_refused(private_resp, proxy):
+    fill(private_resp.url)
     with Served([redis(f"redis://127.0.0.1:{proxy.port}")]) as served:
         proxy.refuse()
         assert served.serve(PROMPT).num_tokens == 0
@@ -84,35 +84,35 @@ def test_a_connection_that_is_refused(private_redis, proxy):
         serve_until_loaded(served)
 
 
-def test_a_server_that_stops_and_goes_on(private_redis, leaks):
-    fill(private_redis.url)
-    with Served([redis(private_redis.url, 0.15)]) as served:
-        private_redis.stop()
+def test_a_server_that_stops_and_goes_on(private_resp, leaks):
+    fill(private_resp.url)
+    with Served([redis(private_resp.url, 0.15)]) as served:
+        private_resp.stop()
         try:
             assert served.serve(PROMPT).num_tokens == 0
         finally:
-            private_redis.resume()
+            private_resp.resume()
         serve_until_loaded(served)
 
 
-def test_a_server_that_dies_and_comes_back_empty(private_redis, leaks):
-    fill(private_redis.url)
-    with Served([redis(private_redis.url)]) as served:
-        private_redis.kill()
+def test_a_server_that_dies_and_comes_back_empty(private_resp, leaks):
+    fill(private_resp.url)
+    with Served([redis(private_resp.url)]) as served:
+        private_resp.kill()
         assert served.serve(PROMPT).num_tokens == 0
-        private_redis.start()
+        private_resp.start()
         served.forget()
         # The new server is empty; the prompt is computed and stored once more.
         assert served.serve(PROMPT).num_tokens == 0
         serve_until_loaded(served)
 
 
-def test_a_dead_server_does_not_hide_the_disk(private_redis, leaks, tmp_path):
+def test_a_dead_server_does_not_hide_the_disk(private_resp, leaks, tmp_path):
     def disk(fingerprint):
         return DiskStore(tmp_path, fingerprint=fingerprint, max_bytes=1 << 20, threads=2)
 
-    with Served([disk, redis(private_redis.url, 0.15)]) as served:
+    with Served([disk, redis(private_resp.url, 0.15)]) as served:
         served.serve(PROMPT)
         served.forget()
-        private_redis.kill()
+        private_resp.kill()
         assert served.serve(PROMPT).loaded_tokens == {"DISK": 32}

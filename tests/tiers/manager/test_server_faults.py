@@ -15,6 +15,7 @@ from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
 from tests.tiers.manager.served import Served
 from tests.tiers.proxy import Proxy
+from tests.tiers.servers import shared
 
 PROMPT = np.arange(33, dtype=np.int32)
 OTHER = PROMPT + 1000
@@ -103,11 +104,11 @@ def test_a_master_that_hangs_is_late_and_what_it_still_writes_reaches_no_block(m
 # -- Redis and S3 --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["redis", "s3"])
-def shared_store(request):
+@pytest.fixture(params=["redis", "valkey", "s3"])
+def shared_store(request, tmp_path_factory):
     """Return a function that opens a guarded store of a shared server for a fingerprint."""
-    if request.param == "redis":
-        server = request.getfixturevalue("redis_server")
+    if request.param != "s3":
+        server = shared(request.param, tmp_path_factory)
         return lambda fingerprint: guarded(RespStore(f"unix://{server.socket}", fingerprint=fingerprint, connections=1))
     server = request.getfixturevalue("moto_server")
     make_bucket(server)
@@ -147,15 +148,15 @@ def test_another_model_finds_nothing_on_a_shared_server(shared_store):
         assert served.serve(PROMPT).num_tokens == 32
 
 
-def test_entries_that_a_server_evicts_between_lookup_and_load(private_redis):
+def test_entries_that_a_server_evicts_between_lookup_and_load(private_resp):
     class Evicting(RespStore):
         def submit_load(self, keys, pieces):
-            private_redis.kill()
-            private_redis.start()
+            private_resp.kill()
+            private_resp.start()
             return super().submit_load(keys, pieces)
 
     def make(fingerprint, kind=RespStore):
-        return guarded(kind(private_redis.url, fingerprint=fingerprint, connections=1))
+        return guarded(kind(private_resp.url, fingerprint=fingerprint, connections=1))
 
     with Served([make]) as served:
         served.serve(PROMPT)
@@ -166,16 +167,16 @@ def test_entries_that_a_server_evicts_between_lookup_and_load(private_redis):
         assert served.serve(PROMPT).num_tokens == 32
 
 
-def test_a_load_that_is_cancelled_inside_a_payload(private_redis):
+def test_a_load_that_is_cancelled_inside_a_payload(private_resp):
     def make(port):
         return lambda fingerprint: guarded(
             RespStore(f"redis://127.0.0.1:{port}", fingerprint=fingerprint, connections=1, timeout=20.0)
         )
 
-    with Served([make(private_redis.server.port)]) as served:
+    with Served([make(private_resp.server.port)]) as served:
         served.serve(PROMPT)
         served.flush()
-    with Proxy(private_redis.server.port) as proxy, Served([make(proxy.port)]) as served:
+    with Proxy(private_resp.server.port) as proxy, Served([make(proxy.port)]) as served:
         proxy.reset(hang_after=1000)  # the answers to a lookup have fewer bytes
         request = served.tiers.request(PROMPT)
         end = time.monotonic() + 20

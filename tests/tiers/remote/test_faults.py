@@ -33,8 +33,8 @@ def leaks():
 
 
 @pytest.fixture
-def proxy(redis_server, leaks):
-    with Proxy(redis_server.port) as proxy:
+def proxy(resp_server, leaks):
+    with Proxy(resp_server.port) as proxy:
         yield proxy
 
 
@@ -167,12 +167,12 @@ def test_a_load_is_cancelled_inside_a_payload(filled, proxy):
 
 
 @pytest.mark.parametrize("fault", ["stop", "kill"])
-def test_the_server_stops_or_dies_and_comes_back(leaks, private_redis, fault):
+def test_the_server_stops_or_dies_and_comes_back(leaks, private_resp, fault):
     keys, blocks = random_keys(NUM_KEYS, 0, 1), Blocks(NUM_KEYS, LARGE)
     expected = blocks.fill(0)
-    with guarded(private_redis.server.port, b"", deadline=Deadline(0.3), failures=3) as guard:
+    with guarded(private_resp.server.port, b"", deadline=Deadline(0.3), failures=3) as guard:
         assert wait(guard, guard.submit_store(keys, blocks.pieces())).ok.all()
-        getattr(private_redis, fault)()
+        getattr(private_resp, fault)()
         for _ in range(4):
             blocks.poison()
             done = wait(guard, guard.submit_load(keys, blocks.pieces()))
@@ -180,9 +180,9 @@ def test_the_server_stops_or_dies_and_comes_back(leaks, private_redis, fault):
             assert_right_or_missing(done, blocks, expected)
         assert guard.health().breaker != "closed"
         if fault == "stop":
-            private_redis.resume()
+            private_resp.resume()
         else:
-            private_redis.start()
+            private_resp.start()
             limit = time.monotonic() + 20
             blocks.payloads[:] = expected
             while not wait(guard, guard.submit_store(keys, blocks.pieces())).ok.all():

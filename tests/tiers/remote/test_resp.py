@@ -1,4 +1,4 @@
-"""RespStore over a real Redis server."""
+"""RespStore over real servers, Redis and Valkey."""
 
 import ssl
 import subprocess
@@ -60,19 +60,19 @@ class RedisContract(Contract):
 
 class TestTcp(RedisContract):
     @pytest.fixture(autouse=True)
-    def server(self, redis_server):
-        self.url = f"redis://127.0.0.1:{redis_server.port}/3"
+    def server(self, resp_server):
+        self.url = f"redis://127.0.0.1:{resp_server.port}/3"
 
 
 class TestUnix(RedisContract):
     @pytest.fixture(autouse=True)
-    def server(self, redis_server):
-        self.url = f"unix://{redis_server.socket}?db=4"
+    def server(self, resp_server):
+        self.url = f"unix://{resp_server.socket}?db=4"
 
 
 @pytest.fixture
-def url(redis_server):
-    return f"redis://127.0.0.1:{redis_server.port}"
+def url(resp_server):
+    return f"redis://127.0.0.1:{resp_server.port}"
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_a_server_that_is_not_redis_is_named(answer):
         assert not thread.is_alive()
 
 
-def test_passwords_users_and_databases(private_redis, tmp_path):
-    assert command(private_redis.url, b"CONFIG", b"SET", b"requirepass", b"pass word") == b"+OK"
-    address = f"127.0.0.1:{private_redis.server.port}"
+def test_passwords_users_and_databases(private_resp, tmp_path):
+    assert command(private_resp.url, b"CONFIG", b"SET", b"requirepass", b"pass word") == b"+OK"
+    address = f"127.0.0.1:{private_resp.server.port}"
     with RespStore(f"redis://:pass%20word@{address}", fingerprint=fingerprint()) as store:
         assert "pass" not in store.name
         assert not wait(store, store.submit_lookup(random_keys(2))).ok.any()
@@ -163,12 +163,12 @@ def test_passwords_users_and_databases(private_redis, tmp_path):
         assert "allow the commands" in done.error
 
 
-def test_a_full_server_fails_stores_with_a_remedy_and_serves_loads(private_redis):
+def test_a_full_server_fails_stores_with_a_remedy_and_serves_loads(private_resp):
     keys = random_keys(40, 0, 1)
     blocks = Blocks(40, LARGE)
     expected = blocks.fill(0)
-    assert command(private_redis.url, b"CONFIG", b"SET", b"maxmemory", b"6mb") == b"+OK"
-    with RespStore(private_redis.url, fingerprint=fingerprint()) as store:
+    assert command(private_resp.url, b"CONFIG", b"SET", b"maxmemory", b"6mb") == b"+OK"
+    with RespStore(private_resp.url, fingerprint=fingerprint()) as store:
         done = wait(store, store.submit_store(keys, blocks.pieces()))
         assert 0 < done.ok.sum() < 40
         assert "set maxmemory-policy to allkeys-lru" in done.error
@@ -177,16 +177,16 @@ def test_a_full_server_fails_stores_with_a_remedy_and_serves_loads(private_redis
         assert (loaded.ok == done.ok).all()
         np.testing.assert_array_equal(blocks.payloads[loaded.ok], expected[loaded.ok])
         assert blocks.is_poisoned[~loaded.ok].all()
-        assert command(private_redis.url, b"CONFIG", b"SET", b"maxmemory-policy", b"allkeys-lru") == b"+OK"
+        assert command(private_resp.url, b"CONFIG", b"SET", b"maxmemory-policy", b"allkeys-lru") == b"+OK"
         blocks.payloads[:] = expected
         assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
 
 
-def test_entries_expire(private_redis):
+def test_entries_expire(private_resp):
     keys = random_keys(2)
-    with RespStore(private_redis.url, fingerprint=fingerprint(), ttl=100) as store:
+    with RespStore(private_resp.url, fingerprint=fingerprint(), ttl=100) as store:
         assert wait(store, store.submit_store(keys, Blocks(2, NBYTES).pieces())).ok.all()
-        left = command(private_redis.url, b"TTL", store._prefix + keys[0].tobytes())
+        left = command(private_resp.url, b"TTL", store._prefix + keys[0].tobytes())
         assert 0 < int(left[1:]) <= 100
 
 
@@ -198,8 +198,8 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_what_the_server_gives_up_is_reported(private_redis):
-    url = private_redis.url + "/2"
+def test_what_the_server_gives_up_is_reported(private_resp):
+    url = private_resp.url + "/2"
     with pytest.raises(StoreError, match=r"notify-keyspace-events is ''; set it to 'Egex'"):
         RespStore(url, fingerprint=fingerprint(), watch_evictions=True)
     assert command(url, b"CONFIG", b"SET", b"notify-keyspace-events", b"Egex") == b"+OK"
@@ -238,12 +238,12 @@ def test_a_timeout_that_sockets_cannot_keep_is_refused(timeout):
         RespStore("redis://127.0.0.1:1", fingerprint=fingerprint(), timeout=timeout)
 
 
-def test_a_watch_of_evictions_outlives_a_name_that_does_not_resolve(private_redis, monkeypatch):
+def test_a_watch_of_evictions_outlives_a_name_that_does_not_resolve(private_resp, monkeypatch):
     monkeypatch.setattr("pagecore.tiers.remote.resp.watch.PAUSE", 0.02)
-    private_redis.command += ["--notify-keyspace-events", "EA"]
-    private_redis.kill()
-    private_redis.start()
-    with RespStore(private_redis.url, fingerprint=fingerprint(), watch_evictions=True) as store:
+    private_resp.command += ["--notify-keyspace-events", "EA"]
+    private_resp.kill()
+    private_resp.start()
+    with RespStore(private_resp.url, fingerprint=fingerprint(), watch_evictions=True) as store:
         refused = []
 
         def unresolved(connection):
@@ -254,23 +254,23 @@ def test_a_watch_of_evictions_outlives_a_name_that_does_not_resolve(private_redi
             patch.setattr(RespConnection, "_connect", unresolved)
             store._watch._connection.abort()
             until(lambda: len(refused) > 1)
-        until(lambda: command(private_redis.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":1")
+        until(lambda: command(private_resp.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":1")
 
 
-def test_a_watch_of_evictions_outlives_its_server(private_redis, monkeypatch):
+def test_a_watch_of_evictions_outlives_its_server(private_resp, monkeypatch):
     monkeypatch.setattr("pagecore.tiers.remote.resp.watch.PAUSE", 0.02)
-    private_redis.command += ["--notify-keyspace-events", "EA"]
-    private_redis.kill()
-    private_redis.start()
+    private_resp.command += ["--notify-keyspace-events", "EA"]
+    private_resp.kill()
+    private_resp.start()
     keys = random_keys(1)
-    with RespStore(private_redis.url, fingerprint=fingerprint(), watch_evictions=True) as store:
+    with RespStore(private_resp.url, fingerprint=fingerprint(), watch_evictions=True) as store:
         for _ in range(2):
             assert wait(store, store.submit_store(keys, Blocks(1, NBYTES).pieces())).ok.all()
-            until(lambda: command(private_redis.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":1")
-            command(private_redis.url, b"DEL", store._prefix + keys[0].tobytes())
+            until(lambda: command(private_resp.url, b"PUBLISH", b"__keyevent@0__:evicted", b"x") == b":1")
+            command(private_resp.url, b"DEL", store._prefix + keys[0].tobytes())
             until(lambda: len(store.take_evicted()) == 1)
-            private_redis.kill()
-            private_redis.start()
+            private_resp.kill()
+            private_resp.start()
 
 
 def test_a_value_of_another_type_is_an_error_and_keeps_the_connection(url):
@@ -287,22 +287,23 @@ def test_a_value_of_another_type_is_an_error_and_keeps_the_connection(url):
         assert "WRONGTYPE" in done.error
 
 
-def test_a_restarted_server_is_used_again(private_redis):
+def test_a_restarted_server_is_used_again(private_resp):
     keys = random_keys(2)
     blocks = Blocks(2, NBYTES)
-    with RespStore(private_redis.url, fingerprint=fingerprint()) as store:
+    with RespStore(private_resp.url, fingerprint=fingerprint()) as store:
         assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
-        private_redis.kill()
+        private_resp.kill()
         assert "cannot be reached" in wait(store, store.submit_lookup(keys)).error
-        private_redis.start()
+        private_resp.start()
         done = wait(store, store.submit_lookup(keys))
         assert (done.ok.any(), done.error) == (False, None)
-        private_redis.kill()
-        private_redis.start()
+        private_resp.kill()
+        private_resp.start()
         assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
 
 
-def test_tls(tmp_path, private_redis):
+@pytest.mark.parametrize("private_resp", ["redis"], indirect=True)  # the wheel of Valkey has no TLS
+def test_tls(tmp_path, private_resp):
     certificate, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
@@ -310,13 +311,13 @@ def test_tls(tmp_path, private_redis):
         check=True, capture_output=True,
     )  # fmt: skip
     for name, value in (("tls-cert-file", certificate), ("tls-key-file", secret), ("tls-auth-clients", "no")):
-        answer = command(private_redis.url, b"CONFIG", b"SET", name.encode(), str(value).encode())
+        answer = command(private_resp.url, b"CONFIG", b"SET", name.encode(), str(value).encode())
         if answer != b"+OK":
             pytest.skip(f"needs redis: a server with TLS, {answer!r}")
     from tests.tiers.servers import free_port
 
     port = free_port()
-    assert command(private_redis.url, b"CONFIG", b"SET", b"tls-port", str(port).encode()) == b"+OK"
+    assert command(private_resp.url, b"CONFIG", b"SET", b"tls-port", str(port).encode()) == b"+OK"
     context = ssl.create_default_context(cafile=str(certificate))
     keys = random_keys(3, 0, 1)
     blocks = Blocks(3, LARGE)
@@ -329,4 +330,4 @@ def test_tls(tmp_path, private_redis):
     with pytest.raises(StoreError, match="certificate verify failed"):
         RespStore(f"rediss://127.0.0.1:{port}", fingerprint=fingerprint())
     with pytest.raises(StoreError, match="cannot be reached"):
-        RespStore(f"rediss://127.0.0.1:{private_redis.server.port}", fingerprint=fingerprint(), timeout=0.5)
+        RespStore(f"rediss://127.0.0.1:{private_resp.server.port}", fingerprint=fingerprint(), timeout=0.5)
