@@ -31,12 +31,8 @@ def make(cuda: Kit, **options) -> PagedKVCache:
     )
 
 
-class ExactMachine(HybridMachine):
-    quantises = False
-
-
 def test_a_cache_with_states_on_a_device_behaves_as_its_model(cuda: Kit):
-    run_machine(ExactMachine, cuda, *cases((25, 25), (200, 40)))
+    run_machine(HybridMachine, cuda, *cases((35, 25), (250, 40)))
 
 
 def test_slots_stay_at_fixed_addresses_and_follow_each_step(cuda: Kit):
