@@ -1,7 +1,7 @@
 // Checkpoints of recurrent states: int8 codes with a scale for each key, and back.
 //
 //   matrix   [values, keys] of a slot; the numbers of a key are a column
-//   unit     16 bytes of adjacent keys of a row, or one key if keys or addresses are no multiples of that
+//   unit     16 bytes of adjacent keys of a row; one key if the rows or addresses do not allow vectors
 //   stretch  up to 32 units of a row; a block of 512 threads has one stretch of a matrix
 //
 //              units of a stretch

@@ -54,11 +54,11 @@ def test_codes_and_states_have_the_bits_of_the_host(cuda: Kit, shape, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("offset", [1, 2, 4])
-def test_addresses_that_are_no_multiples_of_a_vector(cuda: Kit, dtype, offset):
+def test_addresses_that_are_not_multiples_of_a_vector(cuda: Kit, dtype, offset):
     held = numbers((1, offset + 12 * 16), dtype)[0]
     state = held[offset:].reshape(12, 16)
     expected = quantize_state(state)
-    codes, scales = quantize_state(cuda.put(state))
+    codes, _ = quantize_state(cuda.put(state))
     assert_bits(cuda.get(codes), expected[0])
     shifted = [np.empty(array.size + offset, array.dtype) for array in expected]
     for array, values in zip(shifted, expected, strict=True):
@@ -80,7 +80,7 @@ def test_arrays_of_two_devices_are_refused_before_anything_is_written(cuda: Kit)
     held = cuda.put(np.zeros((2, 2, 3), np.float32))
     with pytest.raises(UnsupportedOption, match="stream"):
         quantize_state(np.ones((2, 3), np.float32), stream=cuda.stream())
-    with pytest.raises(UnsupportedOption, match="overlap|share"):
+    with pytest.raises(UnsupportedOption, match=r"overlap|share"):
         dequantize_state(cuda.put(codes), held[0][0], out=held[0])
     assert (cuda.get(out) == 7).all()
     assert not cuda.get(held).any()
