@@ -79,6 +79,10 @@ class Gpu:
         kind = getattr(self.torch, dtype)
         return self.torch.randn(tuple(shape), generator=generator, dtype=kind, device=self.place)
 
+    def current_stream(self) -> Any:
+        """Return torch's current stream; None on the host."""
+        return None if self.name == "cpu" else self.torch.cuda.current_stream(self.place)
+
     def permutation(self, count: int) -> Any:
         """Return a random permutation of the numbers below `count`, int64."""
         generator = self.torch.Generator(self.place).manual_seed(0)

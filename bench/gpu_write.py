@@ -1,4 +1,4 @@
-"""Slot-mapped writes and block moves on a GPU, against a device copy of the same bytes and torch.
+"""Slot-mapped writes, block moves and checkpoints of states on a GPU, against a device copy of the bytes and torch.
 
 With fewer than 2,048 tokens each token is in a different block, as in decode steps; others fill whole scattered blocks.
 """
@@ -17,6 +17,7 @@ from bench.gpu import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
 from bench.gpu_controls import optional_control
 from bench.runner import Bench, Job
 from bench.targets import GPU_MOVE_RATIO_MIN
+from pagecore.storage.state_shapes import delta_planes
 
 CLOCK = clock
 HEADS, DIM, BLOCK = 8, 128, 16
@@ -27,7 +28,7 @@ MIB = 1 << 20
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Run writes of 64 to 65,536 tokens, and copies, gathers and scatters of 16 and 256 MiB."""
+    """Run writes of 64 to 65,536 tokens, copies, gathers and scatters of 16 and 256 MiB, and checkpoints of states."""
     gpu = require_gpu()
     gpu.describe(bench)
     run_on(bench, gpu)
@@ -37,6 +38,7 @@ def run_on(bench: Bench, gpu: Gpu) -> None:
     """Run all figures on one device."""
     run_writes(bench, gpu)
     run_moves(bench, gpu)
+    run_states(bench, gpu)
 
 
 def run_writes(bench: Bench, gpu: Gpu) -> None:
@@ -51,6 +53,12 @@ def run_moves(bench: Bench, gpu: Gpu) -> None:
     for mebibytes in bench.pick((16, 256), (1,)):
         with bench.case(f"moves {mebibytes} MiB"):
             _moves(bench, gpu, mebibytes)
+
+
+def run_states(bench: Bench, gpu: Gpu) -> None:
+    """Run int8 checkpoints of the states of Qwen3-Next: 36 layers of 32 matrices of 128 x 128, in float32."""
+    for slots in bench.pick((1, 8), (1,)):
+        _states(bench, gpu, bench.pick(36, 1), slots)
 
 
 def _write_title(source: str, dtype: str, tokens: int) -> str:
@@ -178,3 +186,49 @@ def _gather_call(cache: Any, table: Any, lens: Any, out: Any) -> Call:
 
 def _scatter_call(values: Any, cache: Any, table: Any, lens: Any) -> Call:
     return lambda: pagecore.scatter_blocks(values, cache, table, lens)
+
+
+def _states(bench: Bench, gpu: Gpu, layers: int, slots: int) -> None:
+    """Quantise and restore slots of a model."""
+    spec = pagecore.StateSpec(delta_planes(16, 32, 128, 128)[1:])
+    sets = bench.pick(num_sets(layers * slots * spec.nbytes), 1)
+    states = pagecore.StatePool(spec, sets * slots + 1, num_layers=layers, device=gpu.name)
+    checkpoints = pagecore.CheckpointPool(states, sets * slots + 1)
+    planes = [gpu.torch.from_dlpack(plane) for plane in states.planes()]
+    ids = [list(range(1 + first, 1 + first + slots)) for first in range(0, sets * slots, slots)]
+    given = gpu.random(planes[0].shape, "float32")
+    nbytes = layers * slots * (spec.nbytes + checkpoints.bytes_per_slot // layers) // 2  # read and written
+    control = gpu.job(in_turn(copies(gpu, nbytes, sets)))
+    expected = [gpu.torch.as_tensor(part) for part in pagecore.quantize_state(given[1].cpu())]
+    for plane in planes:
+        plane.copy_(given)
+
+    def check_saved(saved: Job) -> None:
+        saved.run()
+        for layer in range(layers):
+            for name, part in zip(("temporal", "temporal_scale"), expected, strict=True):
+                kept = gpu.torch.from_dlpack(checkpoints.plane(name, layer))[1].cpu()
+                assert gpu.torch.equal(kept, part), "a checkpoint differs from that of the host"
+
+    def check_restored(restored: Job) -> None:
+        restored.run()
+        wanted = gpu.torch.as_tensor(pagecore.dequantize_state(*expected))
+        assert all(gpu.torch.equal(plane[1].cpu(), wanted) for plane in planes), "a state differs from that of the host"
+
+    for name, call, check in (("save", checkpoints.save, check_saved), ("load", checkpoints.load, check_restored)):
+        title = f"{name} {slots} int8 checkpoints, {layers} layers"
+        with bench.case(title):
+            subject = gpu.job(in_turn([_state_call(gpu, call, listed) for listed in ids]))
+            bench.compare(
+                title,
+                subject,
+                {COPY: control},
+                check=partial(check, subject),
+                nbytes=nbytes,
+                at_least={COPY: GPU_MOVE_RATIO_MIN},
+                sizes={"layers": layers, "slots": slots, "bytes_per_slot": layers * spec.nbytes, "sets": sets},
+            )
+
+
+def _state_call(gpu: Gpu, convert: Any, slots: list[int]) -> Call:
+    return lambda: convert(slots, slots, stream=gpu.current_stream())

@@ -31,7 +31,7 @@ class CheckpointPool:
     Parameters
     ----------
     states : StatePool
-        Pool of the running states, on the host.
+        Pool of the running states, on the host or on CUDA; the checkpoints are on the same device.
     num_slots : int
         Slots of checkpoints, including the null slot.
     format : {"int8"}
@@ -52,7 +52,7 @@ class CheckpointPool:
     ShapeError
         Fewer than two slots, or a quantised plane of one axis.
     UnsupportedOption
-        Another format, a plane that no layer has, or a pool on CUDA, whose checkpoints are slots of the pool itself.
+        Another format, or a plane that no layer has.
     UnsupportedDtype
         A quantised plane of another dtype.
     NotEnoughMemory
@@ -84,11 +84,6 @@ class CheckpointPool:
     ) -> None:
         if not isinstance(states, StatePool):
             raise UnsupportedOption(f"states is {shown(states)}; expected a StatePool")
-        if states.device != "cpu":
-            raise UnsupportedOption(
-                f"states is on {states.device}; int8 states are converted on the host: keep checkpoints in slots of "
-                "the pool, or use a pool with device='cpu'"
-            )
         if format is None or checked_format("format", format) is None:
             raise UnsupportedOption("format is None; use 'int8', or keep checkpoints in slots of the pool")
         self.states, self.format = states, format
@@ -154,6 +149,8 @@ class CheckpointPool:
         ----------
         slots, checkpoints : int, or integers [n]
             Slots of the states, which may be repeated, and distinct slots of checkpoints, from 1.
+        stream : int or a stream, optional
+            On CUDA, the stream of the work; by default the current stream of CuPy.
 
         Raises
         ------
@@ -172,6 +169,8 @@ class CheckpointPool:
         ----------
         checkpoints, slots : int, or integers [n]
             Slots of checkpoints, which may be repeated, and distinct slots of the states, from 1.
+        stream : int or a stream, optional
+            As in `save`.
 
         Raises
         ------
@@ -199,14 +198,15 @@ class CheckpointPool:
             raise UnsupportedOption(f"a slot is in {target_name} twice; list each slot once")
         pairs = np.stack([sources, targets], axis=1)
         state_first = np.ascontiguousarray(pairs[:, ::-1] if restores else pairs)
-        for state, codes, scales in self._coded:
-            convert_slots(state, codes, scales, state_first, restores)
+        convert_slots(self._coded, state_first, restores, stream)
         for own, stored in self._plain.values():
             from_, to = (stored, own) if restores else (own, stored)
             transfer_blocks(from_, to, pairs, independent=True, stream=stream)
 
     @staticmethod
-    def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, planes: Any = RECURRENT) -> int:
+    def slots_for(
+        memory: Memory, specs: Specs, num_layers: int | None = None, planes: Any = RECURRENT, device: str = "cpu"
+    ) -> int:
         """Return the number of checkpoints that fit into `memory`, including the null slot.
 
         Raises
@@ -219,7 +219,7 @@ class CheckpointPool:
         listed = listed_specs(specs, num_layers)
         names = checked_names((plane for spec in listed for plane in spec.planes), planes)
         one = sum(spec.nbytes for spec in _stored(listed, names))
-        return min(blocks_within(parse_memory(memory, "cpu"), one), INT32_MAX)
+        return min(blocks_within(parse_memory(memory, device), one), INT32_MAX)
 
     def __repr__(self) -> str:
         return f"CheckpointPool({self.num_layers} layers, {self.num_slots} slots, {self.nbytes / 2**20:.1f} MiB)"

@@ -172,7 +172,7 @@ def test_a_wrong_kernel_has_no_figure(bench, host, monkeypatch, name, fault):
 
 
 MOVES = ("copy_blocks", "gather_blocks", "scatter_blocks")
-OTHERS = (*MOVES, "score_blocks", "select")  # figures of other functions
+OTHERS = (*MOVES, "save", "load", "score_blocks", "select")  # figures of other functions
 
 
 @pytest.mark.parametrize(
@@ -190,6 +190,15 @@ def test_a_wrong_move_has_no_figure_and_the_other_moves_do(bench, host, monkeypa
     assert failure["name"].startswith(op)
     assert message in failure["error"]
     assert [figure.name.split()[0] for figure in bench.figures] == [name for name in MOVES if name != op]
+
+
+def test_wrong_checkpoints_have_no_figure(bench, host, monkeypatch):
+    monkeypatch.setattr(pagecore.CheckpointPool, "save", lambda *arguments, **options: None)
+    monkeypatch.setattr(pagecore.CheckpointPool, "load", lambda *arguments, **options: None)
+    gpu_write.run_states(bench, host)
+    assert bench.figures == []
+    for failure, message in zip(bench.failures, ("a checkpoint differs", "a state differs"), strict=True):
+        assert message in failure["error"]
 
 
 @pytest.mark.parametrize("name", GPU_NAMES)

@@ -44,16 +44,12 @@ MODELS = {
 
 
 class HybridMachine(PrefixMachine):
-    quantises = True  # the device serves quantised checkpoints
-
     @initialize(
         model=st.sampled_from(sorted(MODELS)),
         policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]),
         caches=st.sampled_from([True, True, True, False]),
     )
     def make(self, model, policy, caches):
-        if not self.quantises:
-            model = model.removeprefix("int8 ").replace("int8", "in place")
         self.layers, blocks, num_states = MODELS[model]
         self.rules = self.layers[0]
         self.cache = self.make_cache(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, PagedKVCache, StateSpec, UnsupportedOption
+from pagecore import AttentionSpec, PagedKVCache, StateSpec, UnsupportedOption, dequantize_state, quantize_state
 from pagecore.storage.state_shapes import delta_planes
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
@@ -160,6 +160,36 @@ def test_states_come_back(cuda):
     found = cache.state_slot(again)
     for number, plane in enumerate(planes):
         assert (cuda.get(plane[found]).view(np.uint8) == number + 1).all()
+    tier.poll()
+    tier.close()
+
+
+def test_quantised_states_come_back(cuda):
+    planes = delta_planes(2, 4, 8, 8)
+    layers = [StateSpec(planes, chunk=4, interval=8, checkpoint_format="int8"), LAYERS[0]]
+    cache = make(cuda, layers, num_states=6, num_checkpoints=5)
+    tier = tier_of(cache)
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 8)
+    state = np.random.default_rng(0).standard_normal(planes[1].shape).astype(np.float32)
+    for slots in (batch.state_write, batch.checkpoint_write):
+        slot = int(cuda.get(slots)[0])
+        cuda.runtime.copy(cache.plane("temporal", 0)[slot].pointer, state.ctypes.data, state.nbytes, 0)
+    cache.commit(batch)
+    tier.backup(sequence)
+    tier.drain()
+    assert tier.poll()[0].state_tokens == 8
+    cache.remove(sequence)
+    cache.clear_prefix_cache()
+    for name in ("temporal", "temporal_scale"):
+        plane = cache.checkpoint_plane(name, 0)
+        cuda.runtime.fill(plane.pointer, 0xFF, plane.nbytes, 0)
+    assert tier.promote(range(9)) == 8
+    again = cache.add_sequence(range(9))
+    batch = cache.prepare([again], 1)
+    found = cuda.get(cache.plane("temporal", 0)[int(cuda.get(batch.state_read)[0])])
+    np.testing.assert_array_equal(found, dequantize_state(*quantize_state(state)))
+    cache.abandon(batch)
     tier.poll()
     tier.close()
 

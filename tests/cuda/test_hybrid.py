@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore import AttentionSpec, CrossSpec, PagedKVCache, Plane, StateSpec, SwapSpace
+from pagecore import (
+    AttentionSpec,
+    CrossSpec,
+    PagedKVCache,
+    Plane,
+    StateSpec,
+    SwapSpace,
+    dequantize_state,
+    quantize_state,
+)
+from pagecore.errors import DeviceError
 from tests.cache.caches import normal
 from tests.cache.test_hybrid_machine import HybridMachine
 from tests.cuda.caches import DeviceCache, assert_device_batch, run_machine
@@ -31,12 +41,8 @@ def make(cuda: Kit, **options) -> PagedKVCache:
     )
 
 
-class ExactMachine(HybridMachine):
-    quantises = False
-
-
 def test_a_cache_with_states_on_a_device_behaves_as_its_model(cuda: Kit):
-    run_machine(ExactMachine, cuda, *cases((25, 25), (200, 40)))
+    run_machine(HybridMachine, cuda, *cases((35, 25), (250, 40)))
 
 
 def test_slots_stay_at_fixed_addresses_and_follow_each_step(cuda: Kit):
@@ -58,6 +64,20 @@ def test_a_cache_of_states_alone_sends_the_lengths_of_its_rows(cuda: Kit):
     assert_device_batch(cuda, batch)
     assert cuda.get(cache.row_lengths).tolist() == [5, 0, 0, 0, 0]
     cache.commit(batch)
+
+
+@pytest.mark.parametrize("ends", ["abandon", "remove"])
+def test_slots_of_a_step_in_a_cache_of_states_alone_become_the_null_slot(cuda: Kit, ends: str):
+    cache = PagedKVCache([LAYERS[1]], num_states=9, block_size=4, max_sequences=4, device=cuda.device)
+    first, second = cache.add_sequence(range(9)), cache.add_sequence(range(20, 30))
+    batch = cache.prepare([first, second], [9, 10])
+    if ends == "abandon":
+        cache.abandon(batch)
+    else:
+        cache.remove(first)
+    assert_device_batch(cuda, batch)
+    assert cuda.get(batch.state_write)[0] == cuda.get(batch.checkpoint_write)[0] == 0
+    assert (cuda.get(batch.state_write)[1] == 0) == (ends == "abandon")
 
 
 @pytest.mark.parametrize("ends", ["abandon", "remove"])
@@ -89,6 +109,66 @@ def test_a_shared_state_is_copied_on_the_stream_of_the_step(cuda: Kit):
     copy = int(cuda.get(batch.state_write)[0])
     assert copy != slot
     np.testing.assert_array_equal(cuda.get(cache.plane("temporal", 1)[copy]), values)
+
+
+def quantised(cuda: Kit, **options) -> PagedKVCache:
+    planes = (Plane("conv", (3,), "float32", per="sequence"), Plane("temporal", (2, 4, 3), "float32", per="sequence"))
+    spec = StateSpec(planes, chunk=4, interval=8, checkpoint_format="int8")
+    return PagedKVCache([spec], num_states=9, num_checkpoints=9, block_size=4, device=cuda.device, **options)
+
+
+def run_pass(cuda: Kit, cache: PagedKVCache, batch, state, stream: int) -> None:
+    """Write a state to the slots of the only sequence of a step: its own, and that of its checkpoint."""
+    for slots in (batch.host.states.state_write, batch.host.states.checkpoint_write):
+        if slot := int(slots.numpy()[0]):
+            cuda.runtime.copy(cache.plane("temporal", 0)[slot].pointer, state.ctypes.data, state.nbytes, stream)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_checkpoint_is_quantised_after_its_pass_on_any_stream(cuda: Kit, late: bool):
+    """With `late` the pass of the first step is submitted after another step was prepared on another stream."""
+    cache, streams = quantised(cuda, max_sequences=4), [cuda.stream(), cuda.stream()]
+    rng = np.random.default_rng(0)
+    states = [rng.standard_normal((2, 4, 3)).astype(np.float32) for _ in range(2)]
+    first, second = cache.add_sequence(range(9)), cache.add_sequence(range(20, 30))
+    cuda.runtime.synchronize(0)
+    if cuda.is_emulated:
+        cuda.runtime.streams.deferred = True
+    batches = [cache.prepare([first], 8, stream=streams[0])]
+    if not late:
+        run_pass(cuda, cache, batches[0], states[0], streams[0])
+    batches.append(cache.prepare([second], 8, stream=streams[1]))
+    if late:
+        run_pass(cuda, cache, batches[0], states[0], streams[0])
+    run_pass(cuda, cache, batches[1], states[1], streams[1])
+    for batch in batches:
+        cache.commit(batch)
+    again = cache.add_sequence([*range(8), 50])
+    assert again.num_computed_tokens == 8
+    batch = cache.prepare([again], 1, stream=streams[1])
+    cuda.runtime.synchronize(streams[1])
+    for sequence, state in zip((first, second), states, strict=True):
+        slot, length = cache.checkpoint(sequence)
+        codes, scales = quantize_state(state)
+        assert length == 8
+        np.testing.assert_array_equal(cuda.get(cache.checkpoint_plane("temporal", 0)[slot]), codes)
+        np.testing.assert_array_equal(cuda.get(cache.checkpoint_plane("temporal_scale", 0)[slot]), scales)
+    read = cuda.get(cache.plane("temporal", 0)[int(cuda.get(batch.state_read)[0])])
+    np.testing.assert_array_equal(read, dequantize_state(*quantize_state(states[0])))
+
+
+def test_a_commit_that_quantises_is_refused_in_a_capture(cuda: Kit, monkeypatch):
+    cache = quantised(cuda, max_sequences=4)
+    sequence = cache.add_sequence(range(9))
+    batch = cache.prepare([sequence], 8)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.runtime, "is_capturing", lambda stream: True)
+        with pytest.raises(DeviceError, match="is being captured"):
+            cache.commit(batch)
+    assert sequence.num_computed_tokens == 0
+    cache.commit(batch)
+    assert cache.checkpoint(sequence)[1] == 8
+    cache.check_invariants()
 
 
 @pytest.mark.parametrize("ends", ["abandon", "remove"])

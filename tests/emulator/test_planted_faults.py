@@ -14,6 +14,7 @@ from tests.emulator import (
     test_latent_row_faults,
     test_padding_faults,
     test_sparse_faults,
+    test_state_faults,
     test_stored_faults,
     test_tree_faults,
 )
@@ -182,6 +183,7 @@ def test_every_marker_is_of_a_fault_that_is_planted():
         test_latent_row_faults.LATENT_ROW_FAULTS,
         test_latent_faults.LATENT_FAULTS,
         test_sparse_faults.FAULTS,
+        test_state_faults.STATE_FAULTS,
         test_tree_faults.FAULTS,
     )
     assert sorted({fault.marker for table in tables for fault in table.values()}) == markers(SOURCES)

@@ -112,6 +112,22 @@ def test_an_explicit_stream_is_used(cuda, torch_cuda):
         assert_close(out, batch.expected(torch))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_of_torch_become_codes_on_torch_s_stream(cuda, torch_cuda, dtype):
+    torch = torch_cuda
+    state, stream = torch.randn(36, 32, 128, 128, device="cuda").to(getattr(torch, dtype)), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        codes, scales = pagecore.quantize_state(state)
+        read = pagecore.dequantize_state(codes, scales)
+    stream.synchronize()
+    expected = pagecore.quantize_state(state.cpu())
+    assert (type(codes), codes.dtype, scales.dtype) == (torch.Tensor, torch.int8, state.dtype)
+    assert torch.equal(codes.cpu(), expected[0])
+    assert torch.equal(scales.cpu(), expected[1])
+    assert torch.equal(read.cpu(), pagecore.dequantize_state(*expected))
+
+
 def test_an_importer_on_another_stream_sees_the_computed_result(cuda, torch_cuda):
     torch = torch_cuda
     batch = Batch(torch, torch.bfloat16)

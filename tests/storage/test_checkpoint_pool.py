@@ -103,6 +103,24 @@ def test_a_checkpoint_is_saved_and_loaded():
         np.testing.assert_array_equal(checkpoints.plane("temporal_scale", layer).numpy()[1], twin(given[3])[1])
 
 
+def test_states_that_are_stored_slot_by_slot():
+    step = 2 * SPEC.nbytes + 64
+    flat = np.full(5 * step, 255, np.uint8)
+    pool, before = StatePool(SPEC, 5, num_layers=2, buffers=flat, slot_bytes=step), filled()
+    for view, other in zip(pool.planes(), before.planes(), strict=True):
+        view.numpy()[:] = other.numpy()
+    checkpoints = CheckpointPool(pool, num_slots=4)
+    checkpoints.save([3], [2])
+    checkpoints.load([2], [1])
+    for layer in range(2):
+        given, read = numbers(before, "temporal", layer), numbers(pool, "temporal", layer)
+        codes, scales = twin(given[3])
+        np.testing.assert_array_equal(checkpoints.plane("temporal", layer).numpy()[2], codes)
+        np.testing.assert_array_equal(read[1], codes.astype(np.float32) * scales[..., None, :])
+        np.testing.assert_array_equal(read[2:], given[2:])
+    assert (flat.reshape(5, step)[:, 2 * SPEC.nbytes :] == 255).all()
+
+
 def test_the_bytes_of_a_checkpoint():
     """Qwen3-Next: 2,097,152 bytes of float32 become 524,288 codes and 16,384 bytes of scales."""
     spec = StateSpec(delta_planes(16, 32, 128, 128))

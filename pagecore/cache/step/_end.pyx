@@ -26,6 +26,8 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
     step.state.wait_for(step)
     step.require_in_flight("committed")
     check_accepted(step, given, paths)
+    if step.staged is not None:  # moves, checkpoints and later readers of the prefix follow the pass
+        step.staged.join_stream()
     if paths is None:
         read_accepted(step, given)
     else:

@@ -187,7 +187,8 @@ def save_checkpoints(parts: CacheParts, step: Step) -> None:
     """Quantise the checkpoints that a step keeps; on a device after its pass, on the stream of the last step."""
     assert step.states is not None
     stream = None
-    if parts.staging is not None:
+    if parts.staging is not None and step.staged is not None:
+        step.staged.check_reachable()
         stream = parts.staging.stream
         parts.staging.refuse_captured(stream)
     parts.store.save_states(step.states, stream)

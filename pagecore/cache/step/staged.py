@@ -29,3 +29,6 @@ class StagedPart(Protocol):
 
     def check_reachable(self) -> None:
         """Raise DeviceError if work that is submitted now would be recorded in a graph."""
+
+    def join_stream(self) -> None:
+        """Let later work of the cache wait for the pass of the step, if it runs on another stream than the last."""

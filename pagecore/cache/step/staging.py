@@ -114,6 +114,13 @@ class Staging:
             self.runtime.wait_event(stream, self._passed)
             self.stream = stream
 
+    def await_stream(self, stream: int) -> None:
+        """Let later work of the current stream wait for everything submitted to `stream`; skipped in a capture."""
+        if self.runtime.is_capturing(stream) or self.runtime.is_capturing(self.stream):
+            return
+        self._passed.record(stream)
+        self.runtime.wait_event(self.stream, self._passed)
+
     def begin_sending(self) -> None:
         """Start a transfer of table changes; unless end_sending follows, the next one sends all tables again."""
         if self._is_lost:
@@ -240,9 +247,15 @@ class StagedBatch:
         """Raise DeviceError if work that is submitted now would be recorded in a graph."""
         self._staging.refuse_captured(self._stream)
 
+    def join_stream(self) -> None:
+        """Let later work of the cache wait for the pass of the step, if it runs on another stream than the last."""
+        if self._stream != self._staging.stream:
+            self._staging.await_stream(self._stream)
+
     def send_slots(self, tokens: tuple[int, int] = (0, 0), sequences: tuple[int, int] = (0, 0)) -> None:
         """Send the slot mappings and state slots again, with padding for some tokens and sequences [first, last)."""
-        self.send_image(image_offset(self._buffers, self._buffers.slot_mappings[0]), tokens, sequences)
+        slots = self._buffers.slot_mappings  # empty in a cache of states alone
+        self.send_image(image_offset(self._buffers, slots[0]) if slots else self._first_state, tokens, sequences)
 
     def send_image(self, begin: int, tokens: tuple[int, int] = (0, 0), sequences: tuple[int, int] = (0, 0)) -> None:
         """Send the image of the arrays from byte `begin` on, with padding as in `send_slots`."""

@@ -23,7 +23,7 @@ from pagecore.ops.cpu.latent cimport (
 )
 from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys
-from pagecore.ops.cpu.state_codec cimport StatePlane
+from pagecore.ops.state_plane cimport StatePlane
 
 
 # Optional: rows, cu_query_lens, plan, sinks, alibi_slopes, mask, tree, key_scale, value_scale, lse. `selection` may be

@@ -84,7 +84,7 @@ from pagecore.ops.cpu.select cimport (
     run_summarise,
 )
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
-from pagecore.ops.cpu.state_codec cimport StatePlane, run_dequantize_states, run_quantize_states
+from pagecore.ops.cpu.state_codec cimport run_dequantize_states, run_quantize_states
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption

@@ -9,23 +9,9 @@
 
 #include <cstdint>
 
-#include "pagecore/ops/args.hpp"
+#include "pagecore/ops/state_plane.hpp"
 
 namespace pagecore::cpu {
-
-// A plane of states [slot, matrix, V, K], and its codes and scales in other slots. Slots are C-contiguous.
-struct StatePlane {
-  char* state = nullptr;
-  int8_t* codes = nullptr;
-  char* scales = nullptr;
-  Float type = Float::F32;   // of state and scales: F32 or BF16
-  int64_t num_matrices = 0;  // of a slot
-  int64_t num_values = 0;
-  int64_t num_keys = 0;
-  int64_t state_stride = 0;  // bytes between slots
-  int64_t codes_stride = 0;
-  int64_t scales_stride = 0;
-};
 
 // Slot pairs[2 * i] of the state and slot pairs[2 * i + 1] of the codes, for i < count. No slot that is written occurs
 // twice. The caller has checked the slots.

@@ -7,12 +7,14 @@ compiles all programs and writes the record anew; a difference in the file shows
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 from pagecore.ops.cuda.compiler import ARCHITECTURES
 from pagecore.ops.cuda.cubins import cache_key, set_cache_folder
@@ -59,19 +61,20 @@ def compiled_always(source: str, architecture: str) -> list[Instance]:
     return chosen[at // len(ARCHITECTURES) :: 3]
 
 
-def write() -> None:
-    """Compile every kernel for every architecture, and write the record."""
+def write(*, all_programs: bool = True) -> None:
+    """Compile kernels for every architecture, and write the record: all of them, or those that the record lacks."""
     set_cache_folder(FOLDER)
+    held = {} if all_programs else json.loads(RECORD.read_text())
     entries = {}
     for architecture in ARCHITECTURES:
-        results = {each.kernel: each for each in measure(instances(), [architecture], os.cpu_count() or 1)}
         for source in SOURCES:
-            chosen = of_source(source)
-            failed = [each for name in chosen if isinstance(each := results[name.name], Failure)]
-            if failed:
-                raise SystemExit(f"{failed[0].kernel} for {architecture} does not compile:\n{failed[0].message}")
-            figures = {each.name: astuple(results[each.name])[2:] for each in chosen}
-            entries[f"{source} {architecture}"] = {"key": key_of(chosen, architecture), "kernels": figures}
+            entry = held.get(f"{source} {architecture}")
+            if entry is not None and entry["key"] == key_of(of_source(source), architecture):
+                entries[f"{source} {architecture}"] = entry
+        stale = [each for each in instances() if f"{each.source} {architecture}" not in entries]
+        results = {each.kernel: each for each in measure(stale, [architecture], os.cpu_count() or 1)}
+        for source in sorted({each.source for each in stale}):
+            entries[f"{source} {architecture}"] = entry_of(of_source(source), architecture, results)
     lines = []
     for name, entry in sorted(entries.items()):
         kernels = ",\n".join(f"  {json.dumps(each)}: {list(figures)}" for each, figures in entry["kernels"].items())
@@ -79,5 +82,18 @@ def write() -> None:
     RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
+def entry_of(chosen: Sequence[Instance], architecture: str, results: dict[str, Usage | Failure]) -> dict[str, Any]:
+    """Return the entry of the instances of a source; exit if one of them does not compile."""
+    figures = {}
+    for instance in chosen:
+        result = results[instance.name]
+        if isinstance(result, Failure):
+            raise SystemExit(f"{instance.name} for {architecture} does not compile:\n{result.message}")
+        figures[instance.name] = astuple(result)[2:]
+    return {"key": key_of(chosen, architecture), "kernels": figures}
+
+
 if __name__ == "__main__":
-    write()
+    parser = argparse.ArgumentParser(description=write.__doc__)
+    parser.add_argument("--stale", action="store_true", help="keep the figures of programs that have not changed")
+    write(all_programs=not parser.parse_args().stale)
