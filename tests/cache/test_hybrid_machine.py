@@ -10,9 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pagecore import Plane, StateSpec, SwapSpace, UnsupportedOption, dequantize_state, quantize_state
-from tests.cache.test_prefix_machine import BLOCK, FULL, WIDE, WINDOWED, PrefixMachine, made
+from pagecore import AttentionSpec, Plane, StateSpec, SwapSpace, UnsupportedOption, dequantize_state, quantize_state
+from tests.cache.test_prefix_machine import BLOCK, CHUNKED, FULL, SINKED, WIDE, WINDOWED, PrefixMachine, made
 
+SLIM = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=1)
+AHEAD = AttentionSpec(1, 8, dtype="float32", num_query_heads=2, window=6, lookahead=3)
 CONV = Plane("conv", (3,), "float32", per="sequence")
 TEMPORAL = Plane("temporal", (2, 2), "float32", per="sequence")
 
@@ -38,7 +40,22 @@ MODELS = {
     "window": (around(FULL, WINDOWED), [10, 8], 7),
     "window, ping-pong drafts": (around(FULL, WINDOWED, in_place=False, draft_tokens=2), [9, 8], 9),
     "window alone": (around(WINDOWED), [10], 7),
+    "sinks": (around(FULL, SINKED), [9, 9], 7),
+    "int8 sinks and a window, ping-pong": (
+        around(SINKED, WINDOWED, checkpoint_format="int8", in_place=False),
+        [9, 9],
+        8,
+    ),
+    "chunk, drafts": (around(CHUNKED, FULL, draft_tokens=2), [9, 9], 9),
+    "int8 two windows, drafts": (around(WINDOWED, SLIM, checkpoint_format="int8", draft_tokens=2), [9, 8], 9),
+    "lookahead, drafts": (around(AHEAD, FULL, draft_tokens=2), [9, 9], 9),
+    "every limit, ping-pong drafts": (
+        around(WINDOWED, SINKED, CHUNKED, WIDE, in_place=False, draft_tokens=1),
+        [9, 9, 9, 10],
+        9,
+    ),
     "states alone": (around(), None, 7),
+    "int8 states alone, drafts": (around(checkpoint_format="int8", draft_tokens=2), None, 9),
     "states alone, ping-pong drafts": (around(in_place=False, draft_tokens=1), None, 9),
 }
 
@@ -106,14 +123,18 @@ class HybridMachine(PrefixMachine):
         if not self.rules.checkpoint_format:
             self.assert_state(slot, twin, length)
             return
-        for (layer, name), shape, _ in self.planes():
-            expected = self.expected((layer, name), shape, twin, length)
-            stored = {name: expected}
-            if len(shape) > 1:
-                codes, scales = quantize_state(expected)
-                stored = {name: codes, f"{name}_scale": scales}
-            for plane, values in stored.items():
-                np.testing.assert_array_equal(self.read(self.cache.checkpoint_plane(plane, layer)[slot]), values)
+        for place, shape, _ in self.planes():
+            for plane, values in self.stored_state(place, shape, twin, length).items():
+                found = self.read(self.cache.checkpoint_plane(plane, place[0])[slot])
+                np.testing.assert_array_equal(found, values)
+
+    def stored_state(self, place, shape, twin, length):
+        """Return the arrays that store a plane of a checkpoint, by name."""
+        expected = self.expected(place, shape, twin, length)
+        if not self.rules.checkpoint_format or len(shape) == 1:
+            return {place[1]: expected}
+        codes, scales = quantize_state(expected)
+        return {place[1]: codes, f"{place[1]}_scale": scales}
 
     def write_state(self, slot, twin, length):
         if slot:
@@ -215,7 +236,7 @@ class HybridMachine(PrefixMachine):
             twin = self.twins[sequence]
             if self.rules.in_place and count and not resting:
                 reached = 0 if checkpoint is None else checkpoint[1]
-                has_window = WINDOWED in self.layers
+                has_window = any(spec.window or spec.chunk for spec in self.layers if isinstance(spec, AttentionSpec))
                 assert sequence.num_computed_tokens in ({0, reached} if has_window else {reached})
                 twin.computed = sequence.num_computed_tokens
             assert sequence.num_computed_tokens == twin.computed
