@@ -291,7 +291,8 @@ def test_a_text_model_within_a_model_of_images_is_served(family, mode):
         assert mask is not None or cache.begin(ids) in (0, 16)
         torch.manual_seed(1)
         assert run(model, ids, cache, mask, **MODES[mode]) == expected
-    assert cache.kv.stats().prefix_hit_tokens > 0
+    # Qwen3.5 computes three positions for each token, which a prefix of ids does not name.
+    assert (cache.kv.stats().prefix_hit_tokens > 0) == (family == "lfm2")
     cache.kv.check_invariants()
 
 
