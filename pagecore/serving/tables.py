@@ -10,6 +10,7 @@ from pagecore.serving.scheduling.reuse import NO_REUSE
 if TYPE_CHECKING:
     from pagecore.serving.demo import DemoReport
     from pagecore.serving.replay import ReplayReport
+    from pagecore.serving.replay.tiered import TierReport
 
 __all__ = ["demo_rows", "human_bytes", "replay_rows", "sparkline"]
 
@@ -92,7 +93,7 @@ def _tier_rows(report: ReplayReport) -> list[tuple[str, str]]:
     hits = [f"{medium} {count:,} ({count / total:.1%})" for medium, count in tiers.hit_tokens.items()]
     rows = [
         ("hits by medium", ", ".join(hits)),
-        ("host tier", f"{tiers.host_blocks - 1:,} blocks, {tiers.evicted_host_blocks:,} evicted"),
+        ("host tier", _host_of(tiers)),
     ]
     for title, moved in (("read", tiers.read_bytes), ("written", tiers.written_bytes)):
         rows.append((f"bytes {title}", ", ".join(f"{name} {human_bytes(count)}" for name, count in moved.items())))
@@ -105,6 +106,13 @@ def _tier_rows(report: ReplayReport) -> list[tuple[str, str]]:
     if tiers.failed_entries:
         rows.append(("failed entries", f"{tiers.failed_entries:,}, which were computed again or not stored"))
     return rows
+
+
+def _host_of(tiers: TierReport) -> str:
+    """Return the sizes of a host tier, and what it evicted."""
+    sizes = [("blocks", tiers.host_blocks, tiers.evicted_host_blocks)]
+    sizes.append(("states", tiers.host_states, tiers.evicted_host_states))
+    return ", ".join(f"{size - 1:,} {name} ({evicted:,} evicted)" for name, size, evicted in sizes if size)
 
 
 def _clock_rows(report: ReplayReport) -> list[tuple[str, str]]:

@@ -5,19 +5,27 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pagecore import PagedKVCache, Plane, StateSpec, SwapSpace
+from pagecore import PagedKVCache, Plane, StateSpec, SwapSpace, dequantize_state
 from tests.cache.caches import SPEC
 from tests.cache.verdicts import spread
 from tests.faults import PythonAllocations, fail_allocation, lines_of, raise_at
 
 pytestmark = pytest.mark.slow
 
-PLANE = Plane("temporal", (2,), "float32", per="sequence")
+PLANE = Plane("temporal", (1, 2), "float32", per="sequence")
 PROMPT = list(range(30))
 MODELS = {
     "in place": {"chunk": 4, "interval": 8},
     "ping-pong": {"chunk": 4, "interval": 8, "in_place": False},
     "drafts": {"chunk": 4, "interval": 8, "draft_tokens": 2},
+    "int8": {"chunk": 4, "interval": 8, "checkpoint_format": "int8"},
+    "int8 ping-pong drafts": {
+        "chunk": 4,
+        "interval": 8,
+        "in_place": False,
+        "draft_tokens": 2,
+        "checkpoint_format": "int8",
+    },
 }
 
 
@@ -54,16 +62,31 @@ class World:
         cache.check_invariants()
         plane, found = cache.plane("temporal", 1).numpy(), {}
         for name, sequence in cache.sequences.items():
-            slot = states.slot(sequence.row) if sequence.row >= 0 else 0
+            if sequence.row < 0:
+                found[name] = sequence.num_tokens, sequence.num_computed_tokens
+                continue
+            slot, resting = states.slot(sequence.row), states.resting(sequence.row)
             if slot and name != "z":
-                assert (plane[slot] == sequence.num_computed_tokens).all()
-            checkpoint = states.checkpoint(sequence.row) if sequence.row >= 0 else None
+                np.testing.assert_allclose(plane[slot], sequence.num_computed_tokens, rtol=1e-6)
+            if resting:
+                assert_kept(cache, resting, sequence.num_computed_tokens)
+            checkpoint = states.checkpoint(sequence.row)
             if checkpoint:
-                assert (plane[checkpoint[0]] == checkpoint[1]).all()
-            found[name] = sequence.num_tokens, sequence.num_computed_tokens, bool(slot), checkpoint and checkpoint[1]
+                assert_kept(cache, *checkpoint)
+            lengths = sequence.num_tokens, sequence.num_computed_tokens, checkpoint and checkpoint[1]
+            found[name] = *lengths, bool(slot), bool(resting)
         stats = cache.stats()
         lengths = [cache.match_length(ids) for ids in (PROMPT, PROMPT[5:], [*PROMPT[:13], 7, 7, 7, 7])]
-        return found, lengths, stats.num_free_states, stats.num_free_blocks, self.space.num_available
+        free = stats.num_free_states, stats.num_free_blocks, states.checkpoints.num_free
+        return found, lengths, free, self.space.num_available
+
+
+def assert_kept(cache, slot, length):
+    """Assert that a checkpoint is that after `length` tokens."""
+    kept = cache.checkpoint_plane("temporal", 1).numpy()[slot]
+    if cache.spec(1).checkpoint_format:
+        kept = dequantize_state(kept, cache.checkpoint_plane("temporal_scale", 1).numpy()[slot])
+    np.testing.assert_allclose(kept, length, rtol=1e-6)
 
 
 OPERATIONS = {
@@ -114,6 +137,6 @@ def fill_flying(world):
     batch, plane = world.flying, world.cache.plane("temporal", 1).numpy()
     plane[batch.state_write.numpy()[0]] = world.z.num_computed_tokens + 3
     plane[batch.checkpoint_write.numpy()[0]] = batch.checkpoint_lengths.numpy()[0]
-    if MODELS["drafts"].get("draft_tokens") and batch._step.states.draft_tokens:
-        plane[batch.draft_write.numpy()[0]] = np.arange(1, 4)[:, None] + world.z.num_computed_tokens
+    if batch._step.states.draft_tokens:
+        plane[batch.draft_write.numpy()[0]] = np.arange(1, 4)[:, None, None] + world.z.num_computed_tokens
     plane[0] = 0

@@ -4,15 +4,31 @@ The rules are those of caches with prefix reuse. A pass asserts that the state t
 computed tokens, so that a slot which is shared, overwritten or freed too early is detected.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pagecore import Plane, StateSpec, SwapSpace, UnsupportedOption, dequantize_state, quantize_state
-from tests.cache.test_prefix_machine import BLOCK, FULL, WIDE, WINDOWED, PrefixMachine, made
+from pagecore import (
+    AttentionSpec,
+    LatentSpec,
+    Plane,
+    StateSpec,
+    SwapSpace,
+    UnsupportedOption,
+    dequantize_state,
+    quantize_state,
+)
+from tests.cache.test_prefix_machine import BLOCK, CHUNKED, FULL, SINKED, WIDE, WINDOWED, PrefixMachine, made
+from tests.reference.dense import dense_attention
 
+SLIM = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=1)
+AHEAD = AttentionSpec(1, 8, dtype="float32", num_query_heads=2, window=6, lookahead=3)
+LATENT = LatentSpec(8, 4, 2, scale=0.3, dtype="float32")
+APART = LatentSpec(8, 4, 2, scale=0.3, dtype="float32", joint=False, window=6)
 CONV = Plane("conv", (3,), "float32", per="sequence")
 TEMPORAL = Plane("temporal", (2, 2), "float32", per="sequence")
 
@@ -38,7 +54,28 @@ MODELS = {
     "window": (around(FULL, WINDOWED), [10, 8], 7),
     "window, ping-pong drafts": (around(FULL, WINDOWED, in_place=False, draft_tokens=2), [9, 8], 9),
     "window alone": (around(WINDOWED), [10], 7),
+    "sinks": (around(FULL, SINKED), [9, 9], 7),
+    "int8 sinks and a window, ping-pong": (
+        around(SINKED, WINDOWED, checkpoint_format="int8", in_place=False),
+        [9, 9],
+        8,
+    ),
+    "chunk, drafts": (around(CHUNKED, FULL, draft_tokens=2), [9, 9], 9),
+    "int8 two windows, drafts": (around(WINDOWED, SLIM, checkpoint_format="int8", draft_tokens=2), [9, 8], 9),
+    "lookahead, drafts": (around(AHEAD, FULL, draft_tokens=2), [9, 9], 9),
+    "every limit, ping-pong drafts": (
+        around(WINDOWED, SINKED, CHUNKED, WIDE, in_place=False, draft_tokens=1),
+        [9, 9, 9, 10],
+        9,
+    ),
+    "latents": (around(LATENT), [9], 7),
+    "int8 latents and windows, drafts": (
+        around(APART, WINDOWED, LATENT, checkpoint_format="int8", draft_tokens=2),
+        [9, 8, 9],
+        9,
+    ),
     "states alone": (around(), None, 7),
+    "int8 states alone, drafts": (around(checkpoint_format="int8", draft_tokens=2), None, 9),
     "states alone, ping-pong drafts": (around(in_place=False, draft_tokens=1), None, 9),
 }
 
@@ -51,6 +88,10 @@ class HybridMachine(PrefixMachine):
     )
     def make(self, model, policy, caches):
         self.layers, blocks, num_states = MODELS[model]
+        if not self.quantises:
+            self.layers = [
+                replace(spec, checkpoint_format=None) if isinstance(spec, StateSpec) else spec for spec in self.layers
+            ]
         self.rules = self.layers[0]
         self.cache = self.make_cache(
             self.layers,
@@ -102,14 +143,18 @@ class HybridMachine(PrefixMachine):
         if not self.rules.checkpoint_format:
             self.assert_state(slot, twin, length)
             return
-        for (layer, name), shape, _ in self.planes():
-            expected = self.expected((layer, name), shape, twin, length)
-            stored = {name: expected}
-            if len(shape) > 1:
-                codes, scales = quantize_state(expected)
-                stored = {name: codes, f"{name}_scale": scales}
-            for plane, values in stored.items():
-                np.testing.assert_array_equal(self.read(self.cache.checkpoint_plane(plane, layer)[slot]), values)
+        for place, shape, _ in self.planes():
+            for plane, values in self.stored_state(place, shape, twin, length).items():
+                found = self.read(self.cache.checkpoint_plane(plane, place[0])[slot])
+                np.testing.assert_array_equal(found, values)
+
+    def stored_state(self, place, shape, twin, length):
+        """Return the arrays that store a plane of a checkpoint, by name."""
+        expected = self.expected(place, shape, twin, length)
+        if not self.rules.checkpoint_format or len(shape) == 1:
+            return {place[1]: expected}
+        codes, scales = quantize_state(expected)
+        return {place[1]: codes, f"{place[1]}_scale": scales}
 
     def write_state(self, slot, twin, length):
         if slot:
@@ -159,8 +204,32 @@ class HybridMachine(PrefixMachine):
             self.write_state(kept, twin, length)
             self.write_state(write, twin, twin.computed + count)
         for layer, spec in enumerate(self.layers):
-            if not isinstance(spec, StateSpec):
+            if isinstance(spec, LatentSpec):
+                self.attend_latents(layer, spec, batch, sequences, counts)
+            elif not isinstance(spec, StateSpec):
                 self.attend(layer, spec, batch, sequences, counts)
+
+    def attend_latents(self, layer, spec, batch, sequences, counts):
+        """Write and attend at a layer with latents; assert that the queries see the tokens of their sequences."""
+        ends = [(self.twins[s], self.twins[s].computed, n) for s, n in zip(sequences, counts, strict=True)]
+        width = spec.latent_dim + spec.rope_dim
+        new = np.concatenate([self.latents(twin, layer, width, start, start + n) for twin, start, n in ends])
+        query = self.random.normal(size=(len(new), spec.num_query_heads, width)).astype(np.float32)
+        self.cache.write(layer, *np.split(new, [spec.latent_dim], axis=-1), batch)
+        found = self.cache.attend(layer, tuple(np.split(query, [spec.latent_dim], axis=-1)), batch)
+        first = 0
+        for twin, start, n in ends:
+            rows = self.latents(twin, layer, width, 0, start + n)[:, None]
+            values, own = rows[..., : spec.latent_dim], query[first : first + n]
+            expected = dense_attention(own, rows, values, scale=spec.scale, window=spec.window)
+            np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
+            first += n
+
+    def latents(self, twin, layer, width, start, end):
+        """Return the rows of the tokens [start, end), latent and rope part: float32 ``[tokens, width]``."""
+        ids = twin.planned(end)
+        rows = [made((twin.namespace, layer, tuple(ids[: i + 1])), (width,)) for i in range(start, end)]
+        return np.array(rows, np.float32).reshape(-1, width)
 
     def accepted(self, data, counts):
         """Draw numbers of accepted tokens after which every sequence has a state."""
@@ -211,7 +280,7 @@ class HybridMachine(PrefixMachine):
             twin = self.twins[sequence]
             if self.rules.in_place and count and not resting:
                 reached = 0 if checkpoint is None else checkpoint[1]
-                has_window = WINDOWED in self.layers
+                has_window = any(getattr(spec, "window", None) or getattr(spec, "chunk", None) for spec in self.layers)
                 assert sequence.num_computed_tokens in ({0, reached} if has_window else {reached})
                 twin.computed = sequence.num_computed_tokens
             assert sequence.num_computed_tokens == twin.computed

@@ -18,7 +18,7 @@ ENDS = ["commit"] * 4 + ["later", "undo"]  # of a step, after prepare
 
 
 class StatesMachine(RuleBasedStateMachine):
-    """Calls on both; `memory` holds the tokens that the state of each slot has seen, or poison."""
+    """Calls on both; `memory` and `kept` have the tokens that the state of each slot has seen, or poison."""
 
     @initialize(
         sizes=st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=2),
@@ -29,9 +29,15 @@ class StatesMachine(RuleBasedStateMachine):
         in_place=st.booleans(),
         drafts=st.sampled_from([0, 0, 1, 3]),
         num_rows=st.integers(0, 3),
+        num_checkpoints=st.sampled_from([12, None, 5, None, 3, 2]),
+        prompt=st.sampled_from([16, 12, 0]),
+        data=st.data(),
     )
-    def make(self, sizes, num_slots, num_blocks, chunk, chunks, in_place, drafts, num_rows):
+    def make(
+        self, sizes, num_slots, num_blocks, chunk, chunks, in_place, drafts, num_rows, num_checkpoints, prompt, data
+    ):
         options = {"chunk": chunk, "interval": chunk * chunks, "in_place": in_place, "draft_tokens": drafts}
+        options["num_checkpoints"] = num_checkpoints
         self.drafts = drafts
         self.pools = [BlockPool(num_blocks) for _ in sizes]
         self.twin_pools = [TwinPool(num_blocks) for _ in sizes]
@@ -44,11 +50,15 @@ class StatesMachine(RuleBasedStateMachine):
         self.step = StepBuffers(MAX_SEQUENCES, MAX_TOKENS, len(sizes))
         self.buffers = StateBuffers(MAX_SEQUENCES, drafts)
         self.memory = [POISON] * num_slots
+        # The tokens of quantised checkpoints; without them, checkpoints are slots of the states.
+        self.kept = self.memory if num_checkpoints is None else [POISON] * num_checkpoints
         for _ in range(num_rows):
             self.both("add")
         self.tokens = dict.fromkeys(range(num_rows), ())  # ids of the tokens of each row, by row
         self.foreign = []  # (slot, ids, blocks) that another holder shares, as a prefix cache does
         self.next_id = 0
+        for row in range(num_rows if prompt else 0):
+            self.try_step(data, True, "commit", ([row], [prompt]))
 
     def both(self, name, *arguments, **keywords):
         """Call both; they return equal results or raise equal errors. Returns the result, and True if there is one."""
@@ -84,8 +94,8 @@ class StatesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def add_with_prefix(self, data):
         if not self.foreign or data.draw(st.integers(0, 9)) == 0:
-            free = [slot for slot, holders in enumerate(self.twin.slots.holders) if not holders]  # 0 among them
-            state = data.draw(st.sampled_from([-1, len(self.memory), *free]))
+            free = [slot for slot, holders in enumerate(self.twin.checkpoints.holders) if not holders]  # 0 among them
+            state = data.draw(st.sampled_from([-1, len(self.kept), *free]))
             assert not self.both("add", [[0]] * len(self.pools), state)[1]
             return
         slot, ids, blocks = data.draw(st.sampled_from(self.foreign))
@@ -152,8 +162,33 @@ class StatesMachine(RuleBasedStateMachine):
     def prepare_and_commit(self, data):
         self.try_step(data, True, "commit")
 
-    def try_step(self, data, keep_checkpoints, end):
-        rows, counts = self.a_step(data)
+    @rule(data=st.data(), count=st.integers(4, 20), end=st.sampled_from(ENDS))
+    def prefill(self, data, count, end):
+        """Compute a prompt in a row without tokens, or go on in another."""
+        added, is_done = self.both("add")
+        if is_done:
+            self.tokens[added] = ()
+        idle = [row for row, state in sorted(self.twin.states.items()) if state.step is None]
+        if idle:
+            row = data.draw(st.sampled_from(idle[-2:]))
+            self.try_step(data, True, end, ([row], [count]))
+
+    @rule(data=st.data(), count=st.integers(1, 9), end=st.sampled_from([*ENDS, "abandon"]))
+    def go_on_from_a_checkpoint(self, data, count, end):
+        """Return a row to its checkpoint and compute a step from there."""
+        held = [row for row, state in sorted(self.twin.states.items()) if state.checkpoint and state.step is None]
+        if not held:
+            return
+        row = data.draw(st.sampled_from(held))
+        length = self.twin.states[row].checkpoint_length
+        assert self.both("truncate", [row], [length])[1]
+        self.tokens[row] = self.ids_of(row, length)
+        self.try_step(data, True, "later" if end == "abandon" else end, ([row], [count]))
+        if end == "abandon" and self.twin.states[row].step and self.both("abandon", [row])[1]:
+            self.cut_to_states([row])
+
+    def try_step(self, data, keep_checkpoints, end, step=None):
+        rows, counts = step or self.a_step(data)
         before = self.buffers_as_lists()
         try:
             found = self.twin.prepare(rows, counts, keep_checkpoints)
@@ -173,17 +208,25 @@ class StatesMachine(RuleBasedStateMachine):
             return
         self.run(rows, counts)
         if end == "commit":
+            self.save(rows, None)
             self.both("commit", rows)
+
+    def save(self, rows, accepted):
+        """Quantise the checkpoints that a commit keeps."""
+        saves, _ = self.both("saves", rows, accepted)
+        for slot, checkpoint in saves or []:
+            self.kept[checkpoint] = self.memory[slot]
 
     def buffers_as_lists(self):
         b = self.buffers
-        arrays = [b.state_read, b.state_write, b.checkpoint_write, b.checkpoint_lengths, b.zeros, b.copies]
+        arrays = [b.state_read, b.state_write, b.checkpoint_write, b.checkpoint_lengths, b.zeros, b.copies, b.loads]
         return [each.tolist() for each in arrays] + ([b.draft_write.tolist()] if self.drafts else [])
 
     def check_buffers(self, found, num_rows):
         idle = [0] * (MAX_SEQUENCES - num_rows)
         expected = [found[name] + idle for name in ("read", "write", "checkpoints", "lengths")]
-        expected += [found["zeros"], [list(pair) for pair in found["copies"]]]
+        expected.append(found["zeros"])
+        expected += [[list(pair) for pair in found[name]] for name in ("copies", "loads")]
         if self.drafts:
             expected.append(found["drafts"] + [[0] * (1 + self.drafts)] * len(idle))
         assert self.buffers_as_lists() == expected
@@ -194,6 +237,8 @@ class StatesMachine(RuleBasedStateMachine):
             self.memory[slot] = ()
         for source, target in self.buffers.copies.tolist():
             self.memory[target] = self.memory[source]
+        for checkpoint, target in self.buffers.loads.tolist():
+            self.memory[target] = self.kept[checkpoint]
         for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
             if count == 0:
                 assert self.buffers.state_read[i] == self.buffers.state_write[i] == 0
@@ -226,6 +271,7 @@ class StatesMachine(RuleBasedStateMachine):
             counts = [s.step.count if s and s.step else 0 for s in states]
             extra = int(data.draw(st.integers(0, 14)) == 0)
             accepted = [data.draw(st.integers(-extra, n + extra) | st.just(n)) for n in counts]
+        self.save(rows, accepted)
         if self.both("commit", rows, accepted)[1]:
             self.cut_to_states(rows)
 
@@ -251,7 +297,7 @@ class StatesMachine(RuleBasedStateMachine):
             part[: length // size]
             for part, size in zip(self.twin.tables.rows[row].blocks, self.twin.tables.block_sizes, strict=True)
         ]
-        self.states.slots.share(slot), self.twin.slots.share([slot])
+        self.states.checkpoints.share(slot), self.twin.checkpoints.share([slot])
         for pool, twin_pool, part in zip(self.pools, self.twin_pools, blocks, strict=True):
             pool.share(part), twin_pool.share(part)
         self.foreign.append((slot, self.ids_of(row, length), blocks))
@@ -260,7 +306,7 @@ class StatesMachine(RuleBasedStateMachine):
     def cache_evicts_a_checkpoint(self, data):
         if self.foreign:
             slot, _, blocks = self.foreign.pop(data.draw(st.integers(0, len(self.foreign) - 1)))
-            self.states.slots.free(slot), self.twin.slots.free([slot])
+            self.states.checkpoints.free(slot), self.twin.checkpoints.free([slot])
             for pool, twin_pool, part in zip(self.pools, self.twin_pools, blocks, strict=True):
                 pool.free(part), twin_pool.free(part)
 
@@ -269,12 +315,14 @@ class StatesMachine(RuleBasedStateMachine):
         if not hasattr(self, "states"):
             return
         assert self.states.slots.ref_counts().tolist() == self.twin.slots.holders
+        assert self.states.checkpoints.ref_counts().tolist() == self.twin.checkpoints.holders
         assert self.states.slots.num_free == self.twin.slots.num_free
         for pool, twin_pool in zip(self.pools, self.twin_pools, strict=True):
             assert pool.ref_counts().tolist() == twin_pool.holders
         for row in self.twin.states:
             assert self.states.length(row) == self.twin.length(row)
             assert self.states.slot(row) == self.twin.slot(row)
+            assert self.states.resting(row) == self.twin.resting(row)
             assert self.states.checkpoint(row) == self.twin.checkpoint(row)
             assert self.states.tables.length(row) == self.twin.tables.rows[row].length
         self.states.check_invariants(exclusive=not self.foreign)
@@ -284,16 +332,19 @@ class StatesMachine(RuleBasedStateMachine):
     def every_kept_state_is_that_of_its_tokens(self):
         if not hasattr(self, "states"):
             return
-        for slot, holders in enumerate(self.twin.slots.holders):
-            if not holders:
-                self.memory[slot] = POISON
+        for pool, memory in ((self.twin.slots, self.memory), (self.twin.checkpoints, self.kept)):
+            for slot, holders in enumerate(pool.holders):
+                if not holders:
+                    memory[slot] = POISON
         for row, state in self.twin.states.items():
             if state.step is None and state.running and state.length:
                 assert self.memory[state.running] == self.tokens[row]
             if state.checkpoint:
-                assert self.memory[state.checkpoint] == self.ids_of(row, state.checkpoint_length)
+                assert self.kept[state.checkpoint] == self.ids_of(row, state.checkpoint_length)
+            if state.resting:
+                assert self.kept[state.resting] == self.ids_of(row, state.length)
         for slot, ids, _ in self.foreign:
-            assert self.memory[slot] == ids
+            assert self.kept[slot] == ids
 
 
 TestStates = StatesMachine.TestCase

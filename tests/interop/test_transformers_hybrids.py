@@ -256,6 +256,47 @@ def test_layers_with_states_of_other_kinds_are_refused_by_name():
         layer_kinds(config)
 
 
+@pytest.mark.parametrize("name", ["Qwen4ExpText", "Glm5NextText"])
+def test_hybrids_that_select_keys_with_an_indexer_are_refused_by_name(name):
+    config = getattr(transformers, f"{name}Config")(
+        num_hidden_layers=2, layer_types=["linear_attention", "indexed_attention"]
+    )
+    with pytest.raises(UnsupportedOption, match=r"layer 1 of the .* selects keys with an indexer"):
+        layer_kinds(config)
+
+
+# Models of images and text around a hybrid text model.
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "depth": 1}
+VISION |= {"num_heads": 2, "image_size": 28, "patch_size": 14, "out_hidden_size": 64, "embed_dim": 32}
+MULTIMODAL = {
+    "qwen3_5": ("Qwen3_5", VISION),
+    "qwen3_5_moe": ("Qwen3_5Moe", VISION),
+    "lfm2": ("Lfm2Vl", {"model_type": "siglip2_vision_model"} | VISION),
+}
+
+
+@pytest.mark.parametrize(("family", "mode"), [("qwen3_5", "greedy"), ("qwen3_5_moe", "beams"), ("lfm2", "samples")])
+def test_a_text_model_within_a_model_of_images_is_served(family, mode):
+    name, vision = MULTIMODAL[family]
+    fields = {"model_type": family} if family == "lfm2" else {}
+    fields |= HYBRIDS[family][1] | {"initializer_range": 0.2, "tie_word_embeddings": False}
+    config = getattr(transformers, f"{name}Config")(text_config=fields, vision_config=vision)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{name}ForConditionalGeneration")(config).eval()
+    ids, cache = prompts(2, 21), make_cache(model, chunk=8)
+    for mask in (left_padded(ids, 3), None, None):  # the last begins with the checkpoint of the one before
+        torch.manual_seed(1)
+        expected = expect(model, ids, mask, **MODES[mode])
+        cache.reset()
+        assert mask is not None or cache.begin(ids) in (0, 16)
+        torch.manual_seed(1)
+        assert run(model, ids, cache, mask, **MODES[mode]) == expected
+    # Qwen3.5 computes three positions for each token, which a prefix of ids does not name.
+    assert (cache.kv.stats().prefix_hit_tokens > 0) == (family == "lfm2")
+    cache.kv.check_invariants()
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_models_that_keep_their_states_elsewhere_are_refused_by_name(family):
     name, fields, says = REFUSED[family]

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pagecore.errors import (
     DoubleFree,
@@ -30,6 +30,7 @@ class Step:
     is_fresh: bool = False
     source: int = 0
     took_spare: bool = False
+    reserved: int = 0  # slot for the step's quantised checkpoint
 
 
 @dataclass
@@ -37,6 +38,7 @@ class State:
     length: int = 0
     running: int = 0
     spare: int = 0
+    resting: int = 0  # slot of a quantised checkpoint from which the next step begins
     checkpoint: int = 0
     checkpoint_length: int = 0
     branch: int = 0  # tokens whose keys and values others share
@@ -57,13 +59,25 @@ def checkpoint_length(
 
 
 class StateTable:
-    """Twin of `pagecore.index.StateTable`, with the twin of its block tables; lists in, lists out."""
+    """Twin of `pagecore.index.StateTable`, with the twin of its block tables; lists in, lists out.
+
+    Quantised checkpoints have a pool of their own; otherwise `checkpoints` is `slots`.
+    """
 
     def __init__(
-        self, tables: BlockTables, num_slots: int, chunk: int, interval: int, in_place: bool, draft_tokens: int
+        self,
+        tables: BlockTables,
+        num_slots: int,
+        chunk: int,
+        interval: int,
+        in_place: bool,
+        draft_tokens: int,
+        num_checkpoints: int | None = None,
     ):
         self.tables = tables
         self.slots = BlockPool(num_slots)
+        self.quantises = num_checkpoints is not None
+        self.checkpoints = self.slots if num_checkpoints is None else BlockPool(num_checkpoints)
         self.grid = (chunk, interval, math.lcm(*tables.block_sizes), draft_tokens)
         self.drafts = draft_tokens
         self.in_place = in_place
@@ -71,13 +85,14 @@ class StateTable:
 
     @contextmanager
     def all_or_nothing(self) -> Iterator[None]:
-        saved = copy.deepcopy((self.states, vars(self.slots)))
+        saved = copy.deepcopy((self.states, vars(self.slots), vars(self.checkpoints)))
         with self.tables.all_or_nothing():
             try:
                 yield
             except Exception:
                 self.states = saved[0]
                 vars(self.slots).update(saved[1])
+                vars(self.checkpoints).update(saved[2] if self.quantises else saved[1])
                 raise
 
     # Parts.
@@ -109,10 +124,26 @@ class StateTable:
             if slot:
                 self.slots.free([slot])
 
-    def take(self) -> int:
-        if not self.slots.num_free:
+    def share_kept(self, slot: int) -> int:
+        if slot:
+            self.checkpoints.share([slot])
+        return slot
+
+    def drop_kept(self, *slots: int) -> None:
+        for slot in slots:
+            if slot:
+                self.checkpoints.free([slot])
+
+    def take(self, pool: BlockPool | None = None) -> int:
+        pool = pool or self.slots
+        if not pool.num_free:
             raise OutOfBlocks("slots")
-        return self.slots.take()
+        return pool.take()
+
+    def share_all(self, state: State) -> None:
+        self.share(state.running)
+        self.share_kept(state.resting)
+        self.share_kept(state.checkpoint)
 
     def kept(self, state: State, count: int) -> int:
         return checkpoint_length(state.length, count, *self.grid, state.branch)
@@ -123,26 +154,23 @@ class StateTable:
         with self.all_or_nothing():
             row = self.tables.add(prefix, computed)
             length, shared_to = self.tables.rows[row].length, self.tables.rows[row].shared_to
-            if not 0 <= state < self.slots.num_blocks:
+            if not 0 <= state < self.checkpoints.num_blocks:
                 raise InvalidBlock(str(state))
             if (length == 0) != (state == 0):
                 raise ShapeError(str(state))
-            if state and not self.slots.holders[state]:
+            if state and not self.checkpoints.holders[state]:
                 raise DoubleFree(str(state))
-            self.states[row] = State(length, self.share(state), 0, self.share(state), length, max(shared_to))
+            added = State(length, checkpoint=state, checkpoint_length=length, branch=max(shared_to))
+            added.running, added.resting = (0, state) if self.quantises else (state, 0)
+            self.share_all(added)
+            self.states[row] = added
         return row
 
     def fork(self, row: int) -> int:
         (parent,) = self.idle([row])
         child = self.tables.fork(row)
-        self.states[child] = State(
-            parent.length,
-            self.share(parent.running),
-            0,
-            self.share(parent.checkpoint),
-            parent.checkpoint_length,
-            parent.branch,
-        )
+        self.states[child] = replace(parent, spare=0)
+        self.share_all(parent)
         return child
 
     def remove(self, rows: list[int]) -> None:
@@ -155,7 +183,9 @@ class StateTable:
     def clear(self, state: State) -> None:
         if step := state.step:
             self.drop(*reversed(step.written[self.in_place :]), step.planned)
-        self.drop(state.checkpoint, state.spare, state.running)
+            self.drop_kept(step.reserved)
+        self.drop_kept(state.checkpoint, state.resting)
+        self.drop(state.spare, state.running)
         state.__init__()  # type: ignore[misc]
 
     def reorder(self, rows: list[int], parents: list[int]) -> None:
@@ -168,10 +198,11 @@ class StateTable:
         self.tables.reorder(rows, parents)
         moved = [(self.states[row], before[parent]) for row, parent in zip(rows, parents, strict=True) if row != parent]
         for _, source in moved:
-            self.share(source.running), self.share(source.checkpoint)
+            self.share_all(source)
         for state, source in moved:
-            self.drop(state.checkpoint, state.running)
-            state.length, state.running = source.length, source.running
+            self.drop_kept(state.checkpoint, state.resting)
+            self.drop(state.running)
+            state.length, state.running, state.resting = source.length, source.running, source.resting
             state.checkpoint, state.checkpoint_length = source.checkpoint, source.checkpoint_length
             state.branch = source.branch
 
@@ -191,17 +222,19 @@ class StateTable:
                 self.go_back(state)
 
     def go_back(self, state: State) -> None:
-        self.share(state.checkpoint)
+        self.share_kept(state.checkpoint)
         self.drop(state.running)
-        state.running, state.length = state.checkpoint, state.checkpoint_length
+        self.drop_kept(state.resting)
+        state.running, state.resting = (0, state.checkpoint) if self.quantises else (state.checkpoint, 0)
+        state.length = state.checkpoint_length
 
     def drop_checkpoints(self, rows: list[int]) -> int:
         states = self.idle(rows)
-        before = self.slots.num_free
+        before = self.checkpoints.num_free
         for state in states:
-            self.drop(state.checkpoint)
+            self.drop_kept(state.checkpoint)
             state.checkpoint = state.checkpoint_length = 0
-        return self.slots.num_free - before
+        return self.checkpoints.num_free - before
 
     def resume_length(self, row: int, length: int) -> int:
         (state,) = self.used([row])
@@ -214,7 +247,7 @@ class StateTable:
         self.tables.check_step(rows, counts)
         self.idle(rows)
         found: dict[str, list[object]] = {
-            name: [] for name in ("read", "write", "checkpoints", "lengths", "drafts", "zeros", "copies")
+            name: [] for name in ("read", "write", "checkpoints", "lengths", "drafts", "zeros", "copies", "loads")
         }
         with self.all_or_nothing():
             for row, count in zip(rows, counts, strict=True):
@@ -226,16 +259,18 @@ class StateTable:
         self.tables.check_step(rows, counts)
         self.idle(rows)
         trial = copy.deepcopy(self)
-        trial.slots.free_ids.extendleft(range(10**6, 10**6 + 1000))  # invented slots, taken last
-        trial.slots.holders = dict(enumerate(self.slots.holders))  # type: ignore[assignment]
-        free = self.slots.num_free
-        before = len(trial.slots.free_ids)
+        pools = [(self.slots, trial.slots), (self.checkpoints, trial.checkpoints)][: 1 + self.quantises]
+        for own, other in pools:
+            other.free_ids.extendleft(range(10**6, 10**6 + 1000))  # invented slots, taken last
+            other.holders = dict(enumerate(own.holders))  # type: ignore[assignment]
+        before = [len(other.free_ids) for _, other in pools]
         found: dict[str, list[object]] = {
-            name: [] for name in ("read", "write", "checkpoints", "lengths", "drafts", "zeros", "copies")
+            name: [] for name in ("read", "write", "checkpoints", "lengths", "drafts", "zeros", "copies", "loads")
         }
         for row, count in zip(rows, counts, strict=True):
             trial.begin(trial.states[row], Step(count, keep_checkpoints), found)
-        return max(0, before - len(trial.slots.free_ids) - free)
+        taken = [count - len(other.free_ids) for count, (_, other) in zip(before, pools, strict=True)]
+        return sum(max(0, count - own.num_free) for count, (own, _) in zip(taken, pools, strict=True))
 
     def begin(self, state: State, step: Step, found: dict[str, list[object]]) -> None:
         state.step = step
@@ -246,6 +281,8 @@ class StateTable:
             step.written += [self.take() for _ in range(step.count - 1 if is_decode else 0)]
             if kept and not is_decode and kept < state.length + step.count:
                 step.planned = self.take()
+            if kept and self.quantises:
+                step.reserved = self.take(self.checkpoints)
         found["read"].append(state.running if step.count else 0)
         found["write"].append(step.written[-1] if step.count else 0)
         found["lengths"].append(kept)
@@ -258,7 +295,10 @@ class StateTable:
         """Make the running slot readable, and in place writable; take the first slot that the step writes."""
         if not state.running:
             state.running, step.is_fresh = self.take(), True
-            found["zeros"].append(state.running)
+            if state.resting:
+                found["loads"].append((state.resting, state.running))
+            else:
+                found["zeros"].append(state.running)
         elif self.in_place and self.slots.holders[state.running] > 1:
             step.source, state.running = state.running, self.take()
             self.drop(step.source)
@@ -270,7 +310,8 @@ class StateTable:
             step.written = [state.spare or self.take()]
             state.spare = 0
 
-    def commit(self, rows: list[int], accepted: list[int] | None = None) -> None:
+    def accepted(self, rows: list[int], accepted: list[int] | None) -> tuple[list[State], list[int]]:
+        """Return the states of rows in flight and the tokens that stay, both checked."""
         states = self.in_flight(rows)
         counts = [state.step.count for state in states if state.step]
         given = counts if accepted is None else accepted
@@ -279,6 +320,25 @@ class StateTable:
                 raise ShapeError(str(stays))
             if stays < count and not (count <= 1 + self.drafts if stays else not self.in_place):
                 raise UnsupportedOption(str(stays))
+        return states, given
+
+    def saves(self, rows: list[int], accepted: list[int] | None = None) -> list[list[int]]:
+        """Return (slot, checkpoint) of each quantised checkpoint that `commit` will keep."""
+        found = []
+        for state, stays in zip(*self.accepted(rows, accepted), strict=True):
+            step = state.step
+            if self.quantises and step and (kept := self.kept_by(state, step, stays)):
+                at_token = step.written[kept - state.length - 1 if len(step.written) > 1 else 0]
+                found.append([step.planned or at_token, step.reserved])
+        return found
+
+    def kept_by(self, state: State, step: Step, accepted: int) -> int:
+        """Return the length of the checkpoint that a step keeps if some of its tokens stay; 0 for none."""
+        is_decode = step.count <= 1 + self.drafts
+        return self.kept(state, accepted if is_decode else step.count) if step.keeps and accepted else 0
+
+    def commit(self, rows: list[int], accepted: list[int] | None = None) -> None:
+        states, given = self.accepted(rows, accepted)
         lengths = [state.length + stays for state, stays in zip(states, given, strict=True)]
         self.tables.truncate(rows, lengths, keep_capacity=True)
         for state, stays in zip(states, given, strict=True):
@@ -296,15 +356,17 @@ class StateTable:
             state.running, left[at] = left[at], 0
         else:
             old = 0
-        kept = self.kept(state, accepted if is_decode else step.count) if step.keeps and accepted else 0
+        kept = self.kept_by(state, step, accepted)
         if kept:
-            if kept == state.length + accepted:
+            if self.quantises:
+                slot, step.reserved = step.reserved, 0
+            elif kept == state.length + accepted:
                 slot = self.share(state.running)
             elif is_decode:
                 slot, left[kept - state.length - 1] = left[kept - state.length - 1], 0
             else:
                 slot, step.planned = step.planned, 0
-            self.drop(state.checkpoint)
+            self.drop_kept(state.checkpoint)
             state.checkpoint, state.checkpoint_length = slot, kept
         state.length += accepted
         if accepted < step.count:
@@ -317,11 +379,15 @@ class StateTable:
                 state.spare = next((slot for slot in left if slot), 0)
                 left = [0 if slot == state.spare else slot for slot in left]
         self.drop(*reversed(left), step.planned)
+        self.drop_kept(state.resting, step.reserved)
+        state.resting = 0
 
     def abandon(self, rows: list[int]) -> list[int]:
         states = self.in_flight(rows)
         lengths = [
-            state.checkpoint_length if self.in_place and state.step and state.step.count else state.length
+            state.checkpoint_length
+            if self.in_place and state.step and state.step.count and not state.resting
+            else state.length
             for state in states
         ]
         self.tables.truncate(rows, lengths)
@@ -329,11 +395,16 @@ class StateTable:
             step, state.step = state.step, None
             if step and step.count:
                 self.drop(step.planned, *reversed(step.written[1:]))
-                if self.in_place:
-                    self.drop(state.running)
-                    state.running, state.length = self.share(state.checkpoint), state.checkpoint_length
-                else:
+                self.drop_kept(step.reserved)
+                if not self.in_place:
                     state.spare = step.written[0]
+                    self.drop_kept(state.resting)
+                    state.resting = 0
+                elif state.resting:
+                    self.drop(state.running)
+                    state.running = 0
+                else:
+                    self.go_back(state)
             state.branch = min(state.branch, state.length)
         return lengths
 
@@ -345,6 +416,7 @@ class StateTable:
             step, state.step = state.step, None
             if step and step.count:
                 self.drop(step.planned, *reversed(step.written[1:]))
+                self.drop_kept(step.reserved)
                 if not self.in_place:
                     state.spare = 0 if step.took_spare else step.written[0]
                     self.drop(step.written[0] if step.took_spare else 0)
@@ -362,6 +434,9 @@ class StateTable:
 
     def slot(self, row: int) -> int:
         return self.used([row])[0].running
+
+    def resting(self, row: int) -> int:
+        return self.used([row])[0].resting
 
     def checkpoint(self, row: int) -> tuple[int, int] | None:
         (state,) = self.used([row])

@@ -60,7 +60,8 @@ def layer_kinds(config: Any) -> LayerKinds | None:
     Raises
     ------
     UnsupportedOption
-        The states are outside of transformers' caches (MiniMax, RecurrentGemma), or a layer has several of them.
+        The states are outside of transformers' caches (MiniMax, RecurrentGemma), a layer has several of them, or one
+        that attends selects its keys with an indexer.
     """
     if config.model_type in _OUTSIDE:
         raise UnsupportedOption(
@@ -87,6 +88,12 @@ def layer_kinds(config: Any) -> LayerKinds | None:
                 f"layer {index} of the {config.model_type} has {layers[index].number_of_states} states; a PagedCache "
                 "serves one a layer: use another cache"
             )
+    indexed = [index for index, layer in enumerate(layers) if hasattr(layer, "indexer_keys")]
+    if indexed:
+        raise UnsupportedOption(
+            f"layer {indexed[0]} of the {config.model_type} selects keys with an indexer, whose keys a PagedCache does "
+            "not store; use another cache"
+        )
     return LayerKinds(len(layers), attends, recurrent)
 
 

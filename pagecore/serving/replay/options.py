@@ -317,13 +317,11 @@ class ReplayOptions:
         object.__setattr__(self, "layers", with_checkpoints(specs_from_config(model), self.checkpoint_format))
         if self.has_blocks:
             return
-        for name in ("blocks", "host"):
-            value = getattr(self, name)
-            if value is not None and value != UNBOUNDED:
-                raise UnsupportedOption(
-                    f"{name} is {value!r}, but no layer of the model attends, and there are no blocks; give memory or "
-                    "num_states instead"
-                )
+        if self.blocks is not None and self.blocks != UNBOUNDED:
+            raise UnsupportedOption(
+                f"blocks is {self.blocks!r}, but no layer of the model attends, and there are no blocks; give memory "
+                "or num_states instead"
+            )
 
     def _check_states(self) -> None:
         if self.num_states is not None and not self.states:

@@ -35,14 +35,16 @@ DISK_SHARE = 0.5
 class TierReport:
     """Tiers of a replay.
 
-    Bytes are those of the modelled machine; with attend, those that were moved. `hit_tokens` are the prompt tokens that
-    were reused, by medium: "GPU", "CPU", "DISK" and "EXTERNAL". Tokens that preempted requests found when they returned
-    are included. `read_bytes` and `written_bytes` are by medium, too; reads of "CPU" are promotions, writes of "CPU"
-    backups. `modelled_s` is the time of the reads at the given bandwidths, by medium, and `waited_s` the measured time
-    for which requests waited for stores.
+    `host_blocks` are those of the largest group, and `host_states` the slots of recurrent states, null ones included; 0
+    if the model has none. Bytes are those of the modelled machine; with attend, those that were moved. `hit_tokens` are
+    the prompt tokens that were reused, by medium: "GPU", "CPU", "DISK" and "EXTERNAL". Tokens that preempted requests
+    found when they returned are included. `read_bytes` and `written_bytes` are by medium, too; reads of "CPU" are
+    promotions, writes of "CPU" backups. `modelled_s` is the time of the reads at the given bandwidths, by medium, and
+    `waited_s` the measured time for which requests waited for stores.
     """
 
     host_blocks: int
+    host_states: int
     hit_tokens: dict[str, int]
     read_bytes: dict[str, int]
     written_bytes: dict[str, int]
@@ -50,6 +52,7 @@ class TierReport:
     late_requests: int
     failed_entries: int
     evicted_host_blocks: int
+    evicted_host_states: int
     modelled_s: dict[str, float]
     waited_s: float
 
@@ -61,7 +64,7 @@ class ReplayTiers:
     ----------
     cache : PagedKVCache
     num_blocks : list of int
-        Blocks of each group of the host, the null block counted.
+        Blocks of each group of the host, the null block counted; empty for a cache whose layers all keep states.
     num_states : int or None
         State slots of the host, the null slot counted.
     disk, remote : TierPlace or None
@@ -93,7 +96,7 @@ class ReplayTiers:
         self._waited_s = self._modelled_s = 0.0
         fingerprint = Fingerprint.of(cache, model=f"pagecore replay, seed {seed}")
         stores: list[BlockStore] = []
-        host = HostTier(cache, num_blocks=num_blocks, num_states=num_states)
+        host = HostTier(cache, num_blocks=num_blocks or None, num_states=num_states)
         try:
             places: tuple[tuple[Medium, TierPlace | None], ...] = (("DISK", disk), ("EXTERNAL", remote))
             for medium, place in places:
@@ -148,16 +151,16 @@ class ReplayTiers:
         hits = stats.hit_tokens
         hits = hits | {"GPU": max(reused_tokens - sum(hits.values()) + hits["GPU"], 0)}
         host, requests = stats.host, stats.requests
-        read = self._read_bytes()
-        # A block of the host is counted in each group.
-        written = {"CPU": round(host.num_backed_up_blocks / max(len(self._tiers.host.payload_bytes), 1) * self._block)}
+        read, num_groups = self._read_bytes(), self._tiers.host.num_groups
+        written = {"CPU": round(self._tiers.host.backed_up_bytes * self._scale)}
         failed = 0
         for store in self._tiers.stores:
             counted = requests.stores[store.name]
             written[store.medium] = round(counted.bytes_stored * self._scale)
             failed += counted.num_load_failures + counted.num_store_failures
         return TierReport(
-            host_blocks=max(self._tiers.host.num_blocks),
+            host_blocks=max(self._tiers.host.num_blocks[:num_groups], default=0),
+            host_states=self._tiers.host.num_blocks[-1] if self._tiers.host.num_lanes > num_groups else 0,
             hit_tokens=hits,
             read_bytes=read,
             written_bytes=written,
@@ -165,19 +168,14 @@ class ReplayTiers:
             late_requests=requests.num_late,
             failed_entries=failed,
             evicted_host_blocks=host.num_evicted_blocks,
+            evicted_host_states=host.num_evicted_states,
             modelled_s=self._reading_times(read),
             waited_s=self._waited_s,
         )
 
-    @property
-    def _block(self) -> float:
-        """Bytes of a block of all lanes, which promotions and backups move together."""
-        return sum(self._tiers.host.payload_bytes) * self._scale
-
     def _read_bytes(self) -> dict[str, int]:
         """Return the bytes of the modelled machine that were read from each medium so far."""
-        tokens = self._tiers.host.num_promoted_tokens
-        read = {"CPU": round(tokens // self._tiers.cache.block_size * self._block)}
+        read = {"CPU": round(self._tiers.host.promoted_bytes * self._scale)}
         for store in self._tiers.stores:
             read[store.medium] = round(store.stats().bytes_loaded * self._scale)
         return read

@@ -120,7 +120,7 @@ def _summary(
         prefill_rate=options.prefill_rate,
         unbounded_hit_rate=found / tokens,
         unbounded_memory=distinct * block_size * options.token_bytes + states * options.state_bytes,
-        longest_request=longest * options.token_bytes,
+        longest_request=longest * options.token_bytes + options.state_bytes,
         curves=[],
         tiers=_tiers(chunks, trace, options, block_size),
         timeline=timeline,

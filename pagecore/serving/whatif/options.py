@@ -66,7 +66,7 @@ class WhatIfOptions:
         A number or range is invalid.
     UnsupportedOption
         An unknown policy; policies, tiers, windows or states with sampling; `model` with `bytes_per_token`; a model
-        with an encoder, or without attention.
+        with an encoder.
     """
 
     memory: int | str = "8GiB..1TiB"
@@ -117,10 +117,14 @@ class WhatIfOptions:
         return self._is_simulated
 
     def capacity(self, memory: int, block_size: int) -> int:
-        """Return the blocks of a size that can be used: all but the null block, of the largest group of a model."""
+        """Return the blocks of a size that can be used: all but the null block, of the largest group of a model.
+
+        For a model whose layers all keep states, return the state slots.
+        """
         if self.model is None:
             return blocks_within(memory, self.token_bytes * block_size) - 1
-        return self.replayed(memory, block_size).num_blocks - 1
+        replayed = self.replayed(memory, block_size)
+        return (replayed.num_blocks if replayed.has_blocks else replayed.num_slots) - 1
 
     def replayed(self, memory: int | None, block_size: int, policy: str = LRU) -> ReplayOptions:
         """Return the options of a replay with one prompt at a time; a memory of None evicts nothing."""
@@ -147,10 +151,6 @@ class WhatIfOptions:
         if any(group.is_cross for group in groups):
             raise UnsupportedOption(
                 "the model has an encoder, and a trace has no encoder tokens; give another model, or bytes_per_token"
-            )
-        if not groups:
-            raise UnsupportedOption(
-                "no layer of the model attends, and sizes are counted in blocks of keys and values; use pagecore replay"
             )
         set_field(self, "token_bytes", sum(group.bytes_per_block(16) for group in groups) // 16)
         set_field(self, "state_bytes", sum(spec.nbytes for spec in replayed.states))

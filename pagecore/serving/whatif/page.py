@@ -68,27 +68,31 @@ def _data(result: WhatIf) -> list[dict[str, object]]:
             ],
         },
     ]
-    if result.timeline is not None:
-        time, size = result.timeline.seconds, result.curves[0].block_size * result.bytes_per_token
-        charts += [
+    if result.timeline is None:
+        return charts
+    time, size = result.timeline.seconds, result.curves[0].block_size * result.bytes_per_token
+    if size:
+        charts.append(
             {
                 "id": "blocks",
                 "title": "Distinct blocks over time",
                 "x": "time",
                 "y": "bytes",
                 "lines": [{"name": "distinct blocks", "x": time, "y": [n * size for n in result.timeline.num_blocks]}],
-            },
-            {
-                "id": "over_time",
-                "title": "Hit rate over time",
-                "x": "time",
-                "y": "share",
-                "lines": [
-                    {"name": human_bytes(memory), "x": time, "y": rates}
-                    for memory, rates in zip(result.timeline_memory, result.timeline.hit_rates, strict=True)
-                ],
-            },
-        ]
+            }
+        )
+    charts.append(
+        {
+            "id": "over_time",
+            "title": "Hit rate over time",
+            "x": "time",
+            "y": "share",
+            "lines": [
+                {"name": human_bytes(memory), "x": time, "y": rates}
+                for memory, rates in zip(result.timeline_memory, result.timeline.hit_rates, strict=True)
+            ],
+        }
+    )
     return charts
 
 

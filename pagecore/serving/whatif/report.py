@@ -13,8 +13,9 @@ class Curve:
     """Hits of one policy and block size over the size of the cache; lists have an entry for each size.
 
     `method` is "exact" (stack distances), "sampled" or "simulated". `memory` is in bytes, `blocks` counts the blocks
-    that can be used. `hit_tokens` of `query_tokens` prompt tokens were found; requests that a cache cannot hold,
-    `refused`, are in neither. `saved_seconds` is the time to compute `hit_tokens`.
+    that can be used, or the state slots of a model whose layers all keep states. `hit_tokens` of `query_tokens` prompt
+    tokens were found; requests that a cache cannot hold, `refused`, are in neither. `saved_seconds` is the time to
+    compute `hit_tokens`.
     """
 
     policy: str
@@ -44,8 +45,8 @@ class WhatIf:
     """Hits of a trace for sizes, block sizes, policies and tiers.
 
     `unbounded_hit_rate` is the hit rate of a cache that evicts nothing, `unbounded_memory` the bytes of all distinct
-    blocks, and `longest_request` the bytes of the longest prompt; they and the timeline are of the first block size.
-    A sampled what-if has no timeline.
+    blocks and of all states, and `longest_request` the bytes of the longest prompt and its state; they and the timeline
+    are of the first block size. A sampled what-if has no timeline.
     """
 
     trace: str

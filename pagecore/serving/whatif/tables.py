@@ -17,7 +17,7 @@ def summary_rows(result: WhatIf) -> list[tuple[str, str]]:
         ("requests", f"{result.num_requests:,}"),
         ("prompt tokens", f"{result.prompt_tokens:,}"),
         ("longest prompt", human_bytes(result.longest_request)),
-        ("all distinct blocks", human_bytes(result.unbounded_memory)),
+        ("all distinct blocks" if result.bytes_per_token else "all states", human_bytes(result.unbounded_memory)),
         ("hit rate without eviction", f"{result.unbounded_hit_rate:.2%}"),
     ]
 
@@ -37,7 +37,14 @@ def curve_columns(result: WhatIf, index: int, most: int) -> tuple[str, list[str]
         ]
         for i in which
     ]
-    headings = ["memory", "blocks", "hit rate", "tokens found", "prefill seconds saved", "requests refused"]
+    headings = [
+        "memory",
+        "blocks" if result.bytes_per_token else "state slots",
+        "hit rate",
+        "tokens found",
+        "prefill seconds saved",
+        "requests refused",
+    ]
     return curve_name(result, index), headings, lines
 
 

@@ -111,9 +111,11 @@ def export_sequence(
 
 
 def _refuse_resting(cache: PagedKVCache, parts: CacheParts, sequence: Sequence) -> None:
-    """Raise UnsupportedOption for a sequence whose only state is a quantised checkpoint."""
+    """Raise UnsupportedOption for a sequence on CUDA whose only state is a quantised checkpoint."""
     states = parts.state.states
-    if states is None or not states.num_checkpoints or cache.state_slot(sequence) or not sequence.num_computed_tokens:
+    if parts.staging is None or states is None or not states.num_checkpoints:
+        return
+    if cache.state_slot(sequence) or not sequence.num_computed_tokens:
         return
     raise UnsupportedOption(
         f"the state of sequence {sequence.id!r} is a quantised checkpoint, which its next step restores; compute a "

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Listed
 from typing import Any
 
 from pagecore.arrays.runtime import Event
+from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.cross.build import cross_namespace
 from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity
@@ -25,7 +26,7 @@ from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
 from pagecore.tiers.handover.manifest import Manifest
-from pagecore.tiers.handover.plans import ImportPlan, plan_import
+from pagecore.tiers.handover.plans import ArrivingCheckpoint, ImportPlan, plan_import
 from pagecore.tiers.handover.pulls import Pull
 from pagecore.tiers.handover.transport import Transport
 
@@ -273,18 +274,35 @@ class SequenceImport:
 
     def _land(self) -> None:
         """Commit what has arrived."""
-        plan, state = self._plan, parts_of(self._cache).state
+        plan, parts = self._plan, parts_of(self._cache)
         try:
             if plan.image is not None:
                 states = [(plan.state_slot, RUNNING)] if plan.state_slot else []
                 self._copied = plan.image.copy(states, to_device=True)
-            if self._batch is not None:
-                self._cache.commit(self._batch)
-            if plan.checkpoint is not None:
-                adopt_checkpoint(state, self._sequence, plan.checkpoint.length, self._fill_checkpoint)
+            with Held(parts.state.lock):
+                if self._batch is not None:
+                    self._restore()
+                    self._cache.commit(self._batch)
+                if plan.checkpoint is not None and plan.checkpoint.is_aligned:
+                    self._keep_checkpoint(plan.checkpoint)
         except PagecoreError as error:
             self._error = error
             self._give_back()
+
+    def _restore(self) -> None:
+        """Restore the running state from the checkpoint if the exporter had no other."""
+        plan, quantiser = self._plan, parts_of(self._cache).store.quantiser
+        if plan.rests and plan.checkpoint is not None and quantiser is not None:
+            plan.checkpoint.restore(quantiser, plan.state_slot)
+
+    def _keep_checkpoint(self, arrived: ArrivingCheckpoint) -> None:
+        """Let the sequence keep the checkpoint of the exporter, bit for bit, if a slot is free."""
+        kept = self._cache.checkpoint(self._sequence)
+        if kept is None:
+            state = parts_of(self._cache).state
+            adopt_checkpoint(state, self._sequence, arrived.length, self._fill_checkpoint)
+        elif self._plan.rests and kept[1] == arrived.length:
+            arrived.fill(kept[0])  # the commit has quantised the restored state again
 
     def _fill_checkpoint(self, slot: int) -> None:
         plan = self._plan

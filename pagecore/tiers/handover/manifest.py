@@ -14,7 +14,7 @@ from pagecore.storage.checks import ceil_div, shown
 from pagecore.tiers.handover.codec import pack, unpack
 
 MAGIC = b"pcHO"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("<4sH")
 # Bytes of the identifier of an export, which is also the secret that a reader must know.
 ID_BYTES = 16
@@ -92,6 +92,7 @@ class Manifest:
         For each group one bit for each block of its tokens, packed as by `numpy.packbits`: 1 if the exporter has the
         block, 0 for a hole that a window left. A group of cross attention has the written encoder tokens.
     has_state : bool
+        The exporter has a running state.
     checkpoint : int
         Tokens before the checkpoint of the states; 0 without one.
     cross : int
@@ -125,6 +126,11 @@ class Manifest:
     def tokens(self) -> NDArray[np.int32]:
         """The known token ids: int32 ``[num_tokens]``."""
         return np.frombuffer(self.ids, "<i4").astype(np.int32)
+
+    @property
+    def rests(self) -> bool:
+        """True if the state after the computed tokens is a quantised checkpoint, which the next step restores."""
+        return bool(self.geometry.states) and self.num_computed > 0 and not self.has_state
 
     def num_tokens(self, group: int) -> int:
         """Return the tokens whose keys and values the exporter has, or had, in a group."""
@@ -174,7 +180,8 @@ class Manifest:
         groups, size = self.geometry.groups, self.geometry.block_size
         numbers = min(self.num_computed, self.cross, size - 1, self.num_computed - self.checkpoint, self.checkpoint)
         is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
-        if numbers >= 0 and is_whole:
+        has_state = not self.rests or self.checkpoint == self.num_computed
+        if numbers >= 0 and is_whole and has_state:
             lengths = [ceil_div(ceil_div(self.num_tokens(group), size), 8) for group in range(len(groups))]
             if [len(bits) for bits in self.held] == lengths:
                 return

@@ -13,7 +13,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption
-from pagecore.storage import KVPool, StatePool
+from pagecore.storage import CheckpointPool, KVPool, StatePool
 from pagecore.storage.checks import ceil_div
 from pagecore.tiers.handover.geometry import Share
 from pagecore.tiers.handover.images import RUNNING, HostImage, numbered
@@ -25,16 +25,34 @@ from pagecore.tiers.handover.wire import WIRE_VERSION, Claim, Part, seeds_of
 
 @dataclass(frozen=True)
 class ArrivingCheckpoint:
-    """Memory for the checkpoint of an exporter, and the tokens before it."""
+    """Memory for the checkpoint of an exporter, and the tokens before it.
+
+    Attributes
+    ----------
+    states : StatePool
+        Pool of the importer's checkpoints.
+    is_aligned : bool
+        The caches have blocks of one size, so that the importer can keep the checkpoint.
+    """
 
     length: int
     memory: NDArray[np.uint8]
     states: StatePool
+    is_aligned: bool
 
     def fill(self, slot: int) -> None:
         """Write the checkpoint to a slot."""
+        self._write(self.states, slot)
+
+    def restore(self, quantiser: CheckpointPool, slot: int) -> None:
+        """Write the state of which this is the quantised checkpoint to a slot of running states."""
+        staged = CheckpointPool(quantiser.states, 2, format=quantiser.format)
+        self._write(staged.pool, 1)
+        staged.load([1], [slot])
+
+    def _write(self, pool: StatePool, slot: int) -> None:
         begin = 0
-        for plane in self.states.planes():
+        for plane in pool.planes():
             target = plane.numpy()[slot].reshape(-1).view(np.uint8)
             target[:] = self.memory[begin : begin + target.nbytes]
             begin += target.nbytes
@@ -52,12 +70,15 @@ class ImportPlan:
         Memory for the blocks and states of a cache on CUDA.
     state_slot : int
         Slot of the running state that arrives; 0 for none.
+    rests : bool
+        The running state is restored from the checkpoint.
     """
 
     requests: list[PullRequest]
     checkpoint: ArrivingCheckpoint | None
     image: HostImage | None
     state_slot: int
+    rests: bool
 
     @property
     def nbytes(self) -> int:
@@ -80,6 +101,7 @@ class _Lacking:
 class _Places:
     """Memory of the importer for what it lacks: the pools of its cache, or those of an image on the host."""
 
+    lacks_tokens: bool
     lacking: list[_Lacking]
     pools: Listed[KVPool]
     states: StatePool | None
@@ -107,17 +129,23 @@ def plan_import(
     Raises
     ------
     UnsupportedOption
-        The exporter has released blocks that the importer needs.
+        The exporter has released blocks that the importer needs; or a cache on CUDA imports a quantised checkpoint
+        without a running state.
     """
     first = manifests[0]
+    if first.rests and parts.staging is not None:
+        raise UnsupportedOption(
+            "the state of the sequence is a quantised checkpoint, which a cache on CUDA cannot restore on arrival; let "
+            "the exporter compute a step before export_sequence"
+        )
     places = _places(parts, sequence, batch, first)
     try:
         checkpoint = None
         is_aligned = first.geometry.block_size == parts.block_size
         kept = places.states if parts.staging is not None else parts.store.checkpoints
-        if batch is not None and kept is not None and first.checkpoint > 0 and is_aligned:
+        if batch is not None and kept is not None and first.checkpoint > 0 and (is_aligned or first.rests):
             memory = np.empty(kept.bytes_per_slot, np.uint8)
-            checkpoint = ArrivingCheckpoint(first.checkpoint, memory, kept)
+            checkpoint = ArrivingCheckpoint(first.checkpoint, memory, kept, is_aligned)
         requests = [
             _request(places, manifest, listed, i == 0, checkpoint, deadline)
             for i, (manifest, listed) in enumerate(zip(manifests, shares, strict=True))
@@ -126,17 +154,18 @@ def plan_import(
         if places.image is not None:
             places.image.close()
         raise
-    return ImportPlan(requests, checkpoint, places.image, _device_slot(batch) if first.has_state else 0)
+    slot = _device_slot(batch) if first.has_state or first.rests else 0
+    return ImportPlan(requests, checkpoint, places.image, slot, first.rests)
 
 
 def _places(parts: CacheParts, sequence: Sequence, batch: Batch | None, manifest: Manifest) -> _Places:
     lacking = [] if batch is None else _lacking(parts, sequence, batch, manifest)
     if parts.staging is None or batch is None:
-        return _Places(lacking, parts.store.pools, parts.store.states, _device_slot(batch), None)
+        return _Places(batch is not None, lacking, parts.store.pools, parts.store.states, _device_slot(batch), None)
     found = [numbered(lack.blocks) for lack in lacking]
     image = HostImage(parts, [blocks for blocks, _ in found])
     moved = [replace(lack, blocks=own.astype(np.int64)) for lack, (_, own) in zip(lacking, found, strict=True)]
-    return _Places(moved, image.pools, image.states, RUNNING, image)
+    return _Places(True, moved, image.pools, image.states, RUNNING, image)
 
 
 def _device_slot(batch: Batch | None) -> int:
@@ -176,7 +205,7 @@ def _request(
         )
         lanes.append(np.full(len(lack.numbers), group, np.int64))
         numbers.append(lack.numbers)
-    wants = [is_first and len(places.lacking) > 0 and manifest.has_state, is_first and checkpoint is not None]
+    wants = [is_first and places.lacks_tokens and manifest.has_state, is_first and checkpoint is not None]
     if wants[0]:
         assert places.states is not None
         units.append(state_units(places.states, places.state_slot))

@@ -149,6 +149,10 @@ cdef class HostIndex:
         """Return the blocks of all groups that the tree holds."""
         return sum([len(self.tree.held_blocks(lane)) for lane in range(self.num_lanes)])
 
+    def num_cached_states(self):
+        """Return the states that the tree holds."""
+        return len(self.tree.held_states()) if self.has_states else 0
+
     def check_invariants(self, others, int64_t num_pins):
         """Recount every block from the tree, the leases and `others`; raise PagecoreError if the counts differ.
 

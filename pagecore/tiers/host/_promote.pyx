@@ -32,12 +32,13 @@ def promote(
 
     Returns
     -------
-    tuple of int
-        Tokens that the device has now; tokens that it had before; blocks that were copied.
+    tuple of (int, int, list of int)
+        Tokens that the device has now; tokens that it had before; the numbers of blocks of each group, and of states,
+        that were copied, or an empty list.
     """
     cdef PrefixKey key
     cdef Promotion one
-    cdef int64_t limit, wanted, fits, before = -1, num_copied = 0
+    cdef int64_t limit, wanted, fits, before = -1
     cdef int64_t block_size = host.block_size
     cdef int64_t min_blocks = (min_tokens + block_size - 1) // block_size
     _guard = Held(state.lock)
@@ -45,7 +46,7 @@ def promote(
     host.sweep()
     limit = min(most, ids.shape[0]) // block_size
     if limit <= 0:
-        return 0, 0, 0
+        return 0, 0, []
     key = prefix_key(block_size, ids[:limit * block_size], options)
     while True:
         one = Promotion(state, host, key)
@@ -53,7 +54,7 @@ def promote(
         if before < 0:
             before = one.num_blocks
         if wanted == 0:
-            return one.num_blocks * block_size, before * block_size, 0
+            return one.num_blocks * block_size, before * block_size, []
         try:
             fits = one.take(wanted, spill)
             if fits == wanted:
@@ -62,10 +63,8 @@ def promote(
                 if copy(one.pairs, one.hold):
                     one.hold = None
                 one.commit(wanted)
-                for pairs in one.pairs:
-                    num_copied += len(pairs)
                 # Windows of both sides together may reach further than those of the host.
-                return one.num_reusable(limit) * block_size, before * block_size, num_copied
+                return one.num_reusable(limit) * block_size, before * block_size, list(map(len, one.pairs))
         finally:
             one.end()
             one.release_hold()

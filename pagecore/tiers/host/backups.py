@@ -19,6 +19,8 @@ class BackupMethods(SpillMethods):
     def backup(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: int | None = None) -> int:
         """Copy the published whole blocks that the host lacks; return their number, summed over the groups.
 
+        If every layer of the cache keeps a state, the number is that of states.
+
         Blocks and the newest checkpoint are copied, and then published in the host's tree: on the host before the call
         returns; on CUDA on a stream of their own, after the work of the last step, and `poll` publishes them. Until
         then the blocks of the device are pinned. If the host is full of pinned blocks, less is copied. A sequence that
@@ -56,10 +58,10 @@ class BackupMethods(SpillMethods):
         if one is None:
             return 0
         self._counts["backups"] += 1
-        self._counts["backed_up"] += one.num_blocks
+        copied = self._count_backup(one.pairs)
         if not one.num_receipts:
             self._note_published(one)
-        return one.num_blocks
+        return copied
 
     def poll(self) -> list[Backup]:
         """Publish the copies that are done, and return the backups that ended since the last call: the latest 1,024."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from collections.abc import Sequence as Listed
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,9 +38,18 @@ class TierParts:
         return len(self.block_pools)
 
     @property
+    def num_groups(self) -> int:
+        """Groups of tokens; 0 for a cache whose layers all keep states."""
+        return len(self._parts.token_groups)
+
+    @property
     def is_closed(self) -> bool:
         """True after `close`."""
         return self._is_closed
+
+    def _bytes_of(self, counts: Listed[int]) -> int:
+        """Return the bytes of a number of entries of each lane."""
+        return sum(count * size for count, size in zip(counts, self.pool.payload_bytes, strict=True))
 
     def _require_open(self) -> None:
         if self._is_closed:

@@ -100,8 +100,9 @@ class PromoteMethods(SpillMethods):
             except Exception:
                 self._counts["failed"] = failed  # once, if it was the copy of a spill, which has counted itself
                 raise
-            if copied:
+            if any(copied):
                 self._counts["promotions"] += 1
+                self._counts["promoted_bytes"] += self._bytes_of(copied)
                 self._counts["promoted"] += now - before
             return now
 

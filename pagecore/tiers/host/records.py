@@ -76,10 +76,12 @@ class HostStats:
         Entries of all lanes, without the null entries.
     num_cached_blocks, num_evicted_blocks : int
         Blocks that the tree has, and those that it gave up so far, summed over the groups.
+    num_cached_states, num_evicted_states : int
+        States that the tree has, and those that it gave up so far.
     num_promotions, num_promoted_tokens : int
         Promotions that copied anything, and the tokens by which they extended the device's prefixes.
     num_backups, num_backed_up_blocks : int
-        Backups that began, and their blocks.
+        Backups that began, and their blocks; their states, if every layer of the cache keeps a state.
     num_failed : int
         Promotions and backups whose copies failed.
     num_pending : int
@@ -90,6 +92,8 @@ class HostStats:
     num_blocks: int
     num_cached_blocks: int
     num_evicted_blocks: int
+    num_cached_states: int
+    num_evicted_states: int
     num_promotions: int
     num_promoted_tokens: int
     num_backups: int

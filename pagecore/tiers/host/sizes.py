@@ -7,7 +7,7 @@ from collections.abc import Sequence as Listed
 from typing import SupportsFloat, SupportsIndex
 
 from pagecore.cache.demand import divide_memory
-from pagecore.cache.limits import count_blocks
+from pagecore.cache.limits import count_blocks, refuse_blocks
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
@@ -32,9 +32,12 @@ def size_tier(
     """
     sizes = {"memory": memory, "num_blocks": num_blocks, "ratio": ratio}
     given = [name for name, value in sizes.items() if value is not None]
+    states = parts.state.states
+    if not parts.token_groups:
+        refuse_blocks(num_blocks=num_blocks)
+        return [], _slots_alone(parts, memory, num_states, ratio)
     if len(given) != 1:
         raise ShapeError(f"given are {', '.join(given) or 'no size'}; give exactly one of memory, num_blocks and ratio")
-    states = parts.state.states
     if num_states is not None and states is None:
         raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
     slots = 0 if states is None else states.checkpoints.num_blocks
@@ -64,6 +67,31 @@ def size_tier(
     taken = sum(count * size for count, size in zip(counted, bytes_of, strict=True))
     shrunk = [max(2, min(count * left // max(taken, left), INT32_MAX)) for count in counted]
     return shrunk, slots
+
+
+def _slots_alone(
+    parts: CacheParts, memory: Memory | None, num_states: SupportsIndex | None, ratio: SupportsFloat | None
+) -> int:
+    """Return the slots of states for a cache whose layers all keep states."""
+    sizes = {"memory": memory, "num_states": num_states, "ratio": ratio}
+    given = [name for name, value in sizes.items() if value is not None]
+    if len(given) != 1:
+        raise ShapeError(f"given are {', '.join(given) or 'no size'}; give exactly one of memory, num_states and ratio")
+    if num_states is not None:
+        return require_int("num_states", num_states, min=2, max=INT32_MAX)
+    if ratio is not None:
+        assert parts.state.states is not None
+        return _scaled(parts, ratio, parts.state.states.checkpoints.num_blocks, True)[1]
+    budget = parse_memory(memory, "cpu") if memory is not None else 0
+    each = _aligned(sum(spec.nbytes for spec in parts.checkpoint_specs))
+    slots = budget // LANE_ALIGNMENT * LANE_ALIGNMENT // each
+    if slots < 2:
+        raise NotEnoughMemory(
+            f"memory is {shown(budget)} bytes; two state slots take "
+            f"{shown(ceil_div(2 * each, LANE_ALIGNMENT) * LANE_ALIGNMENT)}, rounded up to pages: give more memory, or "
+            "num_states"
+        )
+    return min(slots, INT32_MAX)
 
 
 def _scaled(parts: CacheParts, ratio: SupportsFloat, slots: int, scales_states: bool) -> tuple[list[int], int]:

@@ -76,10 +76,16 @@ class SpillMethods(TierParts):
         except Exception:
             self._counts["failed"] += 1
             raise
-        count = sum(len(pairs) for pairs in one.pairs[: len(self._parts.token_groups)])
-        self._counts["backups"] += count > 0
-        self._counts["backed_up"] += count
+        self._counts["backups"] += self._count_backup(one.pairs) > 0
         return is_running
+
+    def _count_backup(self, pairs: Listed[NDArray[np.int32]]) -> int:
+        """Count what was copied; return the blocks, or the states if every layer of the cache keeps a state."""
+        copied = list(map(len, pairs))
+        count = sum(copied[: self.num_groups or 1])
+        self._counts["backed_up"] += count
+        self._counts["backed_up_bytes"] += self._bytes_of(copied)
+        return count
 
     def _note_published(self, backup: _backup.Backup) -> None:
         ended = Backup.of(backup)

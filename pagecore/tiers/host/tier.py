@@ -26,6 +26,7 @@ from pagecore.tiers.host.streams import make_transfers
 
 # Records of ended backups that `poll` returns at once; callers without stores never ask for them.
 MAX_RECORDS = 1024
+COUNTED = ("promotions", "promoted", "promoted_bytes", "failed", "backups", "backed_up", "backed_up_bytes")
 
 
 class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
@@ -47,7 +48,8 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
         Blocks of each group of tokens, including the null block.
     num_states : int, optional
         Slots of states, including the null slot, in a cache with layers that keep states; by default the number of the
-        cache, or the share that states have of its bytes.
+        cache, or the share that states have of its bytes. In a cache whose layers all keep states it takes the place of
+        `num_blocks`.
     ratio : float
         Blocks and states of the host over those of the device.
     numa_node : int, optional
@@ -119,11 +121,6 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
         parts = parts_of(cache)
         if parts.prefix is None:
             raise UnsupportedOption("the cache has prefix_cache=False: a host tier keeps prefixes; make it with True")
-        if not parts.groups:
-            raise UnsupportedOption(
-                "every layer of the cache keeps a state, and a host tier moves states along with blocks; use a "
-                "SwapSpace"
-            )
         if not (isinstance(policy, str) and policy in POLICIES):
             raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
         flag("shared", shared)
@@ -148,7 +145,7 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
         )
         self._transfers = make_transfers(parts, self.pool, BlockCopies(parts, self.pool, io), pipelines)
         self._ended: deque[Backup] = deque(maxlen=MAX_RECORDS)
-        self._counts = dict.fromkeys(["promotions", "promoted", "failed", "backups", "backed_up"], 0)
+        self._counts = dict.fromkeys(COUNTED, 0)
         self.policy = str(policy)
         self._is_closed = False
 
@@ -191,8 +188,8 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
 
     @property
     def num_available(self) -> int:
-        """Free and evictable blocks of the scarcest group."""
-        return min(self._index.available()[: len(self._parts.token_groups)])
+        """Free and evictable blocks of the scarcest group; slots of states, if every layer keeps a state."""
+        return min(self._index.available()[: self.num_groups or 1])
 
     @property
     def nbytes(self) -> int:
@@ -224,6 +221,8 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
                 num_blocks=sum(self.num_blocks) - self.num_lanes,
                 num_cached_blocks=self._index.num_cached(),
                 num_evicted_blocks=self._index.num_evicted_blocks,
+                num_cached_states=self._index.num_cached_states(),
+                num_evicted_states=self._index.num_evicted_states,
                 num_promotions=self._counts["promotions"],
                 num_promoted_tokens=self._counts["promoted"],
                 num_backups=self._counts["backups"],
@@ -237,6 +236,16 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
     def num_promoted_tokens(self) -> int:
         """Tokens by which promotions extended the device's prefixes so far."""
         return self._counts["promoted"]
+
+    @property
+    def promoted_bytes(self) -> int:
+        """Bytes that promotions copied to the device so far; in a tier without bytes, those of the modelled entries."""
+        return self._counts["promoted_bytes"]
+
+    @property
+    def backed_up_bytes(self) -> int:
+        """Bytes that backups copied to the host so far; see `promoted_bytes`."""
+        return self._counts["backed_up_bytes"]
 
     @property
     def num_leases(self) -> int:

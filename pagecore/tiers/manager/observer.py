@@ -19,6 +19,9 @@ from pagecore.tiers.manager.arguments import Write
 from pagecore.tiers.manager.second_hit import SecondHits
 from pagecore.tiers.manager.stores import StoreSide
 
+# Blocks of prompts that "second_hit" remembers for each state of a host without blocks.
+BLOCKS_PER_STATE = 256
+
 
 class CacheObserver:
     """Base class of `Tiers`, which a cache calls before and after what it does (`CacheState.observer`)."""
@@ -31,7 +34,7 @@ class CacheObserver:
         self._num_promoted = self._num_found = 0
         # Reused tokens of sequences whose first step runs: a prompt may be added and removed before it gets room.
         self._first: dict[int, int] = {}
-        self._hits = SecondHits(parts.block_size, host.num_blocks[0])
+        self._hits = SecondHits(parts.block_size, host.num_blocks[0] * (1 if host.num_groups else BLOCKS_PER_STATE))
 
     def adding(self, ids: NDArray[np.int32], options: RetentionOptions, most: int) -> None:
         """Promote what the host has of a prefix; a failed copy leaves its tokens to be computed."""

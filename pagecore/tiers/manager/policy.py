@@ -56,6 +56,11 @@ class PrefixPlanner:
         self._sinks = tree.sinks
         self._interval = tree.state_interval
 
+    @property
+    def has_full_lanes(self) -> bool:
+        """True if a lane needs the entries of all blocks of a prefix; windows and states need those of its end."""
+        return self._num_full > 0
+
     def longest(self, tokens: NDArray[np.int32], there: Sequence[Flags], max_tokens: int) -> Wanted:
         """Return the longest reusable prefix of up to `max_tokens` tokens.
 
@@ -77,7 +82,7 @@ class PrefixPlanner:
             states = [(int(number) * size, int(number)) for number in numbers[there[-1][:count]]]
         tree = self._new_tree()
         prefix = tokens[: count * size]
-        tree.insert(prefix, blocks if len(blocks) > 1 else blocks[0], states=states)
+        tree.insert(prefix, blocks[0] if len(blocks) == 1 else blocks, states=states)
         match = tree.match(prefix)
         found = match.blocks if isinstance(match.blocks, tuple) else (match.blocks,)
         positions = [np.empty(0, np.int64)] * self.num_lanes

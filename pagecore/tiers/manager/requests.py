@@ -41,7 +41,8 @@ class Request:
     num_host_tokens, num_device_tokens : int
         Tokens that host and device had when the search began.
     loaded_tokens : dict
-        Tokens that were loaded, by medium. A block counts for the farthest medium that one of its entries came from.
+        Tokens that were loaded, by medium. A block counts for the farthest medium that one of its entries came from, or
+        without entries of its own (as in models of windows or states alone) as the next block that has one.
     is_retired : bool
         True if no store holds memory or entries for the request any more.
     error : str or None

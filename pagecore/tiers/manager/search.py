@@ -111,6 +111,8 @@ class Search:
         """Return the blocks from `first` to `last` by the medium of the farthest store of their entries."""
         counts: dict[str, int] = {}
         farthest = np.max(np.stack([lane[first:last] for lane in self.chosen]), axis=0, initial=ABSENT)
+        if not self._around.planner.has_full_lanes:
+            farthest = _with_blocks_before(farthest)
         for port in self._around.ports:
             count = int((farthest == port.index).sum())
             if count:
@@ -149,6 +151,14 @@ class Search:
                 keys.append(self._around.keys(self._request, lane, unused))
         if keys:
             port.unlock(np.concatenate(keys))
+
+
+def _with_blocks_before(sources: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the source of each block; blocks without an entry have that of the next block with one."""
+    places = np.append(np.flatnonzero(sources != ABSENT), len(sources))
+    following = places[np.searchsorted(places, np.arange(len(sources)))]
+    found: NDArray[np.int64] = np.append(sources, ABSENT)[following]
+    return found
 
 
 def note_found(

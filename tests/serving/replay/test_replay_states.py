@@ -174,7 +174,7 @@ def test_a_layer_with_both_counts_both(chats):
         ({"model": SMALL, "state_ratio": 0}, ShapeError, "state_ratio is 0"),
         ({"model": SMALL, "swap_memory": "20MiB"}, NotEnoughMemory, "at least two (state )?slots of 19316736 bytes"),
         ({"model": HYBRIDS["mamba-2.8b"], "blocks": 9}, UnsupportedOption, "blocks is 9, but no layer of the model"),
-        ({"model": HYBRIDS["mamba-2.8b"], "host": "1GiB"}, UnsupportedOption, "host is '1GiB', but no layer of the"),
+        ({"model": HYBRIDS["mamba-2.8b"], "host": "20MiB"}, NotEnoughMemory, "at least two state slots of 24903680"),
         ({"model": SMALL, "memory": "20MiB"}, NotEnoughMemory, "at least two (state )?slots of 19316736 bytes"),
         (
             {"model": SMALL, "memory": "1GiB", "num_states": 60},

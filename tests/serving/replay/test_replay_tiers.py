@@ -15,6 +15,7 @@ from pagecore.serving.replay.simulated_store import SimulatedStore
 from pagecore.serving.replay.tier_options import parse_bandwidth, parse_place
 from pagecore.serving.replay.trace import HASH_BLOCK
 from pagecore.serving.tables import replay_rows
+from tests.models.hybrids import HYBRIDS
 from tests.tiers.blocks import random_keys, wait
 
 BLOCK_BYTES = 131072 * HASH_BLOCK
@@ -189,3 +190,23 @@ def test_another_seed_finds_nothing_in_the_same_folder(tmp_path):
 def test_errors_of_sizes_name_the_option(value):
     with pytest.raises((ShapeError, NotEnoughMemory), match=r"^host is"):
         ReplayOptions(host=value)
+
+
+@pytest.mark.parametrize("name", ["mamba-2.8b", "qwen3-next-80b-a3b"])
+@pytest.mark.parametrize("store", [{}, {"disk": "unbounded"}], ids=["host", "disk"])
+def test_states_come_back_and_each_counts_its_own_bytes(chats, name, store):
+    model = HYBRIDS[name]
+    unbounded = run(chats, model=model, blocks="unbounded")
+    each = unbounded.states.bytes_per_state
+    sizes = {"memory": 12 * each} if name == "mamba-2.8b" else {"memory": "6GiB"}
+    alone = run(chats, model=model, **sizes)
+    tiered = run(chats, model=model, **sizes, host=200 * each, **store)
+    assert alone.prefix_hit_tokens < tiered.prefix_hit_tokens == unbounded.prefix_hit_tokens
+    tiers = tiered.tiers
+    assert sum(tiers.hit_tokens.values()) == tiered.prefix_hit_tokens
+    if name == "mamba-2.8b":
+        assert (tiers.host_blocks, tiers.host_states) == (0, 200)
+        for moved in (tiers.read_bytes, tiers.written_bytes):
+            assert all(nbytes % each == 0 for nbytes in moved.values())
+        assert tiers.read_bytes["CPU"] // each <= 60
+    assert "states (0 evicted)" in dict(replay_rows(tiered))["host tier"]

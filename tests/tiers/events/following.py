@@ -16,6 +16,7 @@ MODELS = {
     "two plain and a window": ([WINDOWED, FULL, WIDE], {"num_blocks": [12, 14, 15]}),
     "chunk": ([FULL, CHUNKED], {"num_blocks": [14, 12]}),
     "state": ([FULL, STATE], {"num_blocks": 14, "num_states": 9}),
+    "states alone": ([STATE], {"num_states": 9}),
 }
 
 

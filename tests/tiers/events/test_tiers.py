@@ -37,6 +37,7 @@ MODELS = {
     "plain": ([FULL], {}),
     "two plain and a window": ([WINDOWED, FULL, WIDE], {}),
     "state": ([FULL, STATE], {"num_states": 9}),
+    "states alone": ([STATE], {"num_states": 9}),
 }
 PATTERN = [int(bit) for bit in "01001101000110111010010111001011"]
 
@@ -51,9 +52,12 @@ class Followed:
 
     def __init__(self, model="plain", write="through", stores=None):
         layers, sizes = MODELS[model]
-        self.cache = PagedKVCache(layers, num_blocks=14, block_size=BLOCK, max_sequences=2, **sizes)
+        has_blocks = layers != [STATE]
+        self.cache = PagedKVCache(
+            layers, num_blocks=14 if has_blocks else None, block_size=BLOCK, max_sequences=2, **sizes
+        )
         self.stores = [MemoryStore(), MemoryStore(medium="DISK")][::-1] if stores is None else stores
-        self.host = HostTier(self.cache, num_blocks=20, **({"num_states": 12} if sizes else {}))
+        self.host = HostTier(self.cache, num_blocks=20 if has_blocks else None, **({"num_states": 12} if sizes else {}))
         fingerprint = Fingerprint.of(self.cache, model="m")
         self.stores = self.stores(fingerprint) if callable(self.stores) else self.stores
         self.tiers = Tiers(self.cache, self.host, self.stores, fingerprint=fingerprint, write=write, min_tokens=1)

@@ -168,8 +168,9 @@ class TierRules:
         if isinstance(spec, StateSpec):
             for end, slot in zip(ends, blocks[-1].tolist(), strict=True):
                 for plane in spec.planes:
-                    value = self.expected((layer, plane.name), plane.shape, twin, (end + 1) * BLOCK)
-                    self.tier.state_pool.plane(plane.name, where.index).numpy()[slot] = value
+                    stored = self.stored_state((layer, plane.name), plane.shape, twin, (end + 1) * BLOCK)
+                    for name, values in stored.items():
+                        self.tier.state_pool.plane(name, where.index).numpy()[slot] = values
             return
         pool = self.tier.kv_pools[where.group]
         for place, block in zip(places, blocks[where.group].tolist(), strict=True):

@@ -1,0 +1,51 @@
+"""Hits of the states that a cache would keep if it knew the requests to come."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Hashable, Iterable, Sequence
+
+
+def best_state_hits(prompts: Sequence[Sequence[int]], grid: int, slots: int) -> list[int]:
+    """Return the tokens before the deepest kept state of each prompt, for prompts that are served in turn.
+
+    A prompt may leave a state at every multiple of `grid`, and up to `slots` states stay after it: those that a later
+    prompt asks for first (Belady), the longest of those that the same prompt asks for.
+    """
+    names = [prefix_names(prompt, grid) for prompt in prompts]
+    asked: dict[Hashable, list[int]] = {}
+    for number, own in enumerate(names):
+        for name in own:
+            asked.setdefault(name, []).append(number)
+    depths = {name: depth for own in names for depth, name in enumerate(own, 1)}
+    kept: set[Hashable] = set()
+    hits = []
+    for number, own in enumerate(names):
+        hits.append(grid * max((depths[name] for name in own if name in kept), default=0))
+        at = {name: next_use(asked[name], number) for name in {*kept, *own}}
+        deepest: dict[tuple[float, Hashable], Hashable] = {}
+        for name in sorted(at, key=lambda name: depths[name]):
+            if at[name] < len(prompts):
+                deepest[at[name], at[name]] = name
+        kept = set(sorted(deepest.values(), key=lambda name: at[name])[:slots])
+    return hits
+
+
+def next_use(numbers: Sequence[int], number: int) -> float:
+    """Return the first of ascending numbers after another, or infinity."""
+    place = bisect.bisect_right(numbers, number)
+    return numbers[place] if place < len(numbers) else float("inf")
+
+
+def prefix_names(prompt: Sequence[int], grid: int) -> list[Hashable]:
+    """Return a name for each prefix of whole steps of the grid that leaves a token; equal for equal prefixes."""
+    found, name = [], 0
+    for start in range(0, len(prompt) - grid, grid):
+        name = hash((name, tuple(prompt[start : start + grid])))
+        found.append(name)
+    return found
+
+
+def shapes(seed: int = 0) -> Iterable[str]:
+    """Placeholder."""
+    return ()
