@@ -18,6 +18,7 @@ from pagecore.models.layer_kinds import attends, keeps_state
 from pagecore.models.quantization import requested_format
 from pagecore.models.served import SERVED
 from pagecore.models.sharing import share_last_layers, specs_of_layers
+from pagecore.models.sizes import sizes_of
 from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
@@ -182,9 +183,16 @@ def _max_length(fields: Fields) -> int | None:
 
 def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
+    model_type, fields = _text_model(whole)
+    if fields is not whole:
+        fields.sizes = sizes_of(model_type)
+    return model_type, fields
+
+
+def _text_model(whole: Fields) -> tuple[str, Fields]:
     model_type = _model_type(whole)
     if model_type in THINKERS:
-        return text_model(whole.inner("thinker_config"))
+        return _text_model(whole.inner("thinker_config"))
     if model_type in ANY_TEXT_MODEL:
         fields = whole.inner("text_config")
         if fields.given("model_type") is None:

@@ -89,7 +89,7 @@ def test_a_count_that_is_not_a_positive_integer_raises(field, value):
         ("gemma-2-9b", {"attn_logit_softcapping": float("inf")}, "attn_logit_softcapping is Infinity"),
         ("gemma-3-1b", {"sliding_window_pattern": 0}, "sliding_window_pattern is 0"),
         ("gemma-3-4b", {"text_config": None}, "text_config is null"),
-        ("gemma-3-4b", {"text_config": {"num_hidden_layers": 3}}, "text_config.hidden_size is missing"),
+        ("kimi-k2.5", {"text_config": {"num_hidden_layers": 3}}, "text_config.num_attention_heads is missing"),
         ("qwen2-7b", {"use_sliding_window": "yes"}, 'use_sliding_window is "yes"'),
         ("qwen2-with-its-window-on", {"max_window_layers": -1}, "max_window_layers is -1"),
         ("qwen2-with-its-window-on", {"sliding_window": None}, "layer 20 is 'sliding_attention', but sliding_window"),
