@@ -9,6 +9,7 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
+from pagecore.models.crossed import COMPOSED, CROSSED, composed_specs, crossed_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
 from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS, THINKERS
@@ -23,7 +24,7 @@ from pagecore.models.states import state_spec
 from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
-__all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"]
+__all__ = ["ModelConfig", "has_encoder", "read_model_config", "specs_from_config", "text_model"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec | Alias
@@ -138,8 +139,8 @@ def read_model_config(
     """
     whole = open_config(config)
     given_type = whole.given("model_type")
-    if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
-        return _encoder_decoder(whole, dtype, sinks, format)
+    if isinstance(given_type, str) and has_encoder(given_type):
+        return _encoder_decoder(whole, given_type, dtype, sinks, format)
     model_type, fields = text_model(whole)
     family = SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
@@ -165,13 +166,24 @@ def read_model_config(
     return ModelConfig(model_type, tuple(layers), _max_length(fields), tuple(by_layer))
 
 
-def _encoder_decoder(whole: Fields, dtype: object, sinks: Sinks | None, format: str | None) -> ModelConfig:
+def has_encoder(model_type: str) -> bool:
+    """Return True for a family with an encoder, whose decoder stores the encoder's keys and values."""
+    return model_type in ENCODER_DECODERS or model_type in CROSSED or model_type in COMPOSED
+
+
+def _encoder_decoder(
+    whole: Fields, model_type: str, dtype: object, sinks: Sinks | None, format: str | None
+) -> ModelConfig:
     """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers."""
-    model_type = str(whole.given("model_type"))
     if sinks is not None:
         raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
-    stored = stored_dtype(whole, whole, dtype)
-    layers, longest = decoder_specs(whole, model_type, stored, requested_format(whole, whole, format))
+    asked = Asked(stored_dtype(whole, whole, dtype), requested_format(whole, whole, format), None)
+    if model_type in ENCODER_DECODERS:
+        layers, longest = decoder_specs(whole, model_type, asked.dtype, asked.format)
+    elif model_type in COMPOSED:
+        layers, longest = composed_specs(whole, model_type, asked)
+    else:
+        layers, longest = crossed_specs(whole, model_type, asked)
     num_layers = len(layers) // 2
     return ModelConfig(model_type, layers, longest, tuple((n, num_layers + n) for n in range(num_layers)))
 
@@ -244,7 +256,7 @@ def _model_type(fields: Fields) -> str:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of "
-            f"{', '.join(sorted(known | ENCODER_DECODERS.keys()))}: for another "
+            f"{', '.join(sorted(known | ENCODER_DECODERS.keys() | CROSSED.keys() | COMPOSED.keys()))}: for another "
             "model pass a list of specs"
         )
     return model_type

@@ -14,7 +14,20 @@ from pagecore.models.fields import Fields
 from pagecore.storage import AttentionSpec, CrossSpec
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["ENCODER_DECODERS", "decoder_specs"]
+__all__ = ["ENCODER_DECODERS", "Encoder", "decoder_specs"]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The encoder of a model that is made of two others.
+
+    Parameters
+    ----------
+    max_tokens : int or None
+        Most tokens of an output.
+    """
+
+    max_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -93,9 +106,11 @@ ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
 
 
 def decoder_specs(
-    fields: Fields, model_type: str, dtype: DType, format: str | None
+    fields: Fields, model_type: str, dtype: DType, format: str | None, *, encoder: Encoder | None = None
 ) -> tuple[tuple[AttentionSpec, ...], int | None]:
     """Return the specs of a decoder's own layers, then of its cross-attention layers, and its maximum length.
+
+    With `encoder` the decoder attends to another encoder than that of its own family.
 
     Raises
     ------
@@ -107,7 +122,7 @@ def decoder_specs(
     family = ENCODER_DECODERS[model_type]
     fields.defaults, fields.aliases = family.defaults, family.aliases
     fields.check_aliases()
-    if fields.given("is_encoder_decoder") is False:
+    if encoder is None and fields.given("is_encoder_decoder") is False:
         raise UnsupportedOption(
             f"{fields.source}: is_encoder_decoder is false, but a {model_type} has an encoder; set it to true, or pass "
             "a list of specs"
@@ -131,7 +146,7 @@ def decoder_specs(
         num_query_heads=heads,
         scale=family.scale,
         format=format,
-        max_tokens=_length(fields, family.source_length),
+        max_tokens=_length(fields, family.source_length) if encoder is None else encoder.max_tokens,
     )
     return (own,) * num_layers + (cross,) * num_layers, _length(fields, family.target_length)
 

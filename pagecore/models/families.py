@@ -28,6 +28,7 @@ __all__ = [
     "FAMILIES",
     "FLAT",
     "GEMMA_2",
+    "GEMMA_3",
     "GPT_2_NAMES",
     "GROUPED",
     "LATENT",

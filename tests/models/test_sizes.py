@@ -65,5 +65,5 @@ def test_sizes_are_those_of_transformers(model_type):
 def test_a_whole_model_needs_its_sizes():
     with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
         specs_from_config({"model_type": "llama"})
-    with pytest.raises(ConfigError, match="text_config.hidden_size is 0"):
+    with pytest.raises(ConfigError, match=r"text_config\.hidden_size is 0"):
         specs_from_config({"model_type": "llava", "text_config": {"model_type": "llama", "hidden_size": 0}})

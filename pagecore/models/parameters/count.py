@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.models.config import ModelConfig, read_model_config, text_model
+from pagecore.models.config import ModelConfig, has_encoder, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields, open_config
 from pagecore.models.parameters import gemma_3n, gemma_4
@@ -21,7 +21,7 @@ from pagecore.models.parameters.blocks import (
     is_true,
 )
 from pagecore.models.parameters.earlier import EARLIER_TRAITS
-from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
+from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.structures import TRAITS
@@ -89,7 +89,8 @@ def count_parameters(
     whole = open_config(config)
     tally = Tally()
     model_type = whole.given("model_type")
-    if isinstance(model_type, str) and model_type in ENCODER_DECODERS:
+    if isinstance(model_type, str) and has_encoder(model_type):
+        check_counted(whole, model_type)
         family = ENCODER_DECODERS[model_type]
         if layers is not None or mtp:
             raise UnsupportedOption(

@@ -8,7 +8,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally
 
-__all__ = ["COUNTED", "add_encoder_decoder"]
+__all__ = ["COUNTED", "add_encoder_decoder", "check_counted"]
 
 # Norms of an encoder, and of a decoder, outside its layers; 1 in other families.
 _OUTER_NORMS: Mapping[str, int] = {"mbart": 2, "marian": 0}
@@ -20,12 +20,16 @@ _OF_T5 = frozenset({"mt5", "t5"})
 _COUNTED_FROM_2 = frozenset({"bart", "mbart", "mvp", "plbart"})
 
 
-def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str) -> None:
-    """Add all parameters of a model whose `model_type` has an encoder."""
+def check_counted(fields: Fields, model_type: str) -> None:
+    """Raise UnsupportedOption if the parameters of a model with an encoder cannot be counted."""
     if model_type not in COUNTED:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
         )
+
+
+def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str) -> None:
+    """Add all parameters of a model whose `model_type` has an encoder."""
     if model_type in _OF_T5:
         _t5(tally, fields)
     else:
