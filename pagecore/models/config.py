@@ -12,16 +12,17 @@ from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.crossed import COMPOSED, CROSSED, composed_specs, crossed_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS, THINKERS
+from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
+from pagecore.models.mllama import MLLAMA, mllama_specs
 from pagecore.models.quantization import requested_format
 from pagecore.models.served import SERVED
 from pagecore.models.sharing import share_last_layers, specs_of_layers
 from pagecore.models.sizes import sizes_of
 from pagecore.models.states import state_spec
-from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
+from pagecore.models.unserved import FULL, WHOLE_TYPES, unserved_attention, unserved_kind
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
 __all__ = ["ModelConfig", "has_encoder", "read_model_config", "specs_from_config", "text_model"]
@@ -168,16 +169,22 @@ def read_model_config(
 
 def has_encoder(model_type: str) -> bool:
     """Return True for a family with an encoder, whose decoder stores the encoder's keys and values."""
-    return model_type in ENCODER_DECODERS or model_type in CROSSED or model_type in COMPOSED
+    return any(model_type in types for types in (ENCODER_DECODERS, CROSSED, COMPOSED, MLLAMA))
 
 
 def _encoder_decoder(
     whole: Fields, model_type: str, dtype: object, sinks: Sinks | None, format: str | None
 ) -> ModelConfig:
-    """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers."""
+    """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers.
+
+    In a Mllama layers of both kinds alternate, and none attends twice.
+    """
     if sinks is not None:
         raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
     asked = Asked(stored_dtype(whole, whole, dtype), requested_format(whole, whole, format), None)
+    layers: tuple[ModelSpec, ...]
+    if model_type in MLLAMA:
+        return ModelConfig(model_type, *mllama_specs(whole, model_type, asked))
     if model_type in ENCODER_DECODERS:
         layers, longest = decoder_specs(whole, model_type, asked.dtype, asked.format)
     elif model_type in COMPOSED:
@@ -205,10 +212,11 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
     model_type = _model_type(whole)
     if model_type in THINKERS:
         return _text_model(whole.inner("thinker_config"))
-    if model_type in ANY_TEXT_MODEL:
-        fields = whole.inner("text_config")
+    if model_type in ANY_TEXT_MODEL or model_type in TEXT_FIELDS:
+        name, expected = TEXT_FIELDS.get(model_type) or ("text_config", ANY_TEXT_MODEL[model_type])
+        fields = whole.inner(name)
         if fields.given("model_type") is None:
-            return ANY_TEXT_MODEL[model_type], fields
+            return expected, fields
         inner = _model_type(fields)
         if inner not in SERVED:
             raise UnsupportedOption(
@@ -249,14 +257,16 @@ def _has_served_text_model(fields: Fields) -> bool:
 
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    known = {*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *THINKERS}
+    if isinstance(model_type, str) and model_type in WHOLE_TYPES:
+        _refuse_unserved(fields, model_type, WHOLE_TYPES[model_type])
+    known = {*SERVED, *TEXT_MODELS, *TEXT_FIELDS, *ANY_TEXT_MODEL, *THINKERS}
     if not isinstance(model_type, str) or not (model_type in known or _has_served_text_model(fields)):
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of "
-            f"{', '.join(sorted(known | ENCODER_DECODERS.keys() | CROSSED.keys() | COMPOSED.keys()))}: for another "
-            "model pass a list of specs"
+            f"{', '.join(sorted({*known, *ENCODER_DECODERS, *CROSSED, *COMPOSED, *MLLAMA}))}: for another model "
+            "pass a list of specs"
         )
     return model_type

@@ -266,7 +266,7 @@ def test_a_florence_is_a_bart_that_sees():
         ({"model_type": "t5gemma", "decoder": {"sliding_window": None}}, ConfigError, "sliding_window is null"),
         ({"model_type": "blip", "text_config": {"hidden_size": 50}}, ConfigError, "hidden_size is 50, not a multiple"),
         (composed("encoder-decoder", BERT), UnsupportedOption, "add_cross_attention is missing.*; set it to true"),
-        (composed("encoder-decoder", {"model_type": "rwkv"}), UnsupportedOption, 'decoder.model_type is "rwkv", a'),
+        (composed("encoder-decoder", {"model_type": "mamba"}), UnsupportedOption, 'decoder.model_type is "mamba", a'),
         (composed("encoder-decoder", {}), ConfigError, "decoder.model_type is missing"),
     ],
 )
