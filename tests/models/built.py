@@ -1,4 +1,4 @@
-"""Families that `test_built` and `test_stored` compare with models as transformers builds them, instead of with recorded attributes."""
+"""Families that `test_built` and `test_stored` compare with models, instead of with recorded attributes."""
 
 from pagecore.models.bert_kin import BERT_KIN
 from pagecore.models.linear import LINEAR

@@ -26,6 +26,7 @@ from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_de
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
+from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
 from pagecore.models.parameters.traits import Experts, Traits
 from pagecore.models.parameters.vision import add_vision
 from pagecore.models.served import SERVED
@@ -34,7 +35,7 @@ from pagecore.storage.checks import ceil_div
 
 __all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
 
-ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS}
+ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS, **TEXT_TRAITS, **BERT_TRAITS}
 
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
