@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, attention_specs
-from pagecore.models.encoder_decoder import ENCODER_DECODERS, Encoder, decoder_specs
+from pagecore.models.encoder_decoder import ENCODER_DECODERS, OF_THE_ENCODER, Encoder, decoder_specs
 from pagecore.models.families import GEMMA_2, GEMMA_3, GROUPED, Family, Heads
 from pagecore.models.fields import Fields
 from pagecore.models.layer_rules import all_but_every_sixth_layer, every_other_layer, root_of_scalar, unscaled
@@ -229,7 +229,7 @@ def _specs(
 ) -> tuple[tuple[AttentionSpec, ...], int | None]:
     fields.defaults = {"max_position_embeddings": None, "add_cross_attention": None, **family.defaults}
     fields.aliases = family.aliases
-    fields.check_aliases()
+    fields.check_aliases(but=OF_THE_ENCODER)
     kinds = [FULL] * family.count_layers(fields)
     own = [
         spec for spec in attention_specs(fields, family, model_type, kinds, asked) if isinstance(spec, AttentionSpec)

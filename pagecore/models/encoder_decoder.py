@@ -14,7 +14,7 @@ from pagecore.models.fields import Fields
 from pagecore.storage import AttentionSpec, CrossSpec
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["ENCODER_DECODERS", "Encoder", "decoder_specs"]
+__all__ = ["ENCODER_DECODERS", "OF_THE_ENCODER", "Encoder", "decoder_specs"]
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ _DECODER = {
     "num_attention_heads": "decoder_attention_heads",
 }
 _T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num_attention_heads": "num_heads"}
+
+
+# Common names that files of these families have for the encoder's sizes (distilled models have fewer decoder layers).
+OF_THE_ENCODER = ("num_hidden_layers", "num_attention_heads")
 
 
 def _t5() -> EncoderDecoder:
@@ -121,7 +125,7 @@ def decoder_specs(
     """
     family = ENCODER_DECODERS[model_type]
     fields.defaults, fields.aliases = family.defaults, family.aliases
-    fields.check_aliases()
+    fields.check_aliases(but=OF_THE_ENCODER)
     if encoder is None and fields.given("is_encoder_decoder") is False:
         raise UnsupportedOption(
             f"{fields.source}: is_encoder_decoder is false, but a {model_type} has an encoder; set it to true, or pass "

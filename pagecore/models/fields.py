@@ -108,9 +108,11 @@ class Fields:
             self.refuse(f"{self.describe(name)}; it must be true or false")
         return bool(value)
 
-    def check_aliases(self) -> None:
-        """Raise ConfigError if a field is given under both of its names with different values."""
+    def check_aliases(self, but: Iterable[str] = ()) -> None:
+        """Raise ConfigError if a field, `but` those named, is given under both of its names with different values."""
         for name, alias in self.aliases.items():
+            if name in but:
+                continue
             both = [self._values[key] for key in (name, alias) if key in self._values]
             if len(both) == 2 and shown(both[0]) != shown(both[1]):
                 self.refuse(f"{alias} is {shown(both[1])}, but {name} is {shown(both[0])}; leave one of them out")
