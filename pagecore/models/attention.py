@@ -77,6 +77,8 @@ def _latent_specs(
     fields: Fields, family: Family, model_type: str, kinds: Sequence[str], heads: int, asked: Asked
 ) -> list[AttentionSpec | LatentSpec]:
     """Return the specs of layers with latent attention; they differ at most by their index keys."""
+    if family.latents is not None:
+        return [*family.latents(fields, heads, len(kinds), asked.dtype, asked.format)]
     spec = latent_spec(fields, heads, asked.dtype, asked.format)
     specs: list[AttentionSpec | LatentSpec] = [spec for kind in kinds if attends(kind)]
     if family.indexes is not None:
@@ -151,6 +153,9 @@ def _listed_layers(fields: Fields, num_layers: int, limited: str, has_states: bo
     listed, name = fields.given("layer_types"), fields.name("layer_types")
     if not isinstance(listed, list | tuple):
         fields.refuse(f"{fields.describe('layer_types')}; it must be a list with one entry for each layer")
+    if "num_nextn_predict_layers" in fields.defaults:  # published files list the layers of a draft, too
+        drafted = num_layers + fields.integer("num_nextn_predict_layers", min=0)
+        listed = listed[:num_layers] if len(listed) == drafted else listed
     if len(listed) != num_layers:
         fields.refuse(
             f"{name} lists {len(listed)} layers, but {fields.name('num_hidden_layers')} is {num_layers}; they must be "

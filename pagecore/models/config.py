@@ -9,20 +9,23 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.attention import Asked, Sinks, attention_specs
+from pagecore.models.crossed import COMPOSED, CROSSED, composed_specs, crossed_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_MODELS, THINKERS
+from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
+from pagecore.models.mllama import MLLAMA, mllama_specs
 from pagecore.models.quantization import requested_format
 from pagecore.models.served import SERVED
 from pagecore.models.sharing import share_last_layers, specs_of_layers
+from pagecore.models.sizes import sizes_of
 from pagecore.models.states import state_spec
-from pagecore.models.unserved import FULL, unserved_attention, unserved_kind
+from pagecore.models.unserved import FULL, WHOLE_TYPES, unserved_attention, unserved_kind
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
-__all__ = ["ModelConfig", "read_model_config", "specs_from_config", "text_model"]
+__all__ = ["ModelConfig", "has_encoder", "read_model_config", "specs_from_config", "text_model"]
 
 Config = str | os.PathLike[str] | Mapping[str, Any]
 ModelSpec = AttentionSpec | LatentSpec | StateSpec | Alias
@@ -137,8 +140,8 @@ def read_model_config(
     """
     whole = open_config(config)
     given_type = whole.given("model_type")
-    if isinstance(given_type, str) and given_type in ENCODER_DECODERS:
-        return _encoder_decoder(whole, dtype, sinks, format)
+    if isinstance(given_type, str) and has_encoder(given_type):
+        return _encoder_decoder(whole, given_type, dtype, sinks, format)
     model_type, fields = text_model(whole)
     family = SERVED[model_type]
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
@@ -164,13 +167,30 @@ def read_model_config(
     return ModelConfig(model_type, tuple(layers), _max_length(fields), tuple(by_layer))
 
 
-def _encoder_decoder(whole: Fields, dtype: object, sinks: Sinks | None, format: str | None) -> ModelConfig:
-    """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers."""
-    model_type = str(whole.given("model_type"))
+def has_encoder(model_type: str) -> bool:
+    """Return True for a family with an encoder, whose decoder stores the encoder's keys and values."""
+    return any(model_type in types for types in (ENCODER_DECODERS, CROSSED, COMPOSED, MLLAMA))
+
+
+def _encoder_decoder(
+    whole: Fields, model_type: str, dtype: object, sinks: Sinks | None, format: str | None
+) -> ModelConfig:
+    """Return the specs of a family with an encoder: the decoder's own layers, then its cross-attention layers.
+
+    In a Mllama layers of both kinds alternate, and none attends twice.
+    """
     if sinks is not None:
         raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
-    stored = stored_dtype(whole, whole, dtype)
-    layers, longest = decoder_specs(whole, model_type, stored, requested_format(whole, whole, format))
+    asked = Asked(stored_dtype(whole, whole, dtype), requested_format(whole, whole, format), None)
+    layers: tuple[ModelSpec, ...]
+    if model_type in MLLAMA:
+        return ModelConfig(model_type, *mllama_specs(whole, model_type, asked))
+    if model_type in ENCODER_DECODERS:
+        layers, longest = decoder_specs(whole, model_type, asked.dtype, asked.format)
+    elif model_type in COMPOSED:
+        layers, longest = composed_specs(whole, model_type, asked)
+    else:
+        layers, longest = crossed_specs(whole, model_type, asked)
     num_layers = len(layers) // 2
     return ModelConfig(model_type, layers, longest, tuple((n, num_layers + n) for n in range(num_layers)))
 
@@ -182,13 +202,21 @@ def _max_length(fields: Fields) -> int | None:
 
 def text_model(whole: Fields) -> tuple[str, Fields]:
     """Return the type and the fields of the text model, which has the key-value cache."""
+    model_type, fields = _text_model(whole)
+    if fields is not whole:
+        fields.sizes = sizes_of(model_type)
+    return model_type, fields
+
+
+def _text_model(whole: Fields) -> tuple[str, Fields]:
     model_type = _model_type(whole)
     if model_type in THINKERS:
-        return text_model(whole.inner("thinker_config"))
-    if model_type in ANY_TEXT_MODEL:
-        fields = whole.inner("text_config")
+        return _text_model(whole.inner("thinker_config"))
+    if model_type in ANY_TEXT_MODEL or model_type in TEXT_FIELDS:
+        name, expected = TEXT_FIELDS.get(model_type) or ("text_config", ANY_TEXT_MODEL[model_type])
+        fields = whole.inner(name)
         if fields.given("model_type") is None:
-            return ANY_TEXT_MODEL[model_type], fields
+            return expected, fields
         inner = _model_type(fields)
         if inner not in SERVED:
             raise UnsupportedOption(
@@ -229,14 +257,16 @@ def _has_served_text_model(fields: Fields) -> bool:
 
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
-    known = {*SERVED, *TEXT_MODELS, *ANY_TEXT_MODEL, *THINKERS}
+    if isinstance(model_type, str) and model_type in WHOLE_TYPES:
+        _refuse_unserved(fields, model_type, WHOLE_TYPES[model_type])
+    known = {*SERVED, *TEXT_MODELS, *TEXT_FIELDS, *ANY_TEXT_MODEL, *THINKERS}
     if not isinstance(model_type, str) or not (model_type in known or _has_served_text_model(fields)):
         is_nested = isinstance(fields.given("text_config"), Mapping)
         for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
             _refuse_unserved(fields, model_type, unserved_kind(part.given("model_type"), part.given))
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of "
-            f"{', '.join(sorted(known | ENCODER_DECODERS.keys()))}: for another "
-            "model pass a list of specs"
+            f"{', '.join(sorted({*known, *ENCODER_DECODERS, *CROSSED, *COMPOSED, *MLLAMA}))}: for another model "
+            "pass a list of specs"
         )
     return model_type

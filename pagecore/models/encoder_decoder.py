@@ -14,7 +14,20 @@ from pagecore.models.fields import Fields
 from pagecore.storage import AttentionSpec, CrossSpec
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["ENCODER_DECODERS", "decoder_specs"]
+__all__ = ["ENCODER_DECODERS", "OF_THE_ENCODER", "Encoder", "decoder_specs"]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The encoder of a model that is made of two others.
+
+    Parameters
+    ----------
+    max_tokens : int or None
+        Most tokens of an output.
+    """
+
+    max_tokens: int | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +62,10 @@ _DECODER = {
     "num_attention_heads": "decoder_attention_heads",
 }
 _T5 = {"hidden_size": "d_model", "num_hidden_layers": "num_decoder_layers", "num_attention_heads": "num_heads"}
+
+
+# Common names that files of these families have for the encoder's sizes (distilled models have fewer decoder layers).
+OF_THE_ENCODER = ("num_hidden_layers", "num_attention_heads")
 
 
 def _t5() -> EncoderDecoder:
@@ -93,9 +110,11 @@ ENCODER_DECODERS: Mapping[str, EncoderDecoder] = {
 
 
 def decoder_specs(
-    fields: Fields, model_type: str, dtype: DType, format: str | None
+    fields: Fields, model_type: str, dtype: DType, format: str | None, *, encoder: Encoder | None = None
 ) -> tuple[tuple[AttentionSpec, ...], int | None]:
     """Return the specs of a decoder's own layers, then of its cross-attention layers, and its maximum length.
+
+    With `encoder` the decoder attends to another encoder than that of its own family.
 
     Raises
     ------
@@ -106,8 +125,8 @@ def decoder_specs(
     """
     family = ENCODER_DECODERS[model_type]
     fields.defaults, fields.aliases = family.defaults, family.aliases
-    fields.check_aliases()
-    if fields.given("is_encoder_decoder") is False:
+    fields.check_aliases(but=OF_THE_ENCODER)
+    if encoder is None and fields.given("is_encoder_decoder") is False:
         raise UnsupportedOption(
             f"{fields.source}: is_encoder_decoder is false, but a {model_type} has an encoder; set it to true, or pass "
             "a list of specs"
@@ -131,7 +150,7 @@ def decoder_specs(
         num_query_heads=heads,
         scale=family.scale,
         format=format,
-        max_tokens=_length(fields, family.source_length),
+        max_tokens=_length(fields, family.source_length) if encoder is None else encoder.max_tokens,
     )
     return (own,) * num_layers + (cross,) * num_layers, _length(fields, family.target_length)
 

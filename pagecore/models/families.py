@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from pagecore.arrays import DType
 from pagecore.models.fields import Fields
 from pagecore.models.indexer import every_layer_indexes, layers_that_index
+from pagecore.models.latent_windows import latents_of_dots
 from pagecore.models.layer_rules import (
     all_but_every_fourth_layer,
     every_layer,
@@ -21,6 +23,7 @@ from pagecore.models.layer_rules import (
     root_of_scalar,
 )
 from pagecore.models.states import States
+from pagecore.storage import LatentSpec
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
@@ -28,11 +31,13 @@ __all__ = [
     "FAMILIES",
     "FLAT",
     "GEMMA_2",
+    "GEMMA_3",
     "GPT_2_NAMES",
     "GROUPED",
     "LATENT",
     "MISTRAL",
     "RENAMED",
+    "TEXT_FIELDS",
     "TEXT_MODELS",
     "THINKERS",
     "Family",
@@ -109,6 +114,9 @@ class Family:
         The family's own names of required fields.
     stores_latents : bool
         True for latent attention: layers are described by `LatentSpec`.
+    latents : callable, optional
+        Returns, for latent attention whose layers differ by more than their index keys, the spec of each layer, from
+        fields, the number of query heads, the number of layers, dtype and format.
     indexes : callable, optional
         Returns, for latent attention with an indexer, True for each layer that stores index keys, from fields and the
         number of layers.
@@ -142,6 +150,7 @@ class Family:
     scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
     aliases: Mapping[str, str] = field(default_factory=dict)
     stores_latents: bool = False
+    latents: Callable[[Fields, int, int, DType, str | None], list[LatentSpec]] | None = None
     indexes: Callable[[Fields, int], list[bool]] | None = None
     count_layers: Callable[[Fields], int] = _layers
     has_chunks: bool = False
@@ -266,6 +275,20 @@ GLM_DSA = {
     "index_skip_topk_offset": 2,
 }
 
+HY_V4 = {
+    **GLM_DSA,
+    "num_key_value_heads": None,
+    "index_n_heads": 16,
+    "index_topk_freq": 4,
+}
+DOTS_3: Mapping[str, object] = {
+    **LATENT,
+    **dict.fromkeys(("layer_types", "per_layer_config", "sliding_window", "use_sliding_window", "use_dsa")),
+    "sliding_window_size": 512,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+}
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(GROUPED),
     "qwen2": Family({**QWEN, "num_key_value_heads": 32}, layers_above),
@@ -310,11 +333,14 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek_v32": Family(DEEPSEEK_32, stores_latents=True, indexes=every_layer_indexes),
     "axk2": Family(AXK_2, stores_latents=True, indexes=every_layer_indexes),
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
+    "hy_v4": Family(HY_V4, stores_latents=True, indexes=layers_that_index),
+    "dots3_note_text": Family(DOTS_3, stores_latents=True, latents=latents_of_dots),
     "longcat_flash": Family(LATENT, stores_latents=True, count_layers=_two_attentions_each),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }
 # Multimodal models, with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
+    "dots3_note": "dots3_note_text",
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -323,12 +349,14 @@ TEXT_MODELS: Mapping[str, str] = {
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
     "glm4v": "glm4v_text",
+    "step3p7": "step3p5",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
 }
 # Multimodal models whose `text_config` may be of any family, with the type that a missing `model_type` means.
 ANY_TEXT_MODEL: Mapping[str, str] = {
@@ -342,6 +370,12 @@ ANY_TEXT_MODEL: Mapping[str, str] = {
     "mistral3": "mistral",
     "smolvlm": "llama",
     "vipllava": "llama",
+}
+# Models whose text model is not in `text_config`: its field, and the type that a missing `model_type` means.
+TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
+    "deepseek_vl_v2": ("language_config", "deepseek_v2"),
+    "internvl_chat": ("llm_config", "qwen2"),
+    "musicgen_melody": ("decoder", "musicgen_melody_decoder"),
 }
 # Models that speak, with the model that listens, sees and thinks in `thinker_config`.
 THINKERS = frozenset({"qwen2_5_omni", "qwen3_omni_moe"})

@@ -40,12 +40,15 @@ class Fields:
         Values of optional fields. A field without a default is required.
     aliases : mapping
         The family's own names of fields: ``{"hidden_size": "n_embd"}``.
+    sizes : mapping
+        Values of missing fields that take precedence over `defaults`: those of a text model inside another config.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, inside: str = "") -> None:
         self.source = source
         self.defaults: Mapping[str, object] = {}
         self.aliases: Mapping[str, str] = {}
+        self.sizes: Mapping[str, object] = {}
         self._values = dict(values)
         self._inside = inside
 
@@ -63,14 +66,14 @@ class Fields:
         key = self._key(name)
         if key in self._values:
             return f"{self.name(name)} is {shown(self._values[key])}"
-        return f"{self.name(name)} is missing, which means {shown(self.defaults.get(name))}"
+        return f"{self.name(name)} is missing, which means {shown(self._default(name))}"
 
     def value(self, name: str) -> Any:
         """Return the value of a field or its default; None for null. Raise if a required field is missing."""
         key = self._key(name)
-        if key not in self._values and name not in self.defaults:
+        if key not in self._values and name not in self.defaults and name not in self.sizes:
             self.refuse(f"{self.name(name)} is missing; add it to the config")
-        return self._values.get(key, self.defaults.get(name))
+        return self._values.get(key, self._default(name))
 
     def given(self, name: str) -> Any:
         """Return the value of a field; None if it is null or missing, regardless of its default."""
@@ -105,9 +108,11 @@ class Fields:
             self.refuse(f"{self.describe(name)}; it must be true or false")
         return bool(value)
 
-    def check_aliases(self) -> None:
-        """Raise ConfigError if a field is given under both of its names with different values."""
+    def check_aliases(self, but: Iterable[str] = ()) -> None:
+        """Raise ConfigError if a field, `but` those named, is given under both of its names with different values."""
         for name, alias in self.aliases.items():
+            if name in but:
+                continue
             both = [self._values[key] for key in (name, alias) if key in self._values]
             if len(both) == 2 and shown(both[0]) != shown(both[1]):
                 self.refuse(f"{alias} is {shown(both[1])}, but {name} is {shown(both[0])}; leave one of them out")
@@ -116,6 +121,9 @@ class Fields:
         """Return the name of a field in the config: the family's own, unless only the common name is present."""
         alias = self.aliases.get(name, name)
         return name if alias not in self._values and name in self._values else alias
+
+    def _default(self, name: str) -> object:
+        return self.sizes[name] if name in self.sizes else self.defaults.get(name)
 
     def lift(self, names: Iterable[str]) -> None:
         """Make the fields of nested objects readable as "object.field"."""

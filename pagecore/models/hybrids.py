@@ -162,6 +162,10 @@ HYBRIDS: Mapping[str, Family] = {
     "qwen3_next": Family(QWEN_3_NEXT, states=_DELTA_RULE),
     "qwen3_5_text": Family({**QWEN_3_NEXT, "num_key_value_heads": 4}, states=_DELTA_RULE),
     "qwen3_5_moe_text": Family(QWEN_3_NEXT, states=_DELTA_RULE),
+    "qwen4_exp_text": Family(
+        QWEN_3_NEXT,
+        states=States(kinds.kinds_of_qwen_4, states.delta_rule, states.chunk_of_64, "mamba_ssm_dtype"),
+    ),
     "kimi_linear": Family(
         KIMI_LINEAR,
         aliases={"max_position_embeddings": "model_max_length"},
@@ -211,6 +215,7 @@ HYBRIDS: Mapping[str, Family] = {
         states=States(kinds.every_fourth_or_the_last_attends, states.delta_rule_of_olmo, states.chunk_of_64),
     ),
     "minimax": _LIGHTNING,
+    "minimax_m1": _LIGHTNING,
     "minimax_text_01": _LIGHTNING,
     "bailing_hybrid": Family(
         LING,

@@ -25,6 +25,7 @@ __all__ = [
     "kinds_of_lfm_3",
     "kinds_of_minimax",
     "kinds_of_nemotron",
+    "kinds_of_qwen_4",
     "kinds_of_zamba",
     "kinds_of_zamba_1",
     "listed_layers_attend",
@@ -90,6 +91,18 @@ def every_fourth_or_the_last_attends(fields: Fields, num_layers: int) -> list[st
     if found is not None:
         return found
     return [FULL if layer % 4 == 3 or layer == num_layers - 1 < 3 else LINEAR for layer in range(num_layers)]
+
+
+def kinds_of_qwen_4(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or every nth attends; refuse averaged index keys and states of n-grams."""
+    for name in ("ple_layer_ids", "indexer_n_heads"):
+        if fields.given(name):
+            raise UnsupportedOption(
+                f"{fields.source}: {fields.describe(name)}, but states of n-grams and index keys that are averaged "
+                "over blocks are not supported; pass a list of specs"
+            )
+    found = _listed(fields, num_layers, {**_ATTENTION_OR_STATE, "indexed_attention": FULL})
+    return found or every_nth_attends("full_attention_interval")(fields, num_layers)
 
 
 def kinds_of_kimi(fields: Fields, num_layers: int) -> list[str]:

@@ -12,6 +12,7 @@ __all__ = [
     "all_but_every_fifth_layer",
     "all_but_every_fourth_layer",
     "all_but_every_sixth_and_the_last",
+    "all_but_every_sixth_layer",
     "every_layer",
     "every_other_layer",
     "is_last",
@@ -47,6 +48,11 @@ def all_but_every_fourth_layer(_fields: Fields, layer: int) -> bool:
 def all_but_every_fifth_layer(_fields: Fields, layer: int) -> bool:
     """Layers 4, 9, 14 ... attend to all keys."""
     return (layer + 1) % 5 != 0
+
+
+def all_but_every_sixth_layer(_fields: Fields, layer: int) -> bool:
+    """Layers 5, 11, 17 ... attend to all keys."""
+    return (layer + 1) % 6 != 0
 
 
 def all_but_every_sixth_and_the_last(fields: Fields, layer: int) -> bool:

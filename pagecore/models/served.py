@@ -11,9 +11,12 @@ from pagecore.models.bert_kin import BERT_KIN
 from pagecore.models.earlier import EARLIER
 from pagecore.models.families import FAMILIES, Family
 from pagecore.models.hybrids import HYBRIDS
+from pagecore.models.linear import LINEAR
 from pagecore.models.llama_kin import LLAMA_KIN
 from pagecore.models.mixed import MIXED
 from pagecore.models.recent import RECENT
+from pagecore.models.remote import REMOTE
+from pagecore.models.speech import SPEECH
 from pagecore.models.text_models import TEXT_PARTS
 
 __all__ = ["SERVED"]
@@ -26,5 +29,8 @@ SERVED: Mapping[str, Family] = {
     **MIXED,
     **TEXT_PARTS,
     **RECENT,
+    **SPEECH,
+    **REMOTE,
     **HYBRIDS,
+    **LINEAR,
 }

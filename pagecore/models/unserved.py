@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["CHUNKED_LAYER", "FULL", "SLIDING", "unserved_attention", "unserved_kind"]
+__all__ = ["CHUNKED_LAYER", "FULL", "SLIDING", "WHOLE_TYPES", "unserved_attention", "unserved_kind"]
 
 FULL, SLIDING, CHUNKED_LAYER = "full_attention", "sliding_attention", "chunked_attention"
 LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
@@ -57,30 +57,44 @@ TYPES: Mapping[str, str] = {
     "falcon_h1": RECURRENT,
     "granitemoehybrid": RECURRENT,
     "recurrent_gemma": RECURRENT,
-    "rwkv": RECURRENT,
-    "xlstm": RECURRENT,
     "lfm2": CONVOLUTION,
     "lfm2_moe": CONVOLUTION,
 }
 _DENOISED = "blocks of tokens that are denoised together and attend to each other"
+_AT_ONCE = "all of its output computed at once, so that nothing is cached"
+_NO_ROTARY = "latents without a rotary part in some of its layers"
 # Model types of which no model is supported, whatever its fields are.
 WHOLE_TYPES: Mapping[str, str] = {
+    "bark": "three models with caches of their own: pass semantic_config or coarse_acoustics_config",
     "blt": "transformers over bytes and over patches, whose lengths depend on the text",
     "deepseek_v4": "attention to compressed keys",
+    "cpmant": "prompts that attend to later tokens",
     "diffllama": "differential attention",
     "diffusion_gemma": _DENOISED,
     "diffusion_gemma_text": _DENOISED,
     "doge": "attention with a dynamic mask that is computed from the values",
-    "dots3_note": "latents of another rank in layers with a window",
-    "dots3_note_text": "latents of another rank in layers with a window",
+    "evolla": "cross attention to proteins between its layers",
+    "evolla_text": "cross attention to proteins between its layers",
+    "gemma4_assistant": "layers that all read the keys and values of another model",
+    "gemma4_unified_assistant": "layers that all read the keys and values of another model",
+    "fastspeech2_conformer_with_hifigan": _AT_ONCE,
+    "git": "images that attend to later tokens",
+    "glm5_next": _NO_ROTARY,
+    "glm5_next_text": _NO_ROTARY,
     "idefics": "cross attention to images between its layers",
     "inkling2_text": "convolution states of keys and values, and biases of positions",
     "inkling_text": "convolution states of keys and values, and biases of positions",
-    "mllama": "cross attention to images in place of some of its layers",
-    "mllama_text_model": "cross attention to images in place of some of its layers",
+    "inkling2": "convolution states of keys and values, and biases of positions",
+    "inkling_mm_model": "convolution states of keys and values, and biases of positions",
+    "mistral_large4": _NO_ROTARY,
+    "mistral_large4_text": _NO_ROTARY,
+    "phi3small": "block-sparse attention",
+    "pi0": "actions that are denoised together and attend to each other",
     "prophetnet": "streams of predicted tokens next to its text",
     "reformer": "attention within buckets of hashed keys",
+    "unlimited_ocr": "windows next to tokens that all queries attend to",
     "unlimited_ocr_text": "windows next to tokens that all queries attend to",
+    "vits": _AT_ONCE,
     "xlm": "attention whose keys and values are not cached",
     "xlnet": "a memory of hidden states of earlier segments",
     "zaya": "convolution states of queries and keys",

@@ -176,6 +176,50 @@ def rg_lru_planes(
     return _conv(channels, kernel, dtype), _temporal((channels,), state_dtype)
 
 
+def rwkv_planes(
+    hidden: int, width: int, *, ranks: int = 1, dtype: DType | str = CONV_DTYPE, state_dtype: DType | str = STATE_DTYPE
+) -> tuple[Plane, Plane]:
+    """Return the planes of an RWKV-4 layer (Peng et al., 2023): ``conv`` ``[2, hidden]``, ``temporal`` ``[3, width]``.
+
+    The first plane has the last inputs of the feed-forward part and of attention, of which every rank has a copy. The
+    second has the weighted sum of values, the sum of weights, and the exponent of both.
+
+    Parameters
+    ----------
+    hidden, width : int
+        Features of the model, and channels of attention.
+    ranks, dtype, state_dtype
+        As in `mamba1_planes`; the ranks split the channels.
+
+    Raises
+    ------
+    ShapeError
+        A number out of range, or channels that the ranks cannot split.
+    """
+    inputs = Plane("conv", (2, require_int("hidden", hidden)), dtype, per="sequence")  # type: ignore[arg-type]
+    return inputs, _temporal((3, _split("width", width, ranks)), state_dtype)
+
+
+def xlstm_planes(
+    heads: int, key_dim: int, value_dim: int, *, ranks: int = 1, state_dtype: DType | str = STATE_DTYPE
+) -> tuple[Plane, Plane, Plane]:
+    """Return the planes of an mLSTM layer (Beck et al., 2024): ``temporal``, ``normaliser`` and ``maximum``.
+
+    Their shapes are ``[heads, key_dim, value_dim]``, ``[heads, key_dim]`` and ``[heads, 1]``.
+
+    Raises
+    ------
+    ShapeError
+        A number out of range, or heads that the ranks cannot split.
+    """
+    own, keys = _split("heads", heads, ranks), require_int("key_dim", key_dim)
+    return (
+        _temporal((own, keys, require_int("value_dim", value_dim)), state_dtype),
+        Plane("normaliser", (own, keys), state_dtype, per="sequence"),  # type: ignore[arg-type]
+        Plane("maximum", (own, 1), state_dtype, per="sequence"),  # type: ignore[arg-type]
+    )
+
+
 def _conv(channels: int, kernel: int, dtype: DType | str) -> Plane:
     return Plane("conv", (channels, require_int("kernel", kernel, min=2) - 1), dtype, per="sequence")  # type: ignore[arg-type]
 

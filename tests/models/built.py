@@ -1,10 +1,15 @@
-"""Families that `test_built` compares with models as transformers builds them, instead of with recorded attributes."""
+"""Families that `test_built` and `test_stored` compare with models, instead of with recorded attributes."""
 
 from pagecore.models.bert_kin import BERT_KIN
+from pagecore.models.linear import LINEAR
 from pagecore.models.recent import RECENT
+from pagecore.models.remote import REMOTE
+from pagecore.models.speech import SPEECH
 from pagecore.models.text_models import TEXT_PARTS
 
 __all__ = ["BUILT"]
 
-OF_STATES = {"bailing_hybrid", "minimax", "minimax_text_01", "recurrent_gemma"}
-BUILT = {*BERT_KIN, *TEXT_PARTS, *RECENT, *OF_STATES, "axk2", "gemma3n_text", "gemma4_unified_text"}
+OF_STATES = {"bailing_hybrid", "minimax", "minimax_m1", "minimax_text_01", "qwen4_exp_text", "recurrent_gemma"}
+OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4"}
+BUILT = {*BERT_KIN, *TEXT_PARTS, *RECENT, *REMOTE, *SPEECH, *LINEAR, *OF_STATES, *OF_LATENTS}
+BUILT |= {"gemma3n_text", "gemma4_unified_text"}

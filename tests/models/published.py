@@ -937,5 +937,8 @@ UNSERVED = {
         {"model_type": "doge", "hidden_size": 768, "num_attention_heads": 6, "num_hidden_layers": 24},
         "attention with a dynamic mask that is computed from the values",
     ),
-    "rwkv-4-169m": ({"model_type": "rwkv", "hidden_size": 768, "num_hidden_layers": 12}, "recurrent states"),
+    "phi-3-small": (
+        {"model_type": "phi3small", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32},
+        "block-sparse attention",
+    ),
 }

@@ -10,8 +10,10 @@ from pagecore import Alias, AttentionSpec, LatentSpec, PagedKVCache, StateSpec, 
 from pagecore.cache.layers import arrange
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.bert_kin import BERT_KIN
+from pagecore.models.crossed import COMPOSED, CROSSED
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import ANY_TEXT_MODEL, TEXT_MODELS, THINKERS
+from pagecore.models.families import ANY_TEXT_MODEL, TEXT_FIELDS, TEXT_MODELS, THINKERS
+from pagecore.models.mllama import MLLAMA
 from pagecore.models.parameters import count_parameters
 from pagecore.models.served import SERVED
 from pagecore.models.sharing import moved
@@ -264,4 +266,5 @@ def test_index_keys_of_ax_k2():
 def test_the_page_of_models_lists_every_type():
     page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
     listed = set(re.findall(r"`([a-z0-9_.-]+)`", page))
-    assert {*SERVED, *ENCODER_DECODERS, *ANY_TEXT_MODEL, *TEXT_MODELS, *THINKERS} <= listed
+    with_encoder = {*ENCODER_DECODERS, *CROSSED, *COMPOSED, *MLLAMA}
+    assert {*SERVED, *with_encoder, *ANY_TEXT_MODEL, *TEXT_FIELDS, *TEXT_MODELS, *THINKERS} <= listed

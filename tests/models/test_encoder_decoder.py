@@ -66,6 +66,16 @@ def test_a_t5_without_a_number_of_decoder_layers_has_those_of_the_encoder():
     assert model.layers[-1].max_tokens is None
 
 
+def test_a_distilled_model_has_fewer_layers_than_its_encoder():
+    # Fields of the published config.json files of distil-whisper/distil-large-v3 and sshleifer/distilbart-cnn-12-6.
+    whisper = WHISPER_TINY | {"d_model": 1280, "decoder_layers": 2, "encoder_layers": 32, "num_hidden_layers": 32}
+    whisper |= {"decoder_attention_heads": 20, "encoder_attention_heads": 20}
+    bart = BART_LARGE | {"decoder_layers": 6, "encoder_layers": 12, "num_hidden_layers": 12}
+    assert [len(specs_from_config(config)) for config in (whisper, bart)] == [4, 12]
+    other = BART_LARGE | {"encoder_attention_heads": 8, "num_attention_heads": 8}
+    assert {spec.num_kv_heads for spec in specs_from_config(other)} == {16}
+
+
 def test_formats_and_dtypes_apply_to_both():
     specs = specs_from_config(WHISPER_TINY, dtype="bfloat16", format="int8_token")
     assert {(str(spec.dtype), spec.format) for spec in specs} == {("bfloat16", "int8_token")}

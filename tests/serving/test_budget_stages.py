@@ -6,7 +6,6 @@ import pytest
 
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.models import read_model_config
-from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.parameters import count_parameters, mtp_specs, weight_format
 from pagecore.serving.budget import DeviceOptions, reserved_bytes
 from pagecore.serving.budget.stages import divide_layers, stages_of
@@ -38,10 +37,6 @@ def test_layers_are_divided_among_stages(layers, stages, expected):
 def test_stages_of_every_model_have_all_its_parameters(stages):
     for name in RECORDED:
         config = config_of(name)
-        if config["model_type"] in ENCODER_DECODERS:
-            with pytest.raises(UnsupportedOption, match="has an encoder, whose parameters are counted as a whole"):
-                count_parameters(config, layers=range(1))
-            continue
         model = read_model_config(config, dtype="bfloat16")
         if model.num_layers < 2 * stages or config["model_type"] in ("zamba", "zamba2"):
             continue
@@ -75,6 +70,23 @@ def test_the_worst_stage_is_planned():
     assert json.loads(json.dumps(plan.as_json()))["device"]["layers"] == [0, 11]
     alone = plan_model(LLAMA, device_memory="24GiB", ranks=2, context=8192)
     assert plan.memory.num_tokens > 2.5 * alone.memory.num_tokens
+
+
+def test_the_first_stage_has_the_encoder():
+    config = config_of("whisper") | {"decoder_layers": 5}
+    sizes = [count_parameters(config, layers=layers) for layers in (range(2), range(2, 4), range(4, 5))]
+    whole = count_parameters(config)
+    hidden, layer = config["d_model"], sizes[1].total // 2
+    assert sum(size.total for size in sizes) == whole.total + config["vocab_size"] * hidden
+    assert sizes[2].total == layer + 2 * hidden + config["vocab_size"] * hidden
+    plan = plan_model(config, device_memory="4GiB", context=448, options=DeviceOptions(pipeline_stages=2))
+    assert (plan.device.stage, plan.device.layers, plan.device.parameters) == (0, (0, 3), whole.total)
+    assert [(group.is_cross, group.num_layers) for group in plan.memory.groups] == [(False, 3), (True, 3)]
+    for layers in (range(6), range(0), range(0, 4, 2)):
+        with pytest.raises(ShapeError, match="expected a range of one or more of the 5 layers of the model"):
+            count_parameters(config, layers=layers)
+    with pytest.raises(UnsupportedOption, match="has an encoder, and no layers for further tokens"):
+        count_parameters(config, mtp=True)
 
 
 def test_a_stage_without_the_embedding_can_be_the_worst():

@@ -86,7 +86,10 @@ def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: Lat
     else:
         tally.linear(hidden, rank, bias=has_bias, split=Split.COPY, name="q_a_proj")
         tally.norm(rank)
-        tally.linear(rank, queries, split=Split.ATTENTION, name="q_b_proj")
+        if traits.has_gated_queries:
+            tally.linear(2 * rank, queries + heads * value_dim, split=Split.ATTENTION, name="q_gate_proj")
+        else:
+            tally.linear(rank, queries, split=Split.ATTENTION, name="q_b_proj")
     rows, has_output_bias = spec.latent_dim + spec.rope_dim, is_true(fields, traits.output_bias)
     tally.linear(hidden, rows, bias=has_bias, split=Split.COPY, name="kv_a_proj_with_mqa")
     tally.norm(spec.latent_dim)
@@ -165,6 +168,10 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
         tally.add(count)
     if experts.has_output_bias:
         tally.add(hidden)
+    if experts.gate_rank:
+        rank = fields.integer(experts.gate_rank)
+        tally.linear(hidden, rank, split=Split.COPY, kind=Kind.OTHER)
+        tally.linear(rank, hidden, split=Split.COPY, kind=Kind.OTHER)
     if experts.has_norm:
         tally.norm(hidden)
     if experts.has_shared_gate:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.models.config import ModelConfig, read_model_config, text_model
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config import ModelConfig, has_encoder, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields, open_config
 from pagecore.models.parameters import gemma_3n, gemma_4
@@ -21,11 +21,12 @@ from pagecore.models.parameters.blocks import (
     is_true,
 )
 from pagecore.models.parameters.earlier import EARLIER_TRAITS
-from pagecore.models.parameters.encoder_decoder import add_encoder_decoder
+from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.structures import TRAITS
-from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally
+from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
+from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
 from pagecore.models.parameters.traits import Experts, Traits
 from pagecore.models.parameters.vision import add_vision
 from pagecore.models.served import SERVED
@@ -34,7 +35,7 @@ from pagecore.storage.checks import ceil_div
 
 __all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
 
-ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS}
+ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS, **TEXT_TRAITS, **BERT_TRAITS}
 
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
@@ -66,8 +67,9 @@ def count_parameters(
     config : str, path or dict
         As for `specs_from_config`.
     layers : range, optional
-        Layers of one pipeline stage. The stage of the first layer has the embedding and the vision tower, that of the
-        last one the norm and the head; a head that is tied to the embedding is a copy there, except in a single stage.
+        Layers of one pipeline stage. The stage of the first layer has the embedding, and the vision tower or the
+        encoder; that of the last one the norm and the head. A head that is tied to the embedding is a copy there,
+        except in a single stage.
     mtp : bool
         Add the layers for the prediction of further tokens (`num_nextn_predict_layers`) after the last layer.
         transformers does not build them, and engines load them only as a draft.
@@ -83,22 +85,21 @@ def count_parameters(
     ShapeError
         `layers` are not layers of the model.
     UnsupportedOption
-        The family, or its vision tower, is unknown; stages of a model with an encoder; `mtp` of a model without such
-        layers.
+        The family, or its vision tower, is unknown; `mtp` of a model without such layers.
     """
     whole = open_config(config)
     tally = Tally()
     model_type = whole.given("model_type")
-    if isinstance(model_type, str) and model_type in ENCODER_DECODERS:
+    if isinstance(model_type, str) and has_encoder(model_type):
+        check_counted(whole, model_type)
         family = ENCODER_DECODERS[model_type]
-        if layers is not None or mtp:
+        if mtp:
             raise UnsupportedOption(
-                f"{whole.source}: {model_type} has an encoder, whose parameters are counted as a whole; leave pipeline "
-                "stages and drafts of further tokens out"
+                f"{whole.source}: {model_type} has an encoder, and no layers for further tokens; leave the draft out"
             )
         whole.defaults = {**_DEFAULTS, **family.defaults}
         whole.aliases = family.aliases
-        add_encoder_decoder(tally, whole, model_type)
+        add_encoder_decoder(tally, whole, model_type, layers)
         return Parameters(dict(tally.counts), whole.integer("num_attention_heads"), dict(tally.matrices))
     model_type, fields = text_model(whole)
     kv_heads, is_first = _add_text_model(tally, config, whole, fields, model_type, layers, mtp)
@@ -144,7 +145,7 @@ def _add_text_model(
     if traits.settle is not None:
         traits = replace(traits, **traits.settle(fields))
     count = model.num_layers
-    layers = _checked(range(count) if stage is None else stage, count)
+    layers = check_stage(range(count) if stage is None else stage, count)
     hidden = fields.integer("hidden_size")
     kv_heads = max((getattr(spec, "num_kv_heads", 1) for spec in model.layers), default=1)
     attending: list[AttentionSpec] = []
@@ -167,12 +168,6 @@ def _add_text_model(
     if mtp and is_last:
         _add_mtp_layers(tally, fields, traits, model, model_type)
     return kv_heads, is_first
-
-
-def _checked(layers: range, count: int) -> range:
-    if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
-        raise ShapeError(f"layers is {layers!r}; expected a range of one or more of the {count} layers of the model")
-    return layers
 
 
 def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelConfig, model_type: str) -> None:

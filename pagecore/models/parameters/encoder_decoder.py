@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields
-from pagecore.models.parameters.tally import Kind, Split, Tally
+from pagecore.models.parameters.tally import Kind, Split, Tally, check_stage
 
-__all__ = ["COUNTED", "add_encoder_decoder"]
+__all__ = ["COUNTED", "add_encoder_decoder", "check_counted"]
 
-# Norms of an encoder, and of a decoder, outside its layers; 1 in other families.
-_OUTER_NORMS: Mapping[str, int] = {"mbart": 2, "marian": 0}
+# Families with a norm after the embedding of encoder and decoder, and those with one after the last layer of each.
+_NORM_FIRST = frozenset({"bart", "bigbird_pegasus", "blenderbot-small", "mbart", "mvp", "plbart"})
+_NORM_LAST = frozenset({"blenderbot", "m2m_100", "mbart", "pegasus", "whisper"})
 COUNTED = frozenset(
     {"bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"}
     | {"plbart", "t5", "whisper"}
@@ -20,16 +21,43 @@ _OF_T5 = frozenset({"mt5", "t5"})
 _COUNTED_FROM_2 = frozenset({"bart", "mbart", "mvp", "plbart"})
 
 
-def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str) -> None:
-    """Add all parameters of a model whose `model_type` has an encoder."""
+def check_counted(fields: Fields, model_type: str) -> None:
+    """Raise UnsupportedOption if the parameters of a model with an encoder cannot be counted."""
     if model_type not in COUNTED:
         raise UnsupportedOption(
             f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
         )
+
+
+def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str, stage: range | None = None) -> None:
+    """Add the parameters of a model whose `model_type` has an encoder, or of the stage with some decoder layers.
+
+    The stage of the first layer has the encoder and the embeddings, that of the last one the head; a head that is tied
+    to an embedding is a copy there, except in a single stage.
+    """
+    layers = "num_layers" if model_type in _OF_T5 and fields.given("num_hidden_layers") is None else "num_hidden_layers"
+    count = fields.integer(layers)
+    own = check_stage(range(count) if stage is None else stage, count)
+    ends = _Ends(len(own), is_first=own.start == 0, is_last=own.stop == count)
     if model_type in _OF_T5:
-        _t5(tally, fields)
+        _t5(tally, fields, ends)
     else:
-        _bart(tally, fields, model_type)
+        _bart(tally, fields, model_type, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Decoder layers of a stage, and the ends of the decoder that it has."""
+
+    layers: int
+    is_first: bool
+    is_last: bool
+
+
+def _add_rows(tally: Tally, fields: Fields, ends: _Ends, embedded: int, head: int, is_tied: bool) -> None:
+    """Add the rows of the tables of tokens in the first stage, and those of the output head in the last one."""
+    rows = embedded * ends.is_first + head * (ends.is_last and not (is_tied and ends.is_first))
+    tally.add(rows * fields.integer("hidden_size"), Kind.EMBEDDING, Split.TENSOR)
 
 
 def _attention(tally: Tally, hidden: int, width: int, biases: int, copies: int) -> None:
@@ -39,22 +67,30 @@ def _attention(tally: Tally, hidden: int, width: int, biases: int, copies: int) 
     tally.add(copies * biases * hidden)
 
 
-def _bart(tally: Tally, fields: Fields, model_type: str) -> None:
+def _bart(tally: Tally, fields: Fields, model_type: str, ends: _Ends) -> None:
     hidden = fields.integer("hidden_size")
-    is_whisper = model_type == "whisper"
     # Keys of Whisper have no bias.
-    biases = 3 if is_whisper else 4
+    biases = 3 if model_type == "whisper" else 4
     if model_type == "bigbird_pegasus":
         biases = 4 * fields.flag("use_bias")
-    for side, attentions in (("encoder", 1), ("decoder", 2)):
-        layers = fields.integer(f"{side}_layers")
+    encoder = fields.integer("encoder_layers") * ends.is_first
+    for side, layers, attentions in (("encoder", encoder, 1), ("decoder", ends.layers, 2)):
         width = fields.integer(f"{side}_ffn_dim")
         _attention(tally, hidden, hidden, biases, layers * attentions)
         tally.linear(hidden, width, bias=True, copies=layers)
         tally.linear(width, hidden, bias=True, copies=layers)
-        tally.norm(hidden, bias=True, copies=layers * (attentions + 1) + _OUTER_NORMS.get(model_type, 1))
-    tally.add(_rows(fields, model_type) * hidden, Kind.EMBEDDING, Split.TENSOR)
-    if is_whisper:
+        tally.norm(hidden, bias=True, copies=layers * (attentions + 1))
+    first, last = model_type in _NORM_FIRST, model_type in _NORM_LAST
+    tally.norm(hidden, bias=True, copies=(2 * first + last) * ends.is_first + last * ends.is_last)
+    _add_rows(tally, fields, ends, *_rows(fields, model_type))
+    if ends.is_first:
+        _add_inputs(tally, fields, model_type)
+
+
+def _add_inputs(tally: Tally, fields: Fields, model_type: str) -> None:
+    """Add the embeddings of positions, and the convolutions of Whisper."""
+    hidden = fields.integer("hidden_size")
+    if model_type == "whisper":
         tally.linear(3 * fields.integer("num_mel_bins"), hidden, bias=True, kind=Kind.VISION)
         tally.linear(3 * hidden, hidden, bias=True, kind=Kind.VISION)
         positions = fields.integer("max_source_positions") + fields.integer("max_target_positions")
@@ -66,27 +102,29 @@ def _bart(tally: Tally, fields: Fields, model_type: str) -> None:
     tally.add(positions * hidden, Kind.EMBEDDING)
 
 
-def _rows(fields: Fields, model_type: str) -> int:
-    """Return the rows of all tables of tokens, and of the output head."""
+def _rows(fields: Fields, model_type: str) -> tuple[int, int, bool]:
+    """Return the rows of all tables of tokens and of the output head, and True if the head is one of the tables."""
     vocab, is_tied = fields.integer("vocab_size"), fields.given("tie_word_embeddings") is not False
     if model_type == "marian" and fields.given("share_encoder_decoder_embeddings") is False:
         own = vocab if fields.given("decoder_vocab_size") is None else fields.integer("decoder_vocab_size")
-        return vocab + own * (1 if is_tied else 2)
-    # Untied, transformers keeps one that both sides share, one of each side, and the head.
-    return vocab if is_tied or model_type == "whisper" else 4 * vocab
+        return vocab + own, own, is_tied
+    if is_tied or model_type == "whisper":
+        return vocab, vocab, True
+    # transformers keeps one table that both sides share, and one of each side.
+    return 3 * vocab, vocab, False
 
 
-def _t5(tally: Tally, fields: Fields) -> None:
+def _t5(tally: Tally, fields: Fields, ends: _Ends) -> None:
     hidden, vocab, width = fields.integer("hidden_size"), fields.integer("vocab_size"), fields.integer("d_ff")
-    heads, encoder = fields.integer("num_attention_heads"), fields.integer("num_layers")
+    heads, encoder = fields.integer("num_attention_heads"), fields.integer("num_layers") * ends.is_first
     inner = heads * fields.integer("d_kv")
-    decoder = encoder if fields.given("num_hidden_layers") is None else fields.integer("num_hidden_layers")
     is_gated = str(fields.value("feed_forward_proj")).startswith("gated-")
-    for layers, attentions in ((encoder, 1), (decoder, 2)):
+    for layers, attentions in ((encoder, 1), (ends.layers, 2)):
         _attention(tally, hidden, inner, 0, layers * attentions)
         tally.linear(hidden, width, copies=layers * (1 + is_gated))
         tally.linear(width, hidden, copies=layers)
-        tally.norm(hidden, copies=layers * (attentions + 1) + 1)
-        tally.add(fields.integer("relative_attention_num_buckets") * heads)
-    tied = fields.given("tie_word_embeddings") is not False
-    tally.add(vocab * hidden * (1 if tied else 2), Kind.EMBEDDING, Split.TENSOR)
+        tally.norm(hidden, copies=layers * (attentions + 1))
+    tally.norm(hidden, copies=ends.is_first + ends.is_last)
+    # The first layer of each side computes the bias of positions for all.
+    tally.add(2 * fields.integer("relative_attention_num_buckets") * heads * ends.is_first)
+    _add_rows(tally, fields, ends, vocab, vocab, fields.given("tie_word_embeddings") is not False)

@@ -14,9 +14,8 @@ from fractions import Fraction
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models.config import text_model
+from pagecore.models.config import has_encoder, text_model
 from pagecore.models.dtypes import stored_dtype
-from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields, open_config, shown
 from pagecore.models.parameters.tally import QUANTISED_KINDS, Kind, Matrix, Parameters
 from pagecore.models.parameters.unquantised import names_module, unquantised_modules
@@ -134,8 +133,7 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
         An unknown name, or a quantisation that is not known; the message names the field.
     """
     whole = open_config(config)
-    is_encoder_decoder = whole.given("model_type") in ENCODER_DECODERS
-    text = whole if is_encoder_decoder else text_model(whole)[1]
+    text = whole if has_encoder(str(whole.given("model_type"))) else text_model(whole)[1]
     if weights in WEIGHT_FORMATS:
         found = WEIGHT_FORMATS[weights]
         return found if weights in _DTYPES else replace(found, other_bits=_dtype_bits(whole, text))

@@ -138,6 +138,7 @@ RECURRENT: Mapping[str, Adder] = {
     "lfm2_moe": _short_convolution,
     "minimax": _lightning,
     "minimax_text_01": _lightning,
+    "minimax_m1": _lightning,
     "bailing_hybrid": _delta_rule_of_ling,
     "recurrent_gemma": _recurrent_unit,
     "mamba": _OF_MAMBA,

@@ -182,6 +182,7 @@ TRAITS: Mapping[str, Traits] = {
     "qwen3_5_moe_text": _QWEN_NEXT_MOE,
     "minimax": _MINIMAX,
     "minimax_text_01": _MINIMAX,
+    "minimax_m1": _MINIMAX,
     "bailing_hybrid": Traits(
         output_bias="attention_bias",
         qkv_bias="attention_bias",

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from pagecore.errors import ShapeError
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["QUANTISED_KINDS", "Kind", "Matrix", "Parameters", "Split", "Tally"]
+__all__ = ["QUANTISED_KINDS", "Kind", "Matrix", "Parameters", "Split", "Tally", "check_stage"]
 
 
 class Split(Enum):
@@ -109,6 +110,13 @@ class Parameters:
             Split.KEY_VALUE: min(group, self.kv_heads),
             Split.COPY: 1,
         }
+
+
+def check_stage(layers: range, count: int) -> range:
+    """Return the layers of a stage; raise ShapeError if they are not layers of a model of `count` layers."""
+    if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
+        raise ShapeError(f"layers is {layers!r}; expected a range of one or more of the {count} layers of the model")
+    return layers
 
 
 class Tally:

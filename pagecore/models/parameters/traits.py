@@ -31,6 +31,8 @@ class Experts:
     has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
         The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
         a bias that is a parameter; the sum of the experts has a bias.
+    gate_rank : str
+        Field with the rank of a gate of the norm before the experts; "" without one.
     """
 
     count: str = "num_experts"
@@ -43,6 +45,7 @@ class Experts:
     has_norm: bool = False
     has_score_bias: bool = False
     has_output_bias: bool = False
+    gate_rank: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Traits:
     is_gated : bool
         MLPs have a gate.
     has_gated_queries : bool
-        Queries have a gate of their own width.
+        Queries have a gate of their own width; in latent attention, of the width of the values.
     output_gate : str
         Field with the kind of gate on the outputs of attention: one value for each head if it is true or "per-head",
         else one for each feature; "" without a gate.

@@ -81,10 +81,22 @@ _BY_MODEL: Mapping[str, str] = {
 }
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size")),
     **dict.fromkeys(("attention_bias", "use_mask_token", "use_qk_norm"), False),
     **dict.fromkeys(("use_absolute_position_embeddings", "use_mean_pooling", "vision_use_head"), True),
     "norm_type": "layer_norm",
     "mlp_ratio": 4,
+}
+# Sizes that published files leave out.
+_SIZES: Mapping[str, Mapping[str, int]] = {
+    "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
+    "qwen2_5_vl": {
+        "depth": 32,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
 }
 # Fields of the whole model with the patches along each side of a token.
 _MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
@@ -124,7 +136,7 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
         hidden=hidden,
         width=width,
         patch=image_side(fields, "patch_size"),
-        frames=fields.integer("temporal_patch_size") if fields.given("temporal_patch_size") is not None else 1,
+        frames=1 if fields.value("temporal_patch_size") is None else fields.integer("temporal_patch_size"),
         merge=_merge(whole, fields),
         tokens_per_image=whole.integer("mm_tokens_per_image") if tokens is not None else None,
         is_gated=tower.is_gated,
@@ -167,10 +179,13 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
             f"{fields.source}: {fields.describe('model_type')}, a vision tower that is unknown; expected one of "
             f"{', '.join(TOWERS)}: remove vision_config to plan the text model alone"
         )
+    fields.sizes = _SIZES.get(kind, {})
     return kind, fields, TOWERS[kind]
 
 
 def _merge(whole: Fields, fields: Fields) -> int:
+    if fields.value("spatial_merge_size") is not None:
+        return fields.integer("spatial_merge_size")
     for name in _MERGES:
         for part in (fields, whole):
             if part.given(name) is not None:

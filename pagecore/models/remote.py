@@ -1,0 +1,35 @@
+"""Families whose code is published together with their weights, not in transformers.
+
+Source: the configuration and modeling files of internlm/internlm2-chat-7b, baichuan-inc/Baichuan2-7B-Base,
+THUDM/glm-4-9b-chat and LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pagecore.models.families import GROUPED, Family, Heads
+from pagecore.models.fields import Fields
+
+__all__ = ["REMOTE"]
+
+
+def _groups_of_chatglm(fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
+    """Return the groups of multi-query attention, or all heads without it."""
+    if not fields.flag("multi_query_attention"):
+        return heads
+    name = "multi_query_group_num"
+    return replace(heads, kv_heads=fields.integer(name), kv_field=name)
+
+
+REMOTE: Mapping[str, Family] = {
+    "baichuan": Family({}, aliases={"max_position_embeddings": "model_max_length"}),
+    "chatglm": Family(
+        {"head_dim": 128, "multi_query_attention": False, "multi_query_group_num": 1},
+        aliases={"head_dim": "kv_channels", "num_hidden_layers": "num_layers", "max_position_embeddings": "seq_length"},
+        heads=_groups_of_chatglm,
+    ),
+    "exaone": Family(GROUPED, aliases={"num_hidden_layers": "num_layers"}),
+    "internlm2": Family(GROUPED),
+}
