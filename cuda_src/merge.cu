@@ -18,7 +18,11 @@ struct MergeWeights {
   float lse;
 };
 
-PC_DEVICE MergeWeights merge_weights(float a, float b) {
+// An lse as the weight of its part: +inf is what FlashAttention reports for a query without keys.
+PC_DEVICE float log_weight(float lse) { return lse == pc_infinity() ? -pc_infinity() : lse; }
+
+PC_DEVICE MergeWeights merge_weights(float lse_a, float lse_b) {
+  const float a = log_weight(lse_a), b = log_weight(lse_b);
   const float top = a > b ? a : b;
   if (top == -pc_infinity()) return {0.0f, 0.0f, top};
   const float part_a = pc_exp2((a - top) * kLog2OfE), part_b = pc_exp2((b - top) * kLog2OfE), total = part_a + part_b;

@@ -7,6 +7,7 @@ from pagecore.ops._indexer import index_scores, write_index
 from pagecore.ops._latent import latent_attention
 from pagecore.ops._latent_rows import gather_latent, write_latent
 from pagecore.ops._move_slots import move_slots
+from pagecore.ops._pages import pages_from_table, table_from_pages
 from pagecore.ops._plan import AttentionPlan, plan_attention
 from pagecore.ops._quantize import dequantize, quantize
 from pagecore.ops._select import score_blocks, score_tokens, select
@@ -29,6 +30,7 @@ __all__ = [
     "merge_attention",
     "move_slots",
     "paged_attention",
+    "pages_from_table",
     "plan_attention",
     "quantize",
     "quantize_state",
@@ -38,6 +40,7 @@ __all__ = [
     "select",
     "select_topk",
     "slots_of",
+    "table_from_pages",
     "transfer_blocks",
     "tree_mask",
     "write_index",

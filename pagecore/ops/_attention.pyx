@@ -419,15 +419,16 @@ def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=No
     """Join attention over two disjoint sets of keys into attention over both.
 
     ``lse = log(exp(lse_a) + exp(lse_b))`` and ``out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b``. A part
-    whose lse is -inf is ignored, including NaN in its output; two such parts give 0 and -inf. Sinks must be in one part
-    only. All arrays are on one device, the host or CUDA.
+    whose lse is -inf, or +inf, which FlashAttention and FlashMLA report for a query without keys, is ignored, including
+    NaN in its output; two such parts give 0 and -inf. Sinks must be in one part only. All arrays are on one device, the
+    host or CUDA.
 
     Parameters
     ----------
     out_a, out_b : array, [T, H, D]
         float32, float16 or bfloat16, both of one dtype.
     lse_a, lse_b : array, [T, H]
-        float32, natural logarithm, any strides.
+        float32, natural logarithm, any strides. Multiply an lse of FlashInfer, a binary logarithm, by ln 2.
     out, lse : array, optional
         Arrays for the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; they are returned. `out` may be
         `out_a` or `out_b` itself, and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input

@@ -76,7 +76,7 @@ cdef Format format_of(Tensor codes, Tensor plane, str label) except *:
             f"{entry.scale_dtype} for {entry.name}" for entry in FORMATS.values() if entry.dtype == codes.dtype)
         raise UnsupportedOption(
             f"{label}_cache is {codes.dtype} and {label}_scale is not an array of stored scales; pass the plane "
-            f"[num_blocks, block_size, num_kv_heads, groups]: {wanted}"
+            f"[num_blocks, block_size, num_kv_heads, groups]: {wanted}{bytes_hint(code)}"
         )
     if code <= LAST_FLOAT:
         raise UnsupportedOption(
@@ -88,6 +88,11 @@ cdef Format format_of(Tensor codes, Tensor plane, str label) except *:
     raise UnsupportedDtype(
         f"{label}_cache is {codes.dtype} and {label}_scale {plane.dtype}; use codes and scales of one format: {pairs}"
     )
+
+
+cdef str bytes_hint(int code):
+    """Return a remedy for float8 codes in an array of bytes, as in vLLM."""
+    return "; view bytes that are float8 codes as float8_e4m3fn or float8_e5m2" if code == UINT8 else ""
 
 
 cdef bint read_format(object format, StoredCache keys, StoredCache values) except -1:

@@ -34,6 +34,18 @@ cdef Tensor numbers_to_device(Tensor tensor, str name, const Place* place):
 
 
 cdef Tensor numbers_of_heads(object array, str name, int64_t num_heads, const Place* place):
+    cdef Tensor tensor = given_numbers(array, name, place)
+    check_heads(tensor, name, num_heads)
+    return tensor
+
+
+cdef int check_heads(Tensor tensor, str name, int64_t num_heads) except -1:
+    if tensor.ndim != 1 or tensor.shape_[0] != num_heads:
+        raise ShapeError(f"{name} has shape {tensor.shape}; it must be [{num_heads}], one number for each head")
+    return 0
+
+
+cdef Tensor given_numbers(object array, str name, const Place* place):
     """Return the numbers where the caller has them: on the host or on the device of the call."""
     cdef Tensor tensor = viewed(array, name)
     if tensor is not None and tensor.device_type != CPU:
@@ -44,8 +56,6 @@ cdef Tensor numbers_of_heads(object array, str name, int64_t num_heads, const Pl
         check_aligned(tensor, name)
     elif tensor is None or tensor.dtype_code > LAST_FLOAT or not is_aligned(tensor):
         tensor = copy_numbers(array, name)
-    if tensor.ndim != 1 or tensor.shape_[0] != num_heads:
-        raise ShapeError(f"{name} has shape {tensor.shape}; it must be [{num_heads}], one number for each head")
     return tensor
 
 
@@ -97,22 +107,28 @@ cdef bint is_one_number(object scale, str name) except -1:
 cdef Tensor checked_scales(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place):
     """Return the scales where the caller has them; None if they are all 1."""
     cdef Tensor tensor
-    cdef double value
-    cdef int64_t i
     if scale is None:
         return None
     if is_one_number(scale, name):
-        value = checked_scale(scale, name, divides)
-        if value == 1.0:
-            return None
-        tensor = new_tensor(1, &num_kv_heads, FLOAT32, False)
-        for i in range(num_kv_heads):
-            (<float*>tensor.data)[i] = <float>value
-        return tensor
-    tensor = numbers_of_heads(scale, name, num_kv_heads, place)
+        return repeated_scale(checked_scale(scale, name, divides), num_kv_heads)
+    tensor = given_numbers(scale, name, place)
+    if tensor.device_type == CPU and tensor.ndim == 1 and tensor.shape_[0] == 1:  # a factor of a layer in vLLM
+        return repeated_scale(checked_scale(tensor.numpy()[0], name, divides), num_kv_heads)
+    check_heads(tensor, name, num_kv_heads)
     if tensor.device_type == CPU:
         for each in tensor.numpy().tolist():
             check_scale(each, name, divides)
+    return tensor
+
+
+cdef Tensor repeated_scale(double value, int64_t num_kv_heads):
+    """Return one scale for each head; None for 1."""
+    cdef int64_t i
+    if value == 1.0:
+        return None
+    cdef Tensor tensor = new_tensor(1, &num_kv_heads, FLOAT32, False)
+    for i in range(num_kv_heads):
+        (<float*>tensor.data)[i] = <float>value
     return tensor
 
 

@@ -154,6 +154,8 @@ class AttentionSpec:
             factor: float | tuple[float, ...] = as_factor(name, given)
         else:
             factor = tuple(as_factor(f"an entry of {name}", each) for each in given)
+            if len(factor) == 1:
+                return factor[0]
             if len(factor) != self.num_kv_heads:
                 raise ShapeError(
                     f"{name} has {len(factor)} entries; expected a number, or one per key-value head: "

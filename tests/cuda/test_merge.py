@@ -46,10 +46,11 @@ def test_any_number_of_rows(cuda, shape):
     check(cuda, parts("bfloat16", shape))
 
 
+@pytest.mark.parametrize("without_keys", [-np.inf, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_part_without_keys_changes_nothing_whatever_its_output_holds(cuda, dtype):
+def test_a_part_without_keys_changes_nothing_whatever_its_output_holds(cuda, dtype, without_keys):
     out_a, lse_a, out_b, lse_b = parts(dtype)
-    lse_b[:] = -np.inf
+    lse_b[:] = without_keys
     out_b[:] = np.nan
     for given in ((out_a, lse_a, out_b, lse_b), (out_b, lse_b, out_a, lse_a)):
         out, lse = merged(cuda, given)
@@ -57,9 +58,10 @@ def test_a_part_without_keys_changes_nothing_whatever_its_output_holds(cuda, dty
         np.testing.assert_array_equal(lse, lse_a)
 
 
-def test_two_parts_without_keys_give_zero_and_minus_infinity(cuda):
+@pytest.mark.parametrize("without_keys", [(-np.inf, -np.inf), (np.inf, -np.inf), (np.inf, np.inf)])
+def test_two_parts_without_keys_give_zero_and_minus_infinity(cuda, without_keys):
     out_a, lse_a, out_b, lse_b = parts()
-    lse_a[2], lse_b[2] = -np.inf, -np.inf
+    lse_a[2], lse_b[2] = without_keys
     out_a[2], out_b[2] = np.nan, np.nan
     out, lse = merged(cuda, (out_a, lse_a, out_b, lse_b))
     assert (out[2] == 0).all()

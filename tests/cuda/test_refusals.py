@@ -132,7 +132,7 @@ BAD_SCALES: list[tuple[Any, bool, Any, str]] = [
     (1e300, False, OPTION, "key_scale is 1e[+]300; it must be finite as a float32"),
     ([1.0, np.inf], False, OPTION, "key_scale holds inf"),
     ([1.0, 0.0], False, OPTION, "key_scale holds 0.0"),
-    ([1.0], False, SHAPE, "key_scale"),
+    ([1.0, 1.0, 1.0], False, SHAPE, "key_scale"),
     ("one", False, DTYPE, "key_scale"),
 ]
 
@@ -143,8 +143,9 @@ def test_scales_are_numbers_for_each_head(cuda, scale, is_put, error, message):
         pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": cuda.put(scale) if is_put else scale})
 
 
-def test_a_scale_on_the_host_may_be_a_0d_array(cuda):
+def test_a_scale_on_the_host_may_be_an_array_of_one_number(cuda):
     pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": np.float16(0.5), "value_scale": np.asarray(2)})
+    pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": [0.5], "value_scale": np.ones(1, np.float16)})
 
 
 def test_written_arrays_that_overlap_read_arrays_are_refused(cuda):

@@ -35,6 +35,7 @@ OPTIONS = {
     "mask": {"mask": torch.arange(5 * 5 + 1 + 9) % 3 != 1},
     "tree": {"tree_mask": torch.tensor([1, 3, 5, 9, 19, 1, 1])},
     "scales": {"key_scale": 0.5, "value_scale": HEAD_NUMBERS},
+    "scales of a layer": {"key_scale": torch.tensor(0.5), "value_scale": torch.tensor([2.0])},
     "rows": {"rows": torch.tensor([2, 1, 0])},
 }
 
@@ -95,7 +96,9 @@ def test_attention_equals_pagecore_paged_attention(options, layout):
 
 
 @LAYOUTS
-@pytest.mark.parametrize("options", [{}, {"key_scale": 0.5, "value_scale": HEAD_NUMBERS}], ids=["plain", "scales"])
+@pytest.mark.parametrize(
+    "options", [{}, OPTIONS["scales"], OPTIONS["scales of a layer"]], ids=["plain", "heads", "layer"]
+)
 def test_writes_and_copies_mutate_the_caches_in_place(options, layout):
     step, twin = make_step(layout=layout), make_step(layout=layout)
     interop.write_kv(*step.written, **options)

@@ -57,10 +57,11 @@ def test_attention_over_two_parts_is_attention_over_the_union(split, sinks):
     assert_lse_close(lse, expected[1], "float32")
 
 
+@pytest.mark.parametrize("without_keys", [-np.inf, np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_part_without_keys_is_ignored_with_any_output(dtype):
+def test_a_part_without_keys_is_ignored_with_any_output(dtype, without_keys):
     out_a, lse_a, out_b, lse_b = parts(dtype)
-    lse_b[:] = -np.inf
+    lse_b[:] = without_keys
     out_b[:] = np.nan
     for given in ((out_a, lse_a, out_b, lse_b), (out_b, lse_b, out_a, lse_a)):
         out, lse = ops.merge_attention(*given)
@@ -68,9 +69,10 @@ def test_a_part_without_keys_is_ignored_with_any_output(dtype):
         np.testing.assert_array_equal(lse, lse_a)
 
 
-def test_two_parts_without_keys_give_zero_and_minus_infinity():
+@pytest.mark.parametrize("without_keys", [(-np.inf, -np.inf), (np.inf, -np.inf), (np.inf, np.inf)])
+def test_two_parts_without_keys_give_zero_and_minus_infinity(without_keys):
     out_a, lse_a, out_b, lse_b = parts()
-    lse_a[2], lse_b[2] = -np.inf, -np.inf
+    lse_a[2], lse_b[2] = without_keys
     out_a[2], out_b[2] = np.nan, np.nan
     out, lse = ops.merge_attention(out_a, lse_a, out_b, lse_b)
     assert (out[2] == 0).all()

@@ -176,7 +176,7 @@ def test_one_bad_slot_leaves_both_caches_as_they_were(bad, place):
     assert unchanged()
 
 
-@pytest.mark.parametrize("scale", [0.5, 3.0, [0.5, 2.0, 3.0], np.asarray([0.25, 1, 4], np.float16)])
+@pytest.mark.parametrize("scale", [0.5, 3.0, [0.5, 2.0, 3.0], np.asarray([0.25, 1, 4], np.float16), np.float32([3])])
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 def test_a_stored_number_times_its_scale_is_the_number_given(scale, cache_dtype):
     key, value = new_tokens(6)
@@ -203,6 +203,39 @@ def test_attention_reads_what_was_written():
     rounded = [x.astype(DTYPES["bfloat16"]).astype(np.float32).reshape(1, 21, 3, 64) for x in (key, value)]
     expected = reference.paged_attention(query, *rounded, np.zeros((1, 1), int), [21])[0]
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)  # powers of two: scaling rounds nothing
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.125])
+def test_an_array_of_one_factor_is_that_of_the_layer(factor):
+    key, value = new_tokens(21)
+    query = np.random.default_rng(5).standard_normal((1, 6, 8)).astype(np.float32)
+    results = []
+    for given in (factor, [factor], np.asarray([factor]), np.asarray([factor, 1.0], np.float16)[:1]):
+        key_cache, value_cache = caches()
+        scales = {"key_scale": given, "value_scale": given}
+        ops.write_kv(key, value, key_cache, value_cache, np.arange(4, 25), **scales)
+        out = ops.paged_attention(query, key_cache, value_cache, [[1, 2, 3, 4, 5, 6]], [21], **scales)
+        results.append((key_cache, value_cache, out))
+    for other in results[1:]:
+        for mine, first in zip(other, results[0], strict=True):
+            np.testing.assert_array_equal(mine, first)
+
+
+def test_an_array_of_one_factor_is_checked_as_a_number_is():
+    key, value = new_tokens(2)
+    key_cache, value_cache = caches()
+    unchanged = snapshot(key_cache, value_cache)
+    with pytest.raises(errors.UnsupportedOption, match=r"value_scale holds 0\.0; .* not 0 to be divided by"):
+        ops.write_kv(key, value, key_cache, value_cache, [4, 5], value_scale=[0.0])
+    assert unchanged()
+
+
+def test_bytes_that_may_be_float8_codes_are_refused_with_the_view_to_take():
+    key, value = new_tokens(2)
+    codes = np.zeros((2, 4, 4, 3, 8), np.uint8)
+    with pytest.raises(errors.UnsupportedOption, match="view bytes that are float8 codes as float8_e4m3fn"):
+        ops.write_kv(key, value, *codes, [4, 5], key_scale=0.5, value_scale=0.5)
+    assert not codes.any()
 
 
 # copy_blocks

@@ -196,7 +196,7 @@ def merge(out_a: Float, lse_a: Float, out_b: Float, lse_b: Float) -> tuple[Float
     out, lse = np.zeros_like(out_a), np.full_like(lse_a, -np.inf)
     for where in np.ndindex(lse_a.shape):
         parts = [(out_a[where], lse_a[where]), (out_b[where], lse_b[where])]
-        parts = [(o, weight) for o, weight in parts if weight != -np.inf]
+        parts = [(o, weight) for o, weight in parts if not np.isinf(weight)]
         if not parts:
             continue
         top = max(weight for _, weight in parts)

@@ -47,6 +47,7 @@ def test_factors_are_those_of_the_rank_heads():
     whole = spec(format="float8_e4m3fn", key_scale=np.array([1.0, 2.0, 3.0, 4.0]), value_scale=0.5)
     assert (whole.key_scale, whole.value_scale) == ((1.0, 2.0, 3.0, 4.0), 0.5)
     assert whole.shard(TensorParallel(1, 2)).key_scale == (3.0, 4.0)
+    assert spec(format="float8_e4m3fn", key_scale=np.array([0.5])).key_scale == 0.5
     assert whole.shard(TensorParallel(1, 2)).value_scale == 0.5
     assert pickle.loads(pickle.dumps(whole)) == whole
     assert hash(whole) != hash(whole.with_format(None))

@@ -110,7 +110,7 @@ def scales(scale: Any, name: str, num_kv_heads: int, divides: bool) -> jax.Array
             raise UnsupportedOption(f"{name} is {scale}; it must be finite and not 0 as a float32, because it divides")
         return None if value == 1 else jnp.full(num_kv_heads, value)
     array = _as_jax(scale, name)
-    if array.ndim == 0:
+    if array.shape in ((), (1,)):
         array = jnp.broadcast_to(array, (num_kv_heads,))
     return head_numbers(array, name, num_kv_heads).astype(np.float32)
 

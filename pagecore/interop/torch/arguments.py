@@ -103,11 +103,14 @@ def _refuse_gradients(given: tuple[Any, ...]) -> None:
 
 
 def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
-    """Expand a number to a float32 tensor ``[Hkv]``; return any other value unchanged."""
-    if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
+    """Expand a number, or a tensor of one, to a float32 tensor ``[Hkv]``; return any other value unchanged."""
+    is_tensor = isinstance(scale, torch.Tensor) and scale.shape in ((), (1,))
+    if not (is_tensor or isinstance(scale, (*_NUMBER, np.number))) or not isinstance(key_cache, torch.Tensor):
         return scale
     if key_cache.ndim != 4:
         raise ShapeError(f"key_cache has shape {tuple(key_cache.shape)}; it must have 4 axes")
+    if isinstance(scale, torch.Tensor):  # on a device, its value is not known here
+        return scale.float().reshape(1).repeat(key_cache.shape[2])
     return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
 
 

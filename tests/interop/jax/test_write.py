@@ -30,7 +30,9 @@ def test_a_donated_cache_is_written_in_place(jax, interop, rows_dtype, cache_dty
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
-@pytest.mark.parametrize("scales", [{"key_scale": 0.3, "value_scale": [2.0, 0.25]}, {"value_scale": 4}])
+@pytest.mark.parametrize(
+    "scales", [{"key_scale": 0.3, "value_scale": [2.0, 0.25]}, {"value_scale": 4}, {"key_scale": [0.3]}]
+)
 def test_layouts_and_scales(jax, interop, layout, scales):
     rows, caches, slots = random_write(2, cache_dtype="bfloat16")
     step = jax.jit(functools.partial(interop.write_kv, layout=layout, **scales), donate_argnums=(2, 3))

@@ -28,10 +28,13 @@ inline void merge_row(const MergeArgs& args, int64_t token, int64_t head, float 
   }
 }
 
+// An lse as the weight of its part: +inf is what FlashAttention reports for a query without keys.
+inline double log_weight(float lse) { return lse == kInfinity ? -static_cast<double>(kInfinity) : lse; }
+
 inline void merge(const MergeArgs& args) {
   for (int64_t token = 0; token < args.out.num_tokens; ++token) {
     for (int64_t head = 0; head < args.out.num_heads; ++head) {
-      const double a = args.lse_a.at(token, head), b = args.lse_b.at(token, head);
+      const double a = log_weight(args.lse_a.at(token, head)), b = log_weight(args.lse_b.at(token, head));
       const double top = a > b ? a : b;
       if (top == -static_cast<double>(kInfinity)) {
         merge_row(args, token, head, 0.0f, 0.0f);
