@@ -28,6 +28,7 @@ class EvictionQueues {
   // Time: a turn for each call that changes the tree, and the caller's clock, which never runs backwards.
 
   void begin_turn() { ++turn_; }
+  [[nodiscard]] uint64_t turn() const { return turn_; }
   void advance(double time) { now_ = std::max(now_, time); }
 
   // Sizes and order.
