@@ -188,6 +188,26 @@ def test_a_window_that_is_given_back_loses_its_end_before_what_others_branch_off
     assert tree.evict("window", 8).blocks[1].tolist() == [1, 2, 3, 4, 31, 32, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", [90, 3, 2, 1, 80]),
+        ("lfu", [90, 3, 80, 2, 1]),
+        ("slru", [90, 3, 80, 2, 1]),
+        ("fifo", [90, 3, 2, 1, 80]),
+        ("filo", [80, 3, 90, 2, 1]),
+    ],
+)
+def test_blocks_after_a_hit_are_new_and_have_no_hits(policy, order):
+    tree = RadixTree(1, policy=policy)
+    tree.insert([0, 1], [1, 2])
+    tree.insert([9], [90])
+    with tree.match_and_lock([0, 1]) as receipt:
+        tree.extend([0, 1, 2], [1, 2, 3], receipt)
+    tree.insert([8], [80])
+    assert tree.evict("full", 5).blocks.tolist() == order
+
+
 def test_growing_counts_as_a_use_of_a_window_that_is_not_pinned():
     tree, receipt = running(2)
     receipt.release("window")

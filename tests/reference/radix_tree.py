@@ -68,6 +68,10 @@ class Node:
         return nodes
 
 
+# Policies that look at insertions, or at hits since then.
+BY_INSERTION = ("fifo", "filo", "lfu", "slru")
+
+
 @dataclass(eq=False)
 class Receipt:
     node: Node | None
@@ -510,7 +514,8 @@ class RadixTree:
         if receipt.node is None:
             receipt.since = self.turn
         goal = top.end + len(rest)
-        if receipt.node and is_alone and not top.children and top.state is None:
+        can_grow = receipt.node and is_alone and not top.children and top.state is None
+        if can_grow and (self.policy not in BY_INSERTION or top.eviction[0].made >= receipt.since):
             top.blocks += rest
             top.lanes = [mine + more for mine, more in zip(top.lanes, lanes, strict=True)]
             for c in range(self.num_components):

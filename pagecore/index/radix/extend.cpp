@@ -24,7 +24,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
              offer.query.tokens.size(), "; give the whole sequence, from its start");
   survey(offer, parent, out);
   const int64_t fresh = blocks - out.old_blocks;
-  const bool grows = fresh > 0 && can_grow(old);
+  const bool grows = fresh > 0 && can_grow(old, receipt.since);
   radix::NodeStorage storage;
   try {
     reserve(3 + components_.num_cuts());
@@ -61,9 +61,11 @@ bool RadixTree::try_extend(const Offer& offer, Receipt& receipt, Inserted& out) 
   }
 }
 
-// True if the node is a leaf without a state that ends exactly one receipt.
-bool RadixTree::can_grow(NodeId node) const {
+// True if the node is a leaf without a state that ends exactly one receipt. Under a policy that looks at insertions or
+// hits, the receipt also inserted the leaf, at turn `since` or later: new blocks are not as old as a leaf that was hit.
+bool RadixTree::can_grow(NodeId node, uint64_t since) const {
   if (node < 0) return false;
+  if (queues_.looks_at_insertions() && nodes_.part(node, 0).eviction.made < since) return false;
   const radix::Node& it = nodes_.at(node);
   return it.children == 0 && it.receipts == 1 && it.state == kNoState;
 }

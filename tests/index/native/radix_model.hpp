@@ -69,7 +69,7 @@ class ModelTree : public ModelCells {
     if (end == old_end) return out;
     ++turn;
     if (receipt.end < 0) receipt.since = turn;
-    const int last = can_grow(receipt.end) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
+    const int last = can_grow(receipt) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
     cells.at(last).ends_node = true;
     move_on(receipt, last);
     prune();
@@ -181,9 +181,13 @@ class ModelTree : public ModelCells {
     receipt = lock_end(end, components, false);
   }
 
-  // True for a leaf without a state that ends exactly one receipt.
-  [[nodiscard]] bool can_grow(int end) const {
+  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that.
+  [[nodiscard]] bool can_grow(const ModelReceipt& receipt) const {
+    using enum radix::Policy;
+    const int end = receipt.end;
     if (end < 0 || !cells.at(end).children.empty()) return false;
+    const bool by_insertion = policy == Fifo || policy == Filo || policy == Lfu || policy == Slru;
+    if (by_insertion && cells.at(end).eviction[0].made < receipt.since) return false;
     return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
   }
   // Appends the blocks of the offer after the end of a node to the node.
