@@ -109,12 +109,20 @@ class EmbeddingCache:
             return value
 
     def unpin(self, key: Key) -> None:
-        """Undo one `pin`; raise InvalidSequence if the key is not pinned."""
+        """Undo one `pin`, which makes the entry the most recently used one.
+
+        Raises
+        ------
+        InvalidSequence
+            The key is not pinned.
+        """
+        name = _checked(key)
         with self._lock:
-            entry = self._entries.get(_checked(key))
+            entry = self._entries.get(name)
             if entry is None or not entry.num_pins:
                 raise InvalidSequence(f"key {shown(key)} is not pinned")
             entry.num_pins -= 1
+            self._entries.move_to_end(name)
 
     @contextmanager
     def use(self, key: Key) -> Iterator[Any]:

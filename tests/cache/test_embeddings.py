@@ -87,6 +87,7 @@ def test_the_cache_agrees_with_a_list(calls):
             else:
                 cache.unpin(key)
                 entry[2] -= 1
+                model.used(entry)
         else:
             freed = cache.clear()
             assert freed == sum(e[1] for e in model.entries if not e[2])
@@ -95,6 +96,15 @@ def test_the_cache_agrees_with_a_list(calls):
         assert [key for _, key in cache._entries] == [e[0] for e in model.entries]
         assert (cache.num_hits, cache.num_misses) == (model.hits, model.misses)
         assert cache.nbytes == sum(e[1] for e in model.entries)
+
+
+def test_the_end_of_a_use_makes_a_value_the_most_recently_used():
+    cache = EmbeddingCache(10)
+    cache.put("long", of(4))
+    with cache.use("long"):
+        cache.put("short", of(4))
+    cache.put("new", of(4))
+    assert ("long" in cache, "short" in cache) == (True, False)
 
 
 def test_a_value_in_use_stays():

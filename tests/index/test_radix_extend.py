@@ -160,6 +160,54 @@ def test_blocks_that_a_window_has_left_are_as_old_as_the_first_of_them():
     assert tree.evict("window", 4).blocks[1].tolist() == [1, 2, 3, 90]
 
 
+def test_blocks_of_a_hit_that_a_window_has_left_stay_younger_than_those_before_the_hit():
+    tree = RadixTree(1, windows=[2])
+    tree.insert(range(9), (blocks(9), blocks(9)))
+    tree.insert([9], ([90], [90]))
+    receipt = tree.match_and_lock(range(6))  # needs blocks 5 and 6
+    for end in range(7, 12):
+        tree.extend([*range(6), *range(20, 14 + end)], (blocks(end, 21), blocks(end, 21)), receipt)
+        tree.check_invariants()
+    assert tree.evict("window", 7).blocks[1].tolist() == [1, 2, 3, 4, 7, 8, 9]
+    assert tree.evict("window", 3).blocks[1].tolist() == [90, 5, 6]
+
+
+def test_blocks_of_a_hit_stay_longer_than_new_blocks_before_the_window():
+    tree = RadixTree(1, windows=[2])
+    tree.insert([*range(4), 50], ([*blocks(4), 50], [*blocks(4), 50]))
+    receipt = tree.match_and_lock(range(4))  # needs blocks 3 and 4
+    run_on(tree, receipt, 10)
+    assert tree.evict("window", 9).blocks[1].tolist() == [1, 2, 50, 5, 6, 7, 8, 3, 4]
+
+
+def test_a_window_that_is_given_back_loses_its_end_before_what_others_branch_off_from():
+    tree = RadixTree(1, windows=[4])
+    tree.insert(range(6), (blocks(6), blocks(6)))
+    tree.insert([*range(6), 20, 21], ([*blocks(6), 31, 32], [*blocks(6), 31, 32]))
+    tree.match_and_lock([*range(6), 20, 21]).release()  # needs blocks 5, 6, 31 and 32
+    assert tree.evict("window", 8).blocks[1].tolist() == [1, 2, 3, 4, 31, 32, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("lru", [90, 3, 2, 1, 80]),
+        ("lfu", [90, 3, 80, 2, 1]),
+        ("slru", [90, 3, 80, 2, 1]),
+        ("fifo", [90, 3, 2, 1, 80]),
+        ("filo", [80, 3, 90, 2, 1]),
+    ],
+)
+def test_blocks_after_a_hit_are_new_and_have_no_hits(policy, order):
+    tree = RadixTree(1, policy=policy)
+    tree.insert([0, 1], [1, 2])
+    tree.insert([9], [90])
+    with tree.match_and_lock([0, 1]) as receipt:
+        tree.extend([0, 1, 2], [1, 2, 3], receipt)
+    tree.insert([8], [80])
+    assert tree.evict("full", 5).blocks.tolist() == order
+
+
 def test_growing_counts_as_a_use_of_a_window_that_is_not_pinned():
     tree, receipt = running(2)
     receipt.release("window")
@@ -176,7 +224,7 @@ def test_a_joined_node_gives_up_every_block_of_its_window():
     assert tree.evict("window", 3).blocks[1].tolist() == [1, 2, 3]
     tree.insert(range(2), (blocks(2), blocks(2, 11)))
     receipt = tree.match_and_lock([])
-    tree.insert(range(4), (blocks(4), [0, 0, 0, 0]), receipt=receipt)
+    tree.extend(range(4), (blocks(4), [0] * 4), receipt)
     tree.extend(range(6), (blocks(6), [0] * 6), receipt)
     assert tree.num_nodes == 2
     tree.check_invariants()

@@ -68,11 +68,16 @@ class Node:
         return nodes
 
 
+# Policies that look at insertions, or at hits since then.
+BY_INSERTION = ("fifo", "filo", "lfu", "slru")
+
+
 @dataclass(eq=False)
 class Receipt:
     node: Node | None
     components: set[int]
     namespace: object = None
+    since: int = 0  # turn in which its first nodes were pinned; forks keep it
 
 
 def typed(value: object) -> object:
@@ -301,7 +306,7 @@ class RadixTree:
         for c in range(1, len(self.windows) + 1):
             if c in components:
                 self.cut(c, node)
-        receipt = Receipt(node, components, namespace)
+        receipt = Receipt(node, components, namespace, self.turn)
         self.receipts.append(receipt)
         for above in node.path():
             self.touch(above, 0, is_hit)
@@ -316,7 +321,7 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         if node is None:
-            self.receipts.append(Receipt(None, set(range(self.num_components)), namespace))
+            self.receipts.append(Receipt(None, set(range(self.num_components)), namespace, self.turn))
             return found, self.receipts[-1]
         if offset < len(node.blocks):
             node = self.split(node, offset)
@@ -343,12 +348,13 @@ class RadixTree:
         receipt.components = receipt.components - components
         if not receipt.components:
             self.receipts.remove(receipt)
-        self.touch_freed(before, rank)
+        self.touch_freed(before, rank, has_turns=True)
 
-    def touch_freed(self, before: list[set[Node]], rank: float | None) -> None:
-        """Count the end of a pin as a use."""
+    def touch_freed(self, before: list[set[Node]], rank: float | None, *, has_turns: bool = False) -> None:
+        """Count the end of a pin as a use; with `has_turns` each node of a window has a turn, the deepest the first."""
         for c in range(self.num_components):
-            for node in before[c] - self.pinned(c):
+            for node in sorted(before[c] - self.pinned(c), key=lambda node: -node.depth):
+                self.turn += has_turns and self.is_window(c)
                 self.touch(node, c, False)
                 if rank is not None:
                     node.eviction[c].rank = rank
@@ -505,8 +511,11 @@ class RadixTree:
     def run_on(self, receipt: Receipt, top: Node, path, rest: list[Block], lanes) -> None:
         before = [self.pinned(c) for c in range(self.num_components)]
         is_alone = sum(other.node is top for other in self.receipts) == 1
+        if receipt.node is None:
+            receipt.since = self.turn
         goal = top.end + len(rest)
-        if receipt.node and is_alone and not top.children and top.state is None:
+        can_grow = receipt.node and is_alone and not top.children and top.state is None
+        if can_grow and (self.policy not in BY_INSERTION or top.eviction[0].made >= receipt.since):
             top.blocks += rest
             top.lanes = [mine + more for mine, more in zip(top.lanes, lanes, strict=True)]
             for c in range(self.num_components):
@@ -534,13 +543,14 @@ class RadixTree:
                         pinned.add(upper)
         receipt.node = end
         receipt.components = (receipt.components | {0}) - ({self.num_components - 1} if self.states else set())
+        self.turn += 1
         self.touch_freed(before, None)
         for c in windows:
             if start := self.window_start(c, goal):
-                self.join(self.split_path(end, start))
+                self.join(self.split_path(end, start), receipt.since)
 
-    def join(self, lower: Node) -> None:
-        """Join a node with its parent if they come from one insertion and the same receipts pin them."""
+    def join(self, lower: Node, since: int) -> None:
+        """Join a node with its parent if they come from one insertion and the same receipts have used them."""
         upper = lower.parent
         if upper is None or upper.run is not lower.run or upper.state is not None or len(upper.children) != 1:
             return
@@ -550,13 +560,15 @@ class RadixTree:
             pins = self.pins(c)
             if pins[upper] != pins[lower] or lower.depth == self.sink_blocks(c):
                 return
+            if (upper.eviction[c].used >= since) != (lower.eviction[c].used >= since):
+                return
         assert upper.parent is not None
         upper.parent.children[upper.blocks[0]] = lower
         lower.parent = upper.parent
         lower.blocks = upper.blocks + lower.blocks
         lower.lanes = [above + below for above, below in zip(upper.lanes, lower.lanes, strict=True)]
         lower.eviction[: 1 + len(self.windows)] = upper.eviction[: 1 + len(self.windows)]
-        self.join(lower)
+        self.join(lower, since)
 
     def move(self, receipt: Receipt, end: Node, namespace: object) -> None:
         receipt.namespace = namespace
@@ -567,7 +579,7 @@ class RadixTree:
         self.drop(receipt, set(receipt.components), None)
         self.turn += 1
         self.receipts.remove(self.lock_end(end, components, False, namespace))
-        receipt.node, receipt.components = end, components
+        receipt.node, receipt.components, receipt.since = end, components, self.turn
         self.receipts.append(receipt)
 
     def ids(self, lane: int) -> set[int]:

@@ -276,7 +276,9 @@ class SchedulerModel:
         for row, token, flag in zip(step.outputs, ids, flags, strict=True):
             if row.sequence is None:
                 continue
-            ends = flag or (not row.request.ignore_eos and token in row.request.stop_token_ids)
+            num_generated = row.sequence.num_tokens + 1 - len(row.request.prompt)
+            may_stop = not row.request.ignore_eos and num_generated >= row.request.min_new_tokens
+            ends = flag or (may_stop and token in row.request.stop_token_ids)
             if ends or row.sequence.num_tokens + 1 == row.last:
                 finished.append((row, [*row.sequence.ids, token]))
             else:

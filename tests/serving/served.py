@@ -25,9 +25,10 @@ def hashed(tokens, sample):
 def answer(request, sample=0, ends=lambda run_id, token: False):
     """Return the prompt and all tokens that the model generates after it."""
     text = request.prompt.tolist()
-    for _ in range(request.max_new_tokens):
+    for number in range(1, request.max_new_tokens + 1):
         text.append(hashed(text, sample))
-        if ends(request.id, text[-1]) or (not request.ignore_eos and text[-1] in request.stop_token_ids):
+        may_stop = not request.ignore_eos and number >= request.min_new_tokens
+        if ends(request.id, text[-1]) or (may_stop and text[-1] in request.stop_token_ids):
             break
     return text
 

@@ -231,9 +231,10 @@ def test_outputs_equal_those_without_overlap(work):
         prompt = choice.randint(1, longest)
         ids = np.arange(prompt) + 100 * number
         ids[: choice.choice([0, 0, 4, 8])] = 5
+        most = choice.randint(0, min(9, longest - prompt + 1))
         one = Request(
-            number, ids, choice.randint(0, min(9, longest - prompt + 1)),
-            choice.randint(1, min(3, server.scheduler.max_running)),
+            number, ids, most, choice.randint(1, min(3, server.scheduler.max_running)),
+            min_new_tokens=choice.randint(0, most),
             stop_token_ids=[choice.randrange(1009) for _ in range(choice.choice([0, 300]))],
             ignore_eos=choice.random() < 0.3,
         )  # fmt: skip

@@ -59,6 +59,19 @@ def test_a_stop_id_ends_a_run_unless_it_is_ignored(ignore_eos, overlap):
     server.check_empty()
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("least", [0, 1, 4, 5, 12])
+def test_stop_ids_end_nothing_before_the_minimum(least, overlap):
+    whole = answer(Request(0, [1, 2, 3], 12))
+    server = Server(overlap=overlap, num_blocks=9)  # some are preempted
+    runs = [
+        server.add(Request(number, [1, 2, 3], 12, stop_token_ids=whole[4:], min_new_tokens=least)) for number in (0, 1)
+    ]
+    server.drain()
+    assert [run.num_generated for run in runs] == [max(2, least)] * 2
+    server.check_empty()
+
+
 def test_flags_end_runs_with_their_id_and_free_their_blocks():
     cache = FakeCache(20, prefix_cache=False)
     scheduler = Scheduler(cache)
@@ -104,6 +117,8 @@ def test_wrong_flags_are_refused_and_change_nothing(flags, error, reason):
         ({"stop_token_ids": OnDevice()}, ShapeError, "stop_token_ids is not a 1-D array of token ids: can't convert"),
         ({"stop_token_ids": "12"}, ShapeError, "stop_token_ids has shape"),
         ({"stop_token_ids": [2**31]}, ShapeError, "stop_token_ids has token id 2147483648"),
+        ({"min_new_tokens": -1}, ShapeError, "min_new_tokens is -1; expected an integer"),
+        ({"min_new_tokens": 2}, ShapeError, "min_new_tokens is 2, but max_new_tokens is 1"),
         ({"ignore_eos": 1}, UnsupportedOption, "ignore_eos is 1"),
         ({"priority": "high"}, ShapeError, "priority is 'high'; expected an integer"),
         ({"priority": True}, ShapeError, "priority is True"),

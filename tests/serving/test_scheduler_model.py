@@ -56,16 +56,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         samples=st.sampled_from([1, 1, 2, 3]),
         shared=st.sampled_from([0, 4, 9, 40]),
         stops=st.booleans(),
+        least=st.integers(0, 3),
         ignore_eos=st.booleans(),
         priority=st.integers(-1, 1),
     )
-    def add(self, count, prompt, new, samples, shared, stops, ignore_eos, priority):
+    def add(self, count, prompt, new, samples, shared, stops, least, ignore_eos, priority):
         for _ in range(count):
             ids = np.arange(prompt, dtype=np.int32) + 100 * self.number
             ids[:shared] = np.arange(prompt)[:shared]
             request = Request(
-                self.number, ids, new, samples, stop_token_ids=STOPS if stops else (), ignore_eos=ignore_eos,
-                priority=priority,
+                self.number, ids, new, samples, stop_token_ids=STOPS if stops else (),
+                min_new_tokens=min(least, new), ignore_eos=ignore_eos, priority=priority,
             )  # fmt: skip
             limits = self.scheduler.max_length, self.scheduler.max_running
             if request.num_slots > limits[0] or samples > limits[1]:

@@ -28,6 +28,7 @@ class EvictionQueues {
   // Time: a turn for each call that changes the tree, and the caller's clock, which never runs backwards.
 
   void begin_turn() { ++turn_; }
+  [[nodiscard]] uint64_t turn() const { return turn_; }
   void advance(double time) { now_ = std::max(now_, time); }
 
   // Sizes and order.
@@ -75,6 +76,10 @@ class EvictionQueues {
   void reserve(size_t capacity);
   // Reduces the room to `capacity`, above every id in the queues; keeps it if memory is short.
   void shrink(size_t capacity) noexcept;
+  // True if the policy orders nodes by their insertion, or by their hits since then.
+  [[nodiscard]] bool looks_at_insertions() const {
+    return policy_ == Policy::Fifo || policy_ == Policy::Filo || policy_ == Policy::Lfu || policy_ == Policy::Slru;
+  }
   [[nodiscard]] size_t capacity() const { return capacity_; }
   [[nodiscard]] size_t nbytes() const;
   void check_invariants() const;

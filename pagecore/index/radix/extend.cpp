@@ -24,7 +24,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
              offer.query.tokens.size(), "; give the whole sequence, from its start");
   survey(offer, parent, out);
   const int64_t fresh = blocks - out.old_blocks;
-  const bool grows = fresh > 0 && can_grow(old);
+  const bool grows = fresh > 0 && can_grow(old, receipt.since);
   radix::NodeStorage storage;
   try {
     reserve(3 + components_.num_cuts());
@@ -37,6 +37,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
   advance(offer.time);
   if (blocks == old_end) return;
   queues_.begin_turn();  // one turn for one path: no two nodes tie
+  if (old == kNoNode) receipt.since = queues_.turn();
   if (grows) {
     grow(old, offer, static_cast<int32_t>(fresh));
     move_on(receipt, old, old_end, blocks);
@@ -60,9 +61,11 @@ bool RadixTree::try_extend(const Offer& offer, Receipt& receipt, Inserted& out) 
   }
 }
 
-// True if the node is a leaf without a state that ends exactly one receipt.
-bool RadixTree::can_grow(NodeId node) const {
+// True if the node is a leaf without a state that ends exactly one receipt. Under a policy that looks at insertions or
+// hits, the receipt also inserted the leaf, at turn `since` or later: new blocks are not as old as a leaf that was hit.
+bool RadixTree::can_grow(NodeId node, uint64_t since) const {
   if (node < 0) return false;
+  if (queues_.looks_at_insertions() && nodes_.part(node, 0).eviction.made < since) return false;
   const radix::Node& it = nodes_.at(node);
   return it.children == 0 && it.receipts == 1 && it.state == kNoState;
 }
@@ -80,6 +83,17 @@ void RadixTree::grow(NodeId leaf, const Offer& offer, int32_t blocks) {
   if (journal_ != nullptr) note_new(leaf, nodes_.at(leaf).size - blocks, blocks);
 }
 
+// True if nodes above a window can be one: a receipt has used both since the given turn, or neither. What other
+// receipts used before is older, and would make the used blocks as old.
+bool RadixTree::can_join(NodeId upper, NodeId lower, uint64_t since) const {
+  if (!nodes_.can_join(upper, lower)) return false;
+  for (int32_t w = 1; w <= components_.num_windows(); ++w) {
+    const bool is_used = nodes_.part(upper, w).eviction.used >= since;
+    if (is_used != (nodes_.part(lower, w).eviction.used >= since)) return false;
+  }
+  return true;
+}
+
 // Moves the receipt down its path to `end`, as Pins::move_down(); splits and joins nodes where its windows begin.
 void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end) {
   const auto start_of = [&](int32_t window) {
@@ -89,11 +103,13 @@ void RadixTree::move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t p
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
     if (start_of(w) > 0) split_window(end, w);
   }
+  queues_.begin_turn();  // what the windows leave was in use until now, unlike new blocks before them
   pins_.move_down(receipt, end, old_end, pinned_end);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) {
     if (start_of(w) == 0) continue;
     const NodeId lower = split_path(end, start_of(w));
-    for (NodeId upper = nodes_.at(lower).parent; nodes_.can_join(upper, lower); upper = nodes_.at(lower).parent) {
+    for (NodeId upper = nodes_.at(lower).parent; can_join(upper, lower, receipt.since);
+         upper = nodes_.at(lower).parent) {
       queues_.remove(upper);
       nodes_.join(upper, lower);
       queues_.refresh(lower);  // its depth has changed, too

@@ -20,7 +20,10 @@ void Pins::pin_path(NodeId node, int32_t by, const RetentionHint& hint) {
 
 void Pins::pin(NodeId end, int32_t component, int32_t by, const RetentionHint& hint) {
   nodes_.part(end, component).receipts += by;
-  for_each_needed(end, component, [&](NodeId node) { pin_node(node, component, by, hint); });
+  for_each_needed(end, component, [&](NodeId node) {
+    if (by < 0) queues_.begin_turn();
+    pin_node(node, component, by, hint);
+  });
 }
 
 void Pins::pin_node(NodeId node, int32_t component, int32_t by, const RetentionHint& hint) {
@@ -36,7 +39,7 @@ void Pins::pin_node(NodeId node, int32_t component, int32_t by, const RetentionH
 
 Receipt Pins::lock(NodeId node, uint32_t components, bool is_hit) {
   ++num_receipts_;
-  if (node == kNoNode) return {kNoNode, components};
+  if (node == kNoNode) return {kNoNode, components, queues_.turn()};
   const Components& all = nodes_.components();
   for (NodeId above = node; above >= 0; above = nodes_.at(above).parent) queues_.touch(above, 0, is_hit);
   for (int32_t c = 1; c < all.count(); ++c) {
@@ -46,7 +49,7 @@ Receipt Pins::lock(NodeId node, uint32_t components, bool is_hit) {
   }
   ++nodes_.at(node).receipts;
   pin_path(node, 1, {});
-  return {node, components};
+  return {node, components, queues_.turn()};
 }
 
 Receipt Pins::lock_again(const Receipt& receipt) {

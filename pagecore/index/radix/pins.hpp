@@ -24,6 +24,7 @@ namespace pagecore::radix {
 struct Receipt {
   NodeId node = kNoNode;    // kNoNode: an empty prefix
   uint32_t components = 0;  // one bit each; 0: given back
+  uint64_t since = 0;       // turn in which its first nodes were pinned; forks keep it
 };
 
 class Pins {

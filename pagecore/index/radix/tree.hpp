@@ -212,7 +212,8 @@ class RadixTree {
   void move_receipt(Receipt& receipt, NodeId end);
 
   // extend.cpp
-  [[nodiscard]] bool can_grow(NodeId node) const;
+  [[nodiscard]] bool can_grow(NodeId node, uint64_t since) const;
+  [[nodiscard]] bool can_join(NodeId upper, NodeId lower, uint64_t since) const;
   void grow(NodeId leaf, const Offer& offer, int32_t blocks);
   void move_on(Receipt& receipt, NodeId end, int64_t old_end, int64_t pinned_end);
 

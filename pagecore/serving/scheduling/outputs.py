@@ -58,9 +58,13 @@ def find_unknown(rows: StepRows, previous: Step | None) -> tuple[NDArray[np.int6
 
 
 def find_ended(step: Step, tokens: NDArray[np.int32], flags: NDArray[np.bool_] | None) -> list[bool]:
-    """Return True for each output that ends early: its id is a stop id of its run, or its flag is set."""
-    stopped = [token in run.stops for token, run in zip(tokens.tolist(), step.outputs, strict=True)]
+    """Return True for each output that ends early: its id is a stop id that ends its run, or its flag is set."""
+    stopped = [token in run.stops and _may_stop(run) for token, run in zip(tokens.tolist(), step.outputs, strict=True)]
     return stopped if flags is None else [stop or flag for stop, flag in zip(stopped, flags.tolist(), strict=True)]
+
+
+def _may_stop(run: Run) -> bool:
+    return run.held is not None and run.held.num_tokens + 1 >= run.stops_from
 
 
 def sort_outputs(

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Request", "RequestError", "Run", "State"]
 
 NO_STOPS: frozenset[int] = frozenset()
+# Minimum of each number of a request.
+LEAST = {"max_new_tokens": 0, "min_new_tokens": 0, "samples": 1, "priority": -INT32_MAX, "cross_tokens": 1}
 
 
 class RequestError(ShapeError):
@@ -56,6 +58,9 @@ class Request:
         Adapter or tenant of the request; requests of different namespaces share no cached prefix.
     stop_token_ids : iterable of int
         A sampled id among these ends its sample, and is its last token; kept as a sorted tuple.
+    min_new_tokens : int
+        Tokens before the last one that `stop_token_ids` do not end: a sample that they end has at least this number of
+        tokens. Samplers usually mask the stop ids until then.
     ignore_eos : bool
         If True, `stop_token_ids` end nothing, and an admission reserves all `max_new_tokens` (see `Scheduler`).
     priority : int
@@ -70,7 +75,8 @@ class Request:
     ------
     ShapeError
         `prompt` is empty, `prompt` or `stop_token_ids` is not 1-D or has ids that int32 cannot hold, `max_new_tokens`
-        is negative, `samples` or `cross_tokens` is below 1, or `priority` is not an integer of int32.
+        is negative, `min_new_tokens` is negative or larger than `max_new_tokens`, `samples` or `cross_tokens` is below
+        1, or `priority` is not an integer of int32.
     UnsupportedDtype
         `prompt` or `stop_token_ids` is not of integers, `namespace` cannot be compared, or `cross_digest` is neither
         bytes nor an int.
@@ -85,6 +91,7 @@ class Request:
     namespace: Hashable = None
     _: KW_ONLY
     stop_token_ids: Iterable[int] = ()
+    min_new_tokens: int = 0
     ignore_eos: bool = False
     priority: int = 0
     cross_tokens: int | None = None
@@ -97,7 +104,7 @@ class Request:
         if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
             object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         as_flag("ignore_eos", self.ignore_eos)
-        for name, least in (("max_new_tokens", 0), ("samples", 1), ("priority", -INT32_MAX), ("cross_tokens", 1)):
+        for name, least in LEAST.items():
             value = getattr(self, name)
             if name == "cross_tokens" and value is None:
                 continue
@@ -105,6 +112,11 @@ class Request:
                 raise ShapeError(f"{name} is {value!r}; expected an integer between {least} and {INT32_MAX}")
             if type(value) is not int:  # sums and negatives of small NumPy integers wrap
                 object.__setattr__(self, name, int(value))
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ShapeError(
+                f"min_new_tokens is {self.min_new_tokens}, but max_new_tokens is {self.max_new_tokens}; generate more "
+                "tokens, or lower the minimum"
+            )
         validate_namespace(self.namespace)
         _check_digest(self.cross_digest, self.cross_tokens)
 
@@ -198,6 +210,7 @@ class Run:
         "siblings",
         "state",
         "stops",
+        "stops_from",
         "tokens",
         "waits_since",
     )
@@ -222,6 +235,7 @@ class Run:
         self.tokens = request.prompt
         self.last_length = len(request.prompt) + request.max_new_tokens
         self.stops = NO_STOPS if request.ignore_eos or not request.stop_token_ids else frozenset(request.stop_token_ids)
+        self.stops_from = len(request.prompt) + request.min_new_tokens  # tokens from which stop ids end it
         self.num_preemptions = 0
         self.num_reused_tokens = 0
         self.held: Sequence | None = None

@@ -350,7 +350,7 @@ class Scheduler(SchedulerView):
             One id for each of `step.outputs`; the ids of runs that have ended meanwhile are dropped.
         finished : array_like of bool, optional
             True for each of `step.outputs` that ends with its id, for reasons that the scheduler does not know. A run
-            also ends with one of its `stop_token_ids`, and after `max_new_tokens`.
+            also ends with one of its `stop_token_ids`, from `min_new_tokens` on, and after `max_new_tokens`.
 
         Returns
         -------

@@ -76,10 +76,10 @@ class EventPublisher:
         other one is connected.
     replay : str, optional
         Address of the socket that repeats batches. A request is a sequence number (8 bytes, big-endian); the reply has
-        one message (number, payload) for each buffered batch from there on, and (-1, empty) at the end.
+        one message (topic, number, payload) for each buffered batch from there on, and (empty, -1, empty) at the end.
     snapshot : str, optional
-        Address of the socket that reports the state. A request is any message; the reply has messages (number,
-        payload) with BlockStored events that give the state after batch `number`, and (-1, empty) at the end.
+        Address of the socket that reports the state. A request is any message; the reply has messages (topic, number,
+        payload) with BlockStored events that give the state after batch `number`, and (empty, -1, empty) at the end.
     topic : str
         First frame of each message.
     buffer : int
@@ -145,7 +145,8 @@ class EventPublisher:
         try:
             self._out = self._open("PUB", endpoint, "endpoint", is_bound_by_publisher(endpoint), waiting)
             self.endpoint = bound_to(self._out, endpoint)
-            self._replay, self.replay = self._server(replay, "replay", buffer + 2)
+            # ZeroMQ learns of a message that was read only after half of the limit: twice a replay always fits.
+            self._replay, self.replay = self._server(replay, "replay", 2 * (buffer + 1))
             self._snapshot, self.snapshot = self._server(snapshot, "snapshot", 1 << 20)
             wake = f"inproc://pagecore-events-{next(_NUMBERS)}"
             self._wake_in = self._open("PULL", wake, "inproc", True, 0)
@@ -314,8 +315,8 @@ class EventPublisher:
         frames = socket.recv_multipart()
         way, request = frames[:-1], frames[-1]
         for number, payload in answer(request):
-            socket.send_multipart([*way, sequence_bytes(number), payload])
-        socket.send_multipart([*way, END, b""])
+            socket.send_multipart([*way, self._topic, sequence_bytes(number), payload])
+        socket.send_multipart([*way, b"", END, b""])
 
     def _replayed(self, request: bytes) -> Iterable[tuple[int, bytes]]:
         if len(request) != 8:

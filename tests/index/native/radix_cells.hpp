@@ -45,6 +45,7 @@ struct Cell {
 struct ModelReceipt {
   int end = -1;
   uint32_t components = 0;
+  double since = 0;  // turn in which its first blocks were pinned
 };
 
 struct ModelOffer {

@@ -1,6 +1,8 @@
 // Model of RadixTree on a trie of cells: the oracle of the drivers. A value, like the other models.
 #pragma once
 
+#include <algorithm>
+#include <iterator>
 #include <tuple>
 
 #include "tests/index/native/radix_cells.hpp"
@@ -16,7 +18,7 @@ class ModelTree : public ModelCells {
   int lock(const ModelMatch& match) {
     ++turn;
     const uint32_t all = (1u << num_components) - 1;
-    if (match.blocks == 0) return new_receipt({-1, all});
+    if (match.blocks == 0) return new_receipt({-1, all, turn});
     const int end = match.path[static_cast<size_t>(match.blocks - 1)];
     cells.at(end).ends_node = true;
     const int receipt = new_receipt(lock_end(end, all, true));
@@ -66,7 +68,8 @@ class ModelTree : public ModelCells {
     advance(offer.time);
     if (end == old_end) return out;
     ++turn;
-    const int last = can_grow(receipt.end) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
+    if (receipt.end < 0) receipt.since = turn;
+    const int last = can_grow(receipt) ? grow(offer, receipt.end) : add_cells(offer, known, old_end);
     cells.at(last).ends_node = true;
     move_on(receipt, last);
     prune();
@@ -144,14 +147,17 @@ class ModelTree : public ModelCells {
       if (is_window(c) && first > 0) cells.at(all[first - 1]).ends_node = true;
       for (size_t i = first; i < all.size(); ++i) touch(all[i], c, is_hit);
     }
-    return {end, components};
+    return {end, components, turn};
   }
-  // Counts the end of a pin as a use.
-  void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint) {
+  // Counts the end of a pin as a use; with `has_turns` each node of a window has a turn, the deepest the first.
+  void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint, bool has_turns) {
     for (size_t c = 0; c < num_components; ++c) {
       const std::set<int> after = pinned(c);
-      for (const int cell : before[c]) {
-        if (after.contains(cell)) continue;
+      std::vector<int> freed;
+      std::set_difference(before[c].begin(), before[c].end(), after.begin(), after.end(), std::back_inserter(freed));
+      std::sort(freed.begin(), freed.end(), [&](int a, int b) { return path(a).size() > path(b).size(); });
+      for (const int cell : freed) {
+        if (has_turns && is_window(c) && cells.at(cell).ends_node) ++turn;
         touch(cell, c, false);
         apply(hint, cells.at(cell).eviction[c]);
       }
@@ -162,7 +168,7 @@ class ModelTree : public ModelCells {
     receipt.components &= ~components;
     const int end = receipt.end;
     if (receipt.components == 0) receipt.end = -1;
-    touch_freed(before, hint);
+    touch_freed(before, hint, true);
     receipt.end = end;
   }
   void move(ModelReceipt& receipt, int end) {
@@ -175,9 +181,13 @@ class ModelTree : public ModelCells {
     receipt = lock_end(end, components, false);
   }
 
-  // True for a leaf without a state that ends exactly one receipt.
-  [[nodiscard]] bool can_grow(int end) const {
+  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that.
+  [[nodiscard]] bool can_grow(const ModelReceipt& receipt) const {
+    using enum radix::Policy;
+    const int end = receipt.end;
     if (end < 0 || !cells.at(end).children.empty()) return false;
+    const bool by_insertion = policy == Fifo || policy == Filo || policy == Lfu || policy == Slru;
+    if (by_insertion && cells.at(end).eviction[0].made < receipt.since) return false;
     return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
   }
   // Appends the blocks of the offer after the end of a node to the node.
@@ -203,14 +213,16 @@ class ModelTree : public ModelCells {
       if (first > 0) starts.push_back(all[static_cast<size_t>(first - 1)]);
     }
     for (const int start : starts) cells.at(start).ends_node = true;
-    touch_freed(before, {});
+    ++turn;
+    touch_freed(before, {}, false);
     for (const int start : starts) {
-      while (join(start)) {
+      while (join(start, receipt.since)) {
       }
     }
   }
-  // Joins a node with its parent if both come from one insertion and the same receipts pin them; returns true if so.
-  bool join(int lower_end) {
+  // Joins a node with its parent if both come from one insertion and the same receipts have used them; returns true if
+  // so.
+  bool join(int lower_end, double since) {
     const std::vector<int> low = node(lower_end);
     const int upper = cells.at(low.front()).parent;
     if (upper < 0) return false;
@@ -219,6 +231,7 @@ class ModelTree : public ModelCells {
     if (high.state != radix::kNoState) return false;
     for (size_t w = 1; w <= windows.size(); ++w) {
       if (window_pins(upper, w) != window_pins(lower_end, w)) return false;
+      if ((high.eviction[w].used >= since) != (cells.at(lower_end).eviction[w].used >= since)) return false;
     }
     for (const int cell : low) {
       for (size_t c = 0; c <= windows.size(); ++c) cells.at(cell).eviction[c] = high.eviction[c];

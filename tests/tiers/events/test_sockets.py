@@ -79,7 +79,7 @@ def test_a_snapshot_is_the_state_after_its_number_also_in_several_frames(monkeyp
 
 def test_replays_have_vllm_s_form():
     cache = make()
-    with publisher_of(cache, buffer=3) as publisher:
+    with publisher_of(cache, buffer=3, topic="kv") as publisher:
         for seed in range(5):
             change(cache, publisher, seed)
         socket = zmq.Context.instance().socket(zmq.DEALER)
@@ -91,8 +91,8 @@ def test_replays_have_vllm_s_form():
                 numbers = []
                 while True:
                     assert socket.poll(20_000)
-                    empty, number, payload = socket.recv_multipart()
-                    assert empty == b""
+                    empty, topic, number, payload = socket.recv_multipart()
+                    assert (empty, topic) == (b"", b"kv" if payload else b"")
                     if not payload:
                         assert number == (-1).to_bytes(8, "big", signed=True)
                         break
@@ -100,10 +100,31 @@ def test_replays_have_vllm_s_form():
                     numbers.append(int.from_bytes(number, "big"))
                 assert numbers == expected
             socket.send_multipart([b"", b"not a number"])
-            assert socket.recv_multipart() == [b"", b"\xff" * 8, b""]
+            assert socket.recv_multipart() == [b"", b"", b"\xff" * 8, b""]
         finally:
             socket.close()
         assert publisher.stats().num_replays == 3
+
+
+def test_a_replay_is_complete_for_a_client_that_reads_late():
+    cache = make(num_blocks=60)
+    with publisher_of(cache, buffer=40) as publisher:
+        for seed in range(60):
+            change(cache, publisher, seed)
+        last = publisher.stats().sequence
+        socket = zmq.Context.instance().socket(zmq.DEALER)
+        socket.linger, socket.rcvhwm = 0, 1
+        try:
+            socket.connect(publisher.replay)
+            for number in range(4):
+                socket.send_multipart([b"", (0).to_bytes(8, "big")])
+                until(lambda so_far=number: publisher.stats().num_replays > so_far)
+                numbers = []
+                while (answer := socket.recv_multipart())[-1]:
+                    numbers.append(int.from_bytes(answer[-2], "big"))
+                assert numbers == list(range(last - 39, last + 1))
+        finally:
+            socket.close()
 
 
 def test_lost_batches_are_replayed():
