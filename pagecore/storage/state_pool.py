@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -293,6 +292,8 @@ def state_budget(memory: Memory, state_ratio: SupportsFloat = 0.9, device: str =
         An invalid budget, or a ratio that is not a finite number above 0.
     """
     ratio = checked_ratio(state_ratio)
+    from fractions import Fraction
+
     return math.floor(parse_memory(memory, device) * Fraction(ratio) / (1 + Fraction(ratio)))
 
 
