@@ -260,6 +260,15 @@ class StatePool:
     def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, device: str = "cpu") -> int:
         """Return the number of slots that fit into `memory`, including the null slot.
 
+        Parameters
+        ----------
+        memory : int, str or float
+            Bytes, a number with a unit such as ``"8GiB"``, or a fraction of the free memory of `device`.
+        specs, num_layers
+            As for the constructor.
+        device : str
+            ``"cpu"`` or a CUDA device.
+
         Raises
         ------
         NotEnoughMemory
