@@ -6,7 +6,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Protocol, Self, SupportsFloat, runtime_checkable
 
 import numpy as np
@@ -186,9 +185,7 @@ class RemoteStore(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- inner ----
