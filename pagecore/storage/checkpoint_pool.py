@@ -209,6 +209,15 @@ class CheckpointPool:
     ) -> int:
         """Return the number of checkpoints that fit into `memory`, including the null slot.
 
+        Parameters
+        ----------
+        memory : int, str or float
+            Bytes, a number with a unit such as ``"8GiB"``, or a fraction of the free memory of the host.
+        specs, num_layers
+            As for `StatePool`.
+        planes
+            As for the constructor.
+
         Raises
         ------
         NotEnoughMemory

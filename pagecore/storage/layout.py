@@ -116,7 +116,20 @@ class KVLayout:
             )
 
     def bind(self, planes: tuple[Plane, ...] | Spec, num_layers: int, num_blocks: int, block_size: int) -> KVLayout:
-        """Return this order with bound sizes."""
+        """Return this order with bound sizes.
+
+        Parameters
+        ----------
+        planes : tuple of Plane, or a spec
+        num_layers, num_blocks : int
+        block_size : int
+            Tokens of a block.
+
+        Raises
+        ------
+        ShapeError, UnsupportedOption
+            An invalid size, or invalid planes.
+        """
         bound: Any = planes
         return replace(self, planes=bound, num_layers=num_layers, num_blocks=num_blocks, block_size=block_size)
 

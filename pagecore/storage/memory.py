@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +49,8 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
             raise ShapeError(
                 f"memory is {memory!r}; a number of bytes must be whole: give a unit, such as '{match[1]}GiB'"
             )
+        from fractions import Fraction
+
         return math.floor(Fraction(match[1]) * UNITS[match[2]])
     number: object = memory
     if isinstance(number, int | np.integer) and not isinstance(number, bool):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
@@ -261,6 +260,15 @@ class StatePool:
     def slots_for(memory: Memory, specs: Specs, num_layers: int | None = None, device: str = "cpu") -> int:
         """Return the number of slots that fit into `memory`, including the null slot.
 
+        Parameters
+        ----------
+        memory : int, str or float
+            Bytes, a number with a unit such as ``"8GiB"``, or a fraction of the free memory of `device`.
+        specs, num_layers
+            As for the constructor.
+        device : str
+            ``"cpu"`` or a CUDA device.
+
         Raises
         ------
         NotEnoughMemory
@@ -293,6 +301,8 @@ def state_budget(memory: Memory, state_ratio: SupportsFloat = 0.9, device: str =
         An invalid budget, or a ratio that is not a finite number above 0.
     """
     ratio = checked_ratio(state_ratio)
+    from fractions import Fraction
+
     return math.floor(parse_memory(memory, device) * Fraction(ratio) / (1 + Fraction(ratio)))
 
 

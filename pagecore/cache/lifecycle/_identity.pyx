@@ -11,8 +11,6 @@ from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_query cimport Mark
 
-from hashlib import blake2b
-
 
 def namespace_digest(namespace):
     """Return 16 bytes that identify a namespace in every process; None if only this process can compare it.
@@ -35,7 +33,7 @@ def content_identity(CacheState state not None, sequence):
     checked = require(state, sequence, False)
     if checked.hold is None:
         return None, None
-    spans = blake2b(digest_size=16)
+    spans = digest_16()
     for i in range(checked.hold.marks.size()):
         mark = &checked.hold.marks[i]
         content = mark.digest.bytes.data()
@@ -96,8 +94,14 @@ cdef object digest_of_key(object key):
     if key is None:
         return b""
     if isinstance(key, str):
-        return blake2b(b"s" + key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        return digest_16(b"s" + key.encode("utf-8", "surrogatepass")).digest()
     packed, *held = key
     if held:
         return None
-    return blake2b(b"k" + packed, digest_size=16).digest()
+    return digest_16(b"k" + packed).digest()
+
+
+cdef object digest_16(bytes data=b""):
+    from hashlib import blake2b  # it loads OpenSSL, which `import pagecore` does without
+
+    return blake2b(data, digest_size=16)

@@ -68,24 +68,15 @@ inline std::vector<PairRun> convert_runs(const ConvertBlocks& blocks) {
   return {{0, blocks.pairs.size, !blocks.pairs.independent}};
 }
 
-inline void set_pairs(PcConvertPairs& params, const ConvertBlocks& blocks, const PairRun& run) {
-  const BlockPairs& pairs = blocks.pairs;
-  params.num_pairs = static_cast<pc_int32>(run.end - run.begin);
+inline void set_blocks(PcConvertPairs& params, const ConvertBlocks& blocks, const PairRun& run) {
   params.identity = blocks.identity > 0 ? 1 : 0;
   params.lowest = blocks.identity > 0 ? 0 : 1;
   params.num_source_blocks = clamped(blocks.num_source_blocks);
   params.num_target_blocks = clamped(blocks.num_target_blocks);
-  if (blocks.identity > 0) return;
-  if (pairs.on_device != nullptr) {
-    params.on_device = address_of(pairs.on_device);
-    params.pair_stride = pairs.pair_stride;
-    params.column_stride = pairs.column_stride;
-    params.wide = pairs.wide;
-    return;
-  }
-  for (int64_t i = run.begin; i < run.end; ++i) {
-    params.pairs[i - run.begin][0] = static_cast<pc_int32>(pairs.sources[static_cast<size_t>(i)]);
-    params.pairs[i - run.begin][1] = static_cast<pc_int32>(pairs.targets[static_cast<size_t>(i)]);
+  if (blocks.identity > 0) {
+    params.num_pairs = static_cast<pc_int32>(blocks.identity);
+  } else {
+    set_pairs(params, blocks.pairs, run);
   }
 }
 
@@ -97,7 +88,7 @@ inline void add_convert_launches(std::vector<Launch>& launches, const ConvertBlo
              std::max(blocks.pairs.size, blocks.identity), " blocks on the device; at most ", INT32_MAX,
              " are supported: split the call");
   for (const PairRun& run : convert_runs(blocks)) {
-    set_pairs(launch.params.pairs, blocks, run);
+    set_blocks(launch.params.pairs, blocks, run);
     const int64_t parallel = run.ordered ? 1 : run.end - run.begin;
     launch.grid = {stretches, grid_rows(parallel, stretches), 1};
     launches.push_back(launch);

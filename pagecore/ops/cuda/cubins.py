@@ -13,10 +13,8 @@ folder that another user owns or can write to is not used at all, and a RuntimeW
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import secrets
 import stat
 import warnings
 from collections.abc import Sequence
@@ -72,7 +70,7 @@ def cache_key(instances: Sequence[Instance], architecture: str) -> str:
     text, headers = with_headers(instances[0].source)
     names = [each.name for each in instances]
     parts = [names, architecture, compiler_version(), FLAGS, text, sorted(headers.items())]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:40]
+    return _sha256(json.dumps(parts).encode())[:40]
 
 
 def read_cubin(path: Path) -> Cubin | None:
@@ -87,7 +85,7 @@ def read_cubin(path: Path) -> Cubin | None:
         finally:
             os.close(folder)
         magic, digest, payload = text.split(b"\n", 2)
-        if magic + b"\n" != _MAGIC or hashlib.sha256(payload).hexdigest().encode() != digest:
+        if magic + b"\n" != _MAGIC or _sha256(payload).encode() != digest:
             return None
         head, image = payload.split(b"\n", 1)
         return _cubin_of(json.loads(head), image)
@@ -98,7 +96,7 @@ def read_cubin(path: Path) -> Cubin | None:
 def write_cubin(path: Path, cubin: Cubin) -> bool:
     """Write a file completely or not at all; return True if it was written."""
     payload = json.dumps({"symbols": cubin.symbols, "log": cubin.log}).encode() + b"\n" + cubin.image
-    text = _MAGIC + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload
+    text = _MAGIC + _sha256(payload).encode() + b"\n" + payload
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = _open_folder(path.parent)
@@ -109,6 +107,12 @@ def write_cubin(path: Path, cubin: Cubin) -> bool:
     except OSError:
         return False
     return True
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib  # it loads OpenSSL, which `import pagecore` does without
+
+    return hashlib.sha256(data).hexdigest()
 
 
 def _open_folder(folder: Path) -> int:
@@ -143,7 +147,7 @@ def _read_own_file(name: str, folder: int) -> bytes:
 
 def _replace_file(name: str, text: bytes, folder: int) -> None:
     """Write a file under a temporary name, then rename it, so that readers see the old bytes or the new ones."""
-    aside = f".{name}.{secrets.token_hex(8)}.part"
+    aside = f".{name}.{os.urandom(8).hex()}.part"
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         with open(descriptor, "wb") as file:

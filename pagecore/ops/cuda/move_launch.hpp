@@ -86,22 +86,6 @@ inline pc_int32 fewest_blocks(const std::vector<BlockArray>& arrays) {
   return static_cast<pc_int32>(fewest);
 }
 
-inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairRun& run) {
-  params.ordered = run.ordered;
-  params.num_pairs = static_cast<pc_int32>(run.end - run.begin);
-  if (pairs.on_device != nullptr) {
-    params.on_device = address_of(pairs.on_device);
-    params.pair_stride = pairs.pair_stride;
-    params.column_stride = pairs.column_stride;
-    params.wide = pairs.wide;
-    return;
-  }
-  for (int64_t i = run.begin; i < run.end; ++i) {
-    params.pairs[i - run.begin][0] = static_cast<pc_int32>(pairs.sources[static_cast<size_t>(i)]);
-    params.pairs[i - run.begin][1] = static_cast<pc_int32>(pairs.targets[static_cast<size_t>(i)]);
-  }
-}
-
 }  // namespace internal
 
 // Launches that copy blocks of each source to blocks of the target with the same index. `one_cache`: sources and
@@ -131,7 +115,8 @@ inline void set_pairs(PcPairParams& params, const BlockPairs& pairs, const PairR
       params.lowest = one_cache ? 0 : 1;
       params.num_source_blocks = internal::fewest_blocks(sources);
       params.num_target_blocks = internal::fewest_blocks(targets);
-      internal::set_pairs(params, pairs, run);
+      set_pairs(params, pairs, run);
+      params.ordered = run.ordered;
       internal::set_addresses(share, params.sources, params.targets);
       params.one_cache = one_cache;
       const int64_t units = params.shape.num_units, parallel = run.ordered ? 1 : run.end - run.begin;

@@ -86,4 +86,21 @@ struct PairRun {
   return runs;
 }
 
+// Set the pairs of one launch in the parameters of a kernel that moves or converts blocks.
+template <typename Params>
+void set_pairs(Params& params, const BlockPairs& pairs, const PairRun& run) {
+  params.num_pairs = static_cast<pc_int32>(run.end - run.begin);
+  if (pairs.on_device != nullptr) {
+    params.on_device = address_of(pairs.on_device);
+    params.pair_stride = pairs.pair_stride;
+    params.column_stride = pairs.column_stride;
+    params.wide = pairs.wide;
+    return;
+  }
+  for (int64_t i = run.begin; i < run.end; ++i) {
+    params.pairs[i - run.begin][0] = static_cast<pc_int32>(pairs.sources[static_cast<size_t>(i)]);
+    params.pairs[i - run.begin][1] = static_cast<pc_int32>(pairs.targets[static_cast<size_t>(i)]);
+  }
+}
+
 }  // namespace pagecore::cuda

@@ -212,6 +212,13 @@ class Scheduler(SchedulerView):
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
         """Check the lengths of a request before it is made.
 
+        Parameters
+        ----------
+        id : object
+            Name of the request in the error message.
+        num_prompt_tokens, max_new_tokens, samples : int
+            As in `Request`; `num_prompt_tokens` is the length of its prompt.
+
         Raises
         ------
         RequestError

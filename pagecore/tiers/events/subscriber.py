@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 from pagecore.errors import DeviceError, UnsupportedOption
@@ -66,9 +65,7 @@ class Subscriber:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def sync(self) -> int:

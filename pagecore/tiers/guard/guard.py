@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -255,9 +254,7 @@ class Guard:
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- the thread ----

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Literal, Protocol, Self, SupportsFloat, runtime_checkable
 
 import numpy as np
@@ -64,7 +64,7 @@ class Batch:
     is_cancelled: bool = False
 
 
-class RemoteStore:
+class RemoteStore(ABC):
     """Base of the stores in this package. A subclass starts and stops batches, and ends each with `_end`.
 
     Remote stores hold nothing: an entry that a lookup found may be gone when it is loaded, which is a miss. They verify
@@ -87,16 +87,17 @@ class RemoteStore:
 
     # ---- for subclasses ----
 
+    @abstractmethod
     def _start(self, batch: Batch) -> None:
-        raise NotImplementedError
+        """Start a batch; the caller holds `_changed`."""
 
+    @abstractmethod
     def _stop(self, batch: Batch) -> None:
         """End a batch as soon as no thread touches its pieces; the caller holds `_changed`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _release(self) -> None:
         """End the threads and connections; all batches were stopped."""
-        raise NotImplementedError
 
     def _end(self, batch: Batch) -> None:
         """Report a batch, once."""
@@ -184,9 +185,7 @@ class RemoteStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ---- inner ----

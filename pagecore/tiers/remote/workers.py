@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -83,9 +84,9 @@ class WorkerStore(RemoteStore):
             )
             worker.thread.start()
 
+    @abstractmethod
     def _connect(self) -> Connection:
         """Return one more connection, which is not open."""
-        raise NotImplementedError
 
     def _start(self, batch: Batch) -> None:
         bounds = [0]
