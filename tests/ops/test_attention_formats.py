@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES, LAYOUTS, Shape, make_case, random_mask
-from tests.ops.format_cases import DIMS, FormatCase, make_format_case
+from tests.ops.format_cases import DIMS, FormatCase, make_format_case, store
 from tests.ops.test_attention_options import OPTIONS
 from tests.thinning import in_turn
 
@@ -188,6 +189,45 @@ def test_every_number_of_query_heads(isa, format, heads, dtype):
 )
 def test_given_factors(isa, lens, dtype, format, factors):
     make_format_case(format, shape=Shape(dims=DIMS, query_dtype=dtype, **lens), factors=factors, softcap=4.0).check()
+
+
+FEW_ROWS = [("float16", (4, 2)), ("bfloat16", (14, 2)), ("float32", (8, 2)), ("float16", (3, 1)), ("bfloat16", (7, 1))]
+LONG_DIMS = [(64, 64), (128, 128), (192, 64), (256, 192), (96, 320), (320, 160)]
+
+
+@pytest.mark.parametrize(
+    ("isa", "format", "few", "dims"), in_turn(ISAS, FORMATS, FEW_ROWS, over=[LONG_DIMS]), indirect=["isa"], ids=str
+)
+def test_few_query_rows_of_every_dtype(isa, format, few, dims):
+    """Their products take codes as integers or floats, by the dtype of the queries."""
+    dtype, heads = few
+    make_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **DECODE)).check()
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tokens_of_very_different_magnitudes(isa, format, dtype):
+    """Weights are rounded to integers next to the largest of their tile, scales of values included."""
+    shape = Shape(dims=(64, 128), query_dtype=dtype, **DECODE)
+    plain = make_case(replace(shape, layout="NHD"))
+    magnitudes = np.float32(10) ** np.random.default_rng(3).uniform(-2, 2, (*plain.value_cache.shape[:3], 1))
+    plain.value_cache[...] = (plain.value_cache.astype(np.float32) * magnitudes).astype(plain.value_cache.dtype)
+    plain.query[::2] = (plain.query[::2].astype(np.float32) * np.float32(1e-3)).astype(plain.query.dtype)
+    plain.query[..., 5] *= 20
+    FormatCase(plain, store(plain.key_cache, format, "HND"), store(plain.value_cache, format, "HND")).check()
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e-35], ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_query_of_any_number_leaves_the_others_as_they_are(isa, format, dtype, number):
+    shape = Shape(seq_lens=(200,), query_lens=(3,), heads=(2, 2), dims=(64, 64), query_dtype=dtype)
+    case = make_format_case(format, shape=shape)
+    expected = case.run().astype(np.float32)
+    case.plain.query[1] = number
+    out = case.run().astype(np.float32)
+    np.testing.assert_allclose(out[[0, 2]], expected[[0, 2]], rtol=2e-2, atol=2e-2 if dtype == "bfloat16" else 1e-5)
+    assert np.isnan(out[1]).all() if np.isnan(number) else np.isinf(number) or np.isfinite(out[1]).all()
 
 
 def every_code(format: str) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,8 @@ inline constexpr int64_t kPassRows = 64;
 // Target number of query rows of a prompt's item: a tile is packed once for all of them, and their sums stay in the
 // cache.
 inline constexpr int64_t kPromptRows = 128;
+// Up to this number of query rows, products are made straight from the codes of a quantised cache.
+inline constexpr int64_t kCodeRows = 8;
 // Rows of an AMX tile.
 inline constexpr int64_t kDecodeRows = 16;
 // Rows are zero-padded to a multiple of this many elements.
@@ -50,6 +52,15 @@ PC_FORCE_INLINE int64_t zero_numbers(int64_t dim, int64_t value_dim) {
 // Numbers from one row to the next of a quantised tile that is unpacked to bfloat16: whole cache lines, and room for a
 // vector of codes.
 PC_FORCE_INLINE int64_t unpacked_stride(int64_t dim) { return (dim + 63) / 64 * 64; }
+
+// Length of a query row in int16: whole vectors of 4-bit codes, of 64 bytes.
+PC_FORCE_INLINE int64_t integer_padded(int64_t dim) { return (dim + 127) / 128 * 128; }
+
+// A query row in int16 times `unit`; `sum` is that of the integers.
+struct IntegerRow {
+  float unit;
+  float sum;
+};
 
 // A checked batch, in int32.
 struct AttentionBatch {
@@ -89,6 +100,9 @@ struct Scratch {
   int32_t* high;
   uint8_t* keep;       // [queries, 64], mask over the tile
   uint16_t* unpacked;  // [64, unpacked_stride of the wider dim], keys or values of a quantised tile
+  // Empty if rows > kCodeRows.
+  int16_t* query_integers;   // [heads, rows, integer_padded dim]
+  IntegerRow* integer_rows;  // [heads, rows]
 };
 
 // Lays out a Scratch at `base` (64-byte aligned, or 0 to measure) and returns its size in floats.
@@ -122,6 +136,9 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.keep = reinterpret_cast<uint8_t*>(take(rows * kTileTokens / 4));
   scratch.unpacked =
       reinterpret_cast<uint16_t*>(take(kTileTokens * unpacked_stride(dim > value_dim ? dim : value_dim) / 2));
+  const int64_t few = rows <= kCodeRows ? all : 0;
+  scratch.query_integers = reinterpret_cast<int16_t*>(take(few * integer_padded(dim) / 2));
+  scratch.integer_rows = reinterpret_cast<IntegerRow*>(take(few * 2));
   return static_cast<int64_t>((next - base) / sizeof(float));
 }
 

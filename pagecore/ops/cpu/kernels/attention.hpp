@@ -16,7 +16,7 @@
 //
 // Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
 // cache; softmax applies the float32 scales of tokens. Few rows are multiplied with pairs of bfloat16 that are
-// made a few keys at a time (code_scores.hpp, code_values.hpp).
+// made a few keys at a time (code_scores.hpp, code_values.hpp), or by the products of code_products.hpp.
 //
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.
@@ -55,9 +55,10 @@ class ItemPass {
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
         pairs_(takes_pairs(args)),
-        keys_(args.key, *batch.code_tables, head_begin, pairs_),
-        values_(args.value, *batch.code_tables, head_begin, pairs_),
-        packed_(keys_.packs() || values_.packs() || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
+        keys_(args.key, *batch.code_tables, head_begin, pairs_, products_with(args.key)),
+        values_(args.value, *batch.code_tables, head_begin, pairs_, products_with(args.value)),
+        packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
+                values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
                 !is_whole(args.key.dim) || !is_whole(args.value.dim)),
         from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
@@ -83,6 +84,12 @@ class ItemPass {
   static bool takes_pairs(const AttentionArgs& args) {
     return kHasPairs && args.query.type == Float::BF16 && number_type(args.key) == Float::BF16 &&
            number_type(args.value) == Float::BF16 && args.out.type == Float::BF16;
+  }
+
+  // Products with the codes of keys or values of few rows. Queries and output of 16 bits are less exact than integers.
+  [[nodiscard]] CodeProducts products_with(const Cache& cache) const {
+    if (pairs_ || batch_.invariant || rows_ > kCodeRows) return CodeProducts::None;
+    return products_of(cache, args_.query.type != Float::F32 && args_.out.type != Float::F32);
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -120,6 +127,12 @@ class ItemPass {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
       }
     }
+    if (scores_integers()) {
+      const int64_t at = head * rows_;
+      takes_integers_ &= make_integers(scratch_.query + at * query_stride_, query_stride_, rows_, args_.key,
+                                       reinterpret_cast<int16_t*>(scratch_.unpacked), query_integers(at),
+                                       scratch_.integer_rows + at);
+    }
     if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
@@ -131,6 +144,10 @@ class ItemPass {
   }
 
   [[nodiscard]] uint16_t* query_pairs() const { return reinterpret_cast<uint16_t*>(scratch_.query); }
+
+  [[nodiscard]] int16_t* query_integers(int64_t row) const {
+    return scratch_.query_integers + row * integer_padded(args_.key.dim);
+  }
 
   [[nodiscard]] uint32_t* query_panel(int64_t head) const {
     return scratch_.query_panel + head * query_stride_ / 2 * kDecodeRows;
@@ -204,11 +221,13 @@ class ItemPass {
 
   // True if scores come from the codes of keys. order_queries() then interleaves the queries of all rows.
   [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_; }
+  // The same for the queries of make_integers().
+  [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
 
   // The rows of a head that are multiplied with the current tile: all that attend to it, and others where queries are
   // interleaved or tiles are read in place.
   [[nodiscard]] RowRange active_rows() const {
-    return packed_ && !scores_codes() ? visible_.rows() : RowRange{0, rows_};
+    return packed_ && !scores_codes() && !scores_integers() ? visible_.rows() : RowRange{0, rows_};
   }
 
   // The active rows of a head with their queries, scores and sums.
@@ -222,6 +241,8 @@ class ItemPass {
             scratch_.query + at * query_stride_,
             query_pairs() + at * query_stride_,
             query_stride_,
+            query_integers(at),
+            scratch_.integer_rows + at,
             scratch_.scores + at * kTileTokens,
             scratch_.weights + at * kTileTokens,
             scratch_.acc + at * value_stride_,
@@ -234,6 +255,9 @@ class ItemPass {
     if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
     const HeadRows rows = rows_of(head);
     if (scores_codes()) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
+    if (keys_.products() != CodeProducts::None && takes_integers_) {
+      return keys_.score_few(rows, tile.keys, head, visible_.use(), values, scratch_);
+    }
     if (keys_.packs()) {
       keys_.pack_keys(tile.keys, head, visible_.use(), values, scratch_);
       return multiply_key_pairs(*tiles_, rows, args_.key.dim, scratch_);
@@ -314,6 +338,10 @@ class ItemPass {
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
       return multiply_value_pairs(*tiles_, rows, dim, scratch_);
     }
+    if (values_.products() != CodeProducts::None && visible_.uniform() &&
+        values_.accumulate_few(rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
+      return;
+    }
     const TokenRows values = values_.read(tile.values, head, visible_.use(), next_keys, scratch_.unpacked);
     if (!in_place) {
       with_float(values_.type(), [&]<Float V>() {
@@ -378,6 +406,7 @@ class ItemPass {
   CacheRows values_;
   bool packed_;      // every tile is packed first
   bool from_codes_;  // quantised tiles are multiplied without a panel
+  bool takes_integers_ = true;  // queries that are multiplied as integers can be
   bool by_amx_;      // AMX reads keys in place; values are packed
   int64_t query_stride_;
   const Order& streams_;

@@ -1,9 +1,11 @@
 // The rows of the keys or values of a cache, for the heads of one pass.
 //
 // Plain rows are read where they are. Rows of a quantised cache are unpacked to bfloat16, a tile of a head at a time,
-// into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs.
+// into memory that stays in L1; or, where pairs of bfloat16 are multiplied, packed as a panel of pairs. Few query rows
+// are multiplied with the codes.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/code_products.hpp"
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
 #include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/pack_value_codes.hpp"
@@ -15,11 +17,12 @@ PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ?
 
 class CacheRows {
  public:
-  CacheRows(const Cache& cache, const CodeTables& tables, int64_t head_begin, bool pairs)
+  CacheRows(const Cache& cache, const CodeTables& tables, int64_t head_begin, bool pairs, CodeProducts products)
       : cache_(cache),
         tables_(tables),
         head_begin_(head_begin),
         packs_(pairs && packs_codes(cache)),
+        products_(products),
         row_bytes_(row_bytes(cache)),
         stride_(unpacked_stride(cache.dim)) {
     if (is_plain(cache)) return;
@@ -63,6 +66,18 @@ class CacheRows {
   void accumulate(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
                   const NextRows& next_rows, const Scratch& scratch) const {
     accumulate_codes(rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+
+  // The same without pairs of bfloat16.
+  [[nodiscard]] CodeProducts products() const { return products_; }
+  void score_few(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
+                 const NextRows& next_rows, const Scratch& scratch) const {
+    score_products(products_, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+  // Returns false, having changed nothing, if the tile has to be read.
+  [[nodiscard]] bool accumulate_few(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
+                      const NextRows& next_rows, const Scratch& scratch) const {
+    return accumulate_products(products_, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
   // The rows of `head` for the kernels to prefetch.
@@ -134,6 +149,7 @@ class CacheRows {
   const CodeTables& tables_;
   const int64_t head_begin_;
   const bool packs_;
+  const CodeProducts products_;
   const int64_t row_bytes_, stride_;
   int64_t offsets_[kTileTokens];  // of unpacked rows
   alignas(64) float factors_[kTileTokens];

@@ -251,8 +251,15 @@ PC_FORCE_INLINE float number_of_ue8m0(uint8_t code) {
 
 // ---- bytes
 
+// GCC 12 widens vectors of bytes in parts.
 PC_FORCE_INLINE IntVec load_codes(const char* p) {
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (IntVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
   return __builtin_convertvector(*reinterpret_cast<const LooseByteVec*>(p), IntVec);
+#endif
 }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)

@@ -15,12 +15,12 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
+// An address or an offset; reads those that were stored as pointers.
+typedef int64_t Address __attribute__((may_alias));
+
 #if defined(__AVX512BW__)
 
 constexpr int kTileDwords = kTileTokens / kLanes;
-
-// An address or an offset; reads those that were stored as pointers.
-typedef int64_t Address __attribute__((may_alias));
 
 // True if the rows of `bytes` bytes at these addresses are four streams of two, each of 16 contiguous rows.
 PC_FORCE_INLINE bool are_streams(const Address* addresses, int64_t bytes) {

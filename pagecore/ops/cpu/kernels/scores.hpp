@@ -15,8 +15,12 @@ namespace {
 // Reduces the sums of R rows x 4 tokens and stores them in scores [R, 64].
 template <int R>
 PC_FORCE_INLINE void store_sums(const Vec (&sums)[R][kBlockTokens], float* scores) {
-  if constexpr (R == kBlockRows) {
-    sum_block(sums, scores, kTileTokens);
+  if constexpr (R % kBlockRows == 0) {
+    typedef Vec Block[kBlockRows][kBlockTokens];
+#pragma GCC unroll 2
+    for (int r = 0; r < R; r += kBlockRows) {
+      sum_block(*reinterpret_cast<const Block*>(sums + r), scores + r * kTileTokens, kTileTokens);
+    }
   } else {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {

@@ -75,6 +75,8 @@ struct HeadRows {
   const float* query;           // [rows, query_stride]; or
   const uint16_t* query_pairs;  // [rows, query_stride], bfloat16
   int64_t query_stride;
+  const int16_t* query_integers;   // [rows, integer_padded dim]
+  const IntegerRow* integer_rows;  // [rows]
   float* scores;      // [rows, 64]; overwritten by the weights
   uint16_t* weights;  // [rows, 64], bfloat16
   float* acc;         // [rows, acc_stride]

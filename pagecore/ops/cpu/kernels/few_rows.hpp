@@ -1,0 +1,46 @@
+// Few query rows that are multiplied straight from the codes of a tile: their blocks, and prefetching meanwhile.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/stored_tile.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+// Prefetches one row for each key of a tile, or the row of the key itself, which is at hand. Few variables and
+// branches, because the products need the registers.
+class RowAhead {
+ public:
+  PC_FORCE_INLINE explicit RowAhead(const StoredTile& tile)
+      : base_(0), offsets_(reinterpret_cast<const Address*>(tile.codes)), last_(0) {}
+  PC_FORCE_INLINE explicit RowAhead(const NextRows& next)
+      : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
+
+  PC_FORCE_INLINE void prefetch(int t) const {
+    const char* row = reinterpret_cast<const char*>(base_ + offsets_[t]);
+    prefetch_line_near(row);
+    prefetch_line_near(row + last_);
+    if (last_ >= 2 * kLine) [[unlikely]]
+      prefetch_middle(row);
+  }
+
+ private:
+  PC_FORCE_INLINE void prefetch_middle(const char* row) const {
+    for (int64_t i = kLine; i <= last_ - kLine; i += kLine) prefetch_line_near(row + i);
+  }
+
+  int64_t base_;
+  const Address* offsets_;
+  int64_t last_;  // byte of a row
+};
+
+// Calls visit.operator()<R>(row) for blocks of 4, 2 and 1 rows.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_even_block(int64_t rows, Visit&& visit) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) visit.template operator()<4>(row);
+  if (row + 2 <= rows) visit.template operator()<2>(row), row += 2;
+  if (row < rows) visit.template operator()<1>(row);
+}
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,196 @@
+// Scores of few query rows from the codes of keys, by exact products of integers.
+//
+// A query row becomes int16 times its largest magnitude / 32767: the error is at most 1.5e-5 of that number, below
+// half a step of float16 there. Products with the codes of a key are added in int32, and multiplied with the scales of
+// groups in float32.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/integer_codes.hpp"
+#include "pagecore/ops/cpu/kernels/scores.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(__AVX2__)
+
+// The bits of the largest magnitude of some numbers; those of infinities and NaN are larger than all others.
+PC_FORCE_INLINE int32_t largest_lane(IntVec bits) {
+  int32_t largest = 0;
+  for (int i = 0; i < kLanes; ++i) largest = bits[i] > largest ? bits[i] : largest;
+  return largest;
+}
+
+// The factor that makes numbers int16, from the bits of the largest magnitude: 0 if all are 0. Returns false for
+// infinities, NaN and numbers that are too small.
+PC_FORCE_INLINE bool integer_factor(int32_t largest, float& factor, float& unit) {
+  const float number = __builtin_bit_cast(float, largest);
+  factor = unit = 0.0f;
+  if (largest == 0) return true;
+  if (largest >= kInfinityBits || number < kLeastScale) return false;
+  factor = kLargestShort / number;
+  unit = number / kLargestShort;
+  return true;
+}
+
+// Writes the integers of a row, in the order of its dims, and returns their sum.
+PC_FORCE_INLINE float round_row(const float* row, int64_t dim, float factor, int16_t* to) {
+  IntVec sums{};
+  for (int64_t d = 0; d < dim; d += 2 * kLanes) {
+    const IntVec low = nearest(load(row + d) * factor), high = nearest(load(row + d + kLanes) * factor);
+    sums += low + high;
+    store_shorts(to + d, low, high);
+  }
+  return sum(to_floats(sums));
+}
+
+// Writes a row in the order of the operands, each of which has `count` rows in turn.
+template <typename Codes>
+inline void order_integers(const int16_t* row, int64_t dim, int64_t count, int16_t* to) {
+  for (int64_t d = 0; d < dim; d += kBytesDims<Codes>) {
+    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += count * kWordLanes) {
+      for (int word = 0; word < kWordLanes; ++word) {
+        const int64_t at = d + dim_of<Codes>(operand, word);
+        to[word] = at < dim ? row[at] : int16_t{0};
+      }
+    }
+  }
+}
+
+// Writes `count` query rows as integers for score_integers(), in its blocks of rows. `given` is scratch for a row.
+// Returns false if a row cannot be written so.
+inline bool make_integers(const float* rows, int64_t stride, int64_t count, const Cache& cache, int16_t* given,
+                          int16_t* integers, IntegerRow* of_rows) {
+  const int64_t dim = cache.dim;
+  bool made = true;
+  const auto make = [&](const float* row, IntegerRow& of_row, int64_t together, int16_t* to) {
+    IntVec bits{};
+    for (int64_t d = 0; d < dim; d += kLanes) bits = max(bits, (IntVec)load(row + d) & kMagnitudeBits);
+    float factor;
+    made = made && integer_factor(largest_lane(bits), factor, of_row.unit);
+    if (!made) return;
+    of_row.sum = round_row(row, dim, factor, given);
+    with_integers(cache.format, [&]<typename Codes>() {
+      order_integers<Codes>(given, dim, together, to);
+      of_row.unit *= Codes::kUnit;
+    });
+  };
+  for_each_even_block(count, [&]<int R>(int64_t first) {
+    int16_t* const to = integers + first * integer_padded(dim);
+    for (int r = 0; r < R; ++r) make(rows + (first + r) * stride, of_rows[first + r], R, to + r * kWordLanes);
+  });
+  return made;
+}
+
+// Stores the first 8 lanes twice each; the last 4 of them only if there is a vector for them.
+PC_FORCE_INLINE void store_twice(float* to, Vec numbers, [[maybe_unused]] bool all) {
+#if defined(__AVX512F__)
+  const __m512i order = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+  store(to, (Vec)_mm512_maskz_permutexvar_ps(kAllLanes, order, (__m512)numbers));
+#else
+  store(to, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
+  if (all) store(to + kLanes, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
+#endif
+}
+
+// Writes the scales of the lanes of the sums of each key, [64, dim / 8]: two lanes for each group.
+inline void spread_scales(const Cache& cache, const StoredTile& tile, float* lanes) {
+  const int64_t groups = cache.dim / 16;
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (int64_t g = 0; g < groups; g += 8) {
+      const bool all = groups - g >= 8;
+      alignas(16) char bytes[16] = {};
+      __builtin_memcpy(bytes, tile.scales[t] + g, all ? 8 : 4);
+      store_twice(lanes, numbers_of_scales(cache.format, load_codes(bytes)), all);
+      lanes += all || kLanes == 16 ? 16 : kLanes;
+    }
+  }
+}
+
+// Adds the products of a part of a vector of stored bytes with R query rows to the lanes of their sums.
+template <int kPart, typename Codes, int R>
+PC_FORCE_INLINE void multiply_part(const Codes& codes, Bytes stored, const int16_t* query, IntVec (&sums)[R]) {
+  Shorts words[2];
+  split(codes.template part<kPart>(stored), words);
+#pragma GCC unroll 2
+  for (int e = 0; e < 2; ++e) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      add_pairs(sums[r], words[e], load_shorts(query + ((2 * kPart + e) * R + r) * kWordLanes));
+    }
+  }
+}
+
+// The lanes of the sums over the dims of a key and R query rows. `scales` are those of the lanes.
+template <typename Codes, int R>
+PC_FORCE_INLINE void multiply_key(const Codes& codes, const char* row, int64_t bytes, const int16_t* query,
+                                  [[maybe_unused]] const float* scales, Vec (&lanes)[R]) {
+  IntVec sums[R] = {};
+  for (int64_t at = 0; at < bytes; at += kByteLanes, query += kBytesDims<Codes> * R) {
+    const Bytes stored = load_stored(row + at, bytes - at);
+    multiply_part<0>(codes, stored, query, sums);
+    if constexpr (Codes::kParts == 2) multiply_part<1>(codes, stored, query, sums);
+    if constexpr (Codes::kGroup != 0) {
+      const Vec scale = load(scales);
+      scales += kLanes;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        lanes[r] = fma(to_floats(sums[r]), scale, lanes[r]);
+        sums[r] = IntVec{};
+      }
+    }
+  }
+  if constexpr (Codes::kGroup == 0) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) lanes[r] = to_floats(sums[r]);
+  }
+}
+
+// Scores [R, 64] without the units and the zero points.
+template <typename Codes, int R>
+void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* query, const float* scales,
+                       const RowAhead& next, float* scores) {
+  const RowAhead ahead = next;
+  const Codes codes;
+  const int64_t scale_stride = (bytes + kByteLanes - 1) / kByteLanes * kLanes;
+  for (int t = 0; t < kTileTokens; t += kBlockTokens) {
+    Vec sums[R][kBlockTokens];
+#pragma GCC unroll 4
+    for (int k = 0; k < kBlockTokens; ++k) {
+      ahead.prefetch(t + k);
+      Vec lanes[R] = {};
+      multiply_key<Codes, R>(codes, tile.codes[t + k], bytes, query, scales + (t + k) * scale_stride, lanes);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) sums[r][k] = lanes[r];
+    }
+    store_sums<R>(sums, scores + t);
+  }
+}
+
+inline void score_integers(const HeadRows& rows, const Cache& cache, const StoredTile& tile, const NextRows& next_rows,
+                           const Scratch& scratch) {
+  const int64_t bytes = row_bytes(cache), stride = integer_padded(cache.dim);
+  prefetch_all_scales(next_rows);
+  with_integers(cache.format, [&]<typename Codes>() {
+    if constexpr (Codes::kGroup != 0) spread_scales(cache, tile, scratch.key);
+    alignas(64) float zero_points[kTileTokens] = {};
+    if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
+    for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+      const RowAhead ahead = row == 0 && next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+      float* scores = rows.scores + row * kTileTokens;
+      score_integers_of<Codes, R>(tile, bytes, rows.query_integers + row * stride, scratch.key, ahead, scores);
+      for (int r = 0; r < R; ++r, scores += kTileTokens) {
+        const IntegerRow query = rows.integer_rows[row + r];
+        for (int t = 0; t < kTileTokens; t += kLanes) {
+          Vec score = load(scores + t);
+          if constexpr (Codes::kHasZeroPoints) score = fma(load(zero_points + t), splat(-query.sum), score);
+          store(scores + t, score * query.unit);
+        }
+      }
+    });
+  });
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
