@@ -51,11 +51,13 @@ def show_whatif(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> WhatIfOptions:
     from pagecore.serving.whatif import WhatIfOptions
 
-    tiers = {}
+    tiers: dict[str, str] = {}
     for text in arguments.tier:
         name, _, size = text.partition("=")
         if not name or not size:
             raise UnsupportedOption(f"tier is {text!r}; expected NAME=SIZE, such as CPU=256GiB")
+        if name in tiers:
+            raise UnsupportedOption(f"tier {name} is given twice, with {tiers[name]} and {size}; give it once")
         tiers[name] = size
     return WhatIfOptions(
         memory=arguments.memory,

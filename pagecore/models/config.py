@@ -181,7 +181,8 @@ def _encoder_decoder(
     """
     if sinks is not None:
         raise UnsupportedOption(f"sinks are given, but {model_type} has no sinks; leave sinks out")
-    asked = Asked(stored_dtype(whole, whole, dtype), requested_format(whole, whole, format), None)
+    decoder = _decoder(whole, model_type)
+    asked = Asked(stored_dtype(whole, decoder, dtype), requested_format(whole, decoder, format), None)
     layers: tuple[ModelSpec, ...]
     if model_type in MLLAMA:
         return ModelConfig(model_type, *mllama_specs(whole, model_type, asked))
@@ -193,6 +194,12 @@ def _encoder_decoder(
         layers, longest = crossed_specs(whole, model_type, asked)
     num_layers = len(layers) // 2
     return ModelConfig(model_type, layers, longest, tuple((n, num_layers + n) for n in range(num_layers)))
+
+
+def _decoder(whole: Fields, model_type: str) -> Fields:
+    """Return the fields of the decoder of a model with an encoder; those of the model if they are not nested."""
+    path = CROSSED[model_type].path if model_type in CROSSED else {**COMPOSED, **MLLAMA}.get(model_type, "")
+    return whole.inner(path) if isinstance(whole.given(path), Mapping) else whole
 
 
 def _max_length(fields: Fields) -> int | None:
@@ -256,6 +263,10 @@ def _has_served_text_model(fields: Fields) -> bool:
 
 
 def _model_type(fields: Fields) -> str:
+    if fields.given("model_type") is None and None not in (fields.given("dim"), fields.given("n_layers")):
+        fields.refuse(
+            f"{fields.name('model_type')} is missing, as in a params.json; pass the model's config.json instead"
+        )
     model_type = fields.value("model_type")
     if isinstance(model_type, str) and model_type in WHOLE_TYPES:
         _refuse_unserved(fields, model_type, WHOLE_TYPES[model_type])

@@ -1,6 +1,7 @@
 """The format in which a checkpoint's config asks engines to store keys and values.
 
-Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt.
+Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt,
+`kv_cache_quant_config` and `kv_cache_group` of Quark.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = 
     ("int", 4): (None, "int4_token", None),
     ("float", 4): (None, None, "nvfp4"),
 }
+# Dtypes of the outputs of a projection of keys, in a config of Quark.
+_QUARK: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn"}
 _STATIC, _TOKEN, _GROUP = ("tensor", "attn_head"), ("token",), ("tensor_group", "group")
 
 
@@ -51,6 +54,8 @@ def requested_format(whole: Fields, text: Fields, format: str | None) -> str | N
 
 
 def _of_config(fields: Fields) -> str | None:
+    if fields.given("quant_method") == "quark":
+        return _of_quark(fields)
     inner = fields.given("quantization")
     parts = (
         [fields, Fields(inner, fields.source, fields.name("quantization"))] if isinstance(inner, Mapping) else [fields]
@@ -64,6 +69,21 @@ def _of_config(fields: Fields) -> str | None:
             found = _of_scheme(scheme) if isinstance(scheme, Mapping) else None
             return found or _refuse(part, "kv_cache_scheme")
     return None
+
+
+def _of_quark(fields: Fields) -> str | None:
+    """Return the format of the outputs of projections that a config of Quark lists as keys and values."""
+    given: Any = fields.given("export")
+    named: Any = given.get("kv_cache_group") if isinstance(given, Mapping) else None
+    layers: Any = fields.given("layer_quant_config") if named else fields.given("kv_cache_quant_config")
+    if not isinstance(layers, Mapping) or not layers:
+        return _refuse(fields, "export") if named else None
+    wanted = {name: layers.get(name) for name in named} if isinstance(named, list | tuple) else layers
+    outputs = [each.get("output_tensors") if isinstance(each, Mapping) else None for each in wanted.values()]
+    found = {_QUARK.get(str(each.get("dtype"))) if isinstance(each, Mapping) else None for each in outputs}
+    is_static = all(isinstance(each, Mapping) and not each.get("is_dynamic") for each in outputs)
+    (name,) = found if len(found) == 1 else (None,)
+    return name if name and is_static else _refuse(fields, "layer_quant_config" if named else "kv_cache_quant_config")
 
 
 def _of_scheme(scheme: Mapping[str, Any]) -> str | None:

@@ -248,6 +248,12 @@ def test_models_made_of_two_others(config, width, source):
     assert {spec.max_tokens for spec in found.layers if isinstance(spec, CrossSpec)} == {source}
 
 
+def test_a_nested_decoder_has_a_dtype_of_its_own():
+    config = {"model_type": "musicgen", "dtype": "float32", "decoder": {"torch_dtype": "float16"}}
+    assert {str(spec.dtype) for spec in specs_from_config(config)} == {"float16"}
+    assert {str(spec.dtype) for spec in specs_from_config(config | {"decoder": {}})} == {"float32"}
+
+
 def test_a_florence_is_a_bart_that_sees():
     bart = {"model_type": "bart", "max_position_embeddings": 1024, **BART}
     assert read_model_config({"model_type": "florence2", "text_config": bart}).layers == read_model_config(bart).layers

@@ -62,6 +62,40 @@ def test_a_scheme_that_no_format_stores_is_refused_unless_a_format_is_passed(fie
     assert formats(asking(**fields), format=None) == {None}
 
 
+OUTPUT = {"output_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False, "qscheme": "per_tensor"}}
+INT8 = {"output_tensors": {"dtype": "int8", "is_dynamic": False}}
+GROUP = {"export": {"kv_cache_group": ["*k_proj", "*v_proj"]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({**GROUP, "layer_quant_config": {"*k_proj": OUTPUT, "*v_proj": OUTPUT, "*o_proj": INT8}}, "float8_e4m3fn"),
+        ({"kv_cache_quant_config": {"*k_proj": OUTPUT, "*v_proj": OUTPUT}}, "float8_e4m3fn"),
+        ({"export": {"kv_cache_group": []}, "layer_quant_config": {"*k_proj": INT8}}, None),
+        ({"kv_cache_quant_config": {}}, None),
+        ({}, None),
+    ],
+)
+def test_outputs_of_projections_in_a_config_of_quark(fields, expected):
+    assert formats(asking(quant_method="quark", **fields)) == {expected}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**GROUP, "layer_quant_config": {"*k_proj": INT8, "*v_proj": INT8}},
+        {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT, "*v_proj": INT8}},
+        {**GROUP, "layer_quant_config": {"*k_proj": OUTPUT}},
+        {"kv_cache_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3", "is_dynamic": True}}}},
+        GROUP,
+    ],
+)
+def test_a_config_of_quark_that_no_format_stores_is_refused(fields):
+    with pytest.raises(UnsupportedOption, match="which no format stores; pass format= one of float8"):
+        specs_from_config(asking(quant_method="quark", **fields))
+
+
 def test_a_multimodal_config_may_ask_at_either_level():
     gemma = PUBLISHED["gemma-3-4b"]
     asked = {"quantization_config": {"kv_cache_scheme": FP8}}

@@ -24,6 +24,8 @@ from pagecore.models import specs_from_config
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.storage import AttentionSpec, CrossSpec
 
+_READ = (*ENCODER_DECODERS, "encoder-decoder", "seamless_m4t", "seamless_m4t_v2", "vision-encoder-decoder")
+
 
 class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
     """The paged key-value cache of a transformers model with an encoder: Whisper, T5 and BART.
@@ -38,7 +40,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         registers hooks on the model, which are removed with the cache.
     layers : list of AttentionSpec and CrossSpec, optional
         The spec of each layer's self-attention, and then the `CrossSpec` of each layer; read from the config of a
-        Whisper, T5 or BART by default, in the model's dtype.
+        Whisper, T5, BART, SeamlessM4T or a model made of two others by default, in the model's dtype.
     format : str, optional
         Quantised format of the stored keys and values, as for `AttentionSpec`. Pass either `format` or `layers`. A T5
         serves none: its self-attention reads the keys outside of the kernels, to add a bias for the relative position.
@@ -249,9 +251,9 @@ def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format:
     """Return the specs of the self-attention of each layer, then those of its cross attention."""
     if layers is None:
         config = model.config
-        if config.model_type not in ENCODER_DECODERS:
+        if config.model_type not in _READ:
             raise UnsupportedOption(
-                f"model_type is {config.model_type!r}; expected one of {', '.join(ENCODER_DECODERS)}: for another "
+                f"model_type is {config.model_type!r}; expected one of {', '.join(_READ)}: for another "
                 "model pass layers=[AttentionSpec(...), ..., CrossSpec(...), ...]"
             )
         dtype = str(model.dtype).removeprefix("torch.")

@@ -143,8 +143,8 @@ class WhatIfOptions:
         """Read the bytes of a token, and decide between exact and simulated curves."""
         set_field = object.__setattr__
         if self.model is None:
-            given = require_int("bytes_per_token", self.bytes_per_token or DEFAULT_BYTES_PER_TOKEN, max=None)
-            set_field(self, "token_bytes", given)
+            given = DEFAULT_BYTES_PER_TOKEN if self.bytes_per_token is None else self.bytes_per_token
+            set_field(self, "token_bytes", require_int("bytes_per_token", given, max=None))
             return
         replayed = ReplayOptions(model=self.model, bytes_per_token=self.bytes_per_token)
         groups = replayed._groups()

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from pagecore.errors import NotEnoughMemory, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.whatif import WhatIfOptions, what_if
 from pagecore.serving.whatif.modelled import _prompt
@@ -106,6 +106,7 @@ def test_prompts_have_equal_blocks_where_the_trace_has():
         ({"model": config_of("gemma-2-9b"), "memory": "1MiB..1GiB"}, NotEnoughMemory, "memory"),
         ({"model": config_of("gemma-2-9b"), "tiers": {"GPU": "1MiB"}}, NotEnoughMemory, "memory"),
         ({"model": {"model_type": "zaya"}}, UnsupportedOption, "zaya"),
+        ({"bytes_per_token": 0}, ShapeError, "bytes_per_token is 0; it must be at least 1"),
     ],
 )
 def test_bad_options_are_refused(options, error, reason):

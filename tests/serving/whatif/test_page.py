@@ -139,6 +139,8 @@ def test_the_command_prints_tables_and_writes_all_files(tmp_path, capsys):
         (["--sample", "0.5", "--evict", "lfu"], "only the curve of 'lru' supports"),
         (["--tier", "GPU"], "expected NAME=SIZE"),
         (["--tier", "A=2GiB", "--tier", "B=1GiB"], "ascending sizes"),
+        (["--tier", "A=1GiB", "--tier", "A=2GiB"], "tier A is given twice, with 1GiB and 2GiB"),
+        (["--bytes-per-token", "0"], "bytes_per_token is 0; it must be at least 1"),
         (["--prefill-rate", "0"], "prefill_rate is 0.0"),
         (["--requests", "0"], "requests is 0"),
         (["--html", "missing/out.html"], "folder missing does not exist"),
