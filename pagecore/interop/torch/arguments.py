@@ -104,14 +104,20 @@ def _refuse_gradients(given: tuple[Any, ...]) -> None:
 
 def per_head_scale(scale: Scale, key_cache: torch.Tensor) -> Any:
     """Expand a number, or a tensor of one, to a float32 tensor ``[Hkv]``; return any other value unchanged."""
-    is_tensor = isinstance(scale, torch.Tensor) and scale.shape in ((), (1,))
-    if not (is_tensor or isinstance(scale, (*_NUMBER, np.number))) or not isinstance(key_cache, torch.Tensor):
+    if isinstance(scale, torch.Tensor):
+        if scale.shape not in ((), (1,)) or not isinstance(key_cache, torch.Tensor):
+            return scale
+        return scale.float().reshape(1).repeat(_num_kv_heads(key_cache))  # its value may be on a device
+    if not isinstance(scale, (*_NUMBER, np.number)) or not isinstance(key_cache, torch.Tensor):
         return scale
+    return torch.full((_num_kv_heads(key_cache),), float(scale), dtype=torch.float32, device=key_cache.device)
+
+
+def _num_kv_heads(key_cache: torch.Tensor) -> int:
     if key_cache.ndim != 4:
         raise ShapeError(f"key_cache has shape {tuple(key_cache.shape)}; it must have 4 axes")
-    if isinstance(scale, torch.Tensor):  # on a device, its value is not known here
-        return scale.float().reshape(1).repeat(key_cache.shape[2])
-    return torch.full((key_cache.shape[2],), float(scale), dtype=torch.float32, device=key_cache.device)
+    num_kv_heads: int = key_cache.shape[2]
+    return num_kv_heads
 
 
 def take_limits(options: dict[str, Any]) -> None:
