@@ -97,7 +97,7 @@ def test_a_joined_node_finds_the_first_id_of_its_window():
     full, window = list(range(11, 20)), list(range(1, 10))
     tree.insert(full[:6], [full[:6], window[:6]])
     used(tree, full[:2], full[:5], full[:6], full[:2])  # nodes end after 1, 2, 5 and 6 blocks
-    assert tree.evict("window", 2).blocks[1].tolist() == [6, 3]
+    assert tree.evict("window", 1).blocks[1].tolist() == [3]
     receipt = tree.match_and_lock([])
     tree.extend(full[:6], [full[:6], [0] * 6], receipt)
     before = tree.num_nodes

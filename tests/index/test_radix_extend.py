@@ -180,14 +180,6 @@ def test_blocks_of_a_hit_stay_longer_than_new_blocks_before_the_window():
     assert tree.evict("window", 9).blocks[1].tolist() == [1, 2, 50, 5, 6, 7, 8, 3, 4]
 
 
-def test_a_window_that_is_given_back_loses_its_end_before_what_others_branch_off_from():
-    tree = RadixTree(1, windows=[4])
-    tree.insert(range(6), (blocks(6), blocks(6)))
-    tree.insert([*range(6), 20, 21], ([*blocks(6), 31, 32], [*blocks(6), 31, 32]))
-    tree.match_and_lock([*range(6), 20, 21]).release()  # needs blocks 5, 6, 31 and 32
-    assert tree.evict("window", 8).blocks[1].tolist() == [1, 2, 3, 4, 31, 32, 5, 6]
-
-
 @pytest.mark.parametrize(
     ("policy", "order"),
     [

@@ -348,13 +348,12 @@ class RadixTree:
         receipt.components = receipt.components - components
         if not receipt.components:
             self.receipts.remove(receipt)
-        self.touch_freed(before, rank, has_turns=True)
+        self.touch_freed(before, rank)
 
-    def touch_freed(self, before: list[set[Node]], rank: float | None, *, has_turns: bool = False) -> None:
-        """Count the end of a pin as a use; with `has_turns` each node of a window has a turn, the deepest the first."""
+    def touch_freed(self, before: list[set[Node]], rank: float | None) -> None:
+        """Count the end of a pin as a use."""
         for c in range(self.num_components):
-            for node in sorted(before[c] - self.pinned(c), key=lambda node: -node.depth):
-                self.turn += has_turns and self.is_window(c)
+            for node in before[c] - self.pinned(c):
                 self.touch(node, c, False)
                 if rank is not None:
                     node.eviction[c].rank = rank

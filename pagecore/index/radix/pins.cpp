@@ -20,10 +20,7 @@ void Pins::pin_path(NodeId node, int32_t by, const RetentionHint& hint) {
 
 void Pins::pin(NodeId end, int32_t component, int32_t by, const RetentionHint& hint) {
   nodes_.part(end, component).receipts += by;
-  for_each_needed(end, component, [&](NodeId node) {
-    if (by < 0) queues_.begin_turn();
-    pin_node(node, component, by, hint);
-  });
+  for_each_needed(end, component, [&](NodeId node) { pin_node(node, component, by, hint); });
 }
 
 void Pins::pin_node(NodeId node, int32_t component, int32_t by, const RetentionHint& hint) {

@@ -1,9 +1,8 @@
 // Eviction policies: the state that each component of a node keeps, and the order that a policy makes of it.
 //
 // Every call that changes the tree has a logical timestamp, its turn; all that the call touches shares it, and ties are
-// broken by depth: the node nearer the root is evicted first. Nodes of a window that a receipt gives back have a turn
-// each, the node nearest the root the last: what is left of the window still serves prefixes that branch off. Only
-// priorities that expire use the caller's clock, in seconds.
+// broken by depth: the node nearer the root is evicted first. Only priorities that expire use the caller's clock, in
+// seconds.
 //
 // States have one rule more under Lru: a state before a branch of the tree stays for more rounds after a use, and for
 // yet more after hits. Rounds age states as the web caches of Arlitt et al. (2000) age objects ("dynamic aging"): a

@@ -1,8 +1,6 @@
 // Model of RadixTree on a trie of cells: the oracle of the drivers. A value, like the other models.
 #pragma once
 
-#include <algorithm>
-#include <iterator>
 #include <tuple>
 
 #include "tests/index/native/radix_cells.hpp"
@@ -149,15 +147,12 @@ class ModelTree : public ModelCells {
     }
     return {end, components, turn};
   }
-  // Counts the end of a pin as a use; with `has_turns` each node of a window has a turn, the deepest the first.
-  void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint, bool has_turns) {
+  // Counts the end of a pin as a use.
+  void touch_freed(const std::vector<std::set<int>>& before, const radix::RetentionHint& hint) {
     for (size_t c = 0; c < num_components; ++c) {
       const std::set<int> after = pinned(c);
-      std::vector<int> freed;
-      std::set_difference(before[c].begin(), before[c].end(), after.begin(), after.end(), std::back_inserter(freed));
-      std::sort(freed.begin(), freed.end(), [&](int a, int b) { return path(a).size() > path(b).size(); });
-      for (const int cell : freed) {
-        if (has_turns && is_window(c) && cells.at(cell).ends_node) ++turn;
+      for (const int cell : before[c]) {
+        if (after.contains(cell)) continue;
         touch(cell, c, false);
         apply(hint, cells.at(cell).eviction[c]);
       }
@@ -168,7 +163,7 @@ class ModelTree : public ModelCells {
     receipt.components &= ~components;
     const int end = receipt.end;
     if (receipt.components == 0) receipt.end = -1;
-    touch_freed(before, hint, true);
+    touch_freed(before, hint);
     receipt.end = end;
   }
   void move(ModelReceipt& receipt, int end) {
@@ -202,7 +197,14 @@ class ModelTree : public ModelCells {
     return end;
   }
   void move_on(ModelReceipt& receipt, int end) {
-    const auto before = all_pinned();
+    auto before = all_pinned();
+    const int old = receipt.end;
+    // The blocks that a leaf has grown by are pinned like the leaf.
+    for (int cell = end; old >= 0 && !cells.at(old).ends_node && cell != old; cell = cells.at(cell).parent) {
+      for (std::set<int>& pinned : before) {
+        if (pinned.contains(old)) pinned.insert(cell);
+      }
+    }
     receipt.end = end;
     receipt.components |= 1;
     if (has_states) receipt.components &= ~(1u << (num_components - 1));
@@ -214,7 +216,7 @@ class ModelTree : public ModelCells {
     }
     for (const int start : starts) cells.at(start).ends_node = true;
     ++turn;
-    touch_freed(before, {}, false);
+    touch_freed(before, {});
     for (const int start : starts) {
       while (join(start, receipt.since)) {
       }
