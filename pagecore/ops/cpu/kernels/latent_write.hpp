@@ -8,7 +8,8 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-// The largest magnitude of the numbers that are not NaN, or the largest finite number; `is_finite` tells if all are.
+// The largest magnitude of the numbers that are not NaN, at most the largest finite number. `is_finite` becomes true if
+// all numbers are finite.
 template <Float From>
 PC_FORCE_INLINE float known_magnitude(const char* source, int64_t dim, bool& is_finite) {
   int32_t bits = row_magnitude<From, false>(source, dim);

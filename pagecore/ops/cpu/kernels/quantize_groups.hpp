@@ -59,8 +59,8 @@ void clear_unused(char* codes, const float* factors, int64_t groups) {
   }
 }
 
-// Lists the largest magnitudes of groups, of the numbers that are not NaN if kKnown, and returns their number.
-// `is_finite` becomes false if a number is not finite; it is for kKnown.
+// Lists the largest magnitudes of groups, of the numbers that are not NaN if kKnown, and returns their number. With
+// kKnown, `is_finite` becomes false if a number is not finite; it means nothing otherwise.
 template <Float From, int kGroup, bool kKnown>
 PC_FORCE_INLINE int64_t list_magnitudes(const RowBatch& batch, const GroupRange& range, int32_t* magnitudes,
                                         bool& is_finite) {
@@ -187,7 +187,7 @@ PC_FORCE_INLINE void nv_codes(const Vec (&group)[kParts<16>], Vec divisor, IntVe
   for (int i = 0; i < kParts<16>; ++i) codes[i] = e2m1_codes(group[i] / divisor, group[i]) & used;
 }
 
-// How numbers are divided by the divisors of their groups.
+// Ways of dividing numbers by the divisors of their groups.
 enum class NvQuotient {
   Divided,
   Corrected,  // the product with the inverse, corrected: the same numbers
