@@ -126,9 +126,7 @@ def test_infinite_scales_of_int4_values_never_give_finite_outputs(isa, dtype):
 def test_scales_of_rows_with_infinities_and_the_largest_numbers_are_finite(isa, format):
     largest = np.finfo(np.float32).max
     x = np.array([[np.inf] * 64, [-np.inf, np.inf] * 32, [largest, -largest] * 32, [np.inf, 1] * 32], np.float32)
-    codes, scales = ops.quantize(x, format)
-    assert np.isfinite(scales).all()
-    assert np.isfinite(ops.dequantize(codes, format, scales)).all()
+    assert np.isfinite(ops.quantize(x, format)[1]).all()
 
 
 PRODUCTS = ["float32", "bfloat16"]  # dtypes of queries, which products have too
