@@ -11,7 +11,7 @@ def latent_attention(
     block_table: Any = None,
     seq_lens: Any = None,
     *,
-    scale: float,
+    scale: float | None = None,
     rows: Any = None,
     cu_query_lens: Any = None,
     causal: bool = True,

@@ -39,7 +39,7 @@ def latent_attention(
     block_table=None,
     seq_lens=None,
     *,
-    scale,
+    scale=None,
     rows=None,
     cu_query_lens=None,
     causal=True,
@@ -70,7 +70,7 @@ def latent_attention(
         As for `paged_attention`. With `indices` they are not given.
     scale : float
         Factor of the scores: ``qk_head_dim ** -0.5`` of the model before absorption, times mscale squared with YaRN. It
-        has no default, because it does not follow from L and R.
+        must be given, because it does not follow from L and R.
     sinks : numbers, [H], optional
         An additional logit in the softmax of each head, without a value; included in lse.
     indices : integers, [T, n], optional
@@ -136,7 +136,7 @@ def latent_attention(
     cdef double factor = latent_factor(latent_scale, "latent_scale", planes)
     if scale is None:
         raise UnsupportedOption(
-            "scale is None; give qk_head_dim ** -0.5 of the model, times mscale squared: it does not follow from the "
+            "scale is missing; give qk_head_dim ** -0.5 of the model, times mscale squared: it does not follow from the "
             "latent")
     cdef int64_t left, right
     read_window(window, &left, &right)

@@ -110,6 +110,26 @@ def test_int8_codes_of_minus_128(isa):
     case.check()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinite_scales_of_int4_values_never_give_finite_outputs(isa, dtype):
+    """No write makes them, but a cache may hold them."""
+    random = np.random.default_rng(2)
+    key, value = random.normal(size=(2, 40, 1, 64)).astype(np.float32)
+    codes, scales = np.zeros((2, 4, 16, 1, 32), np.uint8), np.zeros((2, 4, 16, 1, 1), np.float32)
+    ops.write_kv(key, value, *codes, np.arange(16, 56), key_scale=scales[0], value_scale=scales[1])
+    scales[1, 1, 3] = np.inf
+    query = random.normal(size=(1, 2, 64)).astype(DTYPES[dtype])
+    out = ops.paged_attention(query, *codes, [[1, 2, 3]], [40], key_scale=scales[0], value_scale=scales[1])
+    assert not np.isfinite(out.astype(np.float32)).any()
+
+
+@pytest.mark.parametrize("format", ["float8_token", "int8_token", "int4_token"])
+def test_scales_of_rows_with_infinities_and_the_largest_numbers_are_finite(isa, format):
+    largest = np.finfo(np.float32).max
+    x = np.array([[np.inf] * 64, [-np.inf, np.inf] * 32, [largest, -largest] * 32, [np.inf, 1] * 32], np.float32)
+    assert np.isfinite(ops.quantize(x, format)[1]).all()
+
+
 PRODUCTS = ["float32", "bfloat16"]  # dtypes of queries, which products have too
 FORMAT_OPTIONS = [name for name in OPTIONS if "scale" not in name or name == "negative scale"]
 

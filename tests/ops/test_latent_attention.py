@@ -387,8 +387,9 @@ def test_every_code_of_fp8_ds_mla(isa):
 
 def test_scale_is_mandatory():
     case = make_case((5,), dims=(32, 16))
-    with pytest.raises(errors.UnsupportedOption, match="scale is None"):
-        latent_attention(case.query, case.rope, *case.planes, case.table, case.seq_lens, scale=None)
+    for given in ({}, {"scale": None}):
+        with pytest.raises(errors.UnsupportedOption, match=r"scale is missing; give qk_head_dim \*\* -0.5"):
+            latent_attention(case.query, case.rope, *case.planes, case.table, case.seq_lens, **given)
 
 
 @pytest.mark.parametrize(

@@ -65,10 +65,12 @@ def test_worked_example_variants_a5_nvfp4_ds_mla_bytes():
 
 @pytest.mark.parametrize("format", ROW_BYTES)
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
-def test_packed_rows_equal_the_twin(format, dtype):
+def test_packed_rows_equal_the_twin(isa, format, dtype):
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((12, 576)) * 10.0 ** rng.integers(-5, 4, (12, 36)).repeat(16, 1)
     rows[3] = 0
+    rows[4] = rng.integers(-24, 25, 576) / 4  # ties
+    rows[4, ::16], rows[5] = 6, -0.0
     rows = np.clip(rows, -6e4, 6e4).astype(np.float32).astype(dtype)
     twin = getattr(reference, format)
     for row, got in zip(rows, stored(format, rows), strict=True):
@@ -93,7 +95,7 @@ def test_nan_and_infinity_are_read_back(isa, format):
     assert np.isinf(read).any() == (format == "fp8_ds_mla")
 
 
-def test_e4m3_codes_are_those_of_the_twin():
+def test_e4m3_codes_are_those_of_the_twin(isa):
     every = np.arange(0, 0x10000, dtype=np.uint16).view(BF16)
     every = np.concatenate([every, np.zeros(-len(every) % 576, BF16)]).reshape(-1, 576)
     cache = np.zeros((len(every), 1, 576), ml_dtypes.float8_e4m3fn)

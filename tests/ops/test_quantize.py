@@ -63,6 +63,22 @@ def test_codes_scales_and_numbers_are_the_twins(isa, dim, dtype, format):
             assert_numbers(got, numbers.astype(DTYPES[out]))
 
 
+@pytest.mark.parametrize("format", ALL)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_end_within_vectors(isa, dtype, format):
+    """Rows are quantised by whole vectors, of which the last overlaps the one before it or is padded."""
+    kind = kind_of(format)
+    step = kind.group or kind.codes_per_byte  # group 0 is a row
+    for dim in sorted({-(-least // step) * step for least in (1, 8, 15, 24, 40, 48, 65, 72, 96, 112, 129, 176, 272)}):
+        x = hard_numbers(80, dim, dtype)
+        factor = given_factor(format)
+        codes, scales = pagecore.quantize(x, format, factor)
+        expected_codes, expected_scales = twin.quantize_row(x, format, factor or 1.0)
+        assert_bytes(codes, expected_codes)
+        if scales is not None:
+            assert_bytes(scales, expected_scales)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_code_with_every_kind_of_scale_is_read(isa, format):
     """Codes and scales that no write gives: NaN, zero, negative, the smallest and the largest."""

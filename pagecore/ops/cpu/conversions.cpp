@@ -136,7 +136,9 @@ void convert_row(const LatentConversion& rows, int64_t source, int64_t target, i
   }
   float numbers[kLatentWidthMax];
   table.read_row(rows.source, source, offset, rows.source_factor, reinterpret_cast<char*>(numbers), Float::F32);
-  write_latent_numbers(to, target, offset, numbers, numbers + rows.source.latent_dim, rows.target_factor);
+  const auto* latent = reinterpret_cast<const char*>(numbers);
+  const LatentNumbers given{latent, Float::F32, latent + 4 * rows.source.latent_dim, Float::F32};
+  table.write_row(to, target, offset, given, rows.target_factor);
 }
 
 // The pairs whose target no later pair writes.

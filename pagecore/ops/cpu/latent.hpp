@@ -26,10 +26,6 @@ struct LatentWriteArgs {
 // Quantises rows to their slots. Negative slots are skipped; of two tokens with one slot the later one stays.
 void write_latent(const LatentWriteArgs& args, int64_t num_threads = 1);
 
-// Quantises one row of float32 numbers to a cache with a format.
-void write_latent_numbers(const LatentCache& cache, int64_t block, int64_t offset, const float* latent,
-                          const float* rope, float factor);
-
 // Quantises keys of the indexer, [token, 1, dim], to e4m3 codes with one float32 scale a token, a power of two.
 struct IndexWriteArgs {
   TokenArray key;

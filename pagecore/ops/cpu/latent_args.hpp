@@ -152,6 +152,14 @@ PC_FORCE_INLINE int64_t carve_latent(uintptr_t base, int64_t rows, int64_t laten
   return static_cast<int64_t>((next - base) / sizeof(float));
 }
 
+// The numbers of a token that is written: float32, float16 or bfloat16.
+struct LatentNumbers {
+  const char* latent;
+  Float latent_type;
+  const char* rope;
+  Float rope_type;
+};
+
 // The kernels of latent attention of one instruction set.
 struct LatentKernels {
   // Attends all heads of an item.
@@ -161,6 +169,10 @@ struct LatentKernels {
   // Writes the scores of an item; keys that the token does not see get -inf. Scratch as for attend, with one row for
   // each head.
   void (*score)(const IndexScoreArgs&, const IndexScoreItem&, float* scratch);
+  // Quantises a token to a cache with a format; codes of E4M3 are those of numbers divided by `factor`.
+  void (*write_row)(const LatentCache&, int64_t block, int64_t offset, const LatentNumbers&, float factor);
+  // Quantises a key of the indexer to e4m3 codes and a float32 scale, a power of two.
+  void (*write_key)(const char* key, Float type, int64_t dim, char* codes, char* scale);
 };
 
 namespace v2 {

@@ -4,8 +4,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "pagecore/ops/cpu/bfloat16.hpp"
 #include "pagecore/ops/cpu/cost.hpp"
-#include "pagecore/ops/cpu/latent_codes.hpp"
 #include "pagecore/ops/cpu/threads.hpp"
 
 namespace pagecore::cpu {

@@ -14,6 +14,18 @@ typedef uint16_t Words __attribute__((vector_size(kByteLanes)));
 typedef uint8_t LooseBytes __attribute__((vector_size(kByteLanes), aligned(1), may_alias));
 typedef uint16_t LooseWords __attribute__((vector_size(kByteLanes), aligned(1), may_alias));
 
+PC_FORCE_INLINE Words max(Words a, Words b) {
+#if defined(__AVX512BW__)
+  return (Words)_mm512_maskz_max_epu16(~__mmask32{0}, (__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+  return (Words)_mm256_max_epu16((__m256i)a, (__m256i)b);
+#elif defined(__SSE4_1__)
+  return (Words)_mm_max_epu16((__m128i)a, (__m128i)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
 // Loads the first `count` bytes at p, followed by zeros.
 PC_FORCE_INLINE Bytes load_bytes(const char* p, int64_t count) {
   if (count >= kByteLanes) return *reinterpret_cast<const LooseBytes*>(p);
@@ -53,6 +65,18 @@ PC_FORCE_INLINE Bytes look_up(Bytes table, Bytes index) {
 }
 
 #if defined(__AVX512VBMI__)
+// A table of 64 bytes.
+struct ByteTable64 {
+  alignas(64) uint8_t bytes[64];
+};
+
+template <typename EntryOf>
+constexpr ByteTable64 table_64(EntryOf&& entry) {
+  ByteTable64 table{};
+  for (int i = 0; i < 64; ++i) table.bytes[i] = static_cast<uint8_t>(entry(i));
+  return table;
+}
+
 // A table of 128 bytes, and the table in registers.
 struct ByteTable128 {
   alignas(64) uint8_t bytes[128];

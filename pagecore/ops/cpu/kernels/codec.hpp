@@ -2,6 +2,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/codec.hpp"
+#include "pagecore/ops/cpu/kernels/convert_rows.hpp"
 #include "pagecore/ops/cpu/kernels/dequantize.hpp"
 #include "pagecore/ops/cpu/kernels/quantize.hpp"
 

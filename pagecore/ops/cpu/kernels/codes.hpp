@@ -14,6 +14,7 @@ typedef uint8_t ByteVec __attribute__((vector_size(kLanes)));
 constexpr int32_t kMagnitudeBits = 0x7fffffff;
 constexpr int32_t kInfinityBits = 0x7f800000;
 constexpr int32_t kLargestBits = 0x7f7fffff;
+constexpr float kLargest = 0x1.fffffep127f;
 // 0.5 - 2^-25: added to a number before it is truncated, it rounds halves away from 0, and nothing below a half.
 constexpr float kAlmostHalf = 0x1.fffffep-2f;
 
@@ -41,6 +42,10 @@ PC_FORCE_INLINE IntVec min(IntVec a, IntVec b) {
 PC_FORCE_INLINE Vec min(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_min_ps(kAllLanes, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__x86_64__)
+  return (Vec)_mm_min_ps((__m128)a, (__m128)b);
 #else
   return a < b ? a : b;
 #endif
@@ -69,25 +74,6 @@ PC_FORCE_INLINE Vec rounded(Vec v) {
 #endif
   return v;
 }
-
-#if defined(__AVX512VBMI__)
-// A table of 64 bytes.
-struct ByteTable64 {
-  alignas(64) uint8_t bytes[64];
-};
-
-template <typename EntryOf>
-constexpr ByteTable64 table_64(EntryOf&& entry) {
-  ByteTable64 table{};
-  for (int i = 0; i < 64; ++i) table.bytes[i] = static_cast<uint8_t>(entry(i));
-  return table;
-}
-
-// The entries of indices below 64, one a lane. Entry 0 must be 0.
-PC_FORCE_INLINE IntVec look_up_64(const ByteTable64& table, IntVec index) {
-  return (IntVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)index, _mm512_load_si512(table.bytes));
-}
-#endif
 
 // True if a lane of a mask is set.
 PC_FORCE_INLINE bool any_lane(IntVec mask) {
@@ -122,14 +108,10 @@ PC_FORCE_INLINE T max_of_lanes(T v) {
 #endif
 }
 
-// The nearest integers of [0, 15], halves up; those of NaN mean nothing.
-PC_FORCE_INLINE IntVec nibble_codes(Vec v) {
-  return __builtin_convertvector(min(max(v, Vec{}), splat(15.0f)) + splat(kAlmostHalf), IntVec);
-}
-
 // ---- codes of numbers
 
-// Codes of a float with kMantissa bits and an exponent bias, for magnitudes up to the largest; no sign.
+// Magnitudes of numbers to those of floats with kMantissa bits and an exponent bias. The low bytes of sums() are codes
+// plus kOffset.
 //
 // A power of two is added whose last bit is that of the code, so that the sum is rounded to nearest even:
 //
@@ -137,75 +119,39 @@ PC_FORCE_INLINE IntVec nibble_codes(Vec v) {
 //
 // e is the exponent of v, or that of the least normal number. The leading 1 counts as 1 in the exponent of the code.
 template <int kMantissa, int kBias>
-PC_FORCE_INLINE IntVec small_float_codes(IntVec magnitude) {
-  constexpr int32_t kLeastExponent = (127 - kBias + 1) << 23;
-  constexpr int32_t kRaise = (23 - kMantissa) << 23;
-  const IntVec exponent = max(magnitude & kInfinityBits, splat_bits(kLeastExponent));
-  const IntVec sum = (IntVec)((Vec)magnitude + (Vec)(exponent + kRaise));
-  return sum + ((exponent >> (23 - kMantissa)) - exponent) - (kRaise + ((127 - kBias + 1) << kMantissa));
-}
+struct SmallFloat {
+  static constexpr int32_t kLeastExponent = 127 - kBias + 1;
+  static constexpr auto kOffset = static_cast<uint8_t>(kLeastExponent << kMantissa);
 
-// A float of 8 bits: saturating, nearest even. NaN is 0x7f, or with kNan false means nothing.
-template <int kMantissa, int kBias, bool kNan>
-PC_FORCE_INLINE IntVec float8_codes(Vec v, float largest) {
+  PC_FORCE_INLINE static IntVec sums(IntVec magnitude) {
+    const IntVec exponent = max(magnitude & kInfinityBits, splat_bits(kLeastExponent << 23));
+    const auto sum = (IntVec)((Vec)magnitude + (Vec)(exponent + ((23 - kMantissa) << 23)));
+    return sum + (exponent >> (23 - kMantissa));
+  }
+  PC_FORCE_INLINE static IntVec codes(IntVec magnitude) { return (sums(magnitude) - kOffset) & 0xff; }
+};
+
+struct E4M3 : SmallFloat<3, 7> {
+  static constexpr float kLargest = 448.0f;
+};
+struct E5M2 : SmallFloat<2, 15> {
+  static constexpr float kLargest = 57344.0f;
+};
+struct E2M1 : SmallFloat<1, 1> {
+  static constexpr float kLargest = 6.0f;
+};
+
+// e4m3: saturating, nearest even. NaN is 0x7f.
+PC_FORCE_INLINE IntVec e4m3_codes(Vec v) {
   const IntVec bits = (IntVec)v, magnitude = bits & kMagnitudeBits;
-  const IntVec code = small_float_codes<kMantissa, kBias>(min(magnitude, bits_of(largest))) | ((bits >> 24) & 0x80);
-  if constexpr (!kNan) return code;
+  const IntVec code = E4M3::codes(min(magnitude, bits_of(E4M3::kLargest))) | ((bits >> 24) & 0x80);
   return magnitude > kInfinityBits ? splat_bits(0x7f) : code;
 }
 
-template <bool kNan = true>
-PC_FORCE_INLINE IntVec e4m3_codes(Vec v) {
-  return float8_codes<3, 7, kNan>(v, 448.0f);
-}
-
-// The same for magnitudes that do not round above the largest number.
-PC_FORCE_INLINE IntVec e4m3_codes_inside(Vec v) {
-  return small_float_codes<3, 7>((IntVec)v & kMagnitudeBits) | (((IntVec)v >> 24) & 0x80);
-}
-
-PC_FORCE_INLINE IntVec e5m2_codes(Vec v) { return float8_codes<2, 15, true>(v, 57344.0f); }
-
-#if defined(__AVX512VBMI__)
-// The codes of magnitudes up to 6, by the count of their quarters: halves up.
-PC_FORCE_INLINE IntVec e2m1_magnitudes_of_quarters(Vec quarters) {
-  static constexpr ByteTable64 kTable =
-      table_64([](int i) { return (i >= 1) + (i >= 3) + (i >= 5) + (i >= 7) + (i >= 10) + (i >= 14) + (i >= 20); });
-  return look_up_64(kTable, (IntVec)_mm512_maskz_cvttps_epi32(kAllLanes, (__m512)quarters));
-}
-
-// The same to nearest even. The sum of the quarters rounded down and up is odd between two of them.
-PC_FORCE_INLINE IntVec e2m1_magnitudes_even(Vec quarters) {
-  static constexpr ByteTable64 kTable =
-      table_64([](int i) { return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40); });
-  const auto down = (IntVec)_mm512_maskz_cvttps_epi32(kAllLanes, (__m512)quarters);
-  const auto up =
-      (IntVec)_mm512_maskz_cvt_roundps_epi32(kAllLanes, (__m512)quarters, _MM_FROUND_TO_POS_INF | _MM_FROUND_NO_EXC);
-  return look_up_64(kTable, down + up);
-}
-#endif
-
 // Saturating, nearest even, with the sign of another number; the codes of NaN mean nothing.
 PC_FORCE_INLINE IntVec e2m1_codes(Vec v, Vec sign) {
-  const IntVec inside = min((IntVec)v & kMagnitudeBits, bits_of(6.0f)), sign_bit = ((IntVec)sign >> 28) & 8;
-#if defined(__AVX512VBMI__)
-  return e2m1_magnitudes_even((Vec)inside * 4.0f) | sign_bit;
-#else
-  return small_float_codes<1, 1>(inside) | sign_bit;
-#endif
-}
-
-// Saturating, halves up; no sign. The codes of NaN mean nothing.
-PC_FORCE_INLINE IntVec e2m1_magnitudes_up(Vec v) {
-  const IntVec m = min((IntVec)v & kMagnitudeBits, bits_of(6.0f));
-#if defined(__AVX512VBMI__)
-  return e2m1_magnitudes_of_quarters((Vec)m * 4.0f);
-#else
-  // Quarters are exact, and halves of a code are quarters: below 1 codes count halves, above they have 1 mantissa bit.
-  const IntVec quarters = __builtin_convertvector((Vec)m * 4.0f, IntVec);
-  const IntVec normal = ((m + 0x200000) >> 22) - (126 << 1);
-  return m < bits_of(1.0f) ? (quarters + 1) >> 1 : normal;
-#endif
+  const IntVec inside = min((IntVec)v & kMagnitudeBits, bits_of(E2M1::kLargest));
+  return E2M1::codes(inside) | (((IntVec)sign >> 28) & 8);
 }
 
 // The nearest integers of [low, high], halves away from 0; those of NaN mean nothing.
@@ -313,21 +259,6 @@ PC_FORCE_INLINE void store_nibbles(char* p, IntVec codes) {
   __builtin_memcpy(p, &bytes, kLanes / 2);
 #else
   for (int i = 0; i < kLanes / 2; ++i) p[i] = static_cast<char>(both[i]);
-#endif
-}
-
-// Stores the codes of four vectors, whose bits after the fourth are 0.
-PC_FORCE_INLINE void store_four_nibbles(char* p, const IntVec (&codes)[4]) {
-#if defined(__AVX512VBMI__)
-  static constexpr ByteTable64 kOrder = table_64([](int i) { return i % 8 * 8 + i / 8 % 4; });
-  typedef uint64_t WideVec __attribute__((vector_size(4 * kLanes)));
-  const auto all = (WideVec)(codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24);
-  const auto both = (__m512i)(all | all >> 28);
-  const auto bytes = (WideVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(kOrder.bytes), both);
-  const auto first = __builtin_shufflevector(bytes, bytes, 0, 1, 2, 3);
-  __builtin_memcpy(p, &first, sizeof first);
-#else
-  for (int i = 0; i < 4; ++i) store_nibbles(p + i * kLanes / 2, codes[i]);
 #endif
 }
 

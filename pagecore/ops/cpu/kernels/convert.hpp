@@ -1,8 +1,7 @@
-// Conversion of vectors and rows between float32 and float16 or bfloat16, and to float8. Widening is exact. Narrowing
-// rounds to nearest, ties to even, and keeps NaN a NaN; float8 saturates.
+// Conversion of vectors between float32 and float16 or bfloat16. Widening is exact. Narrowing rounds to nearest, ties
+// to even, and keeps NaN a NaN.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/codes.hpp"
 #include "pagecore/ops/cpu/kernels/vec.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -79,8 +78,6 @@ PC_FORCE_INLINE void store_from_float(void* p, Vec v) {
   if constexpr (T == Float::F32) store(static_cast<float*>(p), v);
   if constexpr (T == Float::F16) store_half(p, narrow_f16(v));
   if constexpr (T == Float::BF16) store_half(p, narrow_bf16(v));
-  if constexpr (T == Float::F8E4M3FN) store_codes(static_cast<char*>(p), e4m3_codes(v));
-  if constexpr (T == Float::F8E5M2) store_codes(static_cast<char*>(p), e5m2_codes(v));
 }
 
 template <Float T>
@@ -121,30 +118,6 @@ PC_FORCE_INLINE void store_part(char* row, int64_t offset, Vec v, int64_t count)
   }
 }
 
-// Stores code_of(vector) for the vectors of a row, a byte or half a byte each.
-template <Float From, int kCodesPerByte, typename CodeOf>
-PC_FORCE_INLINE void store_row_of_codes(const char* row, int64_t dim, char* codes, CodeOf&& code_of) {
-  constexpr int64_t kFour = 4 * kLanes;
-  int64_t d = 0;
-  for (; d + kFour <= dim; d += kFour) {
-    IntVec four[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) four[i] = code_of(load_as_float<From>(row + (d + i * kLanes) * kSize<From>));
-    if constexpr (kCodesPerByte == 2) store_four_nibbles(codes + d / 2, four);
-    if constexpr (kCodesPerByte == 1) {
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) store_codes(codes + d + i * kLanes, four[i]);
-    }
-  }
-  if (d == dim) return;
-  for_each_vector<From>(row + d * kSize<From>, dim - d, [&](int64_t i, Vec v, int64_t count) {
-    char stored[kLanes];
-    if constexpr (kCodesPerByte == 1) store_codes(stored, code_of(v));
-    if constexpr (kCodesPerByte == 2) store_nibbles(stored, code_of(v));
-    __builtin_memcpy(codes + (d + i) / kCodesPerByte, stored, static_cast<size_t>(count / kCodesPerByte));
-  });
-}
-
 // Calls f.template operator()<T>() for dtype `type`.
 template <typename F>
 PC_FORCE_INLINE auto with_float(Float type, F&& f) {
@@ -153,39 +126,6 @@ PC_FORCE_INLINE auto with_float(Float type, F&& f) {
     case Float::BF16: return f.template operator()<Float::BF16>();
     default: return f.template operator()<Float::F32>();
   }
-}
-
-// with_float() for the dtype of a target, which may be float8.
-template <typename F>
-PC_FORCE_INLINE auto with_target(Float type, F&& f) {
-  switch (type) {
-    case Float::F8E4M3FN: return f.template operator()<Float::F8E4M3FN>();
-    case Float::F8E5M2: return f.template operator()<Float::F8E5M2>();
-    default: return with_float(type, f);
-  }
-}
-
-// Converts `count` numbers, divided by `divisor`.
-using Convert = void (*)(const char* source, char* target, int64_t count, float divisor);
-
-template <Float From, Float To, bool kScales>
-void convert_row(const char* source, char* target, int64_t count, float divisor) {
-  if constexpr (To == Float::F8E4M3FN || To == Float::F8E5M2) {
-    return store_row_of_codes<From, 1>(source, count, target, [=](Vec v) __attribute__((always_inline)) {
-      const Vec number = kScales ? v / divisor : v;
-      return To == Float::F8E4M3FN ? e4m3_codes(number) : e5m2_codes(number);
-    });
-  }
-  for_each_vector<From>(source, count, [&](int64_t i, Vec v, int64_t part) {
-    store_part<To>(target, i, kScales ? v / divisor : v, part);
-  });
-}
-
-inline Convert conversion(Float from, Float to, bool scales) {
-  return with_float(from, [&]<Float From>() {
-    return with_target(
-        to, [&]<Float To>() -> Convert { return scales ? convert_row<From, To, true> : convert_row<From, To, false>; });
-  });
 }
 
 // One number of a per-head array; `absent` if there is no array.

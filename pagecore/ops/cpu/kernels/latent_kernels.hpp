@@ -3,10 +3,11 @@
 
 #include "pagecore/ops/cpu/kernels/latent_attention.hpp"
 #include "pagecore/ops/cpu/kernels/latent_index.hpp"
+#include "pagecore/ops/cpu/kernels/latent_write.hpp"
 #include "pagecore/ops/cpu/latent_args.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 
-const LatentKernels kLatentKernels = {attend_latent, read_latent_row, score_index};
+const LatentKernels kLatentKernels = {attend_latent, read_latent_row, score_index, write_latent_row, write_index_key};
 
 }  // namespace pagecore::cpu::PC_ISA

@@ -7,6 +7,7 @@
 // Unused tokens and the padding of a row become zeros and are not read. `next_rows` is prefetched meanwhile.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/bytes.hpp"
 #include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/prefetch.hpp"
 #include "pagecore/ops/cpu/kernels/tile.hpp"
@@ -17,8 +18,6 @@ namespace {
 
 typedef uint16_t Halves __attribute__((vector_size(4 * kLanes)));
 using TwiceLanes = std::make_integer_sequence<int, 2 * kLanes>;
-
-PC_FORCE_INLINE Halves max(Halves a, Halves b) { return a > b ? a : b; }
 
 // {a0, b0, a1, b1 ...} from element kFrom of each on.
 template <int kFrom, int... I>

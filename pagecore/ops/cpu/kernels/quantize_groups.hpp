@@ -1,104 +1,10 @@
 // Rows of numbers to codes and scales, in the formats with a scale for a group: one function for each dtype.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/quantize_rows.hpp"
+#include "pagecore/ops/cpu/kernels/group_magnitudes.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
-
-// Vectors of a group.
-template <int kGroup>
-constexpr int kParts = kGroup / kLanes;
-
-template <Float From, int kGroup>
-PC_FORCE_INLINE void load_group(const char* source, Vec (&group)[kParts<kGroup>]) {
-#pragma GCC unroll 8
-  for (int i = 0; i < kParts<kGroup>; ++i) group[i] = load_as_float<From>(source + i * kLanes * kSize<From>);
-}
-
-// The largest magnitude of a group in each lane modulo its position; of the numbers that are not NaN if kKnown.
-template <Float From, int kGroup, bool kKnown>
-PC_FORCE_INLINE IntVec group_magnitude(const char* source) {
-  Vec group[kParts<kGroup>];
-  load_group<From, kGroup>(source, group);
-  IntVec most{};
-#pragma GCC unroll 8
-  for (int i = 0; i < kParts<kGroup>; ++i) most = max(most, kKnown ? known_bits(group[i]) : magnitude_bits(group[i]));
-  return most;
-}
-
-// The largest lane of each of four vectors, four times each.
-#if defined(__AVX512F__)
-PC_FORCE_INLINE IntVec max_of_four(IntVec a, IntVec b, IntVec c, IntVec d) {
-  const IntVec ab = max(__builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-                        __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
-  const IntVec cd = max(__builtin_shufflevector(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-                        __builtin_shufflevector(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31));
-  IntVec v = max(__builtin_shufflevector(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27),
-                 __builtin_shufflevector(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31));
-  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  return max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-}
-#endif
-
-#if defined(__AVX512BW__)
-// The largest magnitudes of the groups in 128 numbers of bfloat16, as bits of float32.
-template <int kGroup>
-PC_FORCE_INLINE IntVec magnitudes_of_pairs(const char* source) {
-  const auto larger = [](IntVec a, IntVec b) __attribute__((always_inline)) {
-    return (IntVec)_mm512_maskz_max_epu16(~__mmask32{0}, (__m512i)a, (__m512i)b);
-  };
-  const auto words = [&](int i) __attribute__((always_inline)) {
-    return (IntVec)load_as_float<Float::F32>(source + i * 4 * kLanes) & 0x7fff7fff;
-  };
-  // Of 16 words of a quarter, then of 4, then of 2: those of vectors a, b, c, d are in the dwords of a quarter.
-  const auto fold = [&](IntVec a, IntVec b) __attribute__((always_inline)) {
-    return larger(__builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-                  __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31));
-  };
-  const IntVec ab = fold(words(0), words(1)), cd = fold(words(2), words(3));
-  IntVec v = larger(__builtin_shufflevector(ab, cd, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30),
-                    __builtin_shufflevector(ab, cd, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31));
-  v = max((IntVec)((BitVec)v << 16), (IntVec)((BitVec)v & 0xffff0000));
-  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  if constexpr (kGroup == 16)
-    return __builtin_shufflevector(v, v, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
-  return max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-}
-#endif
-
-// The largest magnitudes of `count` groups, at most kLanes, one a lane; the other lanes mean nothing.
-template <Float From, int kGroup, bool kKnown>
-PC_FORCE_INLINE IntVec group_magnitudes(const char* source, int64_t count) {
-  const auto of_group = [&](int64_t i) __attribute__((always_inline)) {
-    return group_magnitude<From, kGroup, kKnown>(source + i * kGroup * kSize<From>);
-  };
-#if defined(__AVX512BW__)
-  if (From == Float::BF16 && count == 128 / kGroup) {
-    const IntVec most = magnitudes_of_pairs<kGroup>(source);
-    if (!kKnown || !any_lane(most > kInfinityBits)) return most;
-  }
-#endif
-#if defined(__AVX512F__)  // in registers: a load that spans several stores would wait for them
-  const __m512i firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
-  IntVec most{};
-  int64_t g = 0;
-  for (; g + 4 <= count; g += 4) {
-    const IntVec four = max_of_four(of_group(g), of_group(g + 1), of_group(g + 2), of_group(g + 3));
-    const auto lanes = static_cast<__mmask16>(0xf << g);
-    most = (IntVec)_mm512_mask_permutexvar_epi32((__m512i)most, lanes, firsts, (__m512i)four);
-  }
-  for (; g < count; ++g) {
-    most = (IntVec)_mm512_mask_mov_epi32((__m512i)most, static_cast<__mmask16>(1 << g),
-                                         (__m512i)max_of_lanes(of_group(g)));
-  }
-  return most;
-#else
-  alignas(64) int32_t most[kLanes] = {};
-  for (int64_t g = 0; g < count; ++g) most[g] = max_of_lanes(of_group(g))[0];
-  return *reinterpret_cast<const IntVec*>(most);
-#endif
-}
 
 // The biased exponent of the least power of two that is at least amax / largest. `above` is 2^23 less the mantissa bits
 // of `largest`, and `exponent` its exponent; the result is at least `floor`.
@@ -112,99 +18,128 @@ PC_FORCE_INLINE Vec inverse_power(IntVec exponent) { return (Vec)((254 - exponen
 // Groups whose scales are computed before their codes, so that many divisions and reductions overlap.
 constexpr int64_t kGroupBatch = 256;
 
-// Two numbers for each group of a batch.
+// The numbers of the groups of a batch.
 struct GroupNumbers {
+  alignas(64) int32_t magnitudes[kGroupBatch + kLanes];
   alignas(64) float factors[kGroupBatch + kLanes];
   alignas(64) float inverses[kGroupBatch + kLanes];
+  alignas(64) char scales[kGroupBatch + kLanes];
 };
 
-// Stores code(vector, factor, inverse) for each vector of `groups` groups, the first of which has the index `first`.
-// Codes of a byte are e4m3, of numbers times factors.
-template <Float From, int kGroup, int kCodesPerByte, typename Code>
-PC_FORCE_INLINE void store_groups(const char* source, int64_t groups, char* codes, const GroupNumbers& numbers,
-                                  int64_t first, Code&& code) {
-  const auto code_of = [&](int64_t i) __attribute__((always_inline)) {
-    const int64_t group = first + i / kParts<kGroup>;
-    return code(load_as_float<From>(source + i * kLanes * kSize<From>), splat(numbers.factors[group]),
-                splat(numbers.inverses[group]));
-  };
-  if constexpr (requires { code.store(source, groups, codes, numbers.factors, numbers.inverses); }) {
-    const float *divisors = numbers.factors + first, *inverses = numbers.inverses + first;
-    if (groups % 4 == 0 && code.store(source, groups, codes, divisors, inverses)) [[likely]]
-      return;
-  }
-  const int64_t vectors = groups * kParts<kGroup>;
-  int64_t i = 0;
-  for (; i + 4 <= vectors; i += 4) {
-#if defined(__AVX512VBMI__)
-    if constexpr (kCodesPerByte == 1 && From == Float::BF16) {
-      const char* from = source + i * kLanes * kSize<From>;
-      if (are_finite_pairs(from)) [[likely]] {
-        const float* factors = numbers.factors + first + i / kParts<kGroup>;
-        store_e4m3_of_pairs(from, codes + i * kLanes, splat(factors[0]), splat(factors[1]));
-        continue;
-      }
-    }
-#endif
-    const IntVec four[4] = {code_of(i), code_of(i + 1), code_of(i + 2), code_of(i + 3)};
-    if constexpr (kCodesPerByte == 2) store_four_nibbles(codes + i * kLanes / 2, four);
-    if constexpr (kCodesPerByte == 1) {
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) store_codes(codes + (i + j) * kLanes, four[j]);
-    }
-  }
-  for (; i < vectors; ++i) {
-    if constexpr (kCodesPerByte == 1) store_codes(codes + i * kLanes, code_of(i));
-    if constexpr (kCodesPerByte == 2) store_nibbles(codes + i * kLanes / 2, code_of(i));
-  }
+// The rows [first, last) of a batch, and in each the groups [begin, begin + width).
+struct GroupRange {
+  int64_t first;
+  int64_t last;
+  int64_t begin;
+  int64_t width;
+};
+
+// Copies an integer of type T; its value is hidden from GCC, which would replace a loop of copies by a slower call.
+template <typename T>
+PC_FORCE_INLINE void copy_integer(char* to, const char* from) {
+  T bytes;
+  __builtin_memcpy(&bytes, from, sizeof bytes);
+  asm("" : "+r"(bytes));
+  __builtin_memcpy(to, &bytes, sizeof bytes);
 }
 
-// Copies the bytes of scales; those of a row of some hundred numbers without a call.
+// Copies the bytes of the scales of a row.
 PC_FORCE_INLINE void copy_scales(char* to, const char* from, int64_t count) {
   int64_t i = 0;
-  for (; i + 8 <= count; i += 8) __builtin_memcpy(to + i, from + i, 8);
-  for (; i < count; ++i) to[i] = from[i];
+  for (; i + 8 <= count; i += 8) copy_integer<uint64_t>(to + i, from + i);
+  if (i + 4 <= count) copy_integer<uint32_t>(to + i, from + i), i += 4;
+  for (; i < count; ++i) copy_integer<uint8_t>(to + i, from + i);
 }
 
-// For each batch of groups computes the largest magnitudes, of the numbers that are not NaN if kKnown; then, a vector
-// of groups at a time, scale_of(magnitudes, bytes, factor), which returns the bytes of the scales and a factor for
-// each; then stores code(vector, factor, 1 / factor) of each vector of a group.
-template <Float From, int kGroup, int kCodesPerByte, bool kKnown, typename ScaleOf, typename Code>
-PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, Code&& code) {
-  const RowBatch batch = given;  // stores of codes cannot change the copy
+// Clears the codes of groups whose factor is 0 or NaN.
+template <int64_t kCodes>
+void clear_unused(char* codes, const float* factors, int64_t groups) {
+  for (int64_t g = 0; g < groups; ++g) {
+    if (!(factors[g] > 0.0f)) __builtin_memset(codes + g * kCodes, 0, kCodes);
+  }
+}
+
+// Lists the largest magnitudes of groups, of the numbers that are not NaN if kKnown, and returns their number. With
+// kKnown, `is_finite` becomes false if a number is not finite; it means nothing otherwise.
+template <Float From, int kGroup, bool kKnown>
+PC_FORCE_INLINE int64_t list_magnitudes(const RowBatch& batch, const GroupRange& range, int32_t* magnitudes,
+                                        bool& is_finite) {
+  constexpr int64_t kMost = kMagnitudes<From, kGroup>, kSource = kGroup * kSize<From>;
+  int64_t total = 0;
+  IntVec special{};
+  for (int64_t row = range.first; row < range.last; ++row) {
+    const char* source = source_of(batch, row) + range.begin * kSource;
+    fetch_next_source(batch, row, range.width * kSource);
+    for (int64_t g = 0; g < range.width; g += kMost) {
+      const int64_t count = range.width - g < kMost ? range.width - g : kMost;
+      IntVec most = group_magnitudes<From, kGroup>(source + g * kSource, count);
+      if constexpr (kKnown) {
+        special |= most > kLargestBits;
+        if (any_lane(most > kInfinityBits)) [[unlikely]]
+          most = magnitudes_of_groups<From, kGroup, true>(source + g * kSource, count);
+      }
+      store(reinterpret_cast<float*>(magnitudes + total), (Vec)most);
+      total += count;
+    }
+  }
+  is_finite = !any_lane(special);
+  return total;
+}
+
+// Stores the codes and scales of groups; see for_each_group().
+template <Float From, int kGroup, int kCodesPerByte, typename CodesOfQuad>
+PC_FORCE_INLINE void store_groups(const RowBatch& batch, const GroupRange& range, const GroupNumbers& numbers,
+                                  bool any_unused, CodesOfQuad&& codes_of_quad) {
   constexpr int64_t kSource = kGroup * kSize<From>, kCodes = kGroup / kCodesPerByte;
+  const float *factors = numbers.factors, *inverses = numbers.inverses;
+  const char* scales = numbers.scales;
+  for (int64_t row = range.first; row < range.last; ++row) {
+    char* const codes = codes_of(batch, row) + range.begin * kCodes;
+    fetch_next_target(batch, row, range.width * kCodes);
+    copy_scales(scales_of(batch, row) + range.begin, scales, range.width);
+    store_quads<From, kCodesPerByte>(source_of(batch, row) + range.begin * kSource, range.width * kGroup, codes,
+                                     [&](const char* from, int64_t d) __attribute__((always_inline)) {
+                                       return codes_of_quad(from, factors + d / kGroup, inverses + d / kGroup);
+                                     });
+    if (any_unused) [[unlikely]]
+      clear_unused<kCodes>(codes, factors, range.width);
+    factors += range.width, inverses += range.width, scales += range.width;
+  }
+}
+
+// For each batch of groups lists the largest magnitudes, of the numbers that are not NaN if kKnown; then, a vector of
+// groups at a time, calls scale_of(magnitudes, scales, factor), which returns the bytes of the scales and a factor for
+// each; then stores the codes, which codes_of(is_finite) returns as a function of a quad, the factors and their
+// inverses. Codes of a group whose factor is 0 or NaN are 0.
+template <Float From, int kGroup, int kCodesPerByte, bool kKnown, typename ScaleOf, typename CodesOf>
+PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, CodesOf&& codes_of) {
+  const RowBatch batch = given;  // stores of codes cannot change the copy
   const int64_t groups = batch.dim / kGroup;
   const int64_t rows = groups < kGroupBatch ? kGroupBatch / groups : 1;
   GroupNumbers numbers;
-  alignas(64) int32_t magnitudes[kGroupBatch + kLanes];
-  alignas(64) char bytes[kGroupBatch + kLanes];
   for (int64_t first = 0; first < batch.count; first += rows) {
     const int64_t last = first + rows < batch.count ? first + rows : batch.count;
     for (int64_t begin = 0; begin < groups; begin += kGroupBatch) {
-      const int64_t width = (begin + kGroupBatch < groups ? begin + kGroupBatch : groups) - begin;
-      int64_t total = 0;
-      for (int64_t row = first; row < last; ++row) {
-        const char* source = source_of(batch, row) + begin * kSource;
-        for (int64_t g = 0; g < width; g += kLanes) {
-          const int64_t count = width - g < kLanes ? width - g : kLanes;
-          store(reinterpret_cast<float*>(magnitudes + total),
-                (Vec)group_magnitudes<From, kGroup, kKnown>(source + g * kSource, count));
-          total += count;
-        }
-      }
+      const GroupRange range{first, last, begin, groups - begin < kGroupBatch ? groups - begin : kGroupBatch};
+      bool is_finite;
+      const int64_t total = list_magnitudes<From, kGroup, kKnown>(batch, range, numbers.magnitudes, is_finite);
+      IntVec unused{};
       for (int64_t i = 0; i < total; i += kLanes) {
         IntVec scales;
         Vec factor;
-        scale_of((IntVec)load(reinterpret_cast<const float*>(magnitudes + i)), scales, factor);
-        store_codes(bytes + i, scales);
+        scale_of((IntVec)load(reinterpret_cast<const float*>(numbers.magnitudes + i)), scales, factor);
+        unused |= ~(factor > 0.0f);
+        store_codes(numbers.scales + i, scales);
         store(numbers.factors + i, factor);
         store(numbers.inverses + i, splat(1.0f) / factor);
       }
-      int64_t used = 0;
-      for (int64_t row = first; row < last; ++row, used += width) {
-        copy_scales(scales_of(batch, row) + begin, bytes + used, width);
-        store_groups<From, kGroup, kCodesPerByte>(source_of(batch, row) + begin * kSource, width,
-                                                  codes_of(batch, row) + begin * kCodes, numbers, used, code);
+      const auto store_all = [&](auto finite) __attribute__((always_inline)) {
+        store_groups<From, kGroup, kCodesPerByte>(batch, range, numbers, any_lane(unused), codes_of(finite));
+      };
+      if (!kKnown || is_finite) {
+        store_all(std::true_type{});
+      } else {
+        store_all(std::false_type{});
       }
     }
   }
@@ -212,17 +147,17 @@ PC_FORCE_INLINE void for_each_group(const RowBatch& given, ScaleOf&& scale_of, C
 
 template <Float From>
 void quantize_fp4_block16(const RowBatch& batch) {
-  const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& inverse) __attribute__((always_inline)) {
+  const auto scale_of = [](IntVec amax, IntVec& bytes, Vec& four) __attribute__((always_inline)) {
     const IntVec known = amax <= kInfinityBits;
     const IntVec exponent = ceil_exponent(amax, 0x400000, 2, 94);  // 6 is 1.5 * 2^2
     bytes = select(known, exponent, splat_bits(255));
-    inverse = (Vec)((IntVec)inverse_power(exponent) & known);  // 0 for NaN
+    four = (Vec)((IntVec)inverse_power(exponent - 2) & known);  // 4 / scale; 0 for NaN
   };
-  const auto code = [](Vec v, Vec inverse, Vec) __attribute__((always_inline)) {
-    const IntVec sign = (IntVec)(v < 0.0f) & 8;
-    return (e2m1_magnitudes_up(v * inverse) | sign) & (inverse > 0.0f);
+  const auto codes = [](const char* from, const float* fours, const float*) __attribute__((always_inline)) {
+    return e2m1_quad_up<From>(
+        from, [=](Vec v, int i) __attribute__((always_inline)) { return v * quad_factor<From, 16>(fours, i); });
   };
-  for_each_group<From, 16, 2, false>(batch, scale_of, code);
+  for_each_group<From, 16, 2, false>(batch, scale_of, [=](auto) { return codes; });
 }
 
 template <Float From>
@@ -231,8 +166,13 @@ void quantize_mxfp8(const RowBatch& batch) {
     bytes = ceil_exponent(amax, 0x200000, 8, 19);  // 448 is 1.75 * 2^8
     inverse = inverse_power(bytes);
   };
-  const auto code = [](Vec v, Vec inverse, Vec) __attribute__((always_inline)) { return e4m3_codes(v * inverse); };
-  for_each_group<From, 32, 1, true>(batch, scale_of, code);
+  const auto codes_of = [](auto finite) {
+    return [](const char* from, const float* inverses, const float*) __attribute__((always_inline)) {
+      return float8_quad<E4M3, From, decltype(finite)::value>(
+          from, [=](Vec v, int i) __attribute__((always_inline)) { return v * quad_factor<From, 32>(inverses, i); });
+    };
+  };
+  for_each_group<From, 32, 1, true>(batch, scale_of, codes_of);
 }
 
 // The scales of groups whose largest numbers become `most`, e4m3; NaN for a group with NaN.
@@ -247,65 +187,30 @@ PC_FORCE_INLINE void nv_codes(const Vec (&group)[kParts<16>], Vec divisor, IntVe
   for (int i = 0; i < kParts<16>; ++i) codes[i] = e2m1_codes(group[i] / divisor, group[i]) & used;
 }
 
-// The codes of numbers by a divisor, and by its inverse with two corrections.
-struct NvDivides {
-  PC_FORCE_INLINE IntVec operator()(Vec v, Vec divisor, Vec) const {
-    return e2m1_codes(v / divisor, v) & (divisor > 0.0f);
-  }
-};
-struct NvCorrects {
-  PC_FORCE_INLINE IntVec operator()(Vec v, Vec divisor, Vec inverse) const {
-    return e2m1_codes(quotient(v, divisor, inverse), v) & (divisor > 0.0f);
-  }
+// Ways of dividing numbers by the divisors of their groups.
+enum class NvQuotient {
+  Divided,
+  Corrected,  // the product with the inverse, corrected: the same numbers
+  // The product with the inverse, by e2m1_quad_of_pairs(), for bfloat16 and divisors with four leading bits: a quotient
+  // of 8 by 4 bits is a tie of codes, or differs from each tie by 2^-10 or more.
+  OfPairs,
 };
 
-#if defined(__AVX512VBMI__)
-// The same for bfloat16 and divisors with four leading bits. A quotient n / m of 8 by 4 bits is a tie of codes or
-// differs from each tie by 2^-10 or more, so that the product with the inverse, rounded to a multiple of 2^-13, is on
-// the same side of each.
-struct NvOfPairs : NvCorrects {
-  // False if a divisor is 0 or NaN; nothing is stored then. `groups` is a multiple of 4.
-  PC_FORCE_INLINE bool store(const char* source, int64_t groups, char* codes, const float* divisors,
-                             const float* inverses) const {
-    // The inverses of the groups 0 and 1 in the halves of a vector, and of the groups 2 and 3.
-    const auto first = (BitVec)_mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1), second = first + 2;
-    static constexpr ByteTable64 kLowBytes = table_64([](int i) { return i % 32 / 16 * 64 + i % 16 * 4; });
-    for (int64_t g = 0; g < groups; g += 4) {
-      if (_mm_movemask_ps(_mm_cmp_ps(_mm_loadu_ps(divisors + g), _mm_setzero_ps(), _CMP_GT_OQ)) != 15) return false;
+template <Float From, NvQuotient kQuotient, typename ScaleOf>
+PC_FORCE_INLINE void quantize_nvfp4_by(const RowBatch& batch, ScaleOf&& scale_of) {
+  const auto codes = [](const char* from, const float* divisors, const float* inverses) __attribute__((always_inline)) {
+    const auto inverse = [=](int i) __attribute__((always_inline)) { return quad_factor<From, 16>(inverses, i); };
+    if constexpr (kQuotient == NvQuotient::OfPairs) {
+      return e2m1_quad_of_pairs(from, inverse);
+    } else {
+      return e2m1_quad_even<From>(from, [=](Vec v, int i) __attribute__((always_inline)) {
+        const Vec divisor = quad_factor<From, 16>(divisors, i);
+        return kQuotient == NvQuotient::Divided ? v / divisor : quotient(v, divisor, inverse(i));
+      });
     }
-    for (int64_t g = 0; g < groups; g += 4, source += 2 * kLine, codes += kLine / 2) {
-      const Vec four = (Vec)_mm512_maskz_broadcast_f32x4(kAllLanes, _mm_loadu_ps(inverses + g)) * 0x1p13f;
-      const BitVec low = codes_of(source, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)first));
-      const BitVec high =
-          codes_of(source + kLine, (Vec)_mm512_maskz_permutevar_ps(kAllLanes, (__m512)four, (__m512i)second));
-      const auto bytes = (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)low,
-                                                               _mm512_load_si512(kLowBytes.bytes), (__m512i)high);
-      __builtin_memcpy(codes, &bytes, kLine / 2);
-    }
-    return true;
-  }
-
- private:
-  // The codes of 32 numbers times factors, two in the lowest byte of each lane.
-  PC_FORCE_INLINE static BitVec codes_of(const char* source, Vec factors) {
-    static constexpr ByteTable64 kTable =
-        table_64([](int i) { return (i > 2) + (i >= 6) + (i > 10) + (i >= 14) + (i > 20) + (i >= 28) + (i > 40); });
-    const auto words = (BitVec)_mm512_loadu_si512(source);
-    const auto inside = [&](BitVec bits) __attribute__((always_inline)) {
-      const auto number = _mm512_maskz_cvtps_epu32(kAllLanes, (__m512)((Vec)bits * factors));
-      return (BitVec)_mm512_maskz_min_epu32(kAllLanes, number, (__m512i)(BitVec{} + (6 << 13)));
-    };
-    const BitVec even = inside(words << 16 & 0x7fffffff), odd = inside(words & 0x7fff0000);
-    const auto numbers = (Words)(even | odd << 16);
-    // The sum of the quarters rounded down and up is odd between two of them.
-    const Words quarters = (numbers >> 11) + ((numbers + 2047) >> 11);
-    const auto codes =
-        (BitVec)_mm512_maskz_permutexvar_epi8(~__mmask64{0}, (__m512i)quarters, _mm512_load_si512(kTable.bytes));
-    const BitVec both = codes | ((BitVec)((Words)words >> 12) & 0x00080008);
-    return both | both >> 12;
-  }
-};
-#endif
+  };
+  for_each_group<From, 16, 2, false>(batch, scale_of, [=](auto) { return codes; });
+}
 
 template <Float From>
 void quantize_nvfp4(const RowBatch& batch) {
@@ -315,16 +220,14 @@ void quantize_nvfp4(const RowBatch& batch) {
     divisor = number_of_e4m3(bytes) * factors;
   };
   const bool is_usual = batch.factor >= 0x1p-60f && batch.factor <= 0x1p60f;
-#if defined(__AVX512VBMI__)
+  const bool is_power = (bits_of(batch.factor)[0] & 0x7fffff) == 0;
   if constexpr (From == Float::BF16) {
-    const bool is_power = (bits_of(batch.factor)[0] & 0x7fffff) == 0;
-    if (is_usual && is_power) return for_each_group<From, 16, 2, false>(batch, scale_of, NvOfPairs{});
+    if (is_usual && is_power) return quantize_nvfp4_by<From, NvQuotient::OfPairs>(batch, scale_of);
   }
-#endif
   if (is_usual) {
-    for_each_group<From, 16, 2, false>(batch, scale_of, NvCorrects{});
+    quantize_nvfp4_by<From, NvQuotient::Corrected>(batch, scale_of);
   } else {
-    for_each_group<From, 16, 2, false>(batch, scale_of, NvDivides{});
+    quantize_nvfp4_by<From, NvQuotient::Divided>(batch, scale_of);
   }
 }
 

@@ -4,10 +4,8 @@
 // codes.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/bytes.hpp"
-#include "pagecore/ops/cpu/kernels/codes.hpp"
-#include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/lines.hpp"
+#include "pagecore/ops/cpu/kernels/quad_codes.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -23,45 +21,42 @@ struct RowBatch {
   int64_t count;
   int64_t dim;
   float factor;  // the given one
+  // Bytes from a row to the one that is prefetched meanwhile; 0 to prefetch nothing.
+  int64_t next_source = 0;
+  int64_t next_codes = 0;
+  int64_t next_scales = 0;
 };
 
 using QuantizeRows = void (*)(const RowBatch&);
 
-PC_FORCE_INLINE void store_part_of_codes(char* row, int64_t offset, IntVec codes, int64_t count) {
-  if (count == kLanes) return store_codes(row + offset, codes);
-  char padded[kLanes];
-  store_codes(padded, codes);
-  __builtin_memcpy(row + offset, padded, static_cast<size_t>(count));
-}
-
-// Bits of |v|, which are in the order of the numbers; NaN is above infinity.
-PC_FORCE_INLINE IntVec magnitude_bits(Vec v) { return (IntVec)v & kMagnitudeBits; }
-
-// The same with 0 for NaN.
+// Bits of |v|, with 0 for NaN.
 PC_FORCE_INLINE IntVec known_bits(Vec v) {
   const IntVec bits = magnitude_bits(v);
   return bits & (bits <= kInfinityBits);
 }
 
-#if defined(__AVX512BW__)
-// The largest magnitude of a row of bfloat16, as bits of float32; the rest of the row after whole vectors is left out.
-PC_FORCE_INLINE IntVec magnitude_of_pairs(const char* source, int64_t dim) {
-  auto most = _mm512_setzero_si512();
-  for (int64_t d = 0; d + 2 * kLanes <= dim; d += 2 * kLanes) {
-    const auto words = (__m512i)((BitVec)_mm512_loadu_si512(source + 2 * d) & 0x7fff7fff);
-    most = _mm512_maskz_max_epu16(~__mmask32{0}, most, words);
-  }
-  return max((IntVec)((BitVec)most << 16), (IntVec)((BitVec)most & 0xffff0000));
+// The larger of the words of each dword that are numbers of bfloat16, as bits of float32.
+PC_FORCE_INLINE IntVec larger_of_pairs(Words magnitudes) {
+  return max((IntVec)even_floats(magnitudes), (IntVec)odd_floats(magnitudes));
 }
-#endif
 
+// Calls visit(words) for the vectors of a row of bfloat16. The last ends with the row, so that it may repeat words of
+// the one before it.
+template <typename Visit>
+PC_FORCE_INLINE void for_each_words(const char* source, int64_t dim, Visit&& visit) {
+  int64_t d = 0;
+  for (; d + kWordLanes <= dim; d += kWordLanes) visit(load_words(source + 2 * d));
+  if (d < dim) visit(load_words(source + 2 * (dim - kWordLanes)));
+}
+
+// The largest magnitude of a row, as bits of float32; of the numbers that are not NaN if kKnown.
 template <Float From, bool kKnown>
 PC_FORCE_INLINE int32_t row_magnitude(const char* source, int64_t dim) {
-#if defined(__AVX512BW__)
-  if (From == Float::BF16 && !kKnown && dim % (2 * kLanes) == 0) {
-    return max_of_lanes(magnitude_of_pairs(source, dim))[0];
+  if (From == Float::BF16 && !kKnown && dim >= kWordLanes) {
+    Words most{};
+    for_each_words(source, dim, [&](Words words) __attribute__((always_inline)) { most = max(most, words & 0x7fff); });
+    return max_of_lanes(larger_of_pairs(most))[0];
   }
-#endif
   IntVec most{};
   for_each_vector<From>(source, dim,
                         [&](int64_t, Vec v, int64_t) { most = max(most, kKnown ? known_bits(v) : magnitude_bits(v)); });
@@ -90,60 +85,31 @@ PC_FORCE_INLINE const char* source_of(const RowBatch& batch, int64_t row) {
 PC_FORCE_INLINE char* codes_of(const RowBatch& batch, int64_t row) { return batch.codes + row * batch.codes_step; }
 PC_FORCE_INLINE char* scales_of(const RowBatch& batch, int64_t row) { return batch.scales + row * batch.scales_step; }
 
+// Prefetches the source, or the targets, of the row after this one. A row at a time, between the arithmetic: a long
+// list of prefetches waits for memory.
+PC_FORCE_INLINE void fetch_next_source(const RowBatch& batch, int64_t row, int64_t bytes) {
+  if (batch.next_source != 0) prefetch_bytes(source_of(batch, row) + batch.next_source, bytes);
+}
+PC_FORCE_INLINE void fetch_next_target(const RowBatch& batch, int64_t row, int64_t bytes) {
+  if (batch.next_codes == 0) return;
+  prefetch_bytes(codes_of(batch, row) + batch.next_codes, bytes);
+  prefetch_line(scales_of(batch, row) + batch.next_scales);
+}
+
 PC_FORCE_INLINE void store_scales(const RowBatch& batch, int64_t first, int64_t count, IntVec scales) {
   PerRow of_row;
   of_row.vector = scales;
   for (int64_t k = 0; k < count; ++k) __builtin_memcpy(scales_of(batch, first + k), &of_row.bits[k], 4);
 }
 
-#if defined(__AVX512VBMI__)
-// True if 64 numbers of bfloat16 are finite.
-PC_FORCE_INLINE bool are_finite_pairs(const char* source) {
-  const auto special = [](const char* p) __attribute__((always_inline)) {
-    const auto magnitude = (__m512i)((BitVec)_mm512_loadu_si512(p) & 0x7fff7fff);
-    return _mm512_cmpge_epu16_mask(magnitude, _mm512_set1_epi16(0x7f80));
-  };
-  return (special(source) | special(source + kLine)) == 0;
-}
-
-// The codes of 64 numbers of bfloat16 times two factors, one for each half, to e4m3. Magnitudes do not round above the
-// largest number. Only the low bytes of the sums of small_float_codes() are made, so that the exponents need not be
-// subtracted.
-PC_FORCE_INLINE void store_e4m3_of_pairs(const char* source, char* codes, Vec first_factor, Vec second_factor) {
-  // Even bytes of dwords of two vectors, alternating: to the lower half of a vector. The signs: odd bytes of words.
-  static constexpr ByteTable64 kCodes = table_64([](int i) { return i % 32 / 2 * 4 + i % 2 * 64; });
-  static constexpr ByteTable64 kSigns = table_64([](int i) { return 2 * i + 1; });
-  constexpr __mmask64 kLower = 0xffffffff;
-  constexpr auto kLeast = static_cast<uint8_t>((127 - 7 + 1) << 3);
-  const auto low_byte = [](BitVec bits, Vec factor) __attribute__((always_inline)) {
-    const auto magnitude = (IntVec)((Vec)bits * factor);
-    const IntVec exponent = max(magnitude & kInfinityBits, splat_bits((127 - 7 + 1) << 23));
-    const auto sum = (IntVec)((Vec)magnitude + (Vec)(exponent + (20 << 23)));
-    return (__m512i)(sum + (exponent >> 20));
-  };
-  const auto codes_of = [&](BitVec words, Vec factor, __mmask64 half) __attribute__((always_inline)) {
-    const __m512i even = low_byte(words << 16 & 0x7fffffff, factor), odd = low_byte(words & 0x7fff0000, factor);
-    return (Bytes)_mm512_maskz_permutex2var_epi8(half, even, _mm512_load_si512(kCodes.bytes), odd);
-  };
-  const auto a = (BitVec)_mm512_loadu_si512(source), b = (BitVec)_mm512_loadu_si512(source + kLine);
-  const auto signs =
-      (Bytes)_mm512_maskz_permutex2var_epi8(~__mmask64{0}, (__m512i)a, _mm512_load_si512(kSigns.bytes), (__m512i)b);
-  const Bytes magnitudes = (codes_of(a, first_factor, kLower) | codes_of(b, second_factor, ~kLower)) - kLeast;
-  _mm512_storeu_si512(codes, (__m512i)with_sign(magnitudes, signs));
-}
-#endif
-
-// The codes of a row of finite numbers times a factor, to e4m3. Magnitudes do not round above the largest number.
-template <Float From>
-PC_FORCE_INLINE void store_finite_e4m3(const char* source, int64_t dim, char* codes, Vec factor) {
-#if defined(__AVX512VBMI__)
-  if (From == Float::BF16 && dim % 64 == 0) {
-    for (int64_t d = 0; d < dim; d += 64) store_e4m3_of_pairs(source + 2 * d, codes + d, factor, factor);
-    return;
-  }
-#endif
-  store_row_of_codes<From, 1>(source, dim, codes,
-                              [=](Vec v) __attribute__((always_inline)) { return e4m3_codes_inside(v * factor); });
+// Stores the codes of e4m3 of a row times a factor. With kInside, no magnitude rounds above the largest number, and
+// none is NaN.
+template <Float From, bool kInside>
+PC_FORCE_INLINE void store_e4m3_row(const char* source, int64_t dim, char* codes, Vec factor) {
+  store_quads<From, 1>(source, dim, codes, [=](const char* from, int64_t) __attribute__((always_inline)) {
+    return float8_quad<E4M3, From, kInside>(from,
+                                            [=](Vec v, int) __attribute__((always_inline)) { return v * factor; });
+  });
 }
 
 template <Float From>
@@ -151,6 +117,7 @@ void quantize_float8_token(const RowBatch& batch) {
   for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
     PerRow most{}, known, inverse;
     for (int64_t k = 0; k < count; ++k) {
+      fetch_next_source(batch, first + k, batch.dim * kSize<From>);
       most.bits[k] = row_magnitude<From, false>(source_of(batch, first + k), batch.dim);
     }
     known = most;
@@ -162,18 +129,35 @@ void quantize_float8_token(const RowBatch& batch) {
     const Vec scale = max(amax / splat(448.0f), splat(1e-6f));
     inverse.floats = splat(1.0f) / scale;
     for (int64_t k = 0; k < count; ++k) {
+      fetch_next_target(batch, first + k, batch.dim);
       char* codes = codes_of(batch, first + k);
       const Vec factor = splat(inverse.numbers[k]);
       const char* source = source_of(batch, first + k);
       if (most.bits[k] <= kLargestBits) {
-        store_finite_e4m3<From>(source, batch.dim, codes, factor);
+        store_e4m3_row<From, true>(source, batch.dim, codes, factor);
       } else {
-        store_row_of_codes<From, 1>(source, batch.dim, codes,
-                                    [=](Vec v) __attribute__((always_inline)) { return e4m3_codes(v * factor); });
+        store_e4m3_row<From, false>(source, batch.dim, codes, factor);
       }
     }
     store_scales(batch, first, count, (IntVec)scale);
   });
+}
+
+// Stores the codes of a row times a factor; zeros if its largest magnitude is NaN.
+template <Float From>
+PC_FORCE_INLINE void store_int8_row(const char* source, int64_t dim, char* codes, Vec factor, int32_t magnitude) {
+  const auto store = [=]<bool kInside>() __attribute__((always_inline)) {
+    store_quads<From, 1>(source, dim, codes, [=](const char* from, int64_t) __attribute__((always_inline)) {
+      return int8_quad<From, kInside>(from, factor);
+    });
+  };
+  if (magnitude <= kLargestBits) [[likely]] {
+    store.template operator()<true>();
+  } else if (magnitude == kInfinityBits) {
+    store.template operator()<false>();
+  } else {
+    __builtin_memset(codes, 0, static_cast<size_t>(dim));
+  }
 }
 
 template <Float From>
@@ -181,19 +165,16 @@ void quantize_int8_token(const RowBatch& batch) {
   for_each_rows(batch, [&](int64_t first, int64_t count) __attribute__((always_inline)) {
     PerRow most{}, inverse;
     for (int64_t k = 0; k < count; ++k) {
+      fetch_next_source(batch, first + k, batch.dim * kSize<From>);
       most.bits[k] = row_magnitude<From, false>(source_of(batch, first + k), batch.dim);
     }
     const IntVec known = most.vector <= kInfinityBits;
     const Vec scale = max((Vec)min(most.vector, splat_bits(kLargestBits)) / splat(127.0f), splat(1e-6f));
-    inverse.floats = (Vec)((IntVec)(splat(1.0f) / scale) & known);
+    inverse.floats = splat(1.0f) / scale;
     for (int64_t k = 0; k < count; ++k) {
-      char* codes = codes_of(batch, first + k);
-      const Vec factor = splat(inverse.numbers[k]);
-      const IntVec used = factor > 0.0f;
-      store_row_of_codes<From, 1>(source_of(batch, first + k), batch.dim, codes,
-                                  [=](Vec v) __attribute__((always_inline)) {
-                                    return integer_codes(rounded(v * factor), -128.0f, 127.0f) & used;
-                                  });
+      fetch_next_target(batch, first + k, batch.dim);
+      store_int8_row<From>(source_of(batch, first + k), batch.dim, codes_of(batch, first + k),
+                           splat(inverse.numbers[k]), most.bits[k]);
     }
     store_scales(batch, first, count, select(known, (IntVec)scale, splat_bits(0x7fc00000)));
   });
@@ -214,34 +195,45 @@ PC_FORCE_INLINE bool read_range(const char* source, int64_t dim, float& least, f
   return any_lane(nan);
 }
 
-#if defined(__AVX512BW__)
-// The same for a row of bfloat16 whose length is a multiple of 32; false if there is a NaN. As integers, the positive
-// numbers have the order of the numbers, and the negative ones, without sign, the opposite order.
+// read_range() of a row of bfloat16 of at least kWordLanes numbers. As integers, the positive numbers have the order of
+// the numbers, and the negative ones, without sign, the opposite order.
 PC_FORCE_INLINE bool read_range_of_pairs(const char* source, int64_t dim, float& least, float& largest) {
-  auto positive = _mm512_setzero_si512(), negative = (__m512i)(BitVec{} + 0x80008000);
-  for (int64_t d = 0; d < dim; d += 2 * kLanes) {
-    const __m512i words = _mm512_loadu_si512(source + 2 * d);
-    positive = _mm512_maskz_max_epi16(~__mmask32{0}, positive, words);
-    negative = _mm512_maskz_max_epu16(~__mmask32{0}, negative, words);
-  }
-  const auto most = [](BitVec words) __attribute__((always_inline)) {
-    return max_of_lanes(max((IntVec)(words << 16 & 0x7fffffff), (IntVec)(words & 0x7fff0000)))[0];
-  };
-  const int32_t high = most((BitVec)positive), low = most((BitVec)negative);
+  Words positive{}, negative = Words{} + 0x8000;
+  for_each_words(source, dim, [&](Words words) __attribute__((always_inline)) {
+    positive = max_signed(positive, words);
+    negative = max(negative, words);
+  });
+  const int32_t high = max_of_lanes(larger_of_pairs(positive))[0];
+  const int32_t low = max_of_lanes(larger_of_pairs(negative & 0x7fff))[0];
   const int32_t low_bits = low | static_cast<int32_t>(0x80000000);
   __builtin_memcpy(&largest, &high, sizeof high);
   __builtin_memcpy(&least, &low_bits, sizeof low);
-  return high <= kInfinityBits && low <= kInfinityBits;
+  return high > kInfinityBits || low > kInfinityBits;
 }
-#endif
 
 // read_range(), by read_range_of_pairs() if possible.
 template <Float From>
 PC_FORCE_INLINE bool read_row_range(const char* source, int64_t dim, float& least, float& largest) {
-#if defined(__AVX512BW__)
-  if (From == Float::BF16 && dim % (2 * kLanes) == 0 && read_range_of_pairs(source, dim, least, largest)) return false;
-#endif
+  if (From == Float::BF16 && dim >= kWordLanes && !read_range_of_pairs(source, dim, least, largest)) return false;
   return read_range<From>(source, dim, least, largest);
+}
+
+// Stores the codes of a row times a factor plus a shift; zeros if the factor is 0.
+template <Float From>
+PC_FORCE_INLINE void store_int4_row(const char* source, int64_t dim, char* codes, float factor, float shift,
+                                    bool is_finite) {
+  const auto store = [=]<bool kInside>() __attribute__((always_inline)) {
+    store_quads<From, 2>(source, dim, codes, [=](const char* from, int64_t) __attribute__((always_inline)) {
+      return nibble_quad<From, kInside>(from, splat(factor), splat(shift));
+    });
+  };
+  if (factor == 0.0f) [[unlikely]] {
+    __builtin_memset(codes, 0, static_cast<size_t>(dim / 2));
+  } else if (is_finite) [[likely]] {
+    store.template operator()<true>();
+  } else {
+    store.template operator()<false>();
+  }
 }
 
 template <Float From>
@@ -250,9 +242,10 @@ void quantize_int4_token(const RowBatch& batch) {
     PerRow low{}, high{}, nan{}, inverse, zero;
     for (int64_t k = 0; k < count; ++k) {
       const char* source = source_of(batch, first + k);
+      fetch_next_source(batch, first + k, batch.dim * kSize<From>);
       nan.bits[k] = -static_cast<int32_t>(read_row_range<From>(source, batch.dim, low.numbers[k], high.numbers[k]));
     }
-    const Vec largest = (Vec)splat_bits(kLargestBits);
+    const Vec largest = splat(kLargest);
     const Vec least = max(low.floats, -largest);
     const Vec scale = max(min(min(high.floats, largest) - least, largest) / splat(15.0f), splat(1e-6f));
     inverse.floats = splat(1.0f) / scale;
@@ -260,12 +253,10 @@ void quantize_int4_token(const RowBatch& batch) {
     inverse.vector = inverse.vector & ~nan.vector;
     zero.floats = __builtin_convertvector(point, Vec);
     for (int64_t k = 0; k < count; ++k) {
-      char* codes = codes_of(batch, first + k);
-      const Vec factor = splat(inverse.numbers[k]), shift = splat(zero.numbers[k]);
-      const IntVec used = factor > 0.0f;
-      store_row_of_codes<From, 2>(
-          source_of(batch, first + k), batch.dim, codes,
-          [=](Vec v) __attribute__((always_inline)) { return nibble_codes(rounded(v * factor) + shift) & used; });
+      fetch_next_target(batch, first + k, batch.dim / 2);
+      const bool is_finite = low.numbers[k] >= -kLargest && high.numbers[k] <= kLargest;
+      store_int4_row<From>(source_of(batch, first + k), batch.dim, codes_of(batch, first + k), inverse.numbers[k],
+                           zero.numbers[k], is_finite);
     }
     store_scales(batch, first, count, select(nan.vector, splat_bits(0x7fc00000), ((IntVec)scale & ~15) | point));
   });

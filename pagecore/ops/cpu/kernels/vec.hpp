@@ -61,6 +61,10 @@ constexpr __mmask16 kAllLanes = 0xffff;
 PC_FORCE_INLINE Vec max(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return (Vec)_mm512_maskz_max_ps(kAllLanes, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+  return (Vec)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__x86_64__)
+  return (Vec)_mm_max_ps((__m128)a, (__m128)b);
 #else
   return a > b ? a : b;
 #endif

@@ -1,7 +1,7 @@
 // Slot-mapped write: rows of new tokens to cache slots, with dtype conversion or quantised.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/convert.hpp"
+#include "pagecore/ops/cpu/kernels/convert_rows.hpp"
 #include "pagecore/ops/cpu/kernels/lines.hpp"
 #include "pagecore/ops/cpu/kernels/move.hpp"
 #include "pagecore/ops/cpu/kernels/quantize.hpp"
@@ -215,29 +215,30 @@ inline void quantize_plane(const WritePlane& plane, SlotRuns slots, bool four_ov
   const RowSteps heads{rows.num_heads, rows.head_stride, cache.head_stride, scales.head_stride};
   RowSteps tokens{1, rows.token_stride, cache.token_stride, scales.token_stride};
   const bool heads_outside = __builtin_llabs(heads.codes) > __builtin_llabs(tokens.codes);
-  const int64_t bytes = row_bytes(cache), source_bytes = rows.dim * size_of(rows.type);
+  const auto source_of_run = [&](const SlotRun& run) { return rows.data + run.token * rows.token_stride; };
+  const auto codes_of_run = [&](const SlotRun& run) {
+    return cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
+  };
+  const auto scales_of_run = [&](const SlotRun& run) {
+    return scales.data + run.block * scales.block_stride + run.offset * scales.token_stride;
+  };
   SlotRun runs[kRunBatch];
   while (const int64_t listed = slots.list(runs)) {
     for (int64_t i = 0; i < listed; ++i) {
-      const auto codes_of_run = [&](const SlotRun& run) {
-        return cache.data + run.block * cache.block_stride + run.offset * cache.token_stride;
-      };
-      const SlotRun& run = runs[i];
-      const SlotRun& next_run = runs[i + 1 < listed ? i + 1 : i];
-      char* next = codes_of_run(next_run);
-      const char* next_source = rows.data + next_run.token * rows.token_stride;
-      char* codes = codes_of_run(run);
-      char* scale = scales.data + run.block * scales.block_stride + run.offset * scales.token_stride;
-      const char* source = rows.data + run.token * rows.token_stride;
+      const SlotRun &run = runs[i], &next = runs[i + 1 < listed ? i + 1 : i];
+      const char* source = source_of_run(run);
+      char *codes = codes_of_run(run), *scale = scales_of_run(run);
       tokens.size = run.count;
       const RowSteps &outer = heads_outside ? heads : tokens, &inner = heads_outside ? tokens : heads;
+      RowBatch batch{nullptr, nullptr, nullptr, inner.source, inner.codes, inner.scales, inner.size, rows.dim, factor};
+      batch.next_source = source_of_run(next) - source;
+      batch.next_codes = codes_of_run(next) - codes;
+      batch.next_scales = scales_of_run(next) - scale;
       for (int64_t j = 0; j < outer.size; ++j) {
-        for (int64_t k = 0; k < inner.size; ++k) {
-          prefetch_bytes(next + j * outer.codes + k * inner.codes, bytes);
-          prefetch_bytes(next_source + j * outer.source + k * inner.source, source_bytes);
-        }
-        quantize({source + j * outer.source, codes + j * outer.codes, scale + j * outer.scales, inner.source,
-                  inner.codes, inner.scales, inner.size, rows.dim, factor});
+        batch.source = source + j * outer.source;
+        batch.codes = codes + j * outer.codes;
+        batch.scales = scale + j * outer.scales;
+        quantize(batch);
       }
     }
   }
