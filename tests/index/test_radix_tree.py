@@ -512,3 +512,20 @@ def test_a_branch_below_the_end_of_a_block_counts_for_the_state_before_it():
     cache_path(tree, [1, 2, 3, 4], 10, 1)
     tree.insert([1, 2, 3, 5], range(20, 24), states=[(2, 20)])  # the branch belongs to the deeper state
     assert tree.evict("state", 1).states.tolist() == [10]
+
+
+def test_a_state_that_its_own_sequence_has_passed_goes_before_older_ones_of_others():
+    tree = RadixTree(1, states=True, state_interval=1)
+    cache_path(tree, [7, 8], 70, 2)
+    cache_path(tree, [1, 2], 10, 2)
+    tree.insert([1, 2, 3], [10, 11, 12], states=[(3, 12)])
+    first = tree.evict("state", 1).states.tolist()
+    assert len(first) == 1
+    assert tree.match([7, 8, 9]).num_tokens == 2
+    assert tree.match([1, 2, 3, 4]).num_tokens == 3
+    assert tree.match([1, 2, 4]).num_tokens == 0
+    tree.insert([7, 8, 9], [70, 71, 72], states=[(3, 72)])
+    tree.insert([7, 8, 5], [70, 71, 75])  # a branch: the state before it stays
+    assert tree.evict("state", 2).amount == 2
+    assert tree.match([7, 8, 5]).num_tokens == 2
+    tree.check_invariants()

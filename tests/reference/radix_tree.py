@@ -23,10 +23,13 @@ class EvictionState:
     hits: int = 0
     round: int = 0
     is_branch: bool = False
+    has_next: bool = False
 
     @property
     def last_round(self) -> int:
-        return self.round + (32 * (1 + min(self.hits, 7)) if self.is_branch else 1)
+        if self.is_branch:
+            return self.round + 32 * (1 + min(self.hits, 7))
+        return self.round + (not self.has_next)
 
     def key(self, policy: str) -> tuple[float, int]:
         return {
@@ -420,6 +423,9 @@ class RadixTree:
             if node.state is None:
                 node.state = state
                 node.eviction[-1] = replace(fresh, is_branch=self.branches_before_next_state(node))
+                above = next((each for each in node.path() if each is not node and each.state is not None), None)
+                if above:
+                    above.eviction[-1].has_next = True
         if receipt is not None and blocks:
             self.move(receipt, self.split_path(end, len(blocks)), namespace)
         self.prune()

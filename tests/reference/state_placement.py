@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 
 def best_state_hits(prompts: Sequence[Sequence[int]], grid: int, slots: int) -> list[int]:
@@ -23,10 +23,10 @@ def best_state_hits(prompts: Sequence[Sequence[int]], grid: int, slots: int) -> 
     for number, own in enumerate(names):
         hits.append(grid * max((depths[name] for name in own if name in kept), default=0))
         at = {name: next_use(asked[name], number) for name in {*kept, *own}}
-        deepest: dict[tuple[float, Hashable], Hashable] = {}
+        deepest: dict[float, Hashable] = {}
         for name in sorted(at, key=lambda name: depths[name]):
             if at[name] < len(prompts):
-                deepest[at[name], at[name]] = name
+                deepest[at[name]] = name
         kept = set(sorted(deepest.values(), key=lambda name: at[name])[:slots])
     return hits
 
@@ -39,13 +39,9 @@ def next_use(numbers: Sequence[int], number: int) -> float:
 
 def prefix_names(prompt: Sequence[int], grid: int) -> list[Hashable]:
     """Return a name for each prefix of whole steps of the grid that leaves a token; equal for equal prefixes."""
-    found, name = [], 0
+    found: list[Hashable] = []
+    name = 0
     for start in range(0, len(prompt) - grid, grid):
         name = hash((name, tuple(prompt[start : start + grid])))
         found.append(name)
     return found
-
-
-def shapes(seed: int = 0) -> Iterable[str]:
-    """Placeholder."""
-    return ()

@@ -107,6 +107,15 @@ void RadixTree::note_branch(NodeId node) {
   queues_.refresh(node, components_.state());
 }
 
+// Marks the last state before a new one.
+void RadixTree::note_next(NodeId node) {
+  do node = nodes_.at(node).parent;
+  while (node >= 0 && nodes_.at(node).state == kNoState);
+  if (node < 0) return;
+  nodes_.part(node, components_.state()).eviction.has_next = true;
+  queues_.refresh(node, components_.state());
+}
+
 // True if a path to `end` branches at or after a node on it, and before the next state.
 bool RadixTree::has_branch(NodeId node, NodeId end) const {
   bool found = false;
@@ -123,6 +132,7 @@ void RadixTree::add_state(NodeId end, const State& state, const radix::Retention
   nodes_.at(node).state = state.id;
   queues_.start(node, components_.state(), hint);
   nodes_.part(node, components_.state()).eviction.is_branch = has_branch(node, end);
+  note_next(node);
   queues_.change_count(node, components_.state(), 1);
   if (journal_ != nullptr) note_stored(components_.state(), node, nodes_.at(node).size - 1);
 }

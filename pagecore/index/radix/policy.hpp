@@ -8,7 +8,8 @@
 // yet more after hits. Rounds age states as the web caches of Arlitt et al. (2000) age objects ("dynamic aging"): a
 // round ends when every state that continues a single sequence and was used before the round has gone. A state that
 // continues a single sequence serves the next turn of a chat; one before a branch serves every sequence that begins
-// alike, but is touched by none of them while it is missing.
+// alike, but is touched by none of them while it is missing. A state whose own sequence has kept a later one serves
+// none of them, unless the last turn is asked for again: it stays no round more.
 #pragma once
 
 #include <algorithm>
@@ -46,10 +47,12 @@ struct EvictionState {
   int32_t hits = 0;
   uint64_t round = 0;      // of the last use; it never decreases, so that it does not change an order by `used`
   bool is_branch = false;  // of a state: sequences branch off between it and the next state
+  bool has_next = false;   // of a state: the sequence that it continued has kept a later one
 
   // The round that ends its stay. Only states can be before branches.
   [[nodiscard]] uint64_t last_round() const {
-    return round + (is_branch ? kBranchRounds * static_cast<uint64_t>(1 + std::min(hits, kCountedHits)) : 1);
+    if (is_branch) return round + kBranchRounds * static_cast<uint64_t>(1 + std::min(hits, kCountedHits));
+    return has_next ? round : round + 1;
   }
 
   void expire() {

@@ -111,7 +111,7 @@ def test_sizes_follow_slots_ratio_or_memory(options, slots):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({}, ShapeError, "given are no size; give exactly one of memory, num_states and ratio"),
+        ({}, ShapeError, "give exactly one of memory, num_states and ratio"),
         ({"num_states": 4, "ratio": 1}, ShapeError, "given are num_states, ratio"),
         ({"num_blocks": 9}, UnsupportedOption, "num_blocks is 9, but every layer keeps a state"),
         ({"num_states": 1}, ShapeError, "num_states is 1"),
