@@ -9,11 +9,15 @@ BIN := $(VENV)/bin
 AARCH64_CXX ?= aarch64-linux-gnu-g++
 AARCH64_RUN ?= qemu-aarch64
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+# Dependencies are installed while the native code compiles.
+MAKEFLAGS += -j$(JOBS)
 
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
 REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
-# pip would compile everything again in a temporary folder; .built compiles the native parts in place.
-EDITABLE := PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable $(BIN)/python -m pip install $(QUIET) --no-build-isolation --editable
+# Python compiles modules at their first import: of the dependencies, most are never imported.
+PIP_INSTALL = $(BIN)/python -m pip install $(QUIET) --no-compile
+# pip would compile the native parts again in a temporary folder; .built compiles them in place. One pip runs at a time.
+EDITABLE = PAGECORE_PREBUILT=1 PYTHONWARNINGS=ignore:Editable flock $(VENV)/.lock $(PIP_INSTALL) --no-build-isolation --editable
 
 V ?= 0
 LOGS := build/logs
@@ -84,7 +88,7 @@ bench: $(VENV)/.cli build
 
 # The native code under ASan, UBSan and TSan; needs g++ and make, but not .venv.
 sanitize:
-	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target sanitize
+	$(MAKE) -f tests/native/sanitize.mk --no-print-directory --output-sync=target sanitize
 
 # The GPU tests under compute-sanitizer from the CUDA toolkit: TOOL=memcheck, racecheck, initcheck or synccheck.
 TOOL ?= memcheck
@@ -96,7 +100,7 @@ sanitize-gpu: $(VENV)/.test $(VENV)/.cuda13 build
 test-aarch64:
 	@for tool in $(AARCH64_CXX) $(AARCH64_RUN); do command -v $$tool > /dev/null || { echo >&2 \
 	  "$$tool is not installed; on Debian and Ubuntu: apt-get install g++-aarch64-linux-gnu qemu-user"; exit 2; }; done
-	$(MAKE) -f tests/native/sanitize.mk --no-print-directory -j$(JOBS) --output-sync=target plain \
+	$(MAKE) -f tests/native/sanitize.mk --no-print-directory --output-sync=target plain \
 	  CXX=$(AARCH64_CXX) LDFLAGS=-static LAUNCH=$(AARCH64_RUN) SCALE=$(or $(SCALE),0.1) TIMEOUT='timeout 1200'
 
 format: $(VENV)/.lint
@@ -113,14 +117,14 @@ clean:
 
 $(VENV)/.created:
 	@echo 'Setting up $(VENV)$(call about,10 s)'
-	$(Q)$(call logged,venv,$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install $(QUIET) --upgrade pip)
+	$(Q)$(call logged,venv,$(PYTHON) -m venv $(VENV) && $(PIP_INSTALL) --upgrade pip)
 	$(Q)touch $@
 
 # Build tools of the native parts.
 $(VENV)/.tools: pyproject.toml | $(VENV)/.created
 	@echo 'Installing Cython and setuptools$(call about,5 s)'
 	$(Q)$(BIN)/python -c '$(REQUIRES)' > $@.txt
-	$(Q)$(call logged,tools,$(BIN)/python -m pip install $(QUIET) --requirement $@.txt)
+	$(Q)$(call logged,tools,$(PIP_INSTALL) --requirement $@.txt)
 	$(Q)touch $@
 
 $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools

@@ -2,13 +2,20 @@
 
 import os
 import platform
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from distutils.ccompiler import CCompiler as Compiler
 
 ROOT = Path(__file__).parent
 INCLUDE = [".", "third_party"]
@@ -19,30 +26,44 @@ CXX += os.environ.get("PAGECORE_CXXFLAGS", "").split()
 # Generated C++ is not ours to warn about. It calls the libraries, which hold the loops: -O2 compiles it for longer,
 # and a step takes as long.
 GENERATED = ["-O1", "-w"]
-# Headers that nearly all generated files include, compiled once for all of them: half of the time of each. A compiler
-# that cannot use the compiled header includes this one.
-PRELUDE = "build/prelude.hpp"
-PRELUDE_HEADERS = (
-    *("<Python.h>", "<frameobject.h>", "<pythread.h>", "<structmember.h>"),
+# Headers of the standard library, compiled once for each kind of source; a compiler that cannot use the compiled header
+# includes this one.
+STANDARD_HEADERS = (
     *("<algorithm>", "<array>", "<atomic>", "<bit>", "<chrono>", "<cmath>", "<compare>", "<condition_variable>"),
     *("<cstddef>", "<cstdint>", "<cstdio>", "<cstdlib>", "<cstring>", "<exception>", "<ios>", "<limits>", "<map>"),
     *("<memory>", "<mutex>", "<new>", "<optional>", "<span>", "<sstream>", "<stdexcept>", "<string>"),
     *("<string_view>", "<thread>", "<tuple>", "<type_traits>", "<typeinfo>", "<unordered_map>", "<utility>"),
-    *("<vector>", '"pagecore/native/translate.hpp"'),
-    *(f'"pagecore/arrays/{name}.hpp"' for name in ("array_view", "dtype")),
-    *(
-        f'"pagecore/index/{name}.hpp"'
-        for name in ("block_pool", "block_tables", "radix/journal", "radix/tree", "slots", "state_table")
-    ),
-    *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "plan", "tree", "cuda/cuda_plan")),
-    *(
-        f'"pagecore/ops/cpu/{name}.hpp"'
-        for name in (
-            *("codec", "conversions", "dispatch", "host_calls", "latent", "ops", "select", "slot_moves", "state_codec"),
-        )
-    ),
-    '"pagecore/cache/state_lock.hpp"',
+    "<vector>",
 )
+GENERATED_HEADERS = (
+    *("<Python.h>", "<frameobject.h>", "<pythread.h>", "<structmember.h>", *STANDARD_HEADERS),
+    *(f'"pagecore/{name}.hpp"' for name in ("native/translate", "arrays/array_view", "arrays/dtype")),
+)
+# Inline functions of a header are instantiated again by each file that begins with it, used or not: each prelude has
+# only headers of its rooms.
+PRELUDES = {
+    "standard": STANDARD_HEADERS,
+    "arrays": (
+        *GENERATED_HEADERS,
+        *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "plan", "tree", "cuda/cuda_plan")),
+        *(
+            f'"pagecore/ops/cpu/{name}.hpp"'
+            for name in (
+                *("codec", "conversions", "dispatch", "host_calls", "latent", "ops", "select", "slot_moves"),
+                "state_codec",
+            )
+        ),
+    ),
+    "index": (
+        *GENERATED_HEADERS,
+        *(
+            f'"pagecore/index/{name}.hpp"'
+            for name in ("block_pool", "block_tables", "radix/journal", "radix/tree", "slots", "state_table")
+        ),
+        '"pagecore/cache/state_lock.hpp"',
+    ),
+}
+ROOMS_ON_INDEX = {"index", "cache", "tiers"}
 # Code that Cython repeats in every module unless one module holds it: memory views are half of most modules.
 SHARED = "pagecore._cython"
 
@@ -73,6 +94,10 @@ def sources(pattern: str) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern))
 
 
+def prelude(name: str) -> str:
+    return f"build/prelude_{name}.hpp"
+
+
 def compiled_from(room: str) -> list[str]:
     """Return the dependencies of a room's native code other than its sources: reachable headers, and setup.py."""
     rooms = ("native", room, *BELOW[room])
@@ -81,20 +106,20 @@ def compiled_from(room: str) -> list[str]:
 
 
 def library(room: str, name: str, files: list[str], flags: list[str]) -> tuple[str, dict[str, object]]:
-    info = {"sources": files, "include_dirs": INCLUDE, "cflags": flags, "obj_deps": {"": compiled_from(room)}}
+    info = {"sources": files, "include_dirs": INCLUDE, "cflags": flags, "depends": compiled_from(room)}
     return f"pagecore_{name}", info
 
 
 def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
-    built = [library("index", "index", sources("pagecore/index/**/*.cpp"), CXX)]
-    built.append(library("tiers", "tiers", sources("pagecore/tiers/**/*.cpp"), CXX))
+    flags = [*CXX, "-include", prelude("standard")]
+    built = [library("index", "index", sources("pagecore/index/**/*.cpp"), flags)]
+    built.append(library("tiers", "tiers", sources("pagecore/tiers/**/*.cpp"), flags))
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
-    built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), CXX))
+    built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), flags))
     for isa, march in ISA_FLAGS.items():
-        flags = [*CXX, *march, "-ffp-contract=fast"]
         files = [f"pagecore/ops/cpu/isa/{isa}.cpp", f"pagecore/ops/cpu/isa/latent_{isa}.cpp"]
-        built.append(library("ops", f"cpu_{isa}", files, flags))
+        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *march, "-ffp-contract=fast"]))
     return [(name, info) for name, info in built if info["sources"]]
 
 
@@ -102,15 +127,42 @@ def extension(pyx: str) -> Extension:
     """The extension of one ``_name.pyx``; it is linked again when its folder's C++ changes, which is in its library."""
     module = pyx.removesuffix(".pyx").replace("/", ".")
     folder = pyx.rsplit("/", 1)[0]
-    depends = [*compiled_from(folder.split("/")[1]), *sources(f"{folder}/**/*.cpp")]
-    flags = [*CXX, *GENERATED, "-include", PRELUDE]
+    room = folder.split("/")[1]
+    depends = [*compiled_from(room), *sources(f"{folder}/**/*.cpp")]
+    flags = [*CXX, *GENERATED, "-include", prelude("index" if room in ROOMS_ON_INDEX else "arrays")]
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
 
 
-class BuildLibraries(build_clib):
-    """``build_clib`` with the option -j of ``build_ext``: libraries are built at the same time."""
+def modified(path: str | Path) -> float:
+    """Return the time of the last change of a file; 0 if it does not exist."""
+    return (ROOT / path).stat().st_mtime if (ROOT / path).exists() else 0.0
 
-    user_options = [*build_clib.user_options, ("parallel=", "j", "number of libraries to build at the same time")]  # noqa: RUF012
+
+def compile_prelude(name: str, compiler: "Compiler", flags: list[str]) -> None:
+    """Compile the headers of a prelude, unless the compiled header is newer than every header that it may include."""
+    header = Path(prelude(name))
+    includes = [f"-I{folder}" for folder in (*INCLUDE, *compiler.include_dirs)]
+    command = [*compiler.compiler_so_cxx, *includes, *flags, "-x", "c++-header", str(header)]
+    text = f"// {' '.join(command)}\n"
+    if "<Python.h>" in PRELUDES[name]:
+        text += "#define PY_SSIZE_T_CLEAN\n"
+    text += "".join(f"#include {each}\n" for each in PRELUDES[name])
+    (ROOT / header).parent.mkdir(exist_ok=True)
+    if not (ROOT / header).exists() or (ROOT / header).read_text() != text:
+        (ROOT / header).write_text(text)
+    depends: list[str | Path] = [header]
+    if any(each.startswith('"') for each in PRELUDES[name]):
+        depends += [*sources("pagecore/**/*.hpp"), *sources("cuda_src/*.h")]
+    if modified(f"{header}.gch") < max(map(modified, depends)):
+        part = f"{header}.part"  # a build that is interrupted leaves no half of a header
+        subprocess.run([*command, "-o", part], cwd=ROOT, check=True)
+        (ROOT / part).replace(ROOT / f"{header}.gch")
+
+
+class BuildLibraries(build_clib):
+    """``build_clib`` with the option -j of ``build_ext``: files are compiled at the same time, the longest first."""
+
+    user_options = [*build_clib.user_options, ("parallel=", "j", "number of files to compile at the same time")]  # noqa: RUF012
 
     def initialize_options(self) -> None:
         super().initialize_options()
@@ -119,33 +171,43 @@ class BuildLibraries(build_clib):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.set_undefined_options("build", ("parallel", "parallel"))
+        self.parallel = self.parallel or os.cpu_count() or 1
 
     def build_libraries(self, libraries: list[tuple[str, dict[str, object]]]) -> None:
-        build_one = super().build_libraries
-        for name, _ in libraries:  # an archive keeps objects whose sources are gone
-            Path(self.build_clib, f"lib{name}.a").unlink(missing_ok=True)
-        with ThreadPoolExecutor(int(self.parallel or 1)) as pool:
-            list(pool.map(lambda each: build_one([each]), libraries))
+        files = [(source, info) for _, info in libraries for source in info["sources"]]
+        kernels = [each for each in files if "/isa/" in each[0]]
+        others = [each for each in files if each not in kernels]
+        with ThreadPoolExecutor(int(self.parallel)) as pool:
+            # Kernels have flags of their own, and do not wait for the prelude of the others.
+            header = pool.submit(compile_prelude, "standard", self.compiler, CXX)
+            objects = dict(pool.map(self.compile_one, [*kernels, *others], repeat(header)))
+        for name, info in libraries:
+            Path(self.build_clib, f"lib{name}.a").unlink(missing_ok=True)  # it keeps objects whose sources are gone
+            self.compiler.create_static_lib([objects[each] for each in info["sources"]], name, self.build_clib)
+
+    def compile_one(self, file: tuple[str, dict[str, object]], header: "Future[None]") -> tuple[str, str]:
+        """Compile one file unless its object is newer than all that it depends on; return both names."""
+        source, info = file
+        if prelude("standard") in info["cflags"]:
+            header.result()
+        (made,) = self.compiler.object_filenames([source], output_dir=self.build_temp)
+        if modified(made) < max(map(modified, (source, *info["depends"]))):
+            options = {"include_dirs": info["include_dirs"], "extra_postargs": info["cflags"]}
+            self.compiler.compile([source], self.build_temp, **options)
+        return source, made
 
 
 class BuildExtensions(build_ext):
-    """``build_ext`` with the headers of the prelude compiled before the extensions that begin with them."""
+    """``build_ext`` on all cores, with the preludes compiled before the extensions that begin with them."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count() or 1
 
     def build_extensions(self) -> None:
-        header, compiled = ROOT / PRELUDE, ROOT / f"{PRELUDE}.gch"
-        flags = [*CXX, *GENERATED, "-x", "c++-header", PRELUDE]  # those of an extension
-        includes = [f"-I{folder}" for folder in (*INCLUDE, *self.compiler.include_dirs)]
-        command = [*self.compiler.compiler_so_cxx, *includes, *flags]
-        text = f"// {' '.join(command)}\n#define PY_SSIZE_T_CLEAN\n"
-        text += "".join(f"#include {name}\n" for name in PRELUDE_HEADERS)
-        header.parent.mkdir(exist_ok=True)
-        if not header.exists() or header.read_text() != text:
-            header.write_text(text)
-        depends = (PRELUDE, *sources("pagecore/**/*.hpp"), *sources("cuda_src/*.h"))
-        if not compiled.exists() or compiled.stat().st_mtime < max((ROOT / each).stat().st_mtime for each in depends):
-            part = f"{PRELUDE}.part"  # a build that is interrupted leaves no half of a header
-            self.compiler.spawn([*command, "-o", part])
-            (ROOT / part).replace(compiled)
+        with ThreadPoolExecutor(int(self.parallel)) as pool:
+            preludes = ("arrays", "index")
+            list(pool.map(lambda name: compile_prelude(name, self.compiler, [*CXX, *GENERATED]), preludes))
         super().build_extensions()
 
 

@@ -109,6 +109,7 @@ uint64_t sum_of(std::span<const Piece> pieces, uint64_t seed) {
     return xxh3_64(reinterpret_cast<const void*>(pieces[0].address), pieces[0].nbytes, seed);
   }
   XXH3_state_t state;
+  XXH3_INITSTATE(&state);  // a reset with a seed reads the seed before it
   XXH3_64bits_reset_withSeed(&state, seed);
   for (const Piece& piece : pieces) {
     XXH3_64bits_update(&state, reinterpret_cast<const void*>(piece.address), piece.nbytes);
