@@ -1,7 +1,7 @@
 // Weights of few query rows times values from their codes, by exact products of integers.
 //
-// Weights, times the scales of groups, become int16 times the largest magnitude of a row in the tile / 32767. The values
-// of two tokens are multiplied and added at once, and a tile is added in int32:
+// Weights, times the scales of groups, become int16 times the largest magnitude of a row in the tile / 32767. The
+// values of two tokens are multiplied and added at once, and a tile is added in int32:
 //
 //   stored bytes   t      a0 a1 a2 ..     words of both in turn   a0 a1 b0 b1 a2 a3 b2 b3 ..
 //                  t + 1  b0 b1 b2 ..     even, odd bytes         a0 b0 a2 b2 ..    a1 b1 a3 b3 ..
