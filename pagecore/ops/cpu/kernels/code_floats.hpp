@@ -124,7 +124,8 @@ void score_floats_of(const StoredTile& tile, int64_t dim, const float* query, in
 
 // Adds the products of dims d .. d + kFloatStep for R rows.
 template <typename Codes, int R, bool kPrefetches>
-void accumulate_floats_of(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d, const RowAhead& ahead) {
+void accumulate_floats_of(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d, const PassAhead& next) {
+  const PassAhead ahead = next;
   const float* const weights = rows.scores + row * kTileTokens;
   Vec sums[R][2] = {};
   for (int t = 0; t < kTileTokens; ++t) {
@@ -179,11 +180,11 @@ inline void score_floats(const HeadRows& rows, const Cache& cache, const StoredT
 inline void accumulate_floats(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                               const NextRows& next_rows) {
   prefetch_all_scales(next_rows);
-  const RowAhead ahead(next_rows);
+  PassAhead ahead(next_rows, cache.dim / kFloatStep);
   with_floats(cache.format, [&]<typename Codes>() {
     for_each_even_block(rows.count, [&]<int R>(int64_t row) {
       for (int64_t d = 0; d < cache.dim; d += kFloatStep) {
-        if (d == 0 && row == 0 && next_rows.rows.base != nullptr) {
+        if (row == 0 && ahead.begin(d / kFloatStep)) {
           accumulate_floats_of<Codes, R, true>(rows, row, tile, d, ahead);
         } else {
           accumulate_floats_of<Codes, R, false>(rows, row, tile, d, ahead);
