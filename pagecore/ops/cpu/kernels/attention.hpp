@@ -58,8 +58,8 @@ class ItemPass {
         keys_(args.key, *batch.code_tables, head_begin, pairs_, products_with(args.key)),
         values_(args.value, *batch.code_tables, head_begin, pairs_, products_with(args.value)),
         packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
-                values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows || args.mask != nullptr ||
-                !is_whole(args.key.dim) || !is_whole(args.value.dim)),
+                values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows ||
+                args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
         from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
         by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
@@ -129,9 +129,9 @@ class ItemPass {
     }
     if (scores_integers()) {
       const int64_t at = head * rows_;
-      takes_integers_ &= make_integers(scratch_.query + at * query_stride_, query_stride_, rows_, args_.key,
-                                       reinterpret_cast<int16_t*>(scratch_.unpacked), query_integers(at),
-                                       scratch_.integer_rows + at);
+      takes_integers_ &=
+          make_integers(scratch_.query + at * query_stride_, query_stride_, rows_, args_.key,
+                        reinterpret_cast<int16_t*>(scratch_.unpacked), query_integers(at), scratch_.integer_rows + at);
     }
     if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
@@ -404,10 +404,10 @@ class ItemPass {
   bool pairs_;  // queries, keys, values and output are bfloat16, multiplied in pairs
   CacheRows keys_;
   CacheRows values_;
-  bool packed_;      // every tile is packed first
-  bool from_codes_;  // quantised tiles are multiplied without a panel
+  bool packed_;                 // every tile is packed first
+  bool from_codes_;             // quantised tiles are multiplied without a panel
   bool takes_integers_ = true;  // queries that are multiplied as integers can be
-  bool by_amx_;      // AMX reads keys in place; values are packed
+  bool by_amx_;                 // AMX reads keys in place; values are packed
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;

@@ -76,7 +76,7 @@ class CacheRows {
   }
   // Returns false, having changed nothing, if the tile has to be read.
   [[nodiscard]] bool accumulate_few(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
-                      const NextRows& next_rows, const Scratch& scratch) const {
+                                    const NextRows& next_rows, const Scratch& scratch) const {
     return accumulate_products(products_, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 

@@ -26,8 +26,9 @@ PC_FORCE_INLINE Shorts load_signed(const char* p) {
 
 PC_FORCE_INLINE void widen_halves(Words words, Vec (&numbers)[2]) {
 #if defined(__AVX512F__)
-  numbers[0] = widen_f16((HalfVec)_mm512_castsi512_si256((__m512i)words));
-  numbers[1] = widen_f16((HalfVec)_mm512_maskz_extracti64x4_epi64(0xff, (__m512i)words, 1));
+  const auto longs = (__m512i)words;
+  numbers[0] = widen_f16((HalfVec)__builtin_shufflevector(longs, longs, 0, 1, 2, 3));
+  numbers[1] = widen_f16((HalfVec)__builtin_shufflevector(longs, longs, 4, 5, 6, 7));
 #else
   numbers[0] = widen_f16((HalfVec)_mm256_castsi256_si128((__m256i)words));
   numbers[1] = widen_f16((HalfVec)_mm256_extracti128_si256((__m256i)words, 1));
@@ -123,8 +124,8 @@ void score_floats_of(const StoredTile& tile, int64_t dim, const float* query, in
 
 // Adds the products of dims d .. d + kFloatStep for R rows.
 template <typename Codes, int R, bool kPrefetches>
-void accumulate_floats_of(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d,
-                          const RowAhead& ahead) {
+void accumulate_floats_of(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d, const PassAhead& next) {
+  const PassAhead ahead = next;
   const float* const weights = rows.scores + row * kTileTokens;
   Vec sums[R][2] = {};
   for (int t = 0; t < kTileTokens; ++t) {
@@ -179,11 +180,11 @@ inline void score_floats(const HeadRows& rows, const Cache& cache, const StoredT
 inline void accumulate_floats(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                               const NextRows& next_rows) {
   prefetch_all_scales(next_rows);
-  const RowAhead ahead(next_rows);
+  PassAhead ahead(next_rows, cache.dim / kFloatStep);
   with_floats(cache.format, [&]<typename Codes>() {
     for_each_even_block(rows.count, [&]<int R>(int64_t row) {
       for (int64_t d = 0; d < cache.dim; d += kFloatStep) {
-        if (d == 0 && row == 0 && next_rows.rows.base != nullptr) {
+        if (row == 0 && ahead.begin(d / kFloatStep)) {
           accumulate_floats_of<Codes, R, true>(rows, row, tile, d, ahead);
         } else {
           accumulate_floats_of<Codes, R, false>(rows, row, tile, d, ahead);

@@ -33,6 +33,31 @@ class RowAhead {
   int64_t last_;  // byte of a row
 };
 
+// Prefetches the rows of a tile in the course of several passes over the tokens of another: a processor stalls if one
+// pass asks for all of them.
+class PassAhead {
+ public:
+  PC_FORCE_INLINE PassAhead(const NextRows& next, int64_t passes) : ahead_(next), none_(next.rows.base == nullptr) {
+    while (shift_ < 6 && int64_t{2} << shift_ <= passes) ++shift_;
+  }
+
+  // Begins a pass, and returns true if it has rows to prefetch.
+  PC_FORCE_INLINE bool begin(int64_t pass) {
+    first_ = static_cast<int>(pass) * (static_cast<int>(kTileTokens) >> shift_);
+    return !none_ && first_ < kTileTokens;
+  }
+  // At the token t of a pass.
+  PC_FORCE_INLINE void prefetch(int t) const {
+    if ((t & ((1 << shift_) - 1)) == 0) ahead_.prefetch(first_ + (t >> shift_));
+  }
+
+ private:
+  RowAhead ahead_;
+  bool none_;
+  int shift_ = 0;  // of the tokens for each row
+  int first_ = 0;
+};
+
 // Calls visit.operator()<R>(row) for blocks of 4, 2 and 1 rows.
 template <typename Visit>
 PC_FORCE_INLINE void for_each_even_block(int64_t rows, Visit&& visit) {

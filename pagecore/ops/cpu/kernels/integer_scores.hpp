@@ -81,6 +81,16 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
   return made;
 }
 
+// Eight codes, from the lowest byte on, in the first lanes.
+PC_FORCE_INLINE IntVec eight_codes(int64_t bytes) {
+  const __m128i codes = _mm_cvtsi64_si128(bytes);
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, codes);
+#else
+  return (IntVec)_mm256_cvtepu8_epi32(codes);
+#endif
+}
+
 // Stores the first 8 lanes twice each; the last 4 of them only if there is a vector for them.
 PC_FORCE_INLINE void store_twice(float* to, Vec numbers, [[maybe_unused]] bool all) {
 #if defined(__AVX512F__)
@@ -88,7 +98,8 @@ PC_FORCE_INLINE void store_twice(float* to, Vec numbers, [[maybe_unused]] bool a
   store(to, (Vec)_mm512_maskz_permutexvar_ps(kAllLanes, order, (__m512)numbers));
 #else
   store(to, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
-  if (all) store(to + kLanes, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
+  if (all)
+    store(to + kLanes, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
 #endif
 }
 
@@ -98,9 +109,9 @@ inline void spread_scales(const Cache& cache, const StoredTile& tile, float* lan
   for (int t = 0; t < kTileTokens; ++t) {
     for (int64_t g = 0; g < groups; g += 8) {
       const bool all = groups - g >= 8;
-      alignas(16) char bytes[16] = {};
-      __builtin_memcpy(bytes, tile.scales[t] + g, all ? 8 : 4);
-      store_twice(lanes, numbers_of_scales(cache.format, load_codes(bytes)), all);
+      int64_t bytes = 0;
+      __builtin_memcpy(&bytes, tile.scales[t] + g, all ? 8 : 4);
+      store_twice(lanes, numbers_of_scales(cache.format, eight_codes(bytes)), all);
       lanes += all || kLanes == 16 ? 16 : kLanes;
     }
   }

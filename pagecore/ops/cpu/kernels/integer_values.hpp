@@ -1,7 +1,7 @@
 // Weights of few query rows times values from their codes, by exact products of integers.
 //
-// Weights, times the scales of groups, become int16 times the largest magnitude of a row in the tile / 32767. The values
-// of two tokens are multiplied and added at once, and a tile is added in int32:
+// Weights, times the scales of groups, become int16 times the largest magnitude of a row in the tile / 32767. The
+// values of two tokens are multiplied and added at once, and a tile is added in int32:
 //
 //   stored bytes   t      a0 a1 a2 ..     words of both in turn   a0 a1 b0 b1 a2 a3 b2 b3 ..
 //                  t + 1  b0 b1 b2 ..     even, odd bytes         a0 b0 a2 b2 ..    a1 b1 a3 b3 ..
@@ -143,14 +143,12 @@ PC_FORCE_INLINE Shorts weight_pair(const int16_t* words) {
 // Sums over a tile of the words of one part, for R rows. `words` are the weights of the first row.
 template <typename Codes, int kHalf, int kPart, int R, bool kPrefetches>
 PC_FORCE_INLINE void multiply_values(const StoredTile& tile, int64_t at, int64_t bytes, const int16_t* words,
-                                     const RowAhead& ahead, Vec (&out)[R][4], int place) {
+                                     const PassAhead& next, Vec (&out)[R][4], int place) {
+  const PassAhead ahead = next;
   const Codes codes;
   IntVec sums[R][2] = {};
   for (int t = 0; t < kTileTokens; t += 2) {
-    if constexpr (kPrefetches) {
-      ahead.prefetch(t);
-      ahead.prefetch(t + 1);
-    }
+    if constexpr (kPrefetches) ahead.prefetch(t);
     const Bytes a = load_stored(tile.codes[t] + at, bytes - at), b = load_stored(tile.codes[t + 1] + at, bytes - at);
     Shorts pairs[2];
     split(codes.template part<kPart>(zip_words<kHalf>(a, b)), pairs);
@@ -189,19 +187,17 @@ PC_FORCE_INLINE void order_sums(Vec (&v)[4]) {
 // Adds the sums of R rows over the dims of a vector of stored bytes; those of 4-bit codes in two halves.
 template <typename Codes, int kHalf, int R, bool kPrefetches>
 void add_values(const HeadRows& rows, int64_t row, const Cache& cache, const StoredTile& tile, int64_t at,
-                const IntegerWeights& weights, const RowAhead& ahead) {
+                const IntegerWeights& weights, PassAhead ahead, int64_t pass) {
   constexpr int64_t kRun = 16 * Codes::kParts;  // dims from one quarter to the next
   const int64_t bytes = row_bytes(cache), first = at * Codes::kParts + 16 * kHalf;
   const int64_t group = Codes::kGroup == 0 ? 0 : first / 16;
   const int16_t* const words = weights.words + (group * kCodeRows + row) * kTileTokens;
+  // The second sums are of the high half of the words, or of the high nibbles.
+  constexpr int kSecondHalf = Codes::kParts == 1 ? 1 : kHalf, kSecondPart = Codes::kParts - 1;
   Vec sums[R][4];
-  if constexpr (Codes::kParts == 1) {
-    multiply_values<Codes, 0, 0, R, kPrefetches>(tile, at, bytes, words, ahead, sums, 0);
-    multiply_values<Codes, 1, 0, R, false>(tile, at, bytes, words, ahead, sums, 2);
-  } else {
-    multiply_values<Codes, kHalf, 0, R, kPrefetches>(tile, at, bytes, words, ahead, sums, 0);
-    multiply_values<Codes, kHalf, 1, R, false>(tile, at, bytes, words, ahead, sums, 2);
-  }
+  multiply_values<Codes, kHalf, 0, R, kPrefetches>(tile, at, bytes, words, ahead, sums, 0);
+  ahead.begin(pass + 1);
+  multiply_values<Codes, kSecondHalf, kSecondPart, R, kPrefetches>(tile, at, bytes, words, ahead, sums, 2);
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     float* const acc = rows.acc + (row + r) * rows.acc_stride;
@@ -224,15 +220,21 @@ inline bool accumulate_integers(const HeadRows& rows, const Cache& cache, const 
     IntegerWeights weights;
     if (!make_integer_weights<Codes>(rows, cache, tile, scratch, weights)) return false;
     prefetch_all_scales(next_rows);
-    const RowAhead ahead(next_rows);
+    const int64_t bytes = row_bytes(cache);
+    PassAhead ahead(next_rows, 2 * Codes::kParts * ((bytes + kByteLanes - 1) / kByteLanes));
     for_each_even_block(rows.count, [&]<int R>(int64_t row) {
-      for (int64_t at = 0; at < row_bytes(cache); at += kByteLanes) {
-        if (at == 0 && row == 0 && next_rows.rows.base != nullptr) {
-          add_values<Codes, 0, R, true>(rows, row, cache, tile, at, weights, ahead);
+      int64_t pass = 0;
+      const auto add = [&]<int kHalf>(int64_t at) {
+        if (row == 0 && ahead.begin(pass)) {
+          add_values<Codes, kHalf, R, true>(rows, row, cache, tile, at, weights, ahead, pass);
         } else {
-          add_values<Codes, 0, R, false>(rows, row, cache, tile, at, weights, ahead);
+          add_values<Codes, kHalf, R, false>(rows, row, cache, tile, at, weights, ahead, pass);
         }
-        if constexpr (Codes::kParts == 2) add_values<Codes, 1, R, false>(rows, row, cache, tile, at, weights, ahead);
+        pass += 2;
+      };
+      for (int64_t at = 0; at < bytes; at += kByteLanes) {
+        add.template operator()<0>(at);
+        if constexpr (Codes::kParts == 2) add.template operator()<1>(at);
       }
     });
     return true;

@@ -77,9 +77,9 @@ struct HeadRows {
   int64_t query_stride;
   const int16_t* query_integers;   // [rows, integer_padded dim]
   const IntegerRow* integer_rows;  // [rows]
-  float* scores;      // [rows, 64]; overwritten by the weights
-  uint16_t* weights;  // [rows, 64], bfloat16
-  float* acc;         // [rows, acc_stride]
+  float* scores;                   // [rows, 64]; overwritten by the weights
+  uint16_t* weights;               // [rows, 64], bfloat16
+  float* acc;                      // [rows, acc_stride]
   int64_t acc_stride;
   const float* factor;  // [rows]; rescales the old acc
 };
