@@ -24,7 +24,7 @@ PC_DEVICE float log_weight(float lse) { return lse == pc_infinity() ? -pc_infini
 PC_DEVICE MergeWeights merge_weights(float lse_a, float lse_b) {
   const float a = log_weight(lse_a), b = log_weight(lse_b);
   const float top = a > b ? a : b;
-  if (top == -pc_infinity()) return {0.0f, 0.0f, top};
+  if (a == -pc_infinity() && b == -pc_infinity()) return {0.0f, 0.0f, top};
   const float part_a = pc_exp2((a - top) * kLog2OfE), part_b = pc_exp2((b - top) * kLog2OfE), total = part_a + part_b;
   return {part_a / total, part_b / total, top + pc_log2(total) * kLogOf2};
 }

@@ -106,9 +106,9 @@ def pages_from_table(block_table, seq_lens, block_size, *, rows=None):
     [[0, 2, 3], [7, 4, 9], [3, 16]]
     """
     size = size_of_block(block_size)
-    table = integers(block_table, "block_table", 2, "[num_sequences, max_blocks]")
+    table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", NULL).numpy()
     lens = integers(seq_lens, "seq_lens", 1, "[num_sequences]")
-    table = picked_rows(table, rows, lens.size)
+    picked = picked_rows(table, rows, lens.size)
     check_lens(lens)
     counts = -(-lens // size)
     if (counts > table.shape[1]).any():
@@ -120,8 +120,9 @@ def pages_from_table(block_table, seq_lens, block_size, *, rows=None):
     offsets = np.concatenate([[0], np.cumsum(counts)])
     if offsets[-1] > INT32_MAX:
         raise ShapeError(f"the sequences have {offsets[-1]} blocks; offsets must fit int32: convert fewer at a time")
-    wanted = np.arange(table.shape[1]) < counts[:, None]
-    pages = table[wanted]
+    width = counts.max(initial=0)
+    wanted = np.arange(width) < counts[:, None]
+    pages = table[:, :width][picked][wanted].astype(np.int64, copy=False)
     if (wrong := first_wrong(pages)) >= 0:
         row, column = np.argwhere(wanted)[wrong]
         raise InvalidBlock(f"block {column} of sequence {row} is {pages[wrong]}; a block id is 0 to {INT32_MAX}")
@@ -147,13 +148,13 @@ cdef object integers(object array, str name, int ndim, str axes):
 cdef object page_counts(object offsets, int64_t num_pages):
     if offsets.size == 0:
         raise ShapeError("indptr has no entries; it must have one more than there are sequences")
-    counts = np.diff(offsets)
-    if (counts < 0).any():
-        wrong = int(np.argmax(counts < 0)) + 1
+    falls = offsets[1:] < offsets[:-1]
+    if falls.any():
+        wrong = int(np.argmax(falls)) + 1
         raise ShapeError(f"indptr[{wrong}] is {offsets[wrong]}, less than the entry before, {offsets[wrong - 1]}")
     if offsets[0] < 0 or offsets[-1] > num_pages:
-        raise ShapeError(f"indptr goes from {offsets[0]} to {offsets[-1]}; indices has entries 0 to {num_pages - 1}")
-    return counts
+        raise ShapeError(f"indptr goes from {offsets[0]} to {offsets[-1]}; indices has {num_pages} entries")
+    return np.diff(offsets)
 
 
 cdef Py_ssize_t first_wrong(object numbers) except? -2:
@@ -184,20 +185,21 @@ cdef int check_lens(object lens) except -1:
 
 
 cdef object picked_rows(object table, object rows, int64_t num_sequences):
+    """Return the rows of the table, one for each sequence, or a slice of all rows."""
     if rows is None:
         if table.shape[0] != num_sequences:
             raise ShapeError(
                 f"block_table has {table.shape[0]} rows for {num_sequences} sequences; it must have one for each of "
                 "seq_lens, or pass rows= to pick some"
             )
-        return table
+        return slice(None)
     picked = integers(rows, "rows", 1, "[num_sequences]")
     if picked.size != num_sequences:
         raise ShapeError(f"rows has {picked.size} entries and seq_lens {num_sequences}; both must have one a sequence")
     if picked.size and not 0 <= picked.min() <= picked.max() < table.shape[0]:
         wrong = int(np.argmax((picked < 0) | (picked >= table.shape[0])))
         raise InvalidSequence(f"rows[{wrong}] is {picked[wrong]}; block_table has rows 0 to {table.shape[0] - 1}")
-    return table[picked]
+    return picked
 
 
 cdef object in_framework(object values, object example):

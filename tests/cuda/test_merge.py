@@ -69,6 +69,17 @@ def test_two_parts_without_keys_give_zero_and_minus_infinity(cuda, without_keys)
     assert np.isfinite(out).all()
 
 
+@pytest.mark.parametrize("without_keys", [-np.inf, np.inf])
+def test_nan_remains_nan_next_to_a_part_without_keys(cuda, without_keys):
+    out_a, lse_a, out_b, lse_b = parts()
+    lse_a[2], lse_b[2] = np.nan, without_keys
+    for given in ((out_a, lse_a, out_b, lse_b), (out_b, lse_b, out_a, lse_a)):
+        out, lse = merged(cuda, given)
+        assert np.isnan(out[2]).all()
+        assert np.isnan(lse[2]).all()
+        assert np.isfinite(out[:2]).all()
+
+
 def test_huge_and_tiny_weights_neither_overflow_nor_vanish(cuda):
     out_a, lse_a, out_b, lse_b = parts()
     for offset in (1e4, -1e4):

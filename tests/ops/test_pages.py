@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,19 @@ def test_rows_pick_from_a_table_of_requests():
     assert [array.tolist() for array in lists] == [*reference.pages_from_table(table[rows], lens, 4)]
 
 
+def test_a_few_rows_of_a_large_table_take_little_memory():
+    table = np.zeros((1000, 4096), np.int32)
+    table[7, :3] = [5, 6, 8]
+    tracemalloc.start()
+    try:
+        lists = ops.pages_from_table(table, [40], 16, rows=[7])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert lists[1].tolist() == [5, 6, 8]
+    assert peak < table.nbytes / 100
+
+
 def test_attention_over_the_table_of_lists():
     rng = np.random.default_rng(0)
     key_cache, value_cache = rng.standard_normal((2, 9, 4, 2, 8)).astype(np.float32)
@@ -78,8 +92,9 @@ def test_results_are_arrays_of_the_caller(torch):
     [
         ({"indptr": []}, errors.ShapeError, "indptr has no entries"),
         ({"indptr": [0, 3, 2]}, errors.ShapeError, r"indptr\[2\] is 2, less than the entry before, 3"),
-        ({"indptr": [-1, 1, 2]}, errors.ShapeError, "indptr goes from -1 to 2; indices has entries 0 to 2"),
-        ({"indptr": [0, 2, 4]}, errors.ShapeError, "indptr goes from 0 to 4; indices has entries 0 to 2"),
+        ({"indptr": [-1, 1, 2]}, errors.ShapeError, "indptr goes from -1 to 2; indices has 3 entries"),
+        ({"indptr": [0, 2, -(2**63), -1, 3]}, errors.ShapeError, r"indptr\[2\] is -9223372036854775808, less than"),
+        ({"indptr": [0, 2, 4]}, errors.ShapeError, "indptr goes from 0 to 4; indices has 3 entries"),
         ({"indptr": [[0, 2, 3]]}, errors.ShapeError, "indptr"),
         ({"indptr": [0.0, 2.0, 3.0]}, errors.UnsupportedDtype, "indptr holds float64"),
         ({"indices": [7, -3, 9]}, errors.InvalidBlock, r"indices\[1\] is -3; a block id is 0 to 2147483647"),

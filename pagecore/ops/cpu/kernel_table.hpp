@@ -42,7 +42,6 @@ PC_FORCE_INLINE int64_t pair_padded(int64_t dim) { return (dim + kPairDepth - 1)
 PC_FORCE_INLINE int64_t key_panel_size(int64_t dim) { return padded(dim) * kTileTokens; }
 PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 2 * kTileTokens; }
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
-PC_FORCE_INLINE int64_t value_pairs_size(int64_t dim) { return kTileTokens / 2 * padded(dim); }
 
 // Zeros that replace a row of keys or values that must not be read.
 PC_FORCE_INLINE int64_t zero_numbers(int64_t dim, int64_t value_dim) {

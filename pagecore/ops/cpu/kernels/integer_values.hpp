@@ -18,7 +18,6 @@ namespace {
 
 #if defined(__AVX2__)
 
-constexpr int kQuarters = kLanes / 4;
 constexpr int64_t kTilePairs = kTileTokens / 2;
 
 // The weights of a tile in int16, [groups, kCodeRows, 64], and what a sum of a row means.

@@ -35,8 +35,8 @@ inline void merge(const MergeArgs& args) {
   for (int64_t token = 0; token < args.out.num_tokens; ++token) {
     for (int64_t head = 0; head < args.out.num_heads; ++head) {
       const double a = log_weight(args.lse_a.at(token, head)), b = log_weight(args.lse_b.at(token, head));
-      const double top = a > b ? a : b;
-      if (top == -static_cast<double>(kInfinity)) {
+      const double top = a > b ? a : b, none = -static_cast<double>(kInfinity);
+      if (a == none && b == none) {
         merge_row(args, token, head, 0.0f, 0.0f);
         if (args.lse.data != nullptr) args.lse.at(token, head) = -kInfinity;
         continue;
