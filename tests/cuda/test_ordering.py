@@ -76,7 +76,7 @@ def test_a_step_on_another_stream_waits_for_the_last_step(cuda):
     np.testing.assert_array_equal(found, np.sort(cuda.get(arrays[0][0]).reshape(20, -1), axis=0))
 
 
-@pytest.mark.parametrize("ends", ["abandon", "remove"])
+@pytest.mark.parametrize("ends", ["abandon", "remove", "collect"])
 def test_blocks_of_an_undone_step_are_reused_after_its_pass(cuda, ends):
     """The pass is submitted after a step on another stream was prepared; a third step takes its blocks there."""
     cache, stream, other = make(cuda, num_blocks=7, layout="LBNHD"), cuda.stream(), cuda.stream()
@@ -92,8 +92,11 @@ def test_blocks_of_an_undone_step_are_reused_after_its_pass(cuda, ends):
     cache.commit(batches[1])
     if ends == "abandon":
         cache.abandon(batches[0])
-    else:
+    elif ends == "remove":
         cache.remove(first)
+    else:
+        batches[0] = None
+        gc.collect()
     cache.prepare([third], 20, batches[2], stream=other)
     cache.write(0, *others[0], batches[2], stream=other)
     cache.commit(batches[2])
