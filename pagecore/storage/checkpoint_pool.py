@@ -212,11 +212,13 @@ class CheckpointPool:
         Parameters
         ----------
         memory : int, str or float
-            Bytes, a number with a unit such as ``"8GiB"``, or a fraction of the free memory of the host.
+            Bytes, a number with a unit such as ``"8GiB"``, or a fraction of the free memory of `device`.
         specs, num_layers
             As for `StatePool`.
         planes
             As for the constructor.
+        device : str
+            ``"cpu"`` or a CUDA device.
 
         Raises
         ------

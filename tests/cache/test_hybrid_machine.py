@@ -4,8 +4,6 @@ The rules are those of caches with prefix reuse. A pass asserts that the state t
 computed tokens, so that a slot which is shared, overwritten or freed too early is detected.
 """
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import settings
@@ -88,10 +86,6 @@ class HybridMachine(PrefixMachine):
     )
     def make(self, model, policy, caches):
         self.layers, blocks, num_states = MODELS[model]
-        if not self.quantises:
-            self.layers = [
-                replace(spec, checkpoint_format=None) if isinstance(spec, StateSpec) else spec for spec in self.layers
-            ]
         self.rules = self.layers[0]
         self.cache = self.make_cache(
             self.layers,

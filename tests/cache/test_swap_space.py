@@ -13,6 +13,8 @@ from pagecore import (
     UnsupportedOption,
 )
 from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.cache.swap._stored import hold
+from pagecore.index import BlockPool
 from tests.cache.caches import SPEC, WINDOWED, advance, make
 from tests.cache.swaps import Labelled, content, fill, poison
 
@@ -120,3 +122,14 @@ def test_statistics_count_swapped_and_resident_sequences_separately():
     assert stats.fragmentation == 0.0
     assert cache.num_sequences == 2
     assert repr(space) == "SwapSpace(1 sequences, 2 of 8 blocks used)"
+
+
+def test_blocks_of_a_collected_cycle_return_to_their_pool():
+    pool = BlockPool(8)
+    stored, counts = hold((pool,), [3])
+    assert (counts, pool.num_free) == ([3], 4)
+    cycle = [stored]
+    cycle.append(cycle)
+    del stored, cycle
+    gc.collect()
+    assert pool.num_free == 7

@@ -25,7 +25,8 @@ class DeviceCache(PagedKVCache):
         super().write(layer, self.cuda.put(key), self.cuda.put(value), batch, **options)
 
     def attend(self, layer, query, batch, **options):
-        return self.cuda.get(super().attend(layer, self.cuda.put(query), batch, **options))
+        parts = tuple(map(self.cuda.put, query)) if isinstance(query, tuple) else self.cuda.put(query)
+        return self.cuda.get(super().attend(layer, parts, batch, **options))
 
 
 # Counters of the emulator that count runtime calls; the others count the work of kernels.

@@ -20,11 +20,20 @@ from pagecore.tiers.handover.imports import import_sequence, start_import  # noq
 FULL = AttentionSpec(2, 8, dtype="float32")
 WINDOW = AttentionSpec(2, 8, dtype="float32", window=12)
 STATE = StateSpec((Plane("temporal", (2, 4), "float32", per="sequence"),), chunk=8, interval=16)
+QUANTISED = StateSpec(
+    (Plane("conv", (3,), "float32", per="sequence"), Plane("temporal", (2, 4, 8), "float32", per="sequence")),
+    chunk=8,
+    interval=16,
+    checkpoint_format="int8",
+)
 MODELS = {
     "window": [FULL, WINDOW],
     "int8": [AttentionSpec(2, 32, format="int8_token")],
     "latent": [LatentSpec(64, 16, scale=0.1, dtype="bfloat16")],
     "state": [FULL, STATE],
+    "int8 state": [FULL, QUANTISED, QUANTISED],
+    "states alone": [STATE, STATE],
+    "int8 states alone": [QUANTISED],
     "cross": [FULL, CrossSpec(2, 8, dtype="float32")],
     "state and cross": [WINDOW, STATE, CrossSpec(2, 8, dtype="float32")],
 }
@@ -44,7 +53,8 @@ def fill_any(cuda, cache, seed):
     rng = np.random.default_rng(seed)
     store = cache._parts.store
     memory = [buffer for pool in store.pools for buffer in pool.buffers]
-    for tensor in [*memory, *([] if store.states is None else store.states.planes())]:
+    memory += [] if store.states is None else store.states.planes()
+    for tensor in [*memory, *([] if store.quantiser is None else store.quantiser.pool.planes())]:
         data = rng.integers(0, 256, tensor.nbytes, np.uint8)
         cuda.runtime.copy(tensor.pointer, data.ctypes.data, tensor.nbytes, 0)
         cuda.runtime.synchronize(0)
@@ -63,6 +73,13 @@ def content_of(cuda, cache, sequence, monkeypatch):
         if planes:
             patch.setattr(store, "states", HostStates(planes))
         return content(cache, sequence)
+
+
+def checkpoint_of(cuda, cache, sequence):
+    """Return the stored bytes of a sequence's checkpoint, and its length."""
+    cuda.runtime.synchronize(0)
+    slot, length = cache.checkpoint(sequence)
+    return [cuda.get(plane[slot]).tobytes() for plane in cache._parts.store.checkpoints.planes()], length
 
 
 class HostStates:
@@ -97,6 +114,8 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
     layers, options = MODELS[model], {"num_blocks": 12, "max_sequences": 4}
     if "state" in model:
         options["num_states"] = 8
+    if "alone" in model:
+        options["num_blocks"] = None
     sender = make(layers, device=theirs, **options)
     receiver = make(layers, device=mine, layout="blockwise" if model == "window" else None, **options)
     fill_any(cuda, receiver, 2)
@@ -104,7 +123,7 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
     sequence = compute(cuda, sender, 34, 33, bool(digest))
     manifest = export_sequence(sender, sequence, transport=exporter)
     expected = content_of(cuda, sender, sequence, monkeypatch)
-    kept = sender.checkpoint(sequence) if "state" in model else None
+    kept = checkpoint_of(cuda, sender, sequence) if "state" in model else None
     if theirs != "cpu":
         assert sender.num_sequences == 1
         fill_any(cuda, sender, 3)  # the export has a copy
@@ -112,7 +131,8 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
     assert (arrived.num_tokens, arrived.num_computed_tokens) == (34, 33)
     assert_same(expected, content_of(cuda, receiver, arrived, monkeypatch))
     if kept is not None:
-        assert receiver.checkpoint(arrived)[1] == kept[1] > 0
+        assert checkpoint_of(cuda, receiver, arrived) == kept
+        assert kept[1] == 32
     assert exporter.drain(10)
     sender.check_invariants()
     receiver.check_invariants()

@@ -194,6 +194,42 @@ def test_quantised_states_come_back(cuda):
     tier.close()
 
 
+@pytest.mark.parametrize("pipelined", [False, True])
+@pytest.mark.parametrize("format", [None, "int8"])
+def test_tiers_serve_more_states_than_a_cache_of_states_alone_holds(cuda, format, pipelined):
+    planes = delta_planes(2, 4, 8, 8)
+    layers = [StateSpec(planes, chunk=4, interval=8, checkpoint_format=format)] * 3
+    slots = {"num_states": 7} if format is None else {"num_states": 4, "num_checkpoints": 4}
+    cache = PagedKVCache(layers, block_size=4, max_sequences=2, device=cuda.device, **slots)
+    host = HostTier(cache, num_states=20, huge_pages=False, pipelined=pipelined)
+    assert host.pool.memory.wait_registered(60)
+    tiers = Tiers(cache, host, write="on_evict", min_tokens=4)
+    states = np.random.default_rng(0).standard_normal((8, 3, *planes[1].shape)).astype(np.float32)
+    for turn in range(2):
+        for prompt in range(8):
+            sequence = cache.add_sequence(range(50 * prompt, 50 * prompt + 17 + turn))
+            assert sequence.num_computed_tokens == 16 * turn
+            batch = cache.prepare([sequence], 17 - 15 * turn)
+            read, *written = (
+                int(cuda.get(each)[0]) for each in (batch.state_read, batch.state_write, batch.checkpoint_write)
+            )
+            for layer in range(3):
+                state, plane = states[prompt, layer], cache.plane("temporal", layer)
+                if turn:
+                    expected = state if format is None else dequantize_state(*quantize_state(state))
+                    np.testing.assert_array_equal(cuda.get(plane[read]), expected)
+                    continue
+                for slot in written:
+                    cuda.runtime.copy(plane[slot].pointer, state.ctypes.data, state.nbytes, 0)
+            cache.commit(batch)
+            cache.remove(sequence)
+            assert tiers.drain()
+            tiers.poll()
+    assert tiers.stats().hit_tokens["CPU"] >= 16 * 4
+    tiers.check_invariants()
+    tiers.close()
+
+
 def test_io_is_checked(cuda):
     with pytest.raises(UnsupportedOption, match="kernel"):
         HostTier(make(cuda), num_blocks=4, io="copy")

@@ -76,6 +76,36 @@ def test_a_step_on_another_stream_waits_for_the_last_step(cuda):
     np.testing.assert_array_equal(found, np.sort(cuda.get(arrays[0][0]).reshape(20, -1), axis=0))
 
 
+@pytest.mark.parametrize("ends", ["abandon", "remove", "collect"])
+def test_blocks_of_an_undone_step_are_reused_after_its_pass(cuda, ends):
+    """The pass is submitted after a step on another stream was prepared; a third step takes its blocks there."""
+    cache, stream, other = make(cuda, num_blocks=7, layout="LBNHD"), cuda.stream(), cuda.stream()
+    first, second, third = (cache.add_sequence(range(begin, begin + 20)) for begin in (0, 30, 60))
+    batches = [cache.make_batch(1, 20) for _ in range(3)]
+    arrays, others = random_step(cuda, cache, 20), random_step(cuda, cache, 20, seed=1)
+    cuda.runtime.synchronize(0)
+    if cuda.is_emulated:
+        cuda.runtime.streams.deferred = True
+    cache.prepare([first], 20, batches[0], stream=stream)
+    cache.prepare([second], 4, batches[1], stream=other)
+    cache.write(0, *arrays[0], batches[0], stream=stream)
+    cache.commit(batches[1])
+    if ends == "abandon":
+        cache.abandon(batches[0])
+    elif ends == "remove":
+        cache.remove(first)
+    else:
+        batches[0] = None
+        gc.collect()
+    cache.prepare([third], 20, batches[2], stream=other)
+    cache.write(0, *others[0], batches[2], stream=other)
+    cache.commit(batches[2])
+    cuda.runtime.synchronize(other)
+    cuda.runtime.synchronize(stream)
+    found = cuda.get(cache.key(0))[cache._parts.tables.blocks(third.row)].reshape(-1, 2, 8)[:20]
+    np.testing.assert_array_equal(found, cuda.get(others[0][0]))
+
+
 def test_a_step_on_the_same_stream_waits_for_nothing(cuda):
     if not cuda.is_emulated:
         pytest.skip("needs the emulator: it counts calls")

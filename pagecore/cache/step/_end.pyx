@@ -108,6 +108,7 @@ cdef int give_up(StepRecord step) except -1:
         try:
             step.staged.check_reachable()
             step.send_slots()
+            step.staged.join_stream()
         except Exception:  # a stream that is captured or broken takes nothing; the batch is out of use anyway
             pass
     return 0

@@ -150,6 +150,7 @@ cdef class StepRecord:
         if self.staged is not None:
             self.is_device_stale = True
             self.staged.send_slots((self.first_token(first), self.first_token(last)), (first, last))
+            self.staged.join_stream()  # steps on another stream that take the blocks follow the pass
         return 0
 
     cdef int skip_sequence_on_device(self, Sequence sequence) except -1:

@@ -1,5 +1,6 @@
 """References to blocks of several pools, released on request or when the holder is collected."""
 
+cimport cython
 from libc.stdint cimport int32_t
 from libcpp.vector cimport vector
 
@@ -8,6 +9,7 @@ from pagecore.index._block_pool cimport BlockPool
 import numpy as np
 
 
+@cython.no_gc_clear  # otherwise its pools could be gone by the time it is collected
 cdef class StoredBlocks:
     """One reference to each of the listed blocks; one list for each group.
 

@@ -241,9 +241,12 @@ class SwapSpace:
 
         Free slots, for a cache whose layers all keep states.
         """
-        if self._host is not None:
-            return self._host.num_available
-        return min(pool.num_free for pool in self.block_pools or self.pools)
+        if self._host is None:
+            return min(pool.num_free for pool in self.block_pools or self.pools)
+        available = self._host.num_available
+        if self.block_pools or self.state_slots is None or self.checkpoint_slots is None:
+            return available
+        return min(available, self.state_slots.num_free)  # running states have slots of the space's own
 
     @property
     def num_states(self) -> int:

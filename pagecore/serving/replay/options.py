@@ -107,7 +107,7 @@ class ReplayOptions:
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
-        model without states, `blocks` or `host` for one without attention; the model or the policy is not known;
+        model without states, or `blocks` for one without attention; the model or the policy is not known;
         `blocks` is a string other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with
         `evict` "none"; `step_ms` is given without `prefill_rate`.
     """

@@ -138,40 +138,50 @@ def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, rea
     slot = cache.state_slot(held) if parts.state.states is not None else 0
     image = None
     if parts.staging is None:
-        checkpoint = _copied_checkpoint(parts, cache, held)
+        checkpoint = _copied_checkpoint(parts, held)
     else:
-        image, rows, slot, checkpoint = _copied_rows(parts, cache, held, rows, slot)
+        image, rows, slot, checkpoint = _copied_rows(parts, held, rows, slot)
     expires = time.monotonic_ns() + int(lease * 1e9)
     owner = held if image is None else None
     return Offer(export, cache, owner, image, lengths, rows, slot, *checkpoint, expires, readers)
 
 
 def _copied_rows(
-    parts: CacheParts, cache: PagedKVCache, held: Sequence, rows: list[NDArray[np.int32]], slot: int
+    parts: CacheParts, held: Sequence, rows: list[NDArray[np.int32]], slot: int
 ) -> tuple[HostImage, list[NDArray[np.int32]], int, tuple[NDArray[np.uint8] | None, int]]:
     """Copy rows and states from the device; return their image, and rows, slot and checkpoint in it."""
     listed = [numbered(row) for row in rows]
     image = HostImage(parts, [blocks for blocks, _ in listed])
     try:
         with Held(parts.state.lock):  # eviction may take the slot of an idle row's checkpoint
-            found = cache.checkpoint(held) if parts.state.states is not None else None
+            found = _checkpoint_of(parts, held)
             states = [(slot, RUNNING)] if slot else []
             states += [] if found is None else [(found[0], CHECKPOINT)]
             event = image.copy(states, to_device=False)
         event.synchronize()
-        checkpoint = (None, 0) if found is None else (_bytes_of(image.states, CHECKPOINT), found[1])
+        checkpoint = (None, 0) if found is None else (_bytes_of(image.checkpoints, CHECKPOINT), found[1])
     except BaseException:
         image.close()
         raise
     return image, [row for _, row in listed], RUNNING if slot else 0, checkpoint
 
 
-def _copied_checkpoint(parts: CacheParts, cache: PagedKVCache, held: Sequence) -> tuple[NDArray[np.uint8] | None, int]:
+def _checkpoint_of(parts: CacheParts, held: Sequence) -> tuple[int, int] | None:
+    """Return the slot of the checkpoint in which a sequence rests, or of its newest one, and its tokens, or None.
+
+    Eviction can take the checkpoint of an idle row, but not the one in which the row rests.
+    """
+    states = parts.state.states
+    if states is None:
+        return None
+    resting = states.resting(held.row)
+    return (resting, held.num_computed_tokens) if resting else states.checkpoint(held.row)
+
+
+def _copied_checkpoint(parts: CacheParts, held: Sequence) -> tuple[NDArray[np.uint8] | None, int]:
     """Return the bytes of a sequence's checkpoint, and the number of its tokens; None and 0 without one."""
-    if parts.state.states is None:
-        return None, 0
     with Held(parts.state.lock):  # eviction may take the slot of an idle row's checkpoint
-        found = cache.checkpoint(held)
+        found = _checkpoint_of(parts, held)
         if found is None:
             return None, 0
         return _bytes_of(parts.store.checkpoints, found[0]), found[1]

@@ -10,7 +10,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import Plane, Spec, StateSpec, TensorParallel
 from pagecore.storage.attended import attended_keys
-from pagecore.tiers.handover.manifest import Geometry, GroupShape, Manifest, PlaneShape
+from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, Manifest, PlaneShape
 
 # Fields of a spec that stored bytes depend on in addition to the planes.
 OPTIONS = ("format", "key_scale", "value_scale", "label_channels")
@@ -44,7 +44,7 @@ def _with_checkpoint(spec: Spec) -> list[Plane]:
     """Return the planes of a state, and those of its checkpoint if that is quantised."""
     planes = list(spec.planes)
     if isinstance(spec, StateSpec) and spec.checkpoint_format is not None:
-        planes += [replace(plane, name=f"checkpoint {plane.name}") for plane in spec.checkpoint_spec.planes]
+        planes += [replace(plane, name=QUANTISED + plane.name) for plane in spec.checkpoint_spec.planes]
     return planes
 
 

@@ -16,6 +16,8 @@ from pagecore.tiers.handover.codec import pack, unpack
 MAGIC = b"pcHO"
 VERSION = 3
 _HEADER = struct.Struct("<4sH")
+# Names of the planes of quantised checkpoints begin with it.
+QUANTISED = "checkpoint "
 # Bytes of the identifier of an export, which is also the secret that a reader must know.
 ID_BYTES = 16
 
@@ -180,7 +182,9 @@ class Manifest:
         groups, size = self.geometry.groups, self.geometry.block_size
         numbers = min(self.num_computed, self.cross, size - 1, self.num_computed - self.checkpoint, self.checkpoint)
         is_whole = len(self.export) == ID_BYTES and len(self.ids) % 4 == 0 and len(self.held) == len(groups)
-        has_state = not self.rests or self.checkpoint == self.num_computed
+        planes = [plane.name for state in self.geometry.states for plane in state]
+        is_quantised = any(name.startswith(QUANTISED) for name in planes)
+        has_state = not self.rests or (is_quantised and self.checkpoint == self.num_computed)
         if numbers >= 0 and is_whole and has_state:
             lengths = [ceil_div(ceil_div(self.num_tokens(group), size), 8) for group in range(len(groups))]
             if [len(bits) for bits in self.held] == lengths:

@@ -142,7 +142,7 @@ def plan_import(
     try:
         checkpoint = None
         is_aligned = first.geometry.block_size == parts.block_size
-        kept = places.states if parts.staging is not None else parts.store.checkpoints
+        kept = parts.store.checkpoints if places.image is None else places.image.checkpoints
         if batch is not None and kept is not None and first.checkpoint > 0 and (is_aligned or first.rests):
             memory = np.empty(kept.bytes_per_slot, np.uint8)
             checkpoint = ArrivingCheckpoint(first.checkpoint, memory, kept, is_aligned)

@@ -34,9 +34,19 @@ class BlockCopies:
         plane is one run; or only by the kernel of `transfer_blocks`.
     groups : int, optional
         Groups that the pool has; by default those of tokens.
+    states : StatePool, optional
+        Slots of the cache that the pool has; by default those of checkpoints.
     """
 
-    def __init__(self, parts: CacheParts, pool: HostPool, io: str = "auto", *, groups: int | None = None) -> None:
+    def __init__(
+        self,
+        parts: CacheParts,
+        pool: HostPool,
+        io: str = "auto",
+        *,
+        groups: int | None = None,
+        states: StatePool | None = None,
+    ) -> None:
         self._io = io
         count = len(parts.token_groups) if groups is None else groups
         self._lanes: list[list[Planes]] = [[] for _ in range(count)]
@@ -46,8 +56,9 @@ class BlockCopies:
             self._lanes[lane] = _alike(_by_layer(own), _by_layer(host))
         if parts.state.states is not None:
             self._lanes.append([])
-            if parts.store.checkpoints is not None and pool.state_pool is not None:
-                self._lanes[count] = _alike(_of_states(parts.store.checkpoints), _of_states(pool.state_pool))
+            own_states = parts.store.checkpoints if states is None else states
+            if own_states is not None and pool.state_pool is not None:
+                self._lanes[count] = _alike(own_states.planes(), pool.state_pool.planes())
 
     @property
     def num_layers(self) -> int:
@@ -125,10 +136,6 @@ def _is_alike(one: Tensor, other: Tensor) -> bool:
 def _by_layer(pool: KVPool) -> list[Tensor]:
     names = [plane.name for plane in pool.spec.planes]
     return [pool.plane(name, layer) for layer in range(pool.num_layers) for name in names]
-
-
-def _of_states(pool: StatePool) -> list[Tensor]:
-    return pool.planes()
 
 
 def _alike(own: list[Tensor], host: list[Tensor]) -> list[Planes]:

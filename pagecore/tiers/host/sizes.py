@@ -48,7 +48,8 @@ def size_tier(
     groups = parts.token_groups
     if num_blocks is not None:
         return count_blocks(groups, parts.block_size, num_blocks, None), slots
-    budget = parse_memory(memory, "cpu") if memory is not None else 0
+    assert memory is not None
+    budget = parse_memory(memory, "cpu")
     bytes_of = [_aligned(group.bytes_per_block(parts.block_size)) for group in groups]
     each = _aligned(sum(spec.nbytes for spec in parts.checkpoint_specs))
     if slots and num_states is None:
@@ -82,7 +83,8 @@ def _slots_alone(
     if ratio is not None:
         assert parts.state.states is not None
         return _scaled(parts, ratio, parts.state.states.checkpoints.num_blocks, True)[1]
-    budget = parse_memory(memory, "cpu") if memory is not None else 0
+    assert memory is not None
+    budget = parse_memory(memory, "cpu")
     each = _aligned(sum(spec.nbytes for spec in parts.checkpoint_specs))
     slots = budget // LANE_ALIGNMENT * LANE_ALIGNMENT // each
     if slots < 2:

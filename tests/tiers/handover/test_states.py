@@ -82,13 +82,19 @@ def pair_of_caches(request):
     return make(layers), make(layers, num_states=9)
 
 
-def resting(cache, known=21):
+def hit(cache):
     """Return a sequence that begins with a cached state of 16 tokens."""
     first = cache.add_sequence(range(20))
     compute(cache, first, 20)
     cache.remove(first)
-    sequence = cache.add_sequence(range(known))
+    sequence = cache.add_sequence(range(21))
     assert sequence.num_computed_tokens == 16
+    return sequence
+
+
+def resting(cache):
+    """Return a sequence whose only state is a quantised checkpoint of 16 tokens."""
+    sequence = hit(cache)
     assert cache.state_slot(sequence) == 0
     return sequence
 
@@ -117,6 +123,24 @@ def test_a_sequence_that_rests_arrives_with_its_state(sockets, pair_of_caches, b
         assert receiver.match_length(range(21)) == 16
         later = receiver.add_sequence(range(21))
         assert begun(receiver, later) == begun(sender, sequence)
+
+
+def test_a_sequence_rests_in_a_state_that_was_evicted(sockets, pair_of_caches):
+    sender, receiver = pair_of_caches
+    sender = make(specs_of(sender), num_checkpoints=3)
+    sequence = resting(sender)
+    expected, _ = checkpoint_of(sender, sequence)
+    start = 100
+    while sender.checkpoint(sequence) is not None:
+        with sender.add_sequence(range(start, start + 20)) as other:
+            compute(sender, other, 20)
+        start += 100
+    assert (sender.state_slot(sequence), sequence.num_computed_tokens) == (0, 16)
+    arrived = import_sequence(receiver, export_sequence(sender, sequence, transport=sockets[0]), transport=sockets[1])
+    assert checkpoint_of(receiver, arrived) == (expected, 16)
+    assert begun(receiver, arrived) == begun(sender, sequence)
+    sender.check_invariants()
+    receiver.check_invariants()
 
 
 def test_a_cache_without_free_checkpoints_restores_the_state_all_the_same(sockets, pair_of_caches):
@@ -166,4 +190,13 @@ def test_a_manifest_without_any_state_contradicts_itself(sockets, pair_of_caches
     manifest = export_sequence(sender, resting(sender), transport=sockets[0])
     with pytest.raises(ShapeError, match="contradicts itself"):
         import_sequence(receiver, replace(manifest, checkpoint=8).encode(), transport=sockets[1])
+    assert receiver.num_sequences == 0
+
+
+def test_a_manifest_of_exact_states_has_a_running_state(sockets):
+    sender, receiver = (make([SPECS[0], EXACT]) for _ in range(2))
+    manifest = export_sequence(sender, hit(sender), transport=sockets[0])
+    assert (manifest.checkpoint, manifest.num_computed, manifest.has_state) == (16, 16, True)
+    with pytest.raises(ShapeError, match="contradicts itself"):
+        import_sequence(receiver, replace(manifest, has_state=False).encode(), transport=sockets[1])
     assert receiver.num_sequences == 0

@@ -97,6 +97,23 @@ def test_swapped_sequences_take_slots_of_the_tier():
     cache.check_invariants()
 
 
+def test_running_states_of_swapped_sequences_take_slots_of_the_space():
+    cache = make(QUANTISED)
+    tier = HostTier(cache, num_states=8, huge_pages=False)
+    space = SwapSpace(cache, host=tier, num_states=3)
+    assert (tier.num_available, space.num_available) == (7, 2)
+    sequence = cache.add_sequence(PROMPT)
+    cache.commit(cache.prepare([sequence], 30))
+    before = [plane.numpy()[cache.state_slot(sequence)].tobytes() for plane in cache._parts.store.states.planes()]
+    cache.swap_out([sequence], space)
+    assert (tier.num_available, space.num_available) == (6, 1)
+    cache.swap_in([sequence])
+    after = [plane.numpy()[cache.state_slot(sequence)].tobytes() for plane in cache._parts.store.states.planes()]
+    assert after == before
+    cache.check_invariants()
+    tier.check_invariants()
+
+
 @pytest.mark.parametrize(
     ("options", "slots"),
     [({"num_states": 7}, 7), ({"ratio": 2}, 11), ({"ratio": 0.01}, 2), ({"memory": 65536}, 65536 // EACH)],
