@@ -1,8 +1,10 @@
-"""The build: compiled headers are neither stale nor unfinished, and the goals of make run one after another."""
+"""The build: compiled headers are not stale, source distributions are complete, and goals of make run in order."""
 
 import importlib.util
 import os
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,3 +72,16 @@ def test_goals_of_make_run_one_after_another(tmp_path):
     environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # of make test
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["first", "first", "last", "last"]
+
+
+def test_a_source_distribution_has_every_source(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", tmp_path, "sdist", "--dist-dir", tmp_path]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"PAGECORE_PREBUILT": "1"}, capture_output=True, check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    kinds = {".py", ".pyi", ".pyx", ".pxd", ".cpp", ".hpp", ".h", ".cu", ".cuh", ".toml", ".html", ".typed"}
+    for folder in ("pagecore", "cuda_src", "third_party"):
+        files = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.suffix in kinds}
+        assert not files - names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
