@@ -160,7 +160,8 @@ def compile_prelude(name: str, compiler: "Compiler", flags: list[str]) -> None:
     if any(each.startswith('"') for each in PRELUDES[name]):
         depends += headers_of(("native", *BELOW))
     if modified(f"{header}.gch") < max(map(modified, depends)):
-        part = f"{header}.part"  # a build that is interrupted leaves no half of a header
+        # Neither a build that is interrupted nor one that runs at the same time leaves a partial header there.
+        part = f"{header}.{os.getpid()}.part"
         subprocess.run([*command, "-o", part], cwd=ROOT, check=True)
         (ROOT / part).replace(ROOT / f"{header}.gch")
 

@@ -67,6 +67,24 @@ def test_a_prelude_that_fails_to_compile_is_not_used(setup):
     assert compiles(setup)
 
 
+def test_a_prelude_that_two_builds_compile_at_the_same_time_is_whole(setup, monkeypatch):
+    made = setup.ROOT / f"{setup.prelude('index')}.gch"
+    run = subprocess.run
+
+    def compile_slowly(command, **_):
+        with (setup.ROOT / command[-1]).open("w", buffering=1) as output:
+            output.write("half, ")
+            monkeypatch.setattr(setup.subprocess, "run", run)
+            monkeypatch.setattr(setup.os, "getpid", lambda: 0)
+            assert compiles(setup)  # by another process
+            output.write("whole")
+            assert "whole" not in made.read_text()
+
+    monkeypatch.setattr(setup.subprocess, "run", compile_slowly)
+    assert compiles(setup)
+    assert made.read_text() == "half, whole"
+
+
 def test_goals_of_make_run_one_after_another(tmp_path):
     (tmp_path / "Makefile").write_text(f"include {ROOT}/Makefile\nfirst last: ; @echo $@; sleep 0.2; echo $@\n")
     command = ["make", "--silent", "--no-print-directory", "JOBS=2", "first", "last"]
