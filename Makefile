@@ -9,8 +9,11 @@ BIN := $(VENV)/bin
 AARCH64_CXX ?= aarch64-linux-gnu-g++
 AARCH64_RUN ?= qemu-aarch64
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-# Dependencies are installed while the native code compiles.
+# Dependencies are installed while the native code compiles. Goals, as those of make clean build, run one after another.
 MAKEFLAGS += -j$(JOBS)
+ifneq ($(word 2,$(MAKECMDGOALS)),)
+.NOTPARALLEL:
+endif
 
 NATIVE := $(shell find pagecore cuda_src third_party \( -name '*.pyx' -o -name '*.pxd' -o -name '*.hpp' -o -name '*.cpp' -o -name '*.h' \))
 REQUIRES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")

@@ -14,6 +14,7 @@ from setuptools.command.build_clib import build_clib
 from setuptools.command.build_ext import build_ext
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import Future
     from distutils.ccompiler import CCompiler as Compiler
 
@@ -64,6 +65,7 @@ PRELUDES = {
     ),
 }
 ROOMS_ON_INDEX = {"index", "cache", "tiers"}
+CORES = len(os.sched_getaffinity(0))  # that this process may use
 # Code that Cython repeats in every module unless one module holds it: memory views are half of most modules.
 SHARED = "pagecore._cython"
 
@@ -98,11 +100,15 @@ def prelude(name: str) -> str:
     return f"build/prelude_{name}.hpp"
 
 
+def headers_of(rooms: "Iterable[str]") -> list[str]:
+    """Return the headers of rooms, and those outside of rooms."""
+    own = [header for room in rooms for header in sources(f"pagecore/{room}/**/*.hpp")]
+    return [*own, *sources("cuda_src/*.h"), *sources("third_party/*.h")]
+
+
 def compiled_from(room: str) -> list[str]:
     """Return the dependencies of a room's native code other than its sources: reachable headers, and setup.py."""
-    rooms = ("native", room, *BELOW[room])
-    headers = [header for each in rooms for header in sources(f"pagecore/{each}/**/*.hpp")]
-    return ["setup.py", *headers, *sources("cuda_src/*.h"), *sources("third_party/*.h")]
+    return ["setup.py", *headers_of(("native", room, *BELOW[room]))]
 
 
 def library(room: str, name: str, files: list[str], flags: list[str]) -> tuple[str, dict[str, object]]:
@@ -152,9 +158,10 @@ def compile_prelude(name: str, compiler: "Compiler", flags: list[str]) -> None:
         (ROOT / header).write_text(text)
     depends: list[str | Path] = [header]
     if any(each.startswith('"') for each in PRELUDES[name]):
-        depends += [*sources("pagecore/**/*.hpp"), *sources("cuda_src/*.h")]
+        depends += headers_of(("native", *BELOW))
     if modified(f"{header}.gch") < max(map(modified, depends)):
-        part = f"{header}.part"  # a build that is interrupted leaves no half of a header
+        # Neither a build that is interrupted nor one that runs at the same time leaves a partial header there.
+        part = f"{header}.{os.getpid()}.part"
         subprocess.run([*command, "-o", part], cwd=ROOT, check=True)
         (ROOT / part).replace(ROOT / f"{header}.gch")
 
@@ -171,7 +178,7 @@ class BuildLibraries(build_clib):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.set_undefined_options("build", ("parallel", "parallel"))
-        self.parallel = self.parallel or os.cpu_count() or 1
+        self.parallel = self.parallel or CORES
 
     def build_libraries(self, libraries: list[tuple[str, dict[str, object]]]) -> None:
         files = [(source, info) for _, info in libraries for source in info["sources"]]
@@ -202,7 +209,7 @@ class BuildExtensions(build_ext):
 
     def finalize_options(self) -> None:
         super().finalize_options()
-        self.parallel = self.parallel or os.cpu_count() or 1
+        self.parallel = self.parallel or CORES
 
     def build_extensions(self) -> None:
         with ThreadPoolExecutor(int(self.parallel)) as pool:
@@ -224,7 +231,7 @@ def native_parts() -> dict[str, object]:
         build_dir="build/cython",
         language_level=3,
         compiler_directives={"embedsignature": True, "binding": True},
-        nthreads=os.cpu_count() or 1,
+        nthreads=CORES,
         shared_utility_qualified_name=SHARED,
     )
     return {"libraries": folder_libraries(), "ext_modules": extensions}

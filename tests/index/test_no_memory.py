@@ -1,5 +1,6 @@
 """Memory exhaustion at each allocation of each call: the call raises MemoryError and changes nothing."""
 
+import sys
 from contextlib import suppress
 
 import numpy as np
@@ -246,6 +247,15 @@ COUNTS = {
     "pool.retire": lambda state: state.pool.retire(np.arange(1, 400), 1),
     "slots.free": lambda state: state.allocator.free(state.slots),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_other_thread_runs():
+    """Let no other thread allocate while allocations fail: that of pytest-xdist would end its process."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e6)
+    yield
+    sys.setswitchinterval(interval)
 
 
 def fails(call, allocation):

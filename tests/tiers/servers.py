@@ -1,4 +1,6 @@
-"""Real servers on loopback, for tests of remote stores: Redis, Valkey, moto (S3), Azurite (Azure Blob) and Mooncake's master.
+"""Real servers on loopback for tests of remote stores.
+
+The servers are Redis, Valkey, moto (S3), Azurite (Azure Blob) and Mooncake's master.
 
 A shared server is started by the first test that needs it, once for all workers of a test run, and ends with the run:
 its supervisor watches the process of pytest. Tests share its contents and use names of their own. `private_resp` and

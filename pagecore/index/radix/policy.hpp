@@ -9,7 +9,7 @@
 // round ends when every state that continues a single sequence and was used before the round has gone. A state that
 // continues a single sequence serves the next turn of a chat; one before a branch serves every sequence that begins
 // alike, but is touched by none of them while it is missing. A state whose own sequence has kept a later one serves
-// none of them, unless the last turn is asked for again: it stays no round more.
+// only a repetition of its last turn: it does not outlive the round of its last use.
 #pragma once
 
 #include <algorithm>

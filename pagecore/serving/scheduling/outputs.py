@@ -64,6 +64,7 @@ def find_ended(step: Step, tokens: NDArray[np.int32], flags: NDArray[np.bool_] |
 
 
 def _may_stop(run: Run) -> bool:
+    """Return True if the run has `min_new_tokens` with the next token."""
     return run.held is not None and run.held.num_tokens + 1 >= run.stops_from
 
 

@@ -59,8 +59,8 @@ class Request:
     stop_token_ids : iterable of int
         A sampled id among these ends its sample, and is its last token; kept as a sorted tuple.
     min_new_tokens : int
-        Tokens before the last one that `stop_token_ids` do not end: a sample that they end has at least this number of
-        tokens. Samplers usually mask the stop ids until then.
+        Least number of tokens of a sample that `stop_token_ids` end; an earlier stop id is a token like any other.
+        Samplers usually mask the stop ids until then.
     ignore_eos : bool
         If True, `stop_token_ids` end nothing, and an admission reserves all `max_new_tokens` (see `Scheduler`).
     priority : int

@@ -144,7 +144,8 @@ class EventPublisher:
         try:
             self._out = self._open("PUB", endpoint, "endpoint", is_bound_by_publisher(endpoint), waiting)
             self.endpoint = bound_to(self._out, endpoint)
-            # ZeroMQ learns of a message that was read only after half of the limit: twice a replay always fits.
+            # A socket drops messages beyond its limit, and learns of reads only when half of the limit has been read:
+            # with room for two replays, one always fits.
             self._replay, self.replay = self._server(replay, "replay", 2 * (buffer + 1))
             self._snapshot, self.snapshot = self._server(snapshot, "snapshot", 1 << 20)
             wake = f"inproc://pagecore-events-{next(_NUMBERS)}"

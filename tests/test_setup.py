@@ -1,0 +1,110 @@
+"""The build: compiled headers are not stale, source distributions are complete, and goals of make run in order."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("Cython", reason="needs cython: it is not installed")
+
+ROOT = Path(__file__).parent.parent
+HEADERS = ["pagecore/native/a.hpp", "pagecore/index/radix/b.hpp", "cuda_src/c.h", "third_party/d.h"]
+# Writes the flags before -o into the file named after it, and fails if one of them is --fail.
+COMPILER = """
+while [ "$1" != -o ]; do flags="$flags $1"; shift; done
+echo $flags > "$2"
+case $flags in *--fail*) exit 1; esac
+"""
+
+
+@pytest.fixture
+def setup(tmp_path, monkeypatch):
+    """setup.py as a module, for a tree of a few headers."""
+    spec = importlib.util.spec_from_file_location("pagecore_setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    for header in HEADERS:
+        (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / header).write_text("")
+    return module
+
+
+def compiles(setup, *flags):
+    """Compile a prelude; return True if the compiler ran."""
+    made = setup.ROOT / f"{setup.prelude('index')}.gch"
+    before = made.stat().st_ino if made.exists() else None
+    compiler = SimpleNamespace(compiler_so_cxx=["sh", "-c", COMPILER, "sh"], include_dirs=["include"])
+    setup.compile_prelude("index", compiler, ["-O1", *flags])
+    return made.stat().st_ino != before
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_prelude_is_compiled_again_after_a_change_of_any_header(setup, header):
+    assert [compiles(setup) for _ in range(2)] == [True, False]
+    later = (setup.ROOT / f"{setup.prelude('index')}.gch").stat().st_mtime + 10
+    os.utime(setup.ROOT / header, (later, later))
+    assert compiles(setup)
+
+
+def test_a_prelude_is_compiled_again_with_other_flags(setup):
+    assert compiles(setup)
+    assert compiles(setup, "-g")
+    assert "-g" in (setup.ROOT / f"{setup.prelude('index')}.gch").read_text()
+    assert not compiles(setup, "-g")
+
+
+def test_a_prelude_that_fails_to_compile_is_not_used(setup):
+    with pytest.raises(subprocess.CalledProcessError):
+        compiles(setup, "--fail")
+    assert not (setup.ROOT / f"{setup.prelude('index')}.gch").exists()
+    assert compiles(setup)
+
+
+def test_a_prelude_that_two_builds_compile_at_the_same_time_is_whole(setup, monkeypatch):
+    made = setup.ROOT / f"{setup.prelude('index')}.gch"
+    run = subprocess.run
+
+    def compile_slowly(command, **_):
+        with (setup.ROOT / command[-1]).open("w", buffering=1) as output:
+            output.write("half, ")
+            monkeypatch.setattr(setup.subprocess, "run", run)
+            monkeypatch.setattr(setup.os, "getpid", lambda: 0)
+            assert compiles(setup)  # by another process
+            output.write("whole")
+            assert "whole" not in made.read_text()
+
+    monkeypatch.setattr(setup.subprocess, "run", compile_slowly)
+    assert compiles(setup)
+    assert made.read_text() == "half, whole"
+
+
+def test_goals_of_make_run_one_after_another(tmp_path):
+    (tmp_path / "Makefile").write_text(f"include {ROOT}/Makefile\nfirst last: ; @echo $@; sleep 0.2; echo $@\n")
+    command = ["make", "--silent", "--no-print-directory", "JOBS=2", "first", "last"]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}  # of make test
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["first", "first", "last", "last"]
+
+
+def test_a_source_distribution_has_every_source(tmp_path):
+    tree = tmp_path / "tree"
+    for folder in ("pagecore", "cuda_src", "third_party"):
+        shutil.copytree(ROOT / folder, tree / folder, ignore=shutil.ignore_patterns("*.so", "*.md", "__pycache__"))
+    sources = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    environment = os.environ | {"PAGECORE_PREBUILT": "1"}  # lists no native parts
+    command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", tmp_path]
+    subprocess.run(command, cwd=tree, env=environment, capture_output=True, check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert sources <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
