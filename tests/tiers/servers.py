@@ -1,4 +1,4 @@
-"""Real servers on loopback for tests of remote stores.
+"""Real servers on loopback, for tests of remote stores: Redis, Valkey, moto (S3), Azurite (Azure Blob) and Mooncake.
 
 The servers are Redis, Valkey, moto (S3), Azurite (Azure Blob) and Mooncake's master.
 
