@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.families import GROUPED, Family, Heads
 from pagecore.models.fields import Fields
 
@@ -16,7 +17,12 @@ __all__ = ["REMOTE"]
 
 
 def _groups_of_chatglm(fields: Fields, heads: Heads, _layer: int, _slides: bool) -> Heads:
-    """Return the groups of multi-query attention, or all heads without it."""
+    """Return the groups of multi-query attention, or all heads without it; refuse the first ChatGLM."""
+    if fields.given("position_encoding_2d"):
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('position_encoding_2d')}, so prompts attend to later tokens, which is "
+            "not supported; pass a list of specs"
+        )
     if not fields.flag("multi_query_attention"):
         return heads
     name = "multi_query_group_num"

@@ -62,13 +62,14 @@ TYPES: Mapping[str, str] = {
 }
 _DENOISED = "blocks of tokens that are denoised together and attend to each other"
 _AT_ONCE = "all of its output computed at once, so that nothing is cached"
+_PREFIX = "prompts that attend to later tokens"
 _NO_ROTARY = "latents without a rotary part in some of its layers"
 # Model types of which no model is supported, whatever its fields are.
 WHOLE_TYPES: Mapping[str, str] = {
     "bark": "three models with caches of their own: pass semantic_config or coarse_acoustics_config",
     "blt": "transformers over bytes and over patches, whose lengths depend on the text",
     "deepseek_v4": "attention to compressed keys",
-    "cpmant": "prompts that attend to later tokens",
+    "cpmant": _PREFIX,
     "diffllama": "differential attention",
     "diffusion_gemma": _DENOISED,
     "diffusion_gemma_text": _DENOISED,
@@ -88,6 +89,7 @@ WHOLE_TYPES: Mapping[str, str] = {
     "inkling_mm_model": "convolution states of keys and values, and biases of positions",
     "mistral_large4": _NO_ROTARY,
     "mistral_large4_text": _NO_ROTARY,
+    "paligemma": _PREFIX,
     "phi3small": "block-sparse attention",
     "pi0": "actions that are denoised together and attend to each other",
     "prophetnet": "streams of predicted tokens next to its text",

@@ -1,11 +1,12 @@
-"""Tokens of SeamlessM4T and of models made of two others, compared with those of transformers' own cache."""
+"""Tokens of SeamlessM4T, T5Gemma and models made of two others, compared with those of transformers' own cache."""
 
 import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers import PagedEncoderDecoderCache
+from pagecore.models import specs_from_config
 from tests.interop.families import torch, transformers
-from tests.models.test_crossed import BERT, GPT_2, SIDES, SMALL_VIT
+from tests.models.test_crossed import BERT, GEMMA, GPT_2, SIDES, SMALL_VIT
 
 IDS = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
@@ -42,6 +43,29 @@ def test_tokens_are_those_of_transformers(kind, beams):
     model.set_attn_implementation("pagecore")
     cache = PagedEncoderDecoderCache(model, num_blocks=64)
     assert torch.equal(model.generate(**inputs, **options, past_key_values=cache), expected)
+
+
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_decoder_with_windows_takes_their_specs(softcap, beams):
+    torch.manual_seed(0)
+    decoder = {**GEMMA, "head_dim": 16, "attn_logit_softcapping": softcap}
+    sides = {"encoder": decoder, "decoder": decoder}
+    config = transformers.AutoConfig.for_model("t5gemma", **sides, vocab_size=101, initializer_range=0.3)
+    model = transformers.T5GemmaForConditionalGeneration(config).eval()
+    model.generation_config = transformers.GenerationConfig(decoder_start_token_id=1, pad_token_id=0)
+    model.set_attn_implementation("eager")
+    ids = torch.randint(3, 90, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 6:] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 9, "do_sample": False, "num_beams": beams}
+    expected = model.generate(ids, **options)
+    model.set_attn_implementation("pagecore")
+    if softcap:
+        model.get_encoder().set_attn_implementation("eager")
+    cache = PagedEncoderDecoderCache(model, layers=specs_from_config(config.to_dict(), dtype="float32"), num_blocks=64)
+    for _ in range(2):
+        assert torch.equal(model.generate(ids, **options, past_key_values=cache), expected)
 
 
 def test_other_families_need_layers():

@@ -92,6 +92,17 @@ def test_a_missing_size_is_named(config, field):
         count_parameters(config)
 
 
+@pytest.mark.parametrize("listed", [3, "x", [None], [1.0], True])
+@pytest.mark.parametrize(("name", "field"), [("qwen3-30b-a3b", "mlp_only_layers"), ("llama-4-scout", "moe_layers")])
+def test_layers_with_experts_are_listed_by_number(name, field, listed):
+    config = config_of(name)
+    text = config.get("text_config", config)
+    sizes = {"vocab_size": 9, "moe_intermediate_size": 8, "intermediate_size_mlp": 8, field: listed}
+    changed = {**text, **sizes}
+    with pytest.raises(ConfigError, match=f"{field} is .*; it must be a list of layer numbers"):
+        count_parameters(config | {"text_config": changed} if "text_config" in config else changed)
+
+
 def test_a_tower_of_an_unknown_type_is_refused():
     config = config_of("qwen2.5-vl-7b") | {"vision_config": {"model_type": "eye", "hidden_size": 8}}
     with pytest.raises(UnsupportedOption, match=r'vision_config\.model_type is "eye", a vision tower that is unknown'):

@@ -152,6 +152,14 @@ def test_unsupported_attention_raises_by_name(name, changes, reason):
     assert reason in refusal(name, changes, UnsupportedOption)
 
 
+def test_prompts_of_paligemma_are_refused():
+    text = {"model_type": "gemma", "hidden_size": 2048, "num_attention_heads": 8, "num_hidden_layers": 18}
+    text["num_key_value_heads"] = 1
+    specs_from_config(text)
+    with pytest.raises(UnsupportedOption, match='model_type is "paligemma", which has prompts that attend to later'):
+        specs_from_config({"model_type": "paligemma", "text_config": text})
+
+
 @pytest.mark.parametrize("name", UNSERVED)
 def test_attention_that_specs_cannot_describe_raises_by_kind(name):
     config, reason = UNSERVED[name]

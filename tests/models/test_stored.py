@@ -315,6 +315,12 @@ def test_families_of_remote_code(config, heads):
     assert (len(specs), specs[0].num_query_heads, specs[0].num_kv_heads, specs[0].head_dim) == heads
 
 
+def test_the_first_chatglm_is_refused():
+    config = {"model_type": "chatglm", "hidden_size": 4096, "num_attention_heads": 32, "num_layers": 28}
+    with pytest.raises(UnsupportedOption, match="position_encoding_2d is true, so prompts attend to later tokens"):
+        specs_from_config(config | {"position_encoding_2d": True})
+
+
 @pytest.mark.parametrize(
     ("model_type", "field"), [("internvl_chat", "llm_config"), ("deepseek_vl_v2", "language_config")]
 )

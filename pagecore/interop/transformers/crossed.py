@@ -94,9 +94,9 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
         count = len(specs) // 2
         biased = getattr(model.config, "relative_attention_num_buckets", None) is not None
         super().__init__(
-            DecoderCache(self._generation, count, biased=biased), EncoderCache(self._generation, count, specs[count])
+            DecoderCache(self._generation, specs[:count], biased=biased), EncoderCache(self._generation, specs[count:])
         )
-        self.is_updated = WrittenLayers(self._generation)
+        self.is_updated = WrittenLayers(self._generation, count)
         register_hooks(model, self, self._generation)
 
     def get_query_offset(self, layer_idx: int = 0) -> int:  # noqa: ARG002
@@ -113,15 +113,23 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
 
 
 class WrittenLayers(dict[int, bool]):
-    """The map `EncoderDecoderCache.is_updated`: True if the running pass finds the encoder's keys in the cache."""
+    """The map `EncoderDecoderCache.is_updated`: True if the running pass finds the encoder's keys in the cache.
 
-    def __init__(self, generation: Generation) -> None:
+    It has an entry for each layer, and all are True between passes: `generate` of a T5Gemma replaces the encoder's side
+    of a cache otherwise.
+    """
+
+    def __init__(self, generation: Generation, count: int) -> None:
         super().__init__()
         self._generation = generation
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
 
     def get(self, layer: int, default: Any = None) -> bool:  # noqa: ARG002
         """Return True if no row of the running pass writes encoder tokens."""
-        return self._generation.running_pass.finds_encoder
+        return not self._generation.is_running or self._generation.running_pass.finds_encoder
 
     __getitem__ = get
 
@@ -129,10 +137,11 @@ class WrittenLayers(dict[int, bool]):
 class DecoderCache(Cache):  # type: ignore[misc]
     """The self-attention side of a `PagedEncoderDecoderCache`."""
 
-    def __init__(self, generation: Generation, count: int, *, biased: bool) -> None:
+    def __init__(self, generation: Generation, specs: Listed[AttentionSpec], *, biased: bool) -> None:
         self._generation = generation
         self._biased = biased
-        super().__init__(layers=[PagedLayer(self, index, None, [None] * count) for index in range(count)])
+        limits = [spec.window for spec in specs]
+        super().__init__(layers=[PagedLayer(self, index, limit, limits) for index, limit in enumerate(limits)])
 
     @untraced
     def update(
@@ -172,9 +181,10 @@ class DecoderCache(Cache):  # type: ignore[misc]
 class EncoderCache(Cache):  # type: ignore[misc]
     """The cross-attention side of a `PagedEncoderDecoderCache`."""
 
-    def __init__(self, generation: Generation, count: int, spec: AttentionSpec) -> None:
+    def __init__(self, generation: Generation, specs: Listed[AttentionSpec]) -> None:
         self._generation = generation
-        super().__init__(layers=[EncoderLayer(generation, count + index, spec) for index in range(count)])
+        first = len(specs)
+        super().__init__(layers=[EncoderLayer(generation, first + index, spec) for index, spec in enumerate(specs)])
 
     @untraced
     def update(

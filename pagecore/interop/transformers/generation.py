@@ -191,6 +191,11 @@ class Generation:
     # -- a forward pass --------------------------------------------------------------------------------------------
 
     @property
+    def is_running(self) -> bool:
+        """True during a forward pass of the cache's model."""
+        return self._forward is not None and self._running is not None
+
+    @property
     def running_pass(self) -> Forward:
         """The forward pass that runs now.
 

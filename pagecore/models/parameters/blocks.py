@@ -5,6 +5,7 @@ Source: the modeling files of transformers 5.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from pagecore.models.fields import Fields
@@ -142,16 +143,26 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
             (layer + 1) % fields.integer("moe_layer_interval") == 0 and first <= layer and (last < 0 or layer <= last)
         )
     if experts.rule == "step":
-        without: Any = fields.given("mlp_only_layers") or ()
+        without = _layer_numbers(fields, "mlp_only_layers") or ()
         return layer not in without and (layer + 1) % fields.integer("decoder_sparse_step") == 0
     if experts.rule == "period":
         return layer % fields.integer("expert_layer_period") == fields.integer("expert_layer_offset", min=0)
     if experts.rule == "interleaved":
-        numbered: Any = fields.given("moe_layers")
+        numbered = _layer_numbers(fields, "moe_layers")
         if numbered is not None:
             return layer in numbered
         return (layer + 1) % fields.integer("interleave_moe_layer_step") == 0
     return True
+
+
+def _layer_numbers(fields: Fields, name: str) -> Collection[int] | None:
+    """Return a list of layer numbers; None if it is null or missing."""
+    listed: Any = fields.given(name)
+    if listed is None:
+        return None
+    if not isinstance(listed, list | tuple) or not all(type(layer) is int for layer in listed):
+        fields.refuse(f"{fields.describe(name)}; it must be a list of layer numbers")
+    return listed
 
 
 def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) -> None:
