@@ -16,7 +16,8 @@
 //
 // Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
 // cache; softmax applies the float32 scales of tokens. Few rows are multiplied with pairs of bfloat16 that are
-// made a few keys at a time (code_scores.hpp, code_values.hpp), or by the products of code_products.hpp.
+// made a few keys at a time (code_scores.hpp, code_values.hpp; with AMX decode_codes_amx.hpp), or by the products of
+// code_products.hpp.
 //
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.
@@ -61,7 +62,8 @@ class ItemPass {
                 values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows ||
                 args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
         from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
-        by_amx_(kHasAmx && pairs_ && !packed_ && batch.from_cache),
+        by_amx_(kHasAmx && pairs_ &&
+                (is_plain(args.key) ? !packed_ && batch.from_cache : !batch.invariant && rows_ < kPackRows)),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
@@ -136,6 +138,8 @@ class ItemPass {
     if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
+    if (unpacks_codes())
+      order_query_rows(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
 #if defined(PC_AMX)
     if (!by_amx_) return;
     pack_query_pairs(query_pairs() + head * rows_ * query_stride_, query_stride_, rows_, args_.key.dim,
@@ -223,11 +227,13 @@ class ItemPass {
   [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_; }
   // The same for the queries of make_integers().
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
+  // True if AMX takes the codes of keys, unpacked. order_query_rows() then orders the queries.
+  [[nodiscard]] bool unpacks_codes() const { return keys_.packs() && by_amx_; }
 
   // The rows of a head that are multiplied with the current tile: all that attend to it, and others where queries are
   // interleaved or tiles are read in place.
   [[nodiscard]] RowRange active_rows() const {
-    return packed_ && !scores_codes() && !scores_integers() ? visible_.rows() : RowRange{0, rows_};
+    return packed_ && !by_amx_ && !scores_codes() && !scores_integers() ? visible_.rows() : RowRange{0, rows_};
   }
 
   // The active rows of a head with their queries, scores and sums.
@@ -258,13 +264,16 @@ class ItemPass {
     if (keys_.products() != CodeProducts::None && takes_integers_) {
       return keys_.score_few(rows, tile.keys, head, visible_.use(), values, scratch_);
     }
+    if (unpacks_codes()) {
+      return keys_.score(*tiles_, rows, query_panel(head), tile.keys, head, visible_.use(), values, scratch_);
+    }
     if (keys_.packs()) {
       keys_.pack_keys(tile.keys, head, visible_.use(), values, scratch_);
       return multiply_key_pairs(*tiles_, rows, args_.key.dim, scratch_);
     }
     const TokenRows keys = keys_.read(tile.keys, head, visible_.use(), values, scratch_.unpacked);
     const int64_t dim = args_.key.dim;
-    if (packed_) {
+    if (packed_ && !by_amx_) {
       with_float(keys_.type(), [&]<Float K>() {
         if constexpr (K == Float::BF16 && kHasPairs) {
           if (pairs_) return score_packed_pairs(*tiles_, rows, keys, visible_.use(), values, dim, scratch_);
@@ -335,6 +344,7 @@ class ItemPass {
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
     if (values_.packs() && visible_.uniform()) {
       if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
+      if (by_amx_) return values_.accumulate(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_);
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
       return multiply_value_pairs(*tiles_, rows, dim, scratch_);
     }
@@ -407,7 +417,7 @@ class ItemPass {
   bool packed_;                 // every tile is packed first
   bool from_codes_;             // quantised tiles are multiplied without a panel
   bool takes_integers_ = true;  // queries that are multiplied as integers can be
-  bool by_amx_;                 // AMX reads keys in place; values are packed
+  bool by_amx_;                 // AMX reads keys in place, or unpacked; values are packed
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;

@@ -7,6 +7,7 @@
 
 #include "pagecore/ops/cpu/kernels/code_products.hpp"
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
+#include "pagecore/ops/cpu/kernels/decode_codes_amx.hpp"
 #include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/pack_value_codes.hpp"
 
@@ -66,6 +67,16 @@ class CacheRows {
   void accumulate(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
                   const NextRows& next_rows, const Scratch& scratch) const {
     accumulate_codes(rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+
+  // The same with AMX.
+  void score(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const RowOffsets& places, int64_t head,
+             const TileUse& use, const NextRows& next_rows, const Scratch& scratch) const {
+    score_codes_amx(tiles, rows, query_panel, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+  void accumulate(AmxTiles& tiles, const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
+                  const NextRows& next_rows, const Scratch& scratch) const {
+    accumulate_codes_amx(tiles, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
   // The same without pairs of bfloat16.

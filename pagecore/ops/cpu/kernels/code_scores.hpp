@@ -215,20 +215,18 @@ inline void order_rows(const uint16_t* rows, int64_t dim, int64_t count, uint16_
   if (d < dim) order_chunk<2, Codes>(rows + d, dim, count, to + d * count);
 }
 
-// Orders the numbers of `count` query rows for score_codes(), in its blocks of rows. `given` is scratch.
-inline void order_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
+// Orders the numbers of `count` query rows that are multiplied together, [dim / 32, count, 32]. `given` is scratch.
+inline void order_block(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
   const int64_t dim = cache.dim;
-  for_each_even_block(count, [&]<int R>(int64_t row) {
-    uint16_t* to = rows + row * dim;
-    __builtin_memcpy(given, to, static_cast<size_t>(R * dim) * sizeof *to);
-    if (cache.format == Format::MXFP8) {
-      order_rows<BytePairs<Int8Unpacker, true>>(given, dim, R, to);
-    } else if (row_bytes(cache) == dim) {
-      order_rows<BytePairs<Int8Unpacker>>(given, dim, R, to);
-    } else {
-      order_rows<NibblePairs<Int4Codes>>(given, dim, R, to);
-    }
-  });
+  __builtin_memcpy(given, rows, static_cast<size_t>(count * dim) * sizeof *rows);
+  if (cache.format == Format::MXFP8) return order_rows<BytePairs<Int8Unpacker, true>>(given, dim, count, rows);
+  if (row_bytes(cache) == dim) return order_rows<BytePairs<Int8Unpacker>>(given, dim, count, rows);
+  order_rows<NibblePairs<Int4Codes>>(given, dim, count, rows);
+}
+
+// Orders the numbers of `count` query rows for score_codes(), in its blocks of rows.
+inline void order_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
+  for_each_even_block(count, [&]<int R>(int64_t row) { order_block(cache, rows + row * cache.dim, R, given); });
 }
 
 #else

@@ -1,0 +1,231 @@
+// Decode with AMX from the codes of a quantised cache: one tile of keys and at most 16 query rows.
+//
+//   keys     rows of bfloat16, not transposed: score_amx() multiplies them with a panel of the queries. The numbers of
+//            a row have the order of code_pairs.hpp, which order_query_rows() gives the queries too.
+//   values   a panel of pairs of tokens, whose columns have the order of code_pairs.hpp; sums are put in order
+//
+// The scales of groups are part of the numbers; those of groups of 32 of values are multiplied with the weights.
+//
+// Half of the rows of the next tile are prefetched while codes are unpacked, and half while they are multiplied.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/code_values.hpp"
+#include "pagecore/ops/cpu/kernels/packed.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(PC_AMX)
+
+// Writes the numbers of a chunk of a key.
+template <int kVectors, int kGroup, typename Codes>
+PC_FORCE_INLINE void unpack_chunk(const Codes& codes, const StoredTile& tile, int t, int64_t d,
+                                  [[maybe_unused]] const uint16_t* scales, uint16_t* to) {
+  [[maybe_unused]] Vec scale;
+  if constexpr (kGroup != 0) scale = LaneScales<kVectors * kPairLanes / kGroup>{}.of(scales + d / kGroup);
+#pragma GCC unroll 2
+  for (int v = 0; v < kVectors; v += 2) {
+    PairVec pairs[2];
+    codes.template keys<kVectors>(tile, t, d, v, pairs);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+      auto words = (Words)pairs[i];
+      if constexpr (kGroup != 0) words = scaled(words, scale, scale);
+      store_words(to + d + (v + i) * kPairLanes, words);
+    }
+  }
+}
+
+PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile& tile) {
+  return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+}
+
+// Writes keys [64, dim]. `scales` are those of convert_scales().
+template <int kGroup, typename Codes>
+void unpack_keys(const Codes& codes, const StoredTile& tile, const NextRows& next_rows, const uint16_t* scales,
+                 int64_t dim, uint16_t* rows) {
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  for (int t = 0; t < kTileTokens; ++t, rows += dim) {
+    if (t % 2 == 0) ahead.prefetch(t / 2);
+    const uint16_t* const of_token = scales + (kGroup == 0 ? 0 : t * dim / kGroup);
+    int64_t d = 0;
+    for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) unpack_chunk<4, kGroup>(codes, tile, t, d, of_token, rows);
+    if (d < dim) unpack_chunk<2, kGroup>(codes, tile, t, d, of_token, rows);
+  }
+}
+
+// Scores of rows of keys that the tiles load as they are.
+inline void score_unpacked(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel,
+                           const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
+  int64_t offsets[kTileTokens];
+  for (int t = 0; t < kTileTokens; ++t) offsets[t] = t * dim * static_cast<int64_t>(sizeof(uint16_t));
+  const TokenRows keys{reinterpret_cast<const char*>(scratch.unpacked), offsets};
+  score_amx(tiles, keys, {0, kTileTokens, nullptr}, next_rows, dim, query_panel, rows.count, rows.scores, nullptr);
+}
+
+template <typename Codes, int kGroup>
+void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const StoredTile& tile,
+                   const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
+  const Codes codes(tile);
+  prefetch_all_scales(next_rows);
+  unpack_keys<kGroup>(codes, tile, next_rows, reinterpret_cast<const uint16_t*>(scratch.key), dim, scratch.unpacked);
+  score_unpacked(tiles, rows, query_panel, next_rows, dim, scratch);
+  if constexpr (Codes::kHasZeroPoints) {
+    for (int64_t r = 0; r < rows.count; ++r) {
+      float query_sum[1];
+      sum_queries<1>(rows.query_pairs + r * rows.query_stride, dim, query_sum);
+      float* const scores = rows.scores + r * kTileTokens;
+      for (int t = 0; t < kTileTokens; t += kLanes) {
+        store(scores + t, fma(codes.zero_points(t), splat(-query_sum[0]), load(scores + t)));
+      }
+    }
+  }
+}
+
+inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const Cache& cache,
+                            const StoredTile& tile, const NextRows& next_rows, const Scratch& scratch) {
+  const auto score = [&]<typename Codes, int kGroup>() {
+    score_rows_of<Codes, kGroup>(tiles, rows, query_panel, tile, next_rows, cache.dim, scratch);
+  };
+  if (group_size(cache.format) != 0) convert_scales(cache, tile, reinterpret_cast<uint16_t*>(scratch.key));
+  switch (cache.format) {
+    case Format::Plain: break;
+    case Format::E4M3:
+    case Format::E4M3Token: return score.template operator()<BytePairs<Float8Unpacker<E4M3Code>>, 0>();
+    case Format::E5M2: return score.template operator()<BytePairs<Float8Unpacker<E5M2Code>>, 0>();
+    case Format::MXFP8: return score.template operator()<BytePairs<Float8Unpacker<E4M3Code>, true>, 32>();
+    case Format::I8Token: return score.template operator()<BytePairs<Int8Unpacker>, 0>();
+    case Format::I4Token: return score.template operator()<NibblePairs<Int4Codes>, 0>();
+    case Format::FP4Block16:
+    case Format::NVFP4: return score.template operator()<NibblePairs<E2M1Codes>, 16>();
+  }
+}
+
+// Orders the numbers of query rows for score_codes_amx(), each row by itself. `given` is scratch.
+inline void order_query_rows(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
+  for (int64_t r = 0; r < count; ++r) order_block(cache, rows + r * cache.dim, 1, given);
+}
+
+// Writes a panel of values [32, dim], pairs of tokens.
+template <typename Codes>
+void pack_value_panel(const Codes& codes, const StoredTile& tile, const RowAhead& next, int64_t dim, uint32_t* panel) {
+  const RowAhead ahead = next;
+  for (int t = 0; t < kTileTokens; t += 2) {
+    ahead.prefetch(t / 2);
+    for (int64_t d = 0; d < dim; d += kValueDims, panel += kValueDims) {
+      PairVec pairs[kValueVectors];
+      codes.values(tile, t, d, pairs);
+#pragma GCC unroll 4
+      for (int n = 0; n < kValueVectors; ++n)
+        store_words(reinterpret_cast<uint16_t*>(panel + n * kLanes), (Words)pairs[n]);
+    }
+  }
+}
+
+// The rows of the next tile to prefetch during the products of one block.
+struct BlockAhead {
+  RowAhead rows;
+  int first, count;
+
+  // At one of kSteps steps.
+  static constexpr int kSteps = 2 * kValueVectors;
+  PC_FORCE_INLINE void prefetch(int step) const {
+    for (int i = step * count / kSteps; i < (step + 1) * count / kSteps; ++i) rows.prefetch(first + i);
+  }
+};
+
+// Adds the sums of 64 dims from d on; `weights` are those of each half.
+template <typename Codes>
+PC_FORCE_INLINE void add_value_block(const HeadRows& rows, const uint16_t* const (&weights)[2], const float* excess,
+                                     const uint32_t* panel, int64_t dim, int64_t d, const BlockAhead& next) {
+  static_assert(BlockAhead::kSteps == kValueVectors * kTileTokens / kAmxDepth);
+  const BlockAhead ahead = next;
+  for_each_constant<kValueVectors>([]<int T>() __attribute__((always_inline)) { Amx::zero<T>(); });
+  for (int64_t t = 0; t < kTileTokens; t += kAmxDepth) {
+    Amx::load<kLeftTile>(weights[0] + t, 2 * kTileTokens);
+    Amx::load<kLeftTile + 1>(weights[1] + t, 2 * kTileTokens);
+    for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
+      constexpr int kRight = kRightTile + n % 2;
+      ahead.prefetch(static_cast<int>(t / kAmxDepth) * kValueVectors + n);
+      Amx::load<kRight>(panel + t / 2 * dim + d + n * kAmxColumns, 4 * dim);
+      Amx::multiply<n, kLeftTile + n / 2, kRight>();
+    });
+  }
+  alignas(64) float sums[kAmxRows][kValueDims];
+  for_each_constant<kValueVectors>(
+      [&]<int n>() __attribute__((always_inline)) { Amx::store<n>(&sums[0][n * kAmxColumns], sizeof(sums[0])); });
+  for (int64_t r = 0; r < rows.count; ++r) {
+    Vec v[kValueVectors];
+#pragma GCC unroll 4
+    for (int n = 0; n < kValueVectors; ++n) v[n] = load(sums[r] + n * kLanes);
+    Codes::order(v);
+    float* const out = rows.acc + r * rows.acc_stride + d;
+#pragma GCC unroll 4
+    for (int n = 0; n < kValueVectors; ++n) add_product(out + n * kLanes, v[n] - excess[r], rows.factor + r);
+  }
+}
+
+template <typename Codes, int kGroup>
+void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows,
+                        int64_t dim, const float* scales, uint32_t* panel) {
+  const Codes codes(tile);
+  prefetch_all_scales(next_rows);
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  pack_value_panel(codes, tile, ahead, dim, panel);
+  float excess[kAmxRows];
+  for (int64_t r = 0; r < rows.count; ++r) excess[r] = codes.excess(rows.weights + r * kTileTokens);
+  alignas(64) uint16_t scaled_weights[2][kAmxRows * kTileTokens];
+  tiles.set_rows(kAmxRows);
+  for (int64_t d = 0; d < dim; d += kValueDims) {
+    const uint16_t* weights[2] = {rows.weights, rows.weights};
+    if constexpr (kGroup != 0) {
+      static_assert(2 * kGroup == kValueDims);
+      for (int i = 0; i < 2; ++i) {
+        scale_weights_of_groups<1>(rows.scores, rows.count, scales + (d / kGroup + i) * kTileTokens, scaled_weights[i]);
+        weights[i] = scaled_weights[i];
+      }
+    }
+    const auto done = [&](int64_t dims) { return static_cast<int>(kTileTokens / 2 * (dim + dims) / dim); };
+    const int first = done(d);
+    add_value_block<Codes>(rows, weights, excess, panel, dim, d, {ahead, first, done(d + kValueDims) - first});
+  }
+}
+
+// Adds the products of all rows; all attend to the same keys.
+inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
+                                 const NextRows& next_rows, const Scratch& scratch) {
+  auto* const panel = reinterpret_cast<uint32_t*>(scratch.value);
+  float* const scales = scratch.key;
+  const auto add = [&]<typename Codes, int kGroup>() {
+    accumulate_rows_of<Codes, kGroup>(tiles, rows, tile, next_rows, cache.dim, scales, panel);
+  };
+  if (cache.format == Format::MXFP8) expand_scales(tile, cache.dim / group_size(cache.format), scales);
+  switch (cache.format) {
+    case Format::Plain: break;
+    case Format::E4M3:
+    case Format::E4M3Token: return add.template operator()<BytePairs<Float8Unpacker<E4M3Code>>, 0>();
+    case Format::E5M2: return add.template operator()<BytePairs<Float8Unpacker<E5M2Code>>, 0>();
+    case Format::MXFP8: return add.template operator()<BytePairs<Float8Unpacker<E4M3Code>>, 32>();
+    case Format::I8Token: return add.template operator()<BytePairs<Int8Unpacker>, 0>();
+    case Format::I4Token: return add.template operator()<NibblePairs<Int4Codes>, 0>();
+    case Format::FP4Block16:
+    case Format::NVFP4: return add.template operator()<NibblePairs<E2M1Codes>, 0>();
+  }
+}
+
+#else
+
+inline void score_codes_amx(AmxTiles&, const HeadRows&, const uint32_t*, const Cache&, const StoredTile&,
+                            const NextRows&, const Scratch&) {
+  __builtin_trap();
+}
+inline void order_query_rows(const Cache&, uint16_t*, int64_t, uint16_t*) {}
+inline void accumulate_codes_amx(AmxTiles&, const HeadRows&, const Cache&, const StoredTile&, const NextRows&,
+                                 const Scratch&) {
+  __builtin_trap();
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
