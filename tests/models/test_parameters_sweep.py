@@ -11,7 +11,7 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_MODELS
+from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_FIELDS, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.models.parameters.encoder_decoder import COUNTED
 from pagecore.models.parameters.structures import TRAITS
@@ -69,8 +69,8 @@ LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_laten
 MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
-# transformers serves kimi_k2 as deepseek_v3, and minimax_text_01 as minimax.
-TYPES = sorted(TRAITS.keys() - {"kimi_k2", "minimax_text_01"})
+# transformers serves kimi_k2 as deepseek_v3, and has minimax alone of the three.
+TYPES = sorted(TRAITS.keys() - {"kimi_k2", "minimax_m1", "minimax_text_01"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
 TOWER = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -207,7 +207,7 @@ def test_families_that_are_not_read_are_refused_by_name():
     transformers = require("transformers")
     auto = transformers.models.auto.modeling_auto
     names = {*auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    unread = names - {*SERVED, *ANY_TEXT_MODEL, *TEXT_MODELS, *ENCODER_DECODERS}
+    unread = names - {*SERVED, *ANY_TEXT_MODEL, *TEXT_FIELDS, *TEXT_MODELS, *ENCODER_DECODERS}
     assert len(unread) > 50
     for name in sorted(unread):
         with pytest.raises((UnsupportedOption, ConfigError), match=name):

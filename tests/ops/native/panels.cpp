@@ -29,7 +29,7 @@ void check_floats(Random& random, const Products& level) {
 void check_pairs(Random& random, const Products& level) {
   const int64_t dim = any_dim(random), width = padded(dim);
   const TileTokens tokens(random, Float::BF16, dim);
-  const Numbers<uint32_t> keys(random, key_pairs_size(dim)), values(random, value_pairs_size(dim));
+  const Numbers<uint32_t> keys(random, key_pairs_size(dim)), values(random, kTileTokens / 2 * width);
   level.pack_key_pairs(tokens.view(), dim, keys.data());
   PC_CHECK(level.pack_value_pairs(tokens.view(), dim, values.data()) == tokens.is_finite(), level.name);
   const auto pair = [](uint32_t low, uint32_t high) { return low | high << 16; };
