@@ -29,6 +29,7 @@ struct ModelEvictionState {
   double priority = 35, expiry = radix::kNever, rank = 0;
   double round = 0;        // of eviction of states, at the last use
   bool is_branch = false;  // of a state: the tree branches between it and the next state
+  bool has_next = false;   // of a state: a later one was added below it
 };
 
 struct Cell {

@@ -324,7 +324,8 @@ class ModelTree : public ModelCells {
   }
   // The round after which a state goes.
   [[nodiscard]] static double last_round(const ModelEvictionState& eviction) {
-    return eviction.round + (eviction.is_branch ? 32 * (1 + std::min(eviction.hits, 7.0)) : 1);
+    if (eviction.is_branch) return eviction.round + 32 * (1 + std::min(eviction.hits, 7.0));
+    return eviction.has_next ? eviction.round : eviction.round + 1;
   }
   // The last cell of the node that holds a cell.
   [[nodiscard]] int node_end(int cell) const {
@@ -345,6 +346,9 @@ class ModelTree : public ModelCells {
     cell.state = id;
     cell.eviction[num_components - 1] = fresh(offer.hint);
     cell.eviction[num_components - 1].is_branch = has_branch(path(end)[static_cast<size_t>(blocks - 1)], below);
+    int above = cell.parent;
+    while (above >= 0 && cells.at(above).state == radix::kNoState) above = cells.at(above).parent;
+    if (above >= 0) cells.at(above).eviction[num_components - 1].has_next = true;
   }
 
   [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
