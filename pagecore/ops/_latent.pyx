@@ -136,8 +136,8 @@ def latent_attention(
     cdef double factor = latent_factor(latent_scale, "latent_scale", planes)
     if scale is None:
         raise UnsupportedOption(
-            "scale is missing; give qk_head_dim ** -0.5 of the model, times mscale squared: it does not follow from the "
-            "latent")
+            "scale is missing; give qk_head_dim ** -0.5 of the model, times mscale squared: it does not follow from "
+            "the latent")
     cdef int64_t left, right
     read_window(window, &left, &right)
     cdef LatentArgs args
