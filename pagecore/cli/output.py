@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +61,8 @@ def watched(is_live: bool, timeline: Timeline | None) -> Iterator[tuple[Progress
     """Show a progress bar, and the live block map if wanted, during a run; yield the bar and the watchers."""
     bar = progress()
     watchers: list[Watcher] = [] if timeline is None else [timeline]
-    shown: AbstractContextManager[object] = bar
+    # A disabled bar is not entered: rich before 14.3 prints an empty line when it leaves one.
+    shown: AbstractContextManager[object] = nullcontext() if bar.disable else bar
     if is_live:
         from pagecore.serving.pictures.live import LiveMap
 

@@ -25,7 +25,7 @@ MIXED = [SPEC, StateSpec(short_conv_planes(16)), StateSpec((Plane("flags", (5,),
 
 def bits(pool):
     """Return the bytes of each plane, [num_slots, n]."""
-    return [np.from_dlpack(as_bytes(view)).reshape(pool.num_slots, -1) for view in pool.planes()]
+    return [as_bytes(view).numpy().reshape(pool.num_slots, -1) for view in pool.planes()]
 
 
 def as_bytes(view):
@@ -216,6 +216,6 @@ def test_bad_options_are_refused(call, error):
 
 def test_the_dlpack_views_are_those_of_the_pool():
     pool = StatePool(SPEC, 4)
-    np.from_dlpack(as_tensor(pool.plane("temporal")))[1] = 3
+    as_tensor(pool.plane("temporal")).numpy()[1] = 3
     pool.copy(1, 2)
     assert (np.from_dlpack(pool.plane("temporal"))[2] == 3).all()
