@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -164,16 +165,29 @@ def _moves(bench: Bench, gpu: Gpu, mebibytes: int) -> None:
     ):
         title = f"{name} {mebibytes:>3} MiB, {HEADS} x {DIM} bf16, block {BLOCK}"
         with bench.case(title):
-            subject = gpu.job(in_turn(calls))
-            bench.compare(
-                title,
-                subject,
-                {COPY: control},
-                check=partial(check, subject),
-                nbytes=nbytes,
-                at_least={COPY: GPU_MOVE_RATIO_MIN},
-                sizes={"mebibytes": mebibytes, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "sets": sets},
-            )
+            sizes = {"mebibytes": mebibytes, "kv_heads": HEADS, "head_dim": DIM, "block_size": BLOCK, "sets": sets}
+            _compare_with_copy(bench, title, gpu.job(in_turn(calls)), control, check, nbytes, sizes)
+
+
+def _compare_with_copy(
+    bench: Bench,
+    title: str,
+    subject: Job,
+    control: Job,
+    check: Callable[[Job], None],
+    nbytes: int,
+    sizes: dict[str, int],
+) -> None:
+    """Time a move of bytes against a device copy of these bytes, which is the control."""
+    bench.compare(
+        title,
+        subject,
+        {COPY: control},
+        check=partial(check, subject),
+        nbytes=nbytes,
+        at_least={COPY: GPU_MOVE_RATIO_MIN},
+        sizes=sizes,
+    )
 
 
 def _copy_call(cache: Any, pairs: Any) -> Call:
@@ -219,15 +233,8 @@ def _states(bench: Bench, gpu: Gpu, layers: int, slots: int) -> None:
         title = f"{name} {slots} int8 checkpoints, {layers} layers"
         with bench.case(title):
             subject = gpu.job(in_turn([_state_call(gpu, call, listed) for listed in ids]))
-            bench.compare(
-                title,
-                subject,
-                {COPY: control},
-                check=partial(check, subject),
-                nbytes=nbytes,
-                at_least={COPY: GPU_MOVE_RATIO_MIN},
-                sizes={"layers": layers, "slots": slots, "bytes_per_slot": layers * spec.nbytes, "sets": sets},
-            )
+            sizes = {"layers": layers, "slots": slots, "bytes_per_slot": layers * spec.nbytes, "sets": sets}
+            _compare_with_copy(bench, title, subject, control, check, nbytes, sizes)
 
 
 def _state_call(gpu: Gpu, convert: Any, slots: list[int]) -> Call:

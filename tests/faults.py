@@ -142,13 +142,19 @@ def _traced(
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Pause the garbage collector and ignore exceptions in destructors."""
-    is_collecting, hook = gc.isenabled(), sys.unraisablehook
+    """Pause the garbage collector and other threads that run Python code, and ignore exceptions in destructors.
+
+    A thread that ran meanwhile would meet the fault in place of the call: that of pytest-xdist would end its process.
+    Code that releases the GIL still lets other threads run.
+    """
+    is_collecting, hook, interval = gc.isenabled(), sys.unraisablehook, sys.getswitchinterval()
     gc.disable()
     sys.unraisablehook = lambda _: None
+    sys.setswitchinterval(1e6)
     try:
         yield
     finally:
+        sys.setswitchinterval(interval)
         sys.unraisablehook = hook
         if is_collecting:
             gc.enable()
@@ -179,7 +185,7 @@ class PythonAllocations:
     """Allocations of all threads through the interpreter: objects, and memory that extensions request from Python.
 
     ``arm(n, count)`` makes `count` allocations fail from the n-th on (from 1), or all of them if `count` is 0;
-    `disarm` ends the failures.
+    `disarm` ends the failures. Arm it in `undisturbed`, or another thread may run into the failure.
     """
 
     def __init__(self) -> None:

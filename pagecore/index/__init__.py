@@ -2,8 +2,9 @@
 
 from pagecore.index._block_pool import BlockPool
 from pagecore.index._block_tables import BlockTables
-from pagecore.index._radix_core import POLICIES, Receipt
+from pagecore.index._radix_core import Receipt
 from pagecore.index._radix_journal import ChangeLog, chain_hashes
+from pagecore.index._radix_options import POLICIES
 from pagecore.index._radix_tree import RadixTree
 from pagecore.index._radix_values import Evicted, Inserted, Match
 from pagecore.index._request_table import RequestTable

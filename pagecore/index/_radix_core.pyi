@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 from pagecore.index._radix_journal import ChangeLog
 from pagecore.index._radix_values import Match
 
-POLICIES: tuple[str, ...]
-
 class Receipt:
     tree: RadixCore
     match: Match

@@ -28,8 +28,8 @@ from pagecore.index._radix_native cimport (
     NativeReceipt,
     Offers,
     Options,
-    Policy,
 )
+from pagecore.index._radix_options cimport read_options
 from pagecore.index._radix_query cimport (
     Insertion,
     Int32Pointer,
@@ -55,11 +55,10 @@ from pagecore.errors import (
     UnsupportedDtype,
     UnsupportedOption,
 )
+from pagecore.index._radix_options import POLICIES
 
 # RadixTree::kReservedIds: evict_raw evicts no more in one call, so that it allocates nothing.
 cdef enum: MAX_EVICTED_AT_ONCE = 4096
-
-POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
 
 
 @cython.freelist(16)
@@ -136,51 +135,21 @@ cdef class RadixCore:
         self, block_size=16, *, full=1, windows=(), chunks=(), sinks=(), states=False, state_interval=None,
         policy="lru"
     ):
-        cdef Options options
-        if not isinstance(policy, str) or policy not in POLICIES:
-            raise UnsupportedOption(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
-        if not isinstance(states, bool):
-            raise UnsupportedDtype(f"states is {states!r}; use True or False")
-        options.block_size = as_int64(block_size, "block_size")
-        options.full_lanes = as_int64(full, "full")
-        try:
-            windows = tuple(windows)
-        except TypeError:
-            windows = (windows,)
-        for window in windows:
-            options.windows.push_back(as_int64(window, "a window"))
-        try:
-            chunks = tuple(chunks)
-        except TypeError:
-            chunks = (chunks,)
-        for chunk in chunks:
-            options.chunks.push_back(0 if chunk is None else as_int64(chunk, "a chunk"))
-        try:
-            sinks = tuple(sinks)
-        except TypeError:
-            sinks = (sinks,)
-        for count in sinks:
-            options.sinks.push_back(0 if count is None else as_int64(count, "the sinks"))
-        options.has_states = states
-        if states and options.block_size > 0:
-            options.state_interval = (-(-64 // options.block_size) * options.block_size if state_interval is None
-                                      else as_int64(state_interval, "state_interval"))
-            self.state_interval = options.state_interval
-        elif state_interval is not None:
-            raise UnsupportedOption(f"state_interval is {state_interval} and the tree has no states; give states=True")
-        cdef int position = POLICIES.index(policy)
-        options.policy = <Policy> position
+        cdef Options options = read_options(
+            block_size, full, windows, chunks, sinks, states, state_interval, policy
+        )
         self.native.reset(new NativeRadixTree(options))
         self.block_size = options.block_size
         self.windows = tuple(options.windows)
         self.chunks = tuple(options.chunks)
         self.sinks = tuple(options.sinks)
         names = ["full"]
-        for i in range(len(windows)):
-            names.append("window" if len(windows) == 1 else f"window{i}")
-        self.components = (*names, "state") if states else tuple(names)
-        self.policy = str(policy)
-        self.has_states = states
+        for i in range(len(self.windows)):
+            names.append("window" if len(self.windows) == 1 else f"window{i}")
+        self.components = (*names, "state") if options.has_states else tuple(names)
+        self.policy = POLICIES[<int> options.policy]
+        self.has_states = options.has_states
+        self.state_interval = options.state_interval if options.has_states else None
         self.num_lanes = deref(self.native).num_lanes()
         self.every_component = (1 << len(self.components)) - 1
         self.spaces = {}

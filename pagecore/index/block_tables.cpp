@@ -3,26 +3,20 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
 
+#include "pagecore/index/sizes.hpp"
 #include "pagecore/native/checks.hpp"
 
 namespace pagecore {
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
 constexpr const char* kLongerRows =
     ": give the tables more max_blocks_per_sequence, a cache more max_tokens_per_sequence or num_blocks";
-
-int32_t checked_size(const char* name, int64_t value, int64_t most) {
-  PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);
-  return static_cast<int32_t>(value);
-}
 
 TokenCount longest(const std::vector<int64_t>& block_sizes, int64_t max_blocks) {
   int64_t length = kMaxInt32;
   for (const int64_t size : block_sizes)
-    length = std::min(length, checked_size("block_size", size, kMaxInt32) * max_blocks);
+    length = std::min(length, checked_size("block_size", size, 1, kMaxInt32) * max_blocks);
   return static_cast<TokenCount>(length);
 }
 
@@ -39,8 +33,8 @@ BlockTables::Group::Group(size_t pool, BlockId num_blocks, TokenCount block_size
 
 BlockTables::BlockTables(std::vector<std::shared_ptr<BlockPool>> pools, std::vector<int64_t> block_sizes,
                          int64_t max_sequences, int64_t max_blocks_per_sequence)
-    : max_sequences_(checked_size("max_sequences", max_sequences, kMaxInt32 - 1)),
-      max_blocks_(checked_size("max_blocks_per_sequence", max_blocks_per_sequence, kMaxInt32)),
+    : max_sequences_(checked_size("max_sequences", max_sequences, 1, kMaxInt32 - 1)),
+      max_blocks_(checked_size("max_blocks_per_sequence", max_blocks_per_sequence, 1, kMaxInt32)),
       max_length_(longest(block_sizes, max_blocks_)),
       owners_(distinct(pools)),
       rows_(static_cast<size_t>(max_sequences_)),

@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <limits>
 
+#include "pagecore/index/sizes.hpp"
 #include "pagecore/native/checks.hpp"
 
 namespace pagecore {
 namespace {
-
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-
-int32_t checked_size(const char* name, int64_t value, int64_t most) {
-  PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);
-  return static_cast<int32_t>(value);
-}
 
 // Non-zero iff a slot does not fit int32.
 uint64_t beyond_int32(SlotId slot) { return (static_cast<uint64_t>(slot) + (uint64_t{1} << 31)) >> 32; }
@@ -21,8 +15,8 @@ uint64_t beyond_int32(SlotId slot) { return (static_cast<uint64_t>(slot) + (uint
 }  // namespace
 
 RequestTable::RequestTable(int64_t num_requests, int64_t max_context, SlotType type)
-    : num_requests_(checked_size("num_requests", num_requests, kMaxInt32 - 1)),
-      max_context_(checked_size("max_context", max_context, kMaxInt32)),
+    : num_requests_(checked_size("num_requests", num_requests, 1, kMaxInt32 - 1)),
+      max_context_(checked_size("max_context", max_context, 1, kMaxInt32)),
       type_(type),
       narrow_(is_wide() ? 0 : num_entries()),
       wide_(is_wide() ? num_entries() : 0),

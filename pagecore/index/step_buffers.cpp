@@ -1,24 +1,18 @@
 #include "pagecore/index/step_buffers.hpp"
 
 #include <algorithm>
-#include <limits>
 
-#include "pagecore/native/checks.hpp"
+#include "pagecore/index/sizes.hpp"
+#include "pagecore/native/rounding.hpp"
 
 namespace pagecore {
 namespace {
 
 constexpr size_t kAlignment = 64;  // required by JAX for shared memory
 
-size_t aligned(size_t nbytes) { return (nbytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t aligned(size_t nbytes) { return round_up(nbytes, kAlignment); }
 
 size_t slot_size(SlotType type) { return type == SlotType::Int64 ? sizeof(int64_t) : sizeof(int32_t); }
-
-template <typename T>
-T checked(const char* name, int64_t value, int64_t least, int64_t most) {
-  PC_EXPECTS(value >= least && value <= most, ShapeError, name, " is ", value, "; use ", least, " to ", most);
-  return static_cast<T>(value);
-}
 
 size_t tree_size(int64_t tokens, int64_t words) {
   return static_cast<size_t>(tokens) * static_cast<size_t>(words) * sizeof(uint64_t);
@@ -36,11 +30,11 @@ size_t total_size(int64_t sequences, int64_t tokens, int64_t groups, SlotType sl
 
 StepBuffers::StepBuffers(int64_t max_sequences, int64_t max_tokens, int64_t num_groups, SlotType slot_type,
                          int64_t tree_words)
-    : max_sequences_(checked<int32_t>("max_sequences", max_sequences, 0, std::numeric_limits<int32_t>::max() - 1)),
-      max_tokens_(checked<TokenCount>("max_tokens", max_tokens, 0, std::numeric_limits<TokenCount>::max())),
+    : max_sequences_(checked_size("max_sequences", max_sequences, 0, kMaxInt32 - 1)),
+      max_tokens_(checked_size("max_tokens", max_tokens, 0, kMaxInt32)),
       slot_type_(slot_type),
-      tree_words_(checked<int64_t>("tree_words", tree_words, 0, std::numeric_limits<int32_t>::max() / 64)),
-      memory_(total_size(max_sequences, max_tokens, checked<int64_t>("num_groups", num_groups, 0, kMaxGroups),
+      tree_words_(checked_size<int64_t>("tree_words", tree_words, 0, kMaxInt32 / 64)),
+      memory_(total_size(max_sequences, max_tokens, checked_size<int64_t>("num_groups", num_groups, 0, kMaxGroups),
                          slot_type, tree_words)) {
   auto at = reinterpret_cast<std::byte*>(aligned(reinterpret_cast<uintptr_t>(memory_.data())));
   const auto carve = [&at](size_t nbytes) {

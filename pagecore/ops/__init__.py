@@ -1,11 +1,12 @@
 """Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention, quantise."""
 
-from pagecore.ops._attention import merge_attention, paged_attention
+from pagecore.ops._attention import paged_attention
 from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks
 from pagecore.ops._debug import debug
 from pagecore.ops._indexer import index_scores, write_index
 from pagecore.ops._latent import latent_attention
 from pagecore.ops._latent_rows import gather_latent, write_latent
+from pagecore.ops._merge import merge_attention
 from pagecore.ops._move_slots import move_slots
 from pagecore.ops._pages import pages_from_table, table_from_pages
 from pagecore.ops._plan import AttentionPlan, plan_attention

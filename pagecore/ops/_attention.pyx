@@ -1,21 +1,21 @@
-"""paged_attention and merge_attention: check the arguments, call the kernel, return the caller's framework's arrays."""
+"""paged_attention: check the arguments, call the kernel, return arrays of the caller's framework."""
 
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, FLOAT32, UINT8
-from pagecore.ops._checks cimport (
-    any_tensor,
-    check_aligned,
-    check_last_axis,
-    check_length,
-    check_rank,
-    check_result,
-    float_tensor,
+from pagecore.arrays.codes cimport CPU, FLOAT32
+from pagecore.ops._attention_checks cimport (
+    check_out,
+    check_plan_heads,
+    float_result,
+    layout_hint,
+    planned_tensor,
+    refuse_dim,
 )
+from pagecore.ops._checks cimport check_length, float_tensor
 from pagecore.ops._debug cimport debug_attention, debugging
-from pagecore.ops._formats cimport StoredCache, check_stored, given_factor, is_plain, stored_cache
+from pagecore.ops._formats cimport StoredCache, check_stored, given_factor, stored_cache
 from pagecore.ops._indices cimport flat_mask, given_indices, index_tensor
 from pagecore.ops._numbers cimport (
     finite_number,
@@ -25,26 +25,15 @@ from pagecore.ops._numbers cimport (
     read_sink_tokens,
     scale_numbers,
 )
-from pagecore.ops._overlap cimport check_apart, check_apart_or_same
-from pagecore.ops._place cimport (
-    Place,
-    await_arrays,
-    check_place,
-    find_place,
-    finished,
-    new_result,
-    note_written,
-)
+from pagecore.ops._place cimport Place, await_arrays, find_place, finished, new_result, note_written
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._selected cimport Selected, read_selected
 from pagecore.ops._tree cimport TreeMask, read_tree
-from pagecore.ops.cpu._cpu cimport attention as run_attention, merge as run_merge
+from pagecore.ops.cpu._cpu cimport attention as run_attention
 from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._attention cimport attention as launch_attention
-from pagecore.ops.cuda._moves cimport merge as launch_merge
 
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-
+from pagecore.errors import ShapeError, UnsupportedOption
 
 # A score divided by a smaller cap may overflow float32.
 cdef double SMALLEST_SOFTCAP = 1e-30
@@ -324,183 +313,3 @@ def paged_attention(
         note_written(result, &place)
     given = finished(result, query, &place) if out is None else out
     return (given, finished(lse, query, &place)) if returns_lse else given
-
-
-cdef int refuse_dim(Tensor query, StoredCache keys) except -1:
-    if is_plain(keys):
-        check_length(keys.codes, "key_cache", 3, query.shape_[2], "the head_dim of query")
-    raise ShapeError(
-        f"query has shape {query.shape} and so a head_dim of {query.shape_[2]}; key_cache has shape "
-        f"{keys.codes.shape} and holds {keys.dim} numbers in a row: the head dims must be equal"
-    )
-
-
-cdef str layout_hint(bint is_transposed):
-    """Return a remedy for a query that would fit with its first two axes exchanged."""
-    if not is_transposed:
-        return ""
-    return "; query is [num_tokens, num_query_heads, head_dim]: pass query.transpose(1, 0, 2) if its heads come first"
-
-
-cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1:
-    """Check the heads of a plan. A cache may have made the plan, so messages name the query, which the caller gave."""
-    if not isinstance(plan, AttentionPlan):
-        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be a plan from plan_attention, or None")
-    cdef int64_t planned = (<AttentionPlan>plan).plan.options.num_query_heads
-    cdef int64_t planned_kv = (<AttentionPlan>plan).plan.options.num_kv_heads
-    if planned == query.shape_[1] and planned_kv == num_kv_heads:
-        return 0
-    if planned_kv != num_kv_heads:
-        raise ShapeError(
-            f"the caches have {num_kv_heads} heads and the batch is planned for {planned_kv}; make a plan for "
-            f"num_query_heads={query.shape_[1]} and num_kv_heads={num_kv_heads}"
-        )
-    raise ShapeError(
-        f"query has shape {query.shape} and so {query.shape_[1]} heads; the batch is planned for {planned} query heads "
-        f"(num_query_heads of plan_attention, or of the layer's spec){layout_hint(query.shape_[0] == planned)}"
-    )
-
-
-cdef int check_out(
-        Tensor out, Tensor query, StoredCache keys, StoredCache values, Tensor table, Tensor lens, Tensor rows,
-        Tensor cu, Tensor sinks, Tensor slopes, Tensor mask, Tensor key_scale, Tensor value_scale) except -1:
-    """Check overlaps. `out` may be `query` itself: the work that writes a row has read it before."""
-    check_apart_or_same(out, "out", query, "query")
-    check_apart(out, "out", keys.codes, "key_cache")
-    check_apart(out, "out", values.codes, "value_cache")
-    check_apart(out, "out", keys.plane, "key_scale")
-    check_apart(out, "out", values.plane, "value_scale")
-    check_apart(out, "out", table, "block_table")
-    check_apart(out, "out", lens, "seq_lens")
-    check_apart(out, "out", rows, "rows")
-    check_apart(out, "out", cu, "cu_query_lens")
-    check_apart(out, "out", sinks, "sinks")
-    check_apart(out, "out", slopes, "alibi_slopes")
-    check_apart(out, "out", mask, "mask")
-    check_apart(out, "out", key_scale, "key_scale")
-    return check_apart(out, "out", value_scale, "value_scale")
-
-
-cdef Tensor planned_tensor(object plan, int64_t num_sequences, const Place* place):
-    """Return a plan in an array, from the torch operator. On the host the array is empty, and each call plans."""
-    if not speaks_dlpack(plan):
-        raise UnsupportedOption(f"plan is a {type(plan).__name__}; it must be a plan from plan_attention, or None")
-    cdef Tensor tensor = any_tensor(plan, "plan")
-    check_place(tensor, "plan", place)
-    if tensor.dtype_code != UINT8:
-        raise UnsupportedDtype(f"plan is {tensor.dtype}; a plan in an array is uint8, as returned by plan_attention")
-    check_rank(tensor, "plan", 2, "[num_sequences + 1, bytes]")
-    check_length(tensor, "plan", 0, num_sequences + 1, "one more than seq_lens; plan this batch")
-    if place.device_type == CPU:
-        check_length(tensor, "plan", 1, 0, "the host plans each call")
-    return tensor
-
-
-cdef bint speaks_dlpack(object obj) noexcept:
-    try:
-        return hasattr(obj, "__dlpack__")
-    except Exception:  # attributes of foreign objects may raise anything
-        return False
-
-
-cdef Tensor float_result(
-        object out, str name, const int64_t* shape, int dtype_code, object example, const Place* place):
-    """Return the array of the caller if it fits, or a new array if `out` is None."""
-    if out is None:
-        return new_result(3, shape, dtype_code, example, place)
-    cdef Tensor result = any_tensor(out, name)
-    check_place(result, name, place)
-    check_result(result, name, 3, shape, dtype_code)
-    check_last_axis(result, name)
-    return result
-
-
-def merge_attention(out_a, lse_a, out_b, lse_b, *, out=None, lse=None, stream=None):
-    """Join attention over two disjoint sets of keys into attention over both.
-
-    ``lse = log(exp(lse_a) + exp(lse_b))`` and ``out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b``. A part
-    whose lse is -inf, or +inf, which FlashAttention and FlashMLA report for a query without keys, is ignored, including
-    NaN in its output; two such parts give 0 and -inf. Sinks must be in one part only. All arrays are on one device, the
-    host or CUDA.
-
-    Parameters
-    ----------
-    out_a, out_b : array, [T, H, D]
-        float32, float16 or bfloat16, both of one dtype.
-    lse_a, lse_b : array, [T, H]
-        float32, natural logarithm, any strides. Multiply an lse of FlashInfer, a binary logarithm, by ln 2.
-    out, lse : array, optional
-        Arrays for the results, [T, H, D] in the dtype of `out_a` and float32 [T, H]; they are returned. `out` may be
-        `out_a` or `out_b` itself, and `lse` may be `lse_a` or `lse_b` itself; otherwise they must not overlap any input
-        or each other.
-    stream : int or a stream, optional
-        For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
-        stream of the framework of `out_a`.
-
-    Returns
-    -------
-    out, lse : array
-        In the framework of `out_a`.
-
-    Raises
-    ------
-    ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
-        Arrays do not match each other or are not supported. Nothing has been written.
-    NotEnoughMemory
-        The host or the device cannot allocate a result. Nothing has been written.
-
-    Notes
-    -----
-    The merge of split softmaxes is from Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
-    """
-    cdef Place place
-    cdef Tensor a = float_tensor(out_a, "out_a", 3, 2, "[num_tokens, num_heads, head_dim]")
-    find_place(&place, a, "out_a", out_a, stream)
-    cdef Tensor b = float_tensor(out_b, "out_b", 3, 2, "[num_tokens, num_heads, head_dim]")
-    check_place(b, "out_b", &place)
-    if b.dtype_code != a.dtype_code:
-        raise UnsupportedDtype(f"out_a is {a.dtype} and out_b {b.dtype}; both must have one dtype")
-    cdef int i
-    for i in range(3):
-        check_length(b, "out_b", i, a.shape_[i], "as out_a has")
-    cdef Tensor weight_a = lse_tensor(lse_a, "lse_a", a, &place)
-    cdef Tensor weight_b = lse_tensor(lse_b, "lse_b", a, &place)
-    cdef Tensor result = float_result(out, "out", a.shape_, a.dtype_code, out_a, &place)
-    cdef Tensor weight
-    if lse is None:
-        weight = new_result(2, a.shape_, FLOAT32, out_a, &place)
-    else:
-        weight = any_tensor(lse, "lse")
-        check_place(weight, "lse", &place)
-        check_result(weight, "lse", 2, a.shape_, FLOAT32)
-        check_apart_or_same(weight, "lse", weight_a, "lse_a")
-        check_apart_or_same(weight, "lse", weight_b, "lse_b")
-        check_apart(weight, "lse", a, "out_a")
-        check_apart(weight, "lse", b, "out_b")
-        check_apart(weight, "lse", result, "out")
-    if out is not None:
-        check_apart_or_same(result, "out", a, "out_a")
-        check_apart_or_same(result, "out", b, "out_b")
-        check_apart(result, "out", weight_a, "lse_a")
-        check_apart(result, "out", weight_b, "lse_b")
-    if place.device_type == CPU:
-        run_merge(a, weight_a, b, weight_b, result, weight)
-    else:
-        await_arrays((out_a, lse_a, out_b, lse_b), &place)
-        launch_merge(a, weight_a, b, weight_b, result, weight, &place)
-    return (
-        finished(result, out_a, &place) if out is None else out,
-        finished(weight, out_a, &place) if lse is None else lse,
-    )
-
-
-cdef Tensor lse_tensor(object array, str name, Tensor of_out, const Place* place):
-    cdef Tensor lse = any_tensor(array, name)
-    check_place(lse, name, place)
-    if lse.dtype_code != FLOAT32:
-        raise UnsupportedDtype(f"{name} is {lse.dtype}; it must be float32, as returned by paged_attention")
-    check_rank(lse, name, 2, "[num_tokens, num_heads]")
-    check_length(lse, name, 0, of_out.shape_[0], "as the outputs have")
-    check_length(lse, name, 1, of_out.shape_[1], "as the outputs have")
-    check_aligned(lse, name)
-    return lse

@@ -18,6 +18,8 @@ cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* 
 
 cdef double finite_number(object number, str name) except? -1
 cdef bint read_flag(object value, str name) except -1
+# An integer from 1 to the largest int32.
+cdef int64_t positive(object value, str name) except -1
 
 # Reads a window as keys before and after a query's own position, -1 for no bound. A window of W keys counts the query's
 # own, so it is (W - 1, no bound).

@@ -10,6 +10,8 @@ from pagecore.ops._checks cimport check_aligned, check_last_axis, is_aligned
 from pagecore.ops._indices cimport viewed
 from pagecore.ops._place cimport Place, check_reachable, to_device
 
+from operator import index
+
 import numpy as np
 
 from pagecore.arrays.refusals import brief
@@ -158,6 +160,16 @@ cdef double finite_number(object number, str name) except? -1:
     if not isfinite(<float>value):
         raise UnsupportedOption(f"{name} is {value}; it must be finite as a float32")
     return value
+
+
+cdef int64_t positive(object value, str name) except -1:
+    try:
+        number = index(value)
+    except TypeError:
+        raise ShapeError(f"{name} is {brief(value)}; it must be a whole number") from None
+    if not 1 <= number <= INT32_MAX:
+        raise ShapeError(f"{name} is {number}; it must be 1 to {INT32_MAX}")
+    return number
 
 
 cdef bint read_flag(object value, str name) except -1:

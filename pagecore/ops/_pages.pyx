@@ -4,13 +4,11 @@ from libc.stdint cimport INT32_MAX, int64_t
 
 from pagecore.arrays._tensor cimport as_tensor
 from pagecore.ops._indices cimport index_tensor
-
-from operator import index
+from pagecore.ops._numbers cimport positive
 
 import numpy as np
 
 from pagecore.arrays import like
-from pagecore.arrays.refusals import brief
 from pagecore.errors import InvalidBlock, InvalidSequence, ShapeError
 
 
@@ -54,7 +52,7 @@ def table_from_pages(indptr, indices, last_page_len, block_size):
     >>> table.tolist(), lens.tolist()
     ([[7, 4], [9, 0]], [19, 16])
     """
-    size = size_of_block(block_size)
+    size = positive(block_size, "block_size")
     offsets = integers(indptr, "indptr", 1, "[num_sequences + 1]")
     pages = integers(indices, "indices", 1, "[num_blocks]")
     counts = page_counts(offsets, pages.size)
@@ -105,7 +103,7 @@ def pages_from_table(block_table, seq_lens, block_size, *, rows=None):
     >>> [array.tolist() for array in lists]
     [[0, 2, 3], [7, 4, 9], [3, 16]]
     """
-    size = size_of_block(block_size)
+    size = positive(block_size, "block_size")
     table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", NULL).numpy()
     lens = integers(seq_lens, "seq_lens", 1, "[num_sequences]")
     picked = picked_rows(table, rows, lens.size)
@@ -128,16 +126,6 @@ def pages_from_table(block_table, seq_lens, block_size, *, rows=None):
         raise InvalidBlock(f"block {column} of sequence {row} is {pages[wrong]}; a block id is 0 to {INT32_MAX}")
     last = lens - np.maximum(counts - 1, 0) * size
     return tuple(in_framework(array, block_table) for array in (offsets, pages, last))
-
-
-cdef int64_t size_of_block(object block_size) except -1:
-    try:
-        size = index(block_size)
-    except TypeError:
-        raise ShapeError(f"block_size is {brief(block_size)}; it must be a whole number") from None
-    if not 1 <= size <= INT32_MAX:
-        raise ShapeError(f"block_size is {size}; it must be 1 to {INT32_MAX}")
-    return size
 
 
 cdef object integers(object array, str name, int ndim, str axes):

@@ -8,6 +8,7 @@ from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
 from pagecore.ops._checks cimport any_tensor, check_length, check_result, float_tensor
 from pagecore.ops._debug cimport debugging
 from pagecore.ops._indices cimport given_indices, viewed
+from pagecore.ops._numbers cimport positive
 from pagecore.ops._overlap cimport check_apart
 from pagecore.ops._place cimport (
     Place,
@@ -27,22 +28,9 @@ from pagecore.ops.cuda._index cimport find_slots
 from pagecore.ops.cuda._index_checks cimport check_not_captured
 from pagecore.ops.cuda._sparse cimport Selecting, select as launch_select
 
-from operator import index
-
 import numpy as np
 
-from pagecore.arrays.refusals import brief
 from pagecore.errors import ShapeError, UnsupportedDtype
-
-
-cdef int64_t positive(object value, str name) except -1:
-    try:
-        number = index(value)
-    except TypeError:
-        raise ShapeError(f"{name} is {brief(value)}; expected an integer of at least 1") from None
-    if not 1 <= number <= INT32_MAX:
-        raise ShapeError(f"{name} is {number}; it must be 1 to {INT32_MAX}")
-    return number
 
 
 def select_topk(scores, k, lens=None, *, stream=None):

@@ -1,6 +1,5 @@
 """Memory exhaustion at each allocation of each call: the call raises MemoryError and changes nothing."""
 
-import sys
 from contextlib import suppress
 
 import numpy as np
@@ -16,6 +15,7 @@ from pagecore.index import (
     StateTable,
     StepBuffers,
 )
+from tests.faults import undisturbed
 
 pytestmark = pytest.mark.slow
 
@@ -249,24 +249,16 @@ COUNTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_other_thread_runs():
-    """Let no other thread allocate while allocations fail: that of pytest-xdist would end its process."""
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e6)
-    yield
-    sys.setswitchinterval(interval)
-
-
 def fails(call, allocation):
     """Run the call with one failing allocation; return True if it raises."""
-    try:
-        testcapi.set_nomemory(allocation, allocation + 1)
-        call()
-    except MemoryError:
-        return True
-    finally:
-        testcapi.remove_mem_hooks()
+    with undisturbed():
+        try:
+            testcapi.set_nomemory(allocation, allocation + 1)
+            call()
+        except MemoryError:
+            return True
+        finally:
+            testcapi.remove_mem_hooks()
     return False
 
 

@@ -11,6 +11,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.prefix._inspect import prefix_figures
 from pagecore.index import StateTable
 from pagecore.storage.checks import ceil_div
 
@@ -47,7 +48,7 @@ def measure(parts: CacheParts) -> CacheStats:
         num_states=0 if state.states is None else state.states.num_slots - 1,
         num_free_states=0 if state.states is None else state.states.slots.num_free,
         **_checkpoints(state.states),
-        **({} if parts.prefix is None else parts.prefix.figures()),
+        **({} if parts.prefix is None else prefix_figures(parts.prefix)),
     )
 
 

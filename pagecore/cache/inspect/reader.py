@@ -21,6 +21,7 @@ from pagecore.cache.inspect.states import check_states
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.layers import group_number
 from pagecore.cache.parts import CacheParts, PartsOwner
+from pagecore.cache.prefix._inspect import cached_blocks, cached_length, cached_states, check_prefixes
 from pagecore.cache.prefix.retention import Spans, retention_options, reusable
 from pagecore.cache.sequences import Sequences
 from pagecore.cache.step._plan import shortage
@@ -306,7 +307,7 @@ class CacheReader(PartsOwner):
         with Held(self._parts.state.lock):
             if self._parts.prefix is None:
                 return 0
-            found = self._parts.prefix.match_length(ids, options, most)
+            found = cached_length(self._parts.prefix, ids, options, most)
             observer = self._parts.state.observer
             if observer is None or (self._parts.saver is not None and self._parts.saver.is_released):
                 return found
@@ -371,7 +372,7 @@ class CacheReader(PartsOwner):
             cross, listed = self._parts.cross, self._parts.state.listed()
             if cross is not None and number >= cross.first_group:
                 return map_contents(number, cross.first_group, cross.contents.tables, listed)
-            known = NONE if self._parts.prefix is None else self._parts.prefix.cached(number)
+            known = NONE if self._parts.prefix is None else cached_blocks(self._parts.prefix, number)
             return map_blocks(number, self._parts.tables, listed, known)
 
     def check_invariants(self) -> None:
@@ -382,11 +383,11 @@ class CacheReader(PartsOwner):
             sequences = state.listed()
             tables.check_invariants(exclusive=state.prefix is None)
             if state.prefix is not None:
-                state.prefix.check_invariants(sequences)
+                check_prefixes(state.prefix, sequences)
             if state.tenants is not None:
                 state.tenants.check_invariants(sequences)
             if state.states is not None:
-                cached = NONE if state.prefix is None else state.prefix.held_states()
+                cached = NONE if state.prefix is None else cached_states(state.prefix)
                 check_states(state.states, sequences, cached)
             if self._parts.cross is not None:
                 self._parts.cross.contents.check_invariants(state.crossed())

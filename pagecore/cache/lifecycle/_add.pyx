@@ -9,6 +9,7 @@ from pagecore.cache._sequence cimport Sequence, new_sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.index._integers cimport const_int32
 from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_tree cimport NativeMatch
@@ -96,8 +97,8 @@ def fork(CacheState state not None, parent, name):
     child.append(source.ids, source.known)
     if state.prefix is not None:
         child.hold = source.hold.blank_copy()
-        state.prefix.number_namespaces([source])
-        state.prefix.publish_one(source, False)
+        number_namespaces(state.prefix, [source])
+        publish_one(state.prefix, source, False)
     row = state.tables.fork_raw(source.row)
     # The row is there: from here on nothing fails.
     if state.states is not None:

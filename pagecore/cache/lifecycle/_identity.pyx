@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._namespace_key cimport key_of
@@ -70,7 +71,7 @@ def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):
         fill(taken[0])
         checked = require(state, sequence, True)
         if state.prefix is not None:
-            state.prefix.number_namespaces([checked])
+            number_namespaces(state.prefix, [checked])
     except BaseException:
         slots.free_raw(taken.data(), 1)
         raise
@@ -86,7 +87,7 @@ def adopt_checkpoint(CacheState state not None, sequence, int32_t length, fill):
     slots.free_raw(&resting, resting != 0)
     slots.free_raw(taken.data(), 1)
     if state.prefix is not None:
-        state.prefix.publish_one(checked, False)
+        publish_one(state.prefix, checked, False)
     return True
 
 

@@ -6,6 +6,7 @@ from libc.stdint cimport int32_t
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
+from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.step._step cimport Step
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._block_tables_native cimport Int32s
@@ -39,8 +40,8 @@ def remove(CacheState state not None, sequence, rank=None):
     if writer is not None:
         writer.skip_content_on_device(removed.cross)
     if state.prefix is not None and removed.row >= 0:
-        state.prefix.number_namespaces([removed])
-        state.prefix.publish_one(removed, False)
+        number_namespaces(state.prefix, [removed])
+        publish_one(state.prefix, removed, False)
     row = removed.row
     if row >= 0:
         state.tables.remove_raw(&row, 1)

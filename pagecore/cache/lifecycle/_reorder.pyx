@@ -10,6 +10,7 @@ from pagecore.cache._sequence cimport Sequence, require, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.cache.prefix._publish cimport number_namespaces, publish
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._radix_query cimport RetentionHint
 
@@ -33,7 +34,7 @@ def reorder(CacheState state not None, sequences, parents):
     for parent in parents:
         sources.append(require(state, parent, True))
     if state.prefix is not None:
-        state.prefix.number_namespaces(sources)
+        number_namespaces(state.prefix, sources)
     children = require_each(state, sequences, True)
     require_unwritten(children)
     for child, parent in zip(children, sources):
@@ -51,7 +52,7 @@ def reorder(CacheState state not None, sequences, parents):
             Int32s(rows.data(), rows.size()), Int32s(parent_rows.data(), parent_rows.size())
         )
     if state.prefix is not None:
-        state.prefix.publish(sources, False)
+        publish(state.prefix, sources, False)
     state.tables.reorder_raw(rows.data(), parent_rows.data(), <Py_ssize_t>rows.size())
     # The rows have changed: from here on nothing fails.
     if state.states is not None:

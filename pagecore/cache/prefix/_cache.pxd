@@ -5,7 +5,7 @@ from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint, States
+from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index._state_table cimport StateTable
 
@@ -44,7 +44,6 @@ cdef class PrefixCache:
 
     # Plan: these may fail, and change nothing that the caller can observe.
     cdef int tick(self) except -1
-    cdef int number_namespaces(self, list sequences) except -1
     cdef int reserve_moves(self, int64_t count) except -1
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1
     # Commit: these cannot fail.
@@ -52,8 +51,6 @@ cdef class PrefixCache:
     cdef void inherit(
         self, Sequence child, PrefixHold hold, PrefixHold source, int32_t published, bint has_duplicates
     ) noexcept
-    cdef void publish(self, list sequences, bint may_share) noexcept
-    cdef void publish_one(self, Sequence sequence, bint may_share) noexcept
     cdef void truncate(self, Sequence sequence, int32_t length) noexcept
     cdef void shorten(self, PrefixHold hold, int32_t num_blocks) noexcept
     cdef void leave(self, Sequence sequence) noexcept
@@ -71,10 +68,6 @@ cdef class PrefixCache:
     # The receipt that covers a block; the sequence's first receipt if none does.
     cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept
-    cdef bint try_publish(self, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept
-    # Tokens of a checkpoint that the sequence has not offered yet; 0 for none.
-    cdef int32_t new_checkpoint(self, Sequence sequence) noexcept
-    cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept
     cdef void note_truncated(self, PrefixHold hold) noexcept
     cdef void note_duplicates(self, PrefixHold hold, bint has_duplicates) noexcept
     # Blocks of a sequence's row and of the path that its receipt covers, by their index in the row.

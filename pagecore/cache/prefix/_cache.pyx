@@ -28,21 +28,19 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.span cimport span
 
 from pagecore.cache._kept cimport kept_keys
-from pagecore.cache._sequence cimport Sequence, num_whole
+from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._watched cimport WatchedPool
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint, State, States
+from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index._state_table cimport StateTable
 
 import math
 
-import numpy as np
-
 from pagecore.cache.prefix.retention import as_finite
-from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.errors import UnsupportedOption
 
 
 cdef class PrefixCache:
@@ -143,19 +141,6 @@ cdef class PrefixCache:
         self.tree._forget_dead()
         return 0
 
-    cdef int number_namespaces(self, list sequences) except -1:
-        """Number the namespace of each sequence that may publish its first block.
-
-        The numbers are valid until code of the caller may run or the lock is released: publish before that.
-        """
-        cdef Sequence sequence
-        for sequence in sequences:
-            if sequence.hold.receipt.key is None:
-                sequence.hold.namespace_number = 0
-            elif sequence.hold.receipt.native.node < 0:
-                sequence.hold.namespace_number = self.tree.space_raw(sequence.hold.receipt)
-        return 0
-
     cdef int reserve_moves(self, int64_t count) except -1:
         return self.tree.reserve_raw(count)
 
@@ -223,91 +208,6 @@ cdef class PrefixCache:
         hold.published = published
         self.note_truncated(hold)
         self.note_duplicates(hold, has_duplicates)
-
-    cdef void publish(self, list sequences, bint may_share) noexcept:
-        cdef Sequence sequence
-        for sequence in sequences:
-            self.publish_one(sequence, may_share)
-
-    cdef void publish_one(self, Sequence sequence, bint may_share) noexcept:
-        """Offer the full, computed and known blocks of a sequence to the tree, and extend its receipt over them.
-
-        Blocks that other rows share are published only with `may_share`: the caller then publishes those rows too.
-        Call `number_namespaces` before.
-        """
-        cdef int32_t whole = num_whole(sequence, self.block_size)
-        cdef PrefixHold hold = sequence.hold
-        cdef int32_t checkpoint = self.new_checkpoint(sequence)
-        if hold.is_sealed:
-            whole = min(whole, hold.published)
-        if whole > hold.published and not may_share:
-            # Otherwise another row would have blocks of the tree that its receipt does not cover.
-            whole = hold.published + self.num_unshared(sequence, hold.published, whole)
-        whole = max(whole, hold.published)
-        if checkpoint > whole * <int64_t>self.block_size or hold.truncated_inside_block:
-            checkpoint = 0  # offered by a later call
-        if (whole > hold.published or checkpoint > 0) and (
-            hold.namespace_number >= 0 or hold.receipt.native.node >= 0
-        ):
-            if self.try_publish(sequence, whole, checkpoint):
-                hold.published = whole
-                hold.offered_state = max(hold.offered_state, checkpoint)
-                self.note_truncated(hold)
-                if hold.has_ahead() and self.tree.depth_raw(hold.receipt) >= self.tree.depth_raw(hold.ahead):
-                    self.release_ahead(hold)
-        if hold.receipt.native.node < 0 and hold.namespace_number > 0:
-            self.tree.drop_space_raw(hold.namespace_number)
-            hold.namespace_number = -1
-
-    cdef bint try_publish(self, Sequence sequence, int32_t num_blocks, int32_t checkpoint) noexcept:
-        """Offer the first blocks of a sequence, and its checkpoint if there is one; return False if memory is short."""
-        cdef PrefixHold hold = sequence.hold
-        cdef Query query = self.query_of(sequence, num_blocks)
-        cdef States states
-        cdef State state
-        cdef int32_t lane
-        for lane in range(self.num_lanes):
-            self.lanes[lane] = self.tables.row_raw(sequence.row, self.groups[lane]).data()
-        if checkpoint > 0:
-            state.blocks = checkpoint // self.block_size
-            state.id = self.states.checkpoint_raw(sequence.row)
-            states = States(&state, 1)
-        if hold.offers_whole or checkpoint > 0:
-            if not self.tree.try_insert_raw(hold.receipt, query, self.lanes, states, hold.hint(self.now), self.now):
-                return False
-        elif not self.tree.try_extend_raw(hold.receipt, query, self.lanes):
-            return False
-        for lane in range(self.num_lanes):
-            (<BlockPool>self.pools[lane]).share_raw(
-                self.tree.inserted.taken[lane].data(), self.tree.inserted.taken[lane].size()
-            )
-            if self.tree.inserted.duplicates[lane].size() > 0:
-                self.note_duplicates(hold, True)
-        if checkpoint > 0:
-            self.states.checkpoints.share_raw(
-                self.tree.inserted.taken[self.num_lanes].data(), self.tree.inserted.taken[self.num_lanes].size()
-            )
-        return True
-
-    cdef int32_t new_checkpoint(self, Sequence sequence) noexcept:
-        cdef int32_t length
-        if self.states is None or sequence.hold.is_sealed or sequence.hold.published == INT32_MAX:
-            return 0
-        length = self.states.checkpoint_length_raw(sequence.row)
-        return length if length != sequence.hold.offered_state else 0
-
-    cdef int32_t num_unshared(self, Sequence sequence, int32_t first, int32_t last) noexcept:
-        """Return the number of blocks in [first, last) before the first that has another holder."""
-        cdef int32_t lane, begin
-        cdef size_t count = <size_t>(last - first)
-        for lane in range(self.num_lanes):
-            begin = first
-            if sequence.hold.has_component_ahead(self.component_of(lane)):  # its blocks have holders that are covered
-                begin = max(first, min(self.num_held(sequence.hold), first + <int32_t>count))
-            count = begin - first + (<BlockPool>self.pools[lane]).num_unshared_raw(
-                self.tables.row_raw(sequence.row, self.groups[lane]).data() + begin, count - (begin - first)
-            )
-        return <int32_t>count
 
     cdef void truncate(self, Sequence sequence, int32_t length) noexcept:
         """Shorten the receipt of a sequence whose row was truncated to `length` tokens."""
@@ -437,81 +337,3 @@ cdef class PrefixCache:
             self.pools[:] = [(<WatchedPool>pool).pool for pool in self.pools] if self.is_watched else self.pools
         else:
             self.pools[:] = [watched[group] for group in self.groups]
-
-    def figures(self):
-        """Return the fields of `CacheStats` that concern the prefix cache."""
-        names = [self.tree.components[component] for component in self.components]
-        figures = {
-            "num_cached_blocks": sum(self.tree.evictable(name) + self.tree.protected(name) for name in names),
-            "num_evicted_blocks": self.num_evicted_blocks,
-            "prefix_hits": self.num_hits,
-            "prefix_misses": self.num_misses,
-            "prefix_query_tokens": self.num_query_tokens,
-            "prefix_hit_tokens": self.num_hit_tokens,
-            "prefix_shared_tokens": self.num_shared_tokens,
-        }
-        if self.states is not None:
-            figures["num_cached_states"] = self.tree.evictable("state") + self.tree.protected("state")
-            figures["num_evicted_states"] = self.num_evicted_states
-        return figures
-
-    def cached(self, int32_t group):
-        """Return every block of a group that the tree holds: int32, ascending, a new array."""
-        return self.tree.held_blocks(self.lane_of[group])
-
-    def match_length(self, ids, options, most):
-        """Return the number of tokens, up to `most`, that a sequence with these ids would reuse."""
-        found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most)
-        hit = found.num_shared_tokens if self.states is None else found.num_full_tokens
-        if self.gives_up_last and hit:
-            most = hit - self.block_size
-            found = self.tree.match(ids, namespace=options.namespace, spans=options.spans, max_tokens=most)
-        return found.num_tokens
-
-    def held_states(self):
-        """Return every slot that the tree holds, and those that transfers hold: int32, a new array; may repeat."""
-        held = [self.tree.held_states()]
-        for transfer in self.transfers:
-            held.extend(transfer.blocks[self.num_lanes:])
-        return np.concatenate(held)
-
-    def check_invariants(self, sequences):
-        """Recount every block from the rows and the tree; `sequences` lists those of the cache."""
-        cdef Sequence sequence
-        self.tree.check_invariants()
-        for lane, group in enumerate(self.groups):
-            pool = self.pools[lane]
-            holders = np.bincount(self.tables.table(group).ravel(), minlength=pool.num_blocks)
-            holders[0] = 0
-            holders[self.tree.held_blocks(lane)] += 1
-            for transfer in self.transfers:
-                holders += np.bincount(transfer.blocks[group], minlength=pool.num_blocks)
-            holders[0] = 0
-            if not np.array_equal(holders, pool.ref_counts()):
-                raise PagecoreError(
-                    f"group {group}: reference counts do not match the holders (block tables + prefix tree + transfers)"
-                )
-        num_truncated = num_duplicated = num_ahead = 0
-        for sequence in sequences:
-            published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published
-            held = self.tree.depth_raw(sequence.hold.receipt)
-            if (
-                held < published
-                or (held > published or sequence.hold.truncated_ahead) != sequence.hold.truncated_inside_block
-                or (sequence.hold.has_ahead() and held >= self.tree.depth_raw(sequence.hold.ahead))
-                or (sequence.row < 0 and held)
-            ):
-                raise PagecoreError(f"{sequence!r}: receipt covers {held} blocks but {published} were published")
-            num_truncated += sequence.hold.truncated_inside_block
-            num_duplicated += sequence.hold.has_duplicates
-            num_ahead += sequence.hold.has_ahead()
-        if (num_truncated, num_duplicated) != (self.num_truncated, self.num_duplicated):
-            raise PagecoreError(
-                f"{num_truncated} sequences truncated inside a block and {num_duplicated} with duplicates were found; "
-                f"the prefix cache counts {self.num_truncated} and {self.num_duplicated}"
-            )
-        if self.tree.num_receipts != len(sequences) + num_ahead + len(self.transfers):
-            raise PagecoreError(
-                f"{self.tree.num_receipts} receipts are held for {len(sequences)} sequences, {num_ahead} of which "
-                f"share blocks past their states, and for {len(self.transfers)} transfers"
-            )

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t
 from pagecore.cache._kept cimport KeptKeys, first_kept, first_seen
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.step._path cimport as_paths, keep_path_ids, move_tokens, read_paths, reserve_moves
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.index._block_tables_native cimport Int32s
@@ -36,7 +37,7 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
     if step.states is not None and step.state.states.is_quantised():
         save_checkpoints(step, save)
     if step.state.prefix is not None:
-        step.state.prefix.number_namespaces(step.live())
+        number_namespaces(step.state.prefix, step.live())
     if step.states is not None:
         check_states(step)
     if step.state.observer is not None:
@@ -166,7 +167,7 @@ cdef void end_flight(StepRecord step, bint is_kept, bint has_paths=False) noexce
             if step.accepted[i] < step.plan.counts[i]:
                 sequence.known = min(sequence.known, sequence.computed)
             if step.state.prefix is not None:
-                step.state.prefix.publish_one(sequence, False)
+                publish_one(step.state.prefix, sequence, False)
     if step.cross is not None:
         step.cross.end(is_kept)
     step.in_flight = step.is_lost = step.is_device_stale = False

@@ -13,6 +13,7 @@ from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContent, CrossContents
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots
+from pagecore.cache.prefix._publish cimport number_namespaces, publish
 from pagecore.cache.step._cross cimport contents_to_write
 from pagecore.cache.swap._stored cimport StoredBlocks, copy_vector
 from pagecore.cache.swap._transfer cimport Transfer
@@ -44,7 +45,7 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
     state.begin()
     transfer = Transfer(space, require_each(state, sequences, True), token_pools(state, space))
     if state.prefix is not None:
-        state.prefix.number_namespaces(transfer.sequences)
+        number_namespaces(state.prefix, transfer.sequences)
     transfer.old.resize(len(transfer.sequences))
     for i in range(transfer.old.size()):
         sequence = <Sequence>transfer.sequences[i]
@@ -63,7 +64,7 @@ def swap_out(CacheState state not None, sequences, space, refuse, moves):
     transfer.copy(planes)
     cross.copy(cross_planes)
     if state.prefix is not None:
-        state.prefix.publish(transfer.sequences, False)
+        publish(state.prefix, transfer.sequences, False)
     state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
     # The rows are gone: from here on nothing fails.
     if state.states is not None:
@@ -112,7 +113,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     state.begin()
     coming = require_swapped(state, sequences)
     if state.prefix is not None:
-        state.prefix.number_namespaces(coming)
+        number_namespaces(state.prefix, coming)
     transfers = plan_arrival(state, coming)
     cross_transfers = plan_contents(state, coming)
     needed = []
@@ -205,7 +206,7 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     take_back_contents(state, cross_transfers)
     if state.prefix is not None:
         # Blocks that several of them share may be published if the ids of all of them are known.
-        state.prefix.publish(coming, may_share)
+        publish(state.prefix, coming, may_share)
     return None
 
 

@@ -2,8 +2,9 @@
 #include "pagecore/index/radix/tree.hpp"
 
 #include <algorithm>
-#include <limits>
 #include <random>
+
+#include "pagecore/index/sizes.hpp"
 
 namespace pagecore {
 
@@ -11,15 +12,8 @@ using radix::kNoNode;
 
 namespace {
 
-constexpr int64_t kMaxInt32 = std::numeric_limits<int32_t>::max();
-
-int64_t checked_size(const char* name, int64_t value, int64_t most) {
-  PC_EXPECTS(value >= 1 && value <= most, ShapeError, name, " is ", value, "; use 1 to ", most);
-  return value;
-}
-
 radix::Components checked_components(const RadixTree::Options& options) {
-  const int64_t block_size = checked_size("block_size", options.block_size, int64_t{1} << 20);
+  const int64_t block_size = checked_size("block_size", options.block_size, 1, int64_t{1} << 20);
   PC_EXPECTS(options.full_lanes >= 0 && options.full_lanes <= 64, ShapeError, "full is ", options.full_lanes,
              "; use 0 to 64");
   PC_EXPECTS(options.full_lanes > 0 || !options.windows.empty() || options.has_states, ShapeError,
@@ -39,11 +33,12 @@ radix::Components checked_components(const RadixTree::Options& options) {
     PC_EXPECTS(sinks >= 0 && sinks <= kMaxInt32, ShapeError, "sinks are ", sinks, " tokens; use 0 to ", kMaxInt32);
     PC_EXPECTS(sinks == 0 || chunk == 0, UnsupportedOption, "a window has ", sinks, " sinks and chunks of ", chunk,
                "; use one of them");
-    components.windows.push_back({is_none ? 0 : checked_size("a window", options.windows[w], kMaxInt32), chunk, sinks});
+    components.windows.push_back(
+        {is_none ? 0 : checked_size("a window", options.windows[w], 1, kMaxInt32), chunk, sinks});
   }
   if (options.has_states) {
-    checked_size("state_interval", options.state_interval, kMaxInt32);
-    PC_EXPECTS(options.state_interval % block_size == 0, ShapeError, "state_interval is ", options.state_interval,
+    const int64_t interval = checked_size<int64_t>("state_interval", options.state_interval, 1, kMaxInt32);
+    PC_EXPECTS(interval % block_size == 0, ShapeError, "state_interval is ", interval,
                "; use a multiple of the block size ", block_size);
   }
   return components;

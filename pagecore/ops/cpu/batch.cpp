@@ -11,7 +11,7 @@
 namespace pagecore::cpu {
 namespace {
 
-constexpr int64_t kMaxLength = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxTokens = std::numeric_limits<int32_t>::max();
 
 template <typename T>
 void grow(std::vector<T>& values, int64_t size) {
@@ -71,7 +71,7 @@ void CheckedBatch::check_queries(const AttentionArgs& args) {
     PC_EXPECTS(i > 0 || at == 0, ShapeError, "cu_query_lens starts at ", at, "; it must start at 0");
     PC_EXPECTS(at >= before, ShapeError, "cu_query_lens falls from ", before, " to ", at, " at ", i,
                "; it must never fall");
-    PC_EXPECTS(at <= tokens && at <= kMaxLength, ShapeError, "cu_query_lens[", i, "] is ", at, " and query has ",
+    PC_EXPECTS(at <= tokens && at <= kMaxTokens, ShapeError, "cu_query_lens[", i, "] is ", at, " and query has ",
                tokens, " rows; every query must have its row, and query is [num_tokens, num_query_heads, head_dim]");
     before = at;
     cu_query_lens_[static_cast<size_t>(i)] = static_cast<int32_t>(at);
@@ -82,8 +82,8 @@ void CheckedBatch::check_lengths(const AttentionArgs& args) {
   grow(seq_lens_, num_sequences_);
   for (int64_t i = 0; i < num_sequences_; ++i) {
     const int64_t length = args.seq_lens.at(i);
-    PC_EXPECTS(length >= 0 && length <= kMaxLength, ShapeError, "seq_lens[", i, "] is ", length, "; lengths are 0 to ",
-               kMaxLength);
+    PC_EXPECTS(length >= 0 && length <= kMaxTokens, ShapeError, "seq_lens[", i, "] is ", length, "; lengths are 0 to ",
+               kMaxTokens);
     PC_EXPECTS((length + args.key.block_size - 1) / args.key.block_size <= args.table.width, ShapeError, "seq_lens[", i,
                "] is ", length, ", which is more than ", args.table.width, " blocks of ", args.key.block_size,
                " hold; the block table is too narrow");
@@ -98,7 +98,7 @@ void CheckedBatch::check_rows(const AttentionArgs& args) {
              num_sequences_, " sequences; it needs one for each");
   for (int64_t i = 0; i < num_sequences_; ++i) {
     const int64_t row = given ? args.rows.at(i) : i;
-    PC_EXPECTS(row >= 0 && row < args.table.num_rows && row <= kMaxLength, InvalidSequence, "sequence ", i, " is row ",
+    PC_EXPECTS(row >= 0 && row < args.table.num_rows && row <= kMaxTokens, InvalidSequence, "sequence ", i, " is row ",
                row, " of a block table of ", args.table.num_rows, " rows; rows start at 0");
     rows_[static_cast<size_t>(i)] = static_cast<int32_t>(row);
   }

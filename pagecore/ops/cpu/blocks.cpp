@@ -16,7 +16,7 @@
 namespace pagecore::cpu {
 namespace {
 
-struct Axis {
+struct BlockAxis {
   int64_t size;
   int64_t stride;
 };
@@ -52,7 +52,7 @@ class BlockShape {
   }
 
  private:
-  void insert(const Axis& axis) {
+  void insert(const BlockAxis& axis) {
     size_t at = count_++;
     for (; at > 0 && std::llabs(axes_[at - 1].stride) < std::llabs(axis.stride); --at) axes_[at] = axes_[at - 1];
     axes_[at] = axis;
@@ -63,11 +63,11 @@ class BlockShape {
       std::memmove(target, source, static_cast<size_t>(run_bytes_));
       return;
     }
-    const Axis& axis = axes_[depth];
+    const BlockAxis& axis = axes_[depth];
     for (int64_t i = 0; i < axis.size; ++i) copy_axis(source + i * axis.stride, target + i * axis.stride, depth + 1);
   }
 
-  std::array<Axis, 8> axes_{};
+  std::array<BlockAxis, 8> axes_{};
   size_t count_ = 0;
   int64_t run_bytes_;
   bool empty_ = false;

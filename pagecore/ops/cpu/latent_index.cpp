@@ -19,19 +19,19 @@ constexpr double kIndexFlopsPerUs = 200e3;
 // Keys of a unit of work; the query is loaded once for them.
 constexpr int64_t kIndexKeys = 4096;
 
-struct Workspace {
+struct IndexWorkspace {
   CheckedBatch batch;
   std::vector<IndexScoreItem> items;
   ScratchBuffer scratch;
 };
 
-Workspace& workspace() {
-  static thread_local Workspace mine;
+IndexWorkspace& index_workspace() {
+  static thread_local IndexWorkspace mine;
   return mine;
 }
 
 // Fills the workspace with items; returns the pairs of a query token and a key.
-double list_items(const IndexScoreCall& call, Workspace& work) {
+double list_items(const IndexScoreCall& call, IndexWorkspace& work) {
   const CheckedBatch& batch = work.batch;
   double pairs = 0.0;
   work.items.clear();
@@ -74,7 +74,7 @@ void select_row(const float* scores, int64_t length, int64_t k, int32_t* out, st
 }  // namespace
 
 void index_scores(const IndexScoreCall& call, int64_t num_threads) {
-  Workspace& work = workspace();
+  IndexWorkspace& work = index_workspace();
   const IndexScoreArgs& args = call.args;
   AttentionArgs lists;
   lists.query = args.query;

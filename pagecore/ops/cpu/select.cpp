@@ -26,15 +26,15 @@ constexpr int64_t kScoredTogether = 128;
 constexpr int64_t kQueryRowFloats = 8 << 10;
 
 // Buffers that the calling thread keeps between calls.
-struct Workspace {
+struct SelectionWorkspace {
   CheckedBatch batch;
   std::vector<float> rows;
   std::vector<int32_t> sequences;
   std::vector<uint32_t> keys;
 };
 
-Workspace& workspace() {
-  static thread_local Workspace mine;
+SelectionWorkspace& selection_workspace() {
+  static thread_local SelectionWorkspace mine;
   return mine;
 }
 
@@ -124,7 +124,7 @@ void select_row(const SelectArgs& args, int64_t row, uint32_t* scratch) {
 }
 
 // Lists the sequence of each query; -1 for padding.
-void list_sequences(Workspace& work, int64_t num_queries) {
+void list_sequences(SelectionWorkspace& work, int64_t num_queries) {
   if (static_cast<int64_t>(work.sequences.size()) < num_queries)
     work.sequences.resize(static_cast<size_t>(num_queries));
   std::fill(work.sequences.begin(), work.sequences.end(), -1);
@@ -144,7 +144,7 @@ void select(const SelectArgs& args, int64_t num_threads) {
   }
   const double bytes = static_cast<double>(args.num_rows) * static_cast<double>(args.width) * 16.0;
   const int64_t threads = worthwhile_threads(bytes / kBytesPerUs, num_threads);
-  std::vector<uint32_t>& keys = workspace().keys;
+  std::vector<uint32_t>& keys = selection_workspace().keys;
   if (static_cast<int64_t>(keys.size()) < 2 * args.width * threads) {
     keys.resize(static_cast<size_t>(2 * args.width * threads));
   }
@@ -155,7 +155,7 @@ void select(const SelectArgs& args, int64_t num_threads) {
 
 void score(const ScoreArgs& args, const ScoreBatch& given, int64_t num_threads) {
   const KernelTable& table = kernels();
-  Workspace& work = workspace();
+  SelectionWorkspace& work = selection_workspace();
   AttentionArgs batch;
   batch.query = args.query;
   batch.key = args.high;

@@ -10,6 +10,7 @@ from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
 from pagecore.index._radix_query cimport Query, RetentionHint
@@ -299,8 +300,8 @@ def back_up(CacheState state not None, HostIndex host not None, sequence, int64_
     source = require(state, sequence, False)
     if source.row < 0:
         return None
-    state.prefix.number_namespaces([source])
-    state.prefix.publish_one(source, False)
+    number_namespaces(state.prefix, [source])
+    publish_one(state.prefix, source, False)
     one = Backup.__new__(Backup)
     one.state = state
     one.host = host

@@ -1,0 +1,1 @@
+POLICIES: tuple[str, ...]

@@ -1,0 +1,112 @@
+"""Checkpoints of states, and prefixes that end with a state."""
+
+import pytest
+
+from pagecore import StateSpec
+from pagecore.cache.prefix._inspect import cached_states
+from tests.cache.hybrids import PLANE, compute, make, table, temporal
+from tests.reference.state_table import checkpoint_length
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "expected"), [(192, 88, 256), (0, 230, 192), (0, 63, 0), (192, 63, 0), (0, 64, 64)]
+)
+def test_a_prefill_keeps_the_last_whole_chunk(before, count, expected):
+    """Checkpoints D3."""
+    cache = make()
+    sequence = cache.add_sequence(range(400))
+    if before:
+        compute(cache, sequence, before)
+    batch = compute(cache, sequence, count)
+    assert batch.checkpoint_lengths.numpy()[0] == expected == checkpoint_length(before, count, 64, 256, 16, 0)
+    assert bool(batch.checkpoint_write.numpy()[0]) == bool(expected)
+
+
+def test_decoding_keeps_a_checkpoint_at_every_interval():
+    """Checkpoints D4."""
+    cache = make()
+    sequence = cache.add_sequence(range(600))
+    compute(cache, sequence, 250)
+    lengths = [compute(cache, sequence, 1).checkpoint_lengths.numpy()[0] for _ in range(270)]
+    assert [n for n in lengths if n] == [256, 512]
+    assert cache.stats().num_cached_states == 3
+    other = cache.add_sequence(range(520))
+    assert (other.num_computed_tokens, other.num_cached_tokens) == (512, 512)
+
+
+@pytest.mark.parametrize(
+    ("full", "state", "branch"),
+    [(280, 192, 256), (256, 192, 256), (130, 0, 128), (250, 192, 0), (230, 192, 0), (63, 0, 0)],
+)
+def test_a_prefill_past_a_shared_prefix_keeps_its_checkpoint_before_that_ends(full, state, branch):
+    """Branch points D5: the blocks up to `full` are cached, and the deepest state is after `state` tokens."""
+    cache = make(StateSpec((PLANE,), chunk=64, interval=1024))
+    first = cache.add_sequence(range(full))
+    for count in [state] * bool(state) + [1] * (full - state):
+        compute(cache, first, count)
+    second = cache.add_sequence([*range(full), *range(1000, 1300)])
+    assert second.num_computed_tokens == state
+    count = full + 200 - state
+    batch = compute(cache, second, count)
+    expected = checkpoint_length(state, count, 64, 1024, 16, 0, full // 16 * 16)
+    assert batch.checkpoint_lengths.numpy()[0] == expected
+    assert (expected if branch else min(expected, full + 1)) == (branch or full + 1)
+    third = cache.add_sequence([*range(full), 7])
+    assert third.num_computed_tokens == (branch or state)
+
+
+def test_reuse_ends_at_the_deepest_state_and_shares_the_blocks_after_it():
+    cache = make()
+    first = cache.add_sequence(range(100))
+    compute(cache, first, 100)  # a state after 64 tokens
+    second = cache.add_sequence([*range(90), 7, 7])
+    assert cache.match_length([*range(90), 7, 7]) == second.num_computed_tokens == second.num_cached_tokens == 64
+    blocks = [cache._parts.tables.blocks(one.row).tolist() for one in (first, second)]
+    assert blocks[1] == blocks[0][:5], "the blocks of tokens 0 to 79"
+    batch = compute(cache, second, 28)
+    slots = batch.group(0).slot_mapping.numpy()
+    assert (slots[:16] == -1).all()
+    assert (slots[16:28] >= 0).all()
+    assert cache._parts.tables.blocks(second.row)[:5].tolist() == blocks[0][:5], "nothing was copied"
+    stats = cache.stats()
+    assert (stats.prefix_hit_tokens, stats.prefix_shared_tokens, stats.prefix_query_tokens) == (64, 80, 192)
+
+
+def test_a_request_that_begins_with_a_cached_state_never_changes_it():
+    """Slots D7."""
+    cache = make()
+    first = cache.add_sequence(range(64))
+    compute(cache, first, 64)
+    cache.remove(first)
+    (slot,) = cached_states(cache._parts.prefix)
+    second = cache.add_sequence([*range(64), 1])
+    assert table(cache).slot(second.row) == slot
+    batch = compute(cache, second, 1)
+    assert batch.state_copies.tolist() == [[slot, batch.state_write.numpy()[0]]]
+    assert batch.state_write.numpy()[0] != slot
+    assert (temporal(cache)[slot] == 64).all()
+    assert (temporal(cache)[table(cache).slot(second.row)] == 65).all()
+    cache.remove(second)
+    assert table(cache).slots.num_used == 1
+    assert cache.clear_prefix_cache() == 4
+    assert table(cache).slots.num_used == 0
+
+
+def test_ping_pong_reads_a_cached_state_without_a_copy():
+    cache = make(StateSpec((PLANE,), in_place=False))
+    first = cache.add_sequence(range(64))
+    compute(cache, first, 64)
+    (slot,) = cached_states(cache._parts.prefix)
+    second = cache.add_sequence([*range(64), 1])
+    batch = compute(cache, second, 1)
+    assert batch.state_read.numpy()[0] == slot
+    assert not len(batch.state_copies)
+    assert batch.state_write.numpy()[0] != slot
+
+
+def test_a_hit_that_gives_up_its_last_block_ends_with_an_earlier_state():
+    cache = make(recompute_last_block=True)
+    first = cache.add_sequence(range(200))
+    compute(cache, first, 64)
+    compute(cache, first, 64)
+    assert cache.add_sequence(range(200)).num_computed_tokens == cache.match_length(range(200)) == 64
