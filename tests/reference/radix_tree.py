@@ -464,6 +464,8 @@ class RadixTree:
 
     def add_rest(self, path, top: Node, blocks: list[Block], lanes, eviction: list[EvictionState]) -> Node:
         """Fill the holes of the path and add the blocks that it lacks; return the last node."""
+        if path and path[-1][1] < len(path[-1][0].blocks):
+            path[-1] = (self.split(*path[-1]), path[-1][1])
         end = path[-1][0] if path else top
         done = 0
         for node, matched in path:
@@ -473,9 +475,6 @@ class RadixTree:
             done += matched
         if done == len(blocks):
             return end
-        if path and path[-1][1] < len(end.blocks):
-            end = self.split(end, path[-1][1])
-            path[-1] = (end, path[-1][1])
         leaf = Node(
             end,
             blocks[done:],

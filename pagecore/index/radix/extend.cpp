@@ -44,6 +44,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
     return;
   }
   const NodeId last = path_.last();
+  cut_path();
   const NodeId end = add_rest(offer, out, parent, std::move(storage));
   if (fresh > 0 && old != kNoNode) queues_.inherit(end, old);
   for (const radix::PathStep& step : path_.steps) queues_.use(step.node, offer.hint);
