@@ -99,7 +99,9 @@ class WhatIfOptions:
         if not 0 < self.sample <= 1:
             raise ShapeError(f"sample is {self.sample}; use a share above 0 and up to 1")
         if not 0 < self.prefill_rate < float("inf"):
-            raise ShapeError(f"prefill_rate is {self.prefill_rate}; use tokens a second, above 0")
+            raise ShapeError(
+                f"prefill_rate is {self.prefill_rate}; expected a finite number of tokens a second, above 0"
+            )
         if self.sample < 1 and (self.policies != (LRU,) or self.tiers):
             raise UnsupportedOption(f"sample is {self.sample}, which only the curve of {LRU!r} supports; use 1")
         if self.requests is not None:

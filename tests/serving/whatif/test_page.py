@@ -142,6 +142,7 @@ def test_the_command_prints_tables_and_writes_all_files(tmp_path, capsys):
         (["--tier", "A=1GiB", "--tier", "A=2GiB"], "tier A is given twice, with 1GiB and 2GiB"),
         (["--bytes-per-token", "0"], "bytes_per_token is 0; it must be at least 1"),
         (["--prefill-rate", "0"], "prefill_rate is 0.0"),
+        (["--prefill-rate", "inf"], "prefill_rate is inf; expected a finite number of tokens a second"),
         (["--requests", "0"], "requests is 0"),
         (["--html", "missing/out.html"], "folder missing does not exist"),
     ],
