@@ -105,6 +105,19 @@ def test_a_prefix_that_ends_inside_a_node_uses_no_block_after_it(way):
     assert tree.evict("full", 6).blocks.tolist() == [6, 5, 13, 12, 11, 10]
 
 
+@pytest.mark.parametrize("policy", ["lfu", "slru"])
+def test_blocks_after_a_prefix_that_was_hit_have_no_hits(policy):
+    tree = RadixTree(block_size=1, policy=policy)
+    tree.insert(range(10, 12), blocks(2, first=10))
+    tree.match_and_lock(range(10, 12)).release()
+    with tree.match_and_lock([]) as receipt:
+        tree.extend(range(2), blocks(2), receipt)
+        tree.match_and_lock(range(2)).release()
+        tree.extend(range(4), blocks(4), receipt)
+    tree.check_invariants()
+    assert tree.evict("full", 6).blocks.tolist() == [4, 3, 11, 10, 2, 1]
+
+
 def test_a_priority_is_that_of_the_inserted_prefix_alone():
     tree = RadixTree(block_size=1, policy="priority")
     tree.insert(range(6), blocks(6))

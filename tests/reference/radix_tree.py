@@ -73,6 +73,7 @@ class Node:
 
 # Policies that look at insertions, or at hits since then.
 BY_INSERTION = ("fifo", "filo", "lfu", "slru")
+BY_HITS = ("lfu", "slru")
 
 
 @dataclass(eq=False)
@@ -519,7 +520,9 @@ class RadixTree:
             receipt.since = self.turn
         goal = top.end + len(rest)
         can_grow = receipt.node and is_alone and not top.children and top.state is None
-        if can_grow and (self.policy not in BY_INSERTION or top.eviction[0].made >= receipt.since):
+        if can_grow and self.policy in BY_INSERTION:
+            can_grow = top.eviction[0].made >= receipt.since
+        if can_grow and not (self.policy in BY_HITS and top.eviction[0].hits):
             top.blocks += rest
             top.lanes = [mine + more for mine, more in zip(top.lanes, lanes, strict=True)]
             for c in range(self.num_components):

@@ -176,13 +176,15 @@ class ModelTree : public ModelCells {
     receipt = lock_end(end, components, false);
   }
 
-  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that.
+  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that; no other
+  // hit it if the policy looks at hits.
   [[nodiscard]] bool can_grow(const ModelReceipt& receipt) const {
     using enum radix::Policy;
     const int end = receipt.end;
     if (end < 0 || !cells.at(end).children.empty()) return false;
     const bool by_insertion = policy == Fifo || policy == Filo || policy == Lfu || policy == Slru;
     if (by_insertion && cells.at(end).eviction[0].made < receipt.since) return false;
+    if ((policy == Lfu || policy == Slru) && cells.at(end).eviction[0].hits > 0) return false;
     return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
   }
   // Appends the blocks of the offer after the end of a node to the node.
