@@ -7,11 +7,13 @@ request for the blocks before it, which the engine reused, and for its own. One 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.storage.checks import shown
 from pagecore.tiers.events.wire import STORED, Event, batch_of
 
 Implied = tuple[float, NDArray[np.uint64], int, int]
@@ -38,9 +40,11 @@ class StoredChains:
         Raises
         ------
         ValueError
-            The content is not a batch of events, or has another block size.
+            The content is not a batch of events, or has another block size or an impossible time.
         """
         batch = batch_of(content)
+        if not 0 <= batch.timestamp < math.inf:
+            raise ValueError(f"timestamp is {batch.timestamp}; expected a finite number of seconds, 0 or more")
         stored = [
             event
             for event in batch.events
@@ -53,7 +57,10 @@ class StoredChains:
 
     def _request(self, event: Event, seconds: float) -> Implied:
         if event["block_size"] != self.block_size:
-            raise ValueError(f"block_size is {event['block_size']}, and {self.block_size} is asked for; use the former")
+            raise ValueError(
+                f"the block_size of an event is {shown(event['block_size'])}, but {self.block_size} is asked for; ask "
+                "for the block size of the engine"
+            )
         parent = event.get("parent_block_hash")
         tip = -1 if parent is None else self._number(parent, -1)
         path = self._path(tip)
