@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.errors import PagecoreError
+from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
+from pagecore.storage.checks import shown
+from pagecore.tiers.events.token_paths import BlockHash, TokenPaths, event_keys
 from pagecore.tiers.events.wire import CLEARED, STORED, Batch, Event
-
-BlockHash = int | bytes
 
 
 class MissingBatch(PagecoreError, LookupError):
@@ -44,13 +45,14 @@ class Mirror:
         Data-parallel rank of the publisher.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_tokens: bool = False) -> None:
         self.sequence = -1
         self.block_size: int | None = None
         self.rank: int | None = None
         self._timestamp = -np.inf
         self._held: dict[tuple[str, int], dict[BlockHash, BlockHash | None]] = {}
         self._kinds: dict[int, tuple[str, int | None]] = {}
+        self._paths = TokenPaths() if by_tokens else None
 
     # State.
 
@@ -74,11 +76,12 @@ class Mirror:
         media: str | Sequence[str] = "GPU",
         namespace: Hashable = None,
         spans: Iterable[tuple[int, int, bytes | int]] | None = None,
+        extra_keys: Sequence[Any] | None = None,
     ) -> int:
         """Return the number of tokens of the longest prefix that the cache could reuse.
 
         Every group has to hold it in one of the media: whole, for a sliding window its end, for a state the block at
-        its end. Sink tokens are not considered. The hashes must be pagecore's.
+        its end. Sink tokens are not considered. The hashes must be pagecore's, or the mirror made with `by_tokens`.
 
         Parameters
         ----------
@@ -87,11 +90,33 @@ class Mirror:
         media : str or sequence of str
             Media whose blocks count.
         namespace, spans
-            As in `RadixTree.match`.
+            As in `RadixTree.match`. With `by_tokens` the namespace is the name of the adapter, and spans are refused.
+        extra_keys : sequence, optional
+            With `by_tokens`: for each block, what the publisher lists as its extra keys except for the name of the
+            adapter (digests of media, a salt), or None.
+
+        Raises
+        ------
+        UnsupportedOption
+            An argument that the mirror does not use; or with `by_tokens` a namespace that is not a string.
+        ShapeError, UnsupportedDtype
+            The tokens are not integers with one dimension.
         """
+        if self._paths is None and extra_keys is not None:
+            raise UnsupportedOption(
+                "extra_keys are for a mirror by token ids; make it with by_tokens=True, or use spans"
+            )
+        if self._paths is not None and spans is not None:
+            raise UnsupportedOption("spans are unknown to a mirror by token ids; give the publisher's extra_keys")
         if self.block_size is None:
             return 0
-        hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
+        hashes: list[BlockHash | None]
+        if self._paths is None:
+            hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
+        elif namespace is None or isinstance(namespace, str):
+            hashes = self._paths.walk(tokens, self.block_size, namespace, extra_keys)
+        else:
+            raise UnsupportedOption(f"namespace is {shown(namespace)}; a mirror by token ids knows names of adapters")
         media = (media,) if isinstance(media, str) else tuple(media)
         usable = np.ones(len(hashes) + 1, bool)  # by the number of blocks of the prefix
         for group in self._kinds:
@@ -145,29 +170,47 @@ class Mirror:
 
     def load(self, sequence: int, batches: Iterable[Batch]) -> None:
         """Replace the state by a snapshot, which is the state after batch `sequence`."""
-        self._held.clear()
+        self._clear()
         for batch in batches:
             self.rank, self._timestamp = batch.rank, batch.timestamp
             for event in batch.events:
                 self._apply(event)
         self.sequence = sequence
 
+    def _clear(self) -> None:
+        self._held.clear()
+        if self._paths is not None:
+            self._paths.clear()
+
     def _apply(self, event: Event) -> None:
         if event["type"] == CLEARED:
-            self._held.clear()
+            self._clear()
             return
         group = event.get("group_idx") or 0
         held = self._held.setdefault((event.get("medium") or "GPU", group), {})
         if event["type"] == STORED:
+            self._store(event, group, held)
+            return
+        for block in event["block_hashes"]:
+            if block in held:
+                del held[block]
+                if self._paths is not None:
+                    self._paths.remove(block)
+
+    def _store(self, event: Event, group: int, held: dict[BlockHash, BlockHash | None]) -> None:
+        """Add the blocks of an event, which may list neither their token ids nor what is before them."""
+        self._kinds[group] = (
+            event.get("kv_cache_spec_kind") or "full_attention",
+            event.get("kv_cache_spec_sliding_window"),
+        )
+        blocks, has_tokens = event["block_hashes"], bool(event["token_ids"])
+        if has_tokens or (not blocks and event["block_size"]):
             self.block_size = event["block_size"]
-            self._kinds[group] = (
-                event.get("kv_cache_spec_kind") or "full_attention",
-                event.get("kv_cache_spec_sliding_window"),
-            )
-            parent = event.get("parent_block_hash")
-            for block in event["block_hashes"]:
-                held[block] = parent
-                parent = block
-        else:
-            for block in event["block_hashes"]:
-                held.pop(block, None)
+        if self._paths is not None:
+            for block, key in zip(blocks, event_keys(event), strict=True):
+                if block not in held:
+                    self._paths.add(block, key)
+        parent = event.get("parent_block_hash")
+        for block in blocks:
+            held[block] = parent
+            parent = block if has_tokens else None
