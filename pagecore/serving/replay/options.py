@@ -265,7 +265,8 @@ class ReplayOptions:
         held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
         if self.states and self.states[0].checkpoint_format is not None:
             held += self.num_swap_states * sum(spec.checkpoint_nbytes for spec in self.states)
-        return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
+        memory = self.swap_memory
+        return named("swap_memory", lambda: blocks_within(parse_memory(memory) - held, self._bytes_per_block()))
 
     @property
     def num_swap_states(self) -> int:
