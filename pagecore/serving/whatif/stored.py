@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.storage.checks import shown
-from pagecore.tiers.events.wire import STORED, Event, batch_of
+from pagecore.tiers.events.wire import STORED, BlockHash, Event, batch_of
 
 Implied = tuple[float, NDArray[np.uint64], int, int]
 
@@ -30,7 +30,7 @@ class StoredChains:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._numbers: dict[int | str, int] = {}  # of each hash
+        self._numbers: dict[BlockHash, int] = {}  # of each hash
         self._parents: list[int] = []
         self._tips: set[int] = set()
 
@@ -73,9 +73,7 @@ class StoredChains:
         self._tips.add(tip)
         return seconds, np.array(path, np.uint64), len(path) * self.block_size + 1, first
 
-    def _number(self, block: Any, parent: int) -> int:
-        if not isinstance(block, int | str):
-            raise ValueError(f"a block hash is {str(block)[:40]}; expected an integer or a string")
+    def _number(self, block: BlockHash, parent: int) -> int:
         number = self._numbers.setdefault(block, len(self._parents))
         if number == len(self._parents):
             self._parents.append(parent)

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
 from pagecore.storage.checks import shown
-from pagecore.tiers.events.token_paths import BlockHash, TokenPaths, event_keys
-from pagecore.tiers.events.wire import CLEARED, STORED, Batch, Event
+from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys
+from pagecore.tiers.events.wire import CLEARED, STORED, Batch, BlockHash, Event
 
 
 class MissingBatch(PagecoreError, LookupError):
@@ -149,6 +149,8 @@ class Mirror:
         ------
         MissingBatch
             Batches before it are missing. A batch that begins with AllBlocksCleared follows any batch.
+        EventFormatError
+            With `by_tokens`, an event whose token ids are not integers.
         """
         is_old = sequence <= self.sequence
         if is_old and batch.timestamp <= self._timestamp:
@@ -158,8 +160,9 @@ class Mirror:
             raise MissingBatch(
                 f"batch {sequence} follows {sequence - 1}, but the last one applied is {self.sequence}", is_old
             )
-        for event in batch.events:
-            self._apply(event)
+        keys = self._keys_of(batch)
+        for event, of_blocks in zip(batch.events, keys, strict=True):
+            self._apply(event, of_blocks)
         self.sequence, self.rank, self._timestamp = sequence, batch.rank, batch.timestamp
         return True
 
@@ -170,11 +173,12 @@ class Mirror:
 
     def load(self, sequence: int, batches: Iterable[Batch]) -> None:
         """Replace the state by a snapshot, which is the state after batch `sequence`."""
+        read = [(batch, self._keys_of(batch)) for batch in batches]
         self._clear()
-        for batch in batches:
+        for batch, keys in read:
             self.rank, self._timestamp = batch.rank, batch.timestamp
-            for event in batch.events:
-                self._apply(event)
+            for event, of_blocks in zip(batch.events, keys, strict=True):
+                self._apply(event, of_blocks)
         self.sequence = sequence
 
     def _clear(self) -> None:
@@ -182,14 +186,20 @@ class Mirror:
         if self._paths is not None:
             self._paths.clear()
 
-    def _apply(self, event: Event) -> None:
+    def _keys_of(self, batch: Batch) -> list[list[Key | None]]:
+        """Return the keys of the blocks of each event; read before anything is applied, as reading may fail."""
+        if self._paths is None:
+            return [[] for _ in batch.events]
+        return [event_keys(event) if event["type"] == STORED else [] for event in batch.events]
+
+    def _apply(self, event: Event, keys: list[Key | None]) -> None:
         if event["type"] == CLEARED:
             self._clear()
             return
         group = event.get("group_idx") or 0
         held = self._held.setdefault((event.get("medium") or "GPU", group), {})
         if event["type"] == STORED:
-            self._store(event, group, held)
+            self._store(event, keys, group, held)
             return
         for block in event["block_hashes"]:
             if block in held:
@@ -197,17 +207,17 @@ class Mirror:
                 if self._paths is not None:
                     self._paths.remove(block)
 
-    def _store(self, event: Event, group: int, held: dict[BlockHash, BlockHash | None]) -> None:
+    def _store(self, event: Event, keys: list[Key | None], group: int, held: dict[BlockHash, BlockHash | None]) -> None:
         """Add the blocks of an event, which may list neither their token ids nor what is before them."""
         self._kinds[group] = (
             event.get("kv_cache_spec_kind") or "full_attention",
             event.get("kv_cache_spec_sliding_window"),
         )
         blocks, has_tokens = event["block_hashes"], bool(event["token_ids"])
-        if has_tokens or (not blocks and event["block_size"]):
+        if event["block_size"] and (has_tokens or not blocks):
             self.block_size = event["block_size"]
         if self._paths is not None:
-            for block, key in zip(blocks, event_keys(event), strict=True):
+            for block, key in zip(blocks, keys, strict=True):
                 if block not in held:
                     self._paths.add(block, key)
         parent = event.get("parent_block_hash")

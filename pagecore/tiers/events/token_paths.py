@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._sequence import token_ids
 from pagecore.errors import PagecoreError
-from pagecore.tiers.events.wire import Event, EventFormatError
+from pagecore.tiers.events.wire import BlockHash, Event, EventFormatError
 
-BlockHash = int | bytes
 # Hash of the block before, namespace of a first block, int32 token ids, extra keys.
 Key = tuple[BlockHash | None, str | None, bytes, Hashable]
 

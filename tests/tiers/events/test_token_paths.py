@@ -122,5 +122,13 @@ def test_arguments_of_the_other_kind_are_refused():
         by_tokens.match(ids(4), spans=[(0, 2, b"cat")])
     with pytest.raises(UnsupportedOption, match="names of adapters"):
         by_tokens.match(ids(4), namespace=("tenant", 7))
+
+
+def test_a_batch_with_wrong_token_ids_changes_nothing():
+    mirror = mirror_of(stored([1], None, ids(4)))
+    wrong = [removed(1), stored([2], None, [1, 2, 3, "four"])]
     with pytest.raises(EventFormatError, match="wrong token_ids"):
-        mirror_of(stored([1], None, [1, 2, 3, "four"]))
+        after(mirror, *wrong)
+    with pytest.raises(EventFormatError, match="wrong token_ids"):
+        mirror.load(9, [Batch(2.0, wrong)])
+    assert (mirror.sequence, mirror.match(ids(4))) == (0, 4)
