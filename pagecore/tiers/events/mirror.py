@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ class Mirror:
         self.rank: int | None = None
         self._timestamp = -np.inf
         self._held: dict[tuple[str, int], dict[BlockHash, BlockHash | None]] = {}
+        # Copies of a block beyond the first: vLLM has one for each prompt that computed the block at the same time.
+        self._copies: Counter[tuple[str, int, BlockHash]] = Counter()
         self._kinds: dict[int, tuple[str, int | None]] = {}
         self._paths = TokenPaths() if by_tokens else None
 
@@ -183,6 +186,7 @@ class Mirror:
 
     def _clear(self) -> None:
         self._held.clear()
+        self._copies.clear()
         if self._paths is not None:
             self._paths.clear()
 
@@ -196,31 +200,39 @@ class Mirror:
         if event["type"] == CLEARED:
             self._clear()
             return
-        group = event.get("group_idx") or 0
-        held = self._held.setdefault((event.get("medium") or "GPU", group), {})
+        place = event.get("medium") or "GPU", event.get("group_idx") or 0
+        self._held.setdefault(place, {})
         if event["type"] == STORED:
-            self._store(event, keys, group, held)
+            self._note_group(event, place[1])
+            self._store(event, keys, place)
             return
         for block in event["block_hashes"]:
-            if block in held:
-                del held[block]
-                if self._paths is not None:
-                    self._paths.remove(block)
+            self._remove(block, place)
 
-    def _store(self, event: Event, keys: list[Key | None], group: int, held: dict[BlockHash, BlockHash | None]) -> None:
-        """Add the blocks of an event, which may list neither their token ids nor what is before them."""
-        self._kinds[group] = (
-            event.get("kv_cache_spec_kind") or "full_attention",
-            event.get("kv_cache_spec_sliding_window"),
-        )
-        blocks, has_tokens = event["block_hashes"], bool(event["token_ids"])
-        if event["block_size"] and (has_tokens or not blocks):
+    def _note_group(self, event: Event, group: int) -> None:
+        """Note kind and block size of a group; events of offload connectors have no kind, no ids and another size."""
+        if (kind := event.get("kv_cache_spec_kind")) or group not in self._kinds:
+            self._kinds[group] = kind or "full_attention", event.get("kv_cache_spec_sliding_window")
+        if event["block_size"] and (event["token_ids"] or not event["block_hashes"]):
             self.block_size = event["block_size"]
-        if self._paths is not None:
-            for block, key in zip(blocks, keys, strict=True):
-                if block not in held:
-                    self._paths.add(block, key)
-        parent = event.get("parent_block_hash")
-        for block in blocks:
+
+    def _store(self, event: Event, keys: list[Key | None], place: tuple[str, int]) -> None:
+        """Add the blocks of an event, which may list neither their token ids nor what is before them."""
+        held, parent = self._held[place], event.get("parent_block_hash")
+        for i, block in enumerate(event["block_hashes"]):
+            if block in held:
+                self._copies[*place, block] += 1
+            elif self._paths is not None:
+                self._paths.add(block, keys[i])
             held[block] = parent
-            parent = block if has_tokens else None
+            parent = block if event["token_ids"] else None
+
+    def _remove(self, block: BlockHash, place: tuple[str, int]) -> None:
+        """Remove one copy of a block."""
+        if copies := self._copies.pop((*place, block), 0):
+            if copies > 1:
+                self._copies[*place, block] = copies - 1
+        elif block in self._held[place]:
+            del self._held[place][block]
+            if self._paths is not None:
+                self._paths.remove(block)

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from pagecore.errors import UnsupportedOption
+from pagecore.index import chain_hashes
 from tests.capabilities import require
 from tests.tiers.events.following import BLOCK, MODELS, compute, ids, make
 
@@ -87,10 +88,22 @@ def test_what_is_removed_everywhere_is_forgotten():
     assert not mirror._paths._blocks
 
 
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_a_block_with_two_copies_is_there_until_both_are_removed(by_tokens):
+    mirror, hashes = Mirror(by_tokens=by_tokens), chain_hashes(ids(8), BLOCK).tolist()
+    mirror.apply(0, Batch(1.0, [stored(hashes, None, ids(8)), stored(hashes, None, ids(8)), removed(*hashes)]))
+    assert mirror.match(ids(8)) == 8
+    after(mirror, removed(hashes[1]))
+    assert (mirror.match(ids(8)), mirror.blocks()) == (4, {hashes[0]: None})
+    after(mirror, removed(*hashes))
+    assert (mirror.match(ids(8)), mirror.blocks(), len(mirror._copies)) == (0, {}, 0)
+
+
 def test_media_that_list_hashes_alone_are_found_by_the_ids_of_others():
     first = stored([b"a", b"b"], None, ids(8))
-    mirror = mirror_of(first, forget(first) | {"medium": "CPU"})
-    assert mirror.block_size == BLOCK
+    windowed = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
+    mirror = mirror_of(first | windowed, forget(first) | {"medium": "CPU"})
+    assert (mirror.block_size, mirror.kind(0)) == (BLOCK, ("sliding_window", 64))
     after(mirror, removed(b"b"))
     assert (mirror.match(ids(8)), mirror.match(ids(8), media=["GPU", "CPU"])) == (4, 8)
     assert mirror.blocks("CPU") == {b"a": None, b"b": None}
