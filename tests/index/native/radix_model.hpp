@@ -176,8 +176,8 @@ class ModelTree : public ModelCells {
     receipt = lock_end(end, components, false);
   }
 
-  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that; no other
-  // hit it if the policy looks at hits.
+  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that; no
+  // other hit it if the policy looks at hits.
   [[nodiscard]] bool can_grow(const ModelReceipt& receipt) const {
     using enum radix::Policy;
     const int end = receipt.end;
