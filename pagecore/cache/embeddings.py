@@ -47,8 +47,8 @@ class EmbeddingCache:
     >>> import numpy as np
     >>> from pagecore.cache import EmbeddingCache
     >>> cache = EmbeddingCache(10)
-    >>> for key in "abc":
-    ...     cache.put(key, np.zeros(4, np.uint8))
+    >>> [cache.put(key, np.zeros(4, np.uint8)) for key in "abc"]
+    [[], [], ['a']]
     >>> "a" in cache, "c" in cache, cache.nbytes
     (False, True, 8)
     """
@@ -58,12 +58,18 @@ class EmbeddingCache:
         self.nbytes = 0
         self.num_hits = self.num_misses = self.num_evictions = 0
         self._entries: OrderedDict[tuple[type, Key], _Entry] = OrderedDict()
+        self._pinned_bytes = 0
         self._lock = threading.RLock()
 
-    def put(self, key: Key, value: Any) -> None:
+    def put(self, key: Key, value: Any) -> list[Key]:
         """Keep an array, or a list or tuple of arrays, and drop the least recently used entries that leave no room.
 
         A key that is there is its content: the entry stays, as the most recently used one.
+
+        Returns
+        -------
+        list
+            Keys of the dropped entries, which other processes may have to drop as well.
 
         Raises
         ------
@@ -76,17 +82,16 @@ class EmbeddingCache:
         with self._lock:
             if name in self._entries:
                 self._entries.move_to_end(name)
-                return
-            pinned = sum(entry.nbytes for entry in self._entries.values() if entry.num_pins)
-            if nbytes > self.max_bytes - pinned:
+                return []
+            if nbytes > self.max_bytes - self._pinned_bytes:
                 raise NotEnoughMemory(
-                    f"the value has {nbytes:,} bytes; the cache holds {self.max_bytes:,}, of which {pinned:,} are in "
-                    "use: make it larger"
+                    f"the value has {nbytes:,} bytes; the cache holds {self.max_bytes:,}, of which "
+                    f"{self._pinned_bytes:,} are in use: make it larger"
                 )
-            if self.nbytes + nbytes > self.max_bytes:
-                self._evict(self.nbytes + nbytes - self.max_bytes)
+            dropped = self._evict(self.nbytes + nbytes - self.max_bytes)
             self._entries[name] = _Entry(value, nbytes)
             self.nbytes += nbytes
+            return dropped
 
     def get(self, key: Key) -> Any:
         """Return the value of a key as the most recently used one, or None; counted as a hit or a miss."""
@@ -105,7 +110,9 @@ class EmbeddingCache:
         with self._lock:
             value = self.get(key)
             if value is not None:
-                self._entries[_checked(key)].num_pins += 1
+                entry = self._entries[_checked(key)]
+                self._pinned_bytes += 0 if entry.num_pins else entry.nbytes
+                entry.num_pins += 1
             return value
 
     def unpin(self, key: Key) -> None:
@@ -122,6 +129,7 @@ class EmbeddingCache:
             if entry is None or not entry.num_pins:
                 raise InvalidSequence(f"key {shown(key)} is not pinned")
             entry.num_pins -= 1
+            self._pinned_bytes -= 0 if entry.num_pins else entry.nbytes
             self._entries.move_to_end(name)
 
     @contextmanager
@@ -152,10 +160,12 @@ class EmbeddingCache:
         with self._lock:
             assert self.nbytes == sum(entry.nbytes for entry in self._entries.values()) <= self.max_bytes
             assert all(entry.num_pins >= 0 for entry in self._entries.values())
+            assert self._pinned_bytes == sum(entry.nbytes for entry in self._entries.values() if entry.num_pins)
 
-    def _evict(self, nbytes: float) -> None:
-        """Drop entries that are not pinned, least recently used first, until `nbytes` are free or none is left."""
-        freed, dropped = 0, []
+    def _evict(self, nbytes: float) -> list[Key]:
+        """Drop entries that are not pinned, least recently used first, until `nbytes` are free; return their keys."""
+        freed = 0
+        dropped: list[tuple[type, Key]] = []
         for name, entry in self._entries.items():
             if freed >= nbytes:
                 break
@@ -166,6 +176,7 @@ class EmbeddingCache:
             del self._entries[name]
         self.nbytes -= freed
         self.num_evictions += len(dropped)
+        return [key for _, key in dropped]
 
     def __repr__(self) -> str:
         return f"EmbeddingCache({len(self)} entries, {self.nbytes:,} of {self.max_bytes:,} bytes)"

@@ -243,8 +243,8 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
 
         Blocks before the end of the receipt are not compared again, so that the cost is that of the new blocks. The new
         blocks belong to the receipt's namespace, have no spans and no states, and inherit priority and rank from the
-        receipt's end. If no other receipt or prefix uses that end, its node grows, and keeps its age and hits;
-        otherwise a node is added.
+        receipt's end. If no other receipt or prefix uses that end, its node grows and keeps its age; otherwise, and
+        with "lfu" and "slru" after a hit, a node is added.
 
         Parameters
         ----------

@@ -91,6 +91,41 @@ def test_insert_returns_taken_and_duplicate_blocks():
     assert tree.match([1, 2, 3, 4, 7, 8]).blocks.tolist() == [5, 6, 10]
 
 
+@pytest.mark.parametrize("way", ["insert", "extend"])
+def test_a_prefix_that_ends_inside_a_node_uses_no_block_after_it(way):
+    tree = RadixTree(block_size=1)
+    tree.insert(range(6), blocks(6))
+    tree.insert(range(10, 14), blocks(4, first=10))
+    if way == "insert":
+        tree.insert(range(4), blocks(4, first=20))
+    else:
+        with tree.match_and_lock(range(3)) as receipt:
+            tree.extend(range(4), blocks(4, first=20), receipt)
+    tree.check_invariants()
+    assert tree.evict("full", 6).blocks.tolist() == [6, 5, 13, 12, 11, 10]
+
+
+@pytest.mark.parametrize("policy", ["lfu", "slru"])
+def test_blocks_after_a_prefix_that_was_hit_have_no_hits(policy):
+    tree = RadixTree(block_size=1, policy=policy)
+    tree.insert(range(10, 12), blocks(2, first=10))
+    tree.match_and_lock(range(10, 12)).release()
+    with tree.match_and_lock([]) as receipt:
+        tree.extend(range(2), blocks(2), receipt)
+        tree.match_and_lock(range(2)).release()
+        tree.extend(range(4), blocks(4), receipt)
+    tree.check_invariants()
+    assert tree.evict("full", 6).blocks.tolist() == [4, 3, 11, 10, 2, 1]
+
+
+def test_a_priority_is_that_of_the_inserted_prefix_alone():
+    tree = RadixTree(block_size=1, policy="priority")
+    tree.insert(range(6), blocks(6))
+    tree.insert(range(10, 14), blocks(4, first=10))
+    tree.insert(range(4), blocks(4), priority=90)
+    assert tree.evict("full", 10).blocks.tolist() == [6, 5, 13, 12, 11, 10, 4, 3, 2, 1]
+
+
 def test_evict_is_exact_and_trims_the_tail_of_the_worst_leaf():
     tree = RadixTree(1)
     tree.insert([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])

@@ -73,6 +73,7 @@ class Node:
 
 # Policies that look at insertions, or at hits since then.
 BY_INSERTION = ("fifo", "filo", "lfu", "slru")
+BY_HITS = ("lfu", "slru")
 
 
 @dataclass(eq=False)
@@ -464,6 +465,8 @@ class RadixTree:
 
     def add_rest(self, path, top: Node, blocks: list[Block], lanes, eviction: list[EvictionState]) -> Node:
         """Fill the holes of the path and add the blocks that it lacks; return the last node."""
+        if path and path[-1][1] < len(path[-1][0].blocks):
+            path[-1] = (self.split(*path[-1]), path[-1][1])
         end = path[-1][0] if path else top
         done = 0
         for node, matched in path:
@@ -473,9 +476,6 @@ class RadixTree:
             done += matched
         if done == len(blocks):
             return end
-        if path and path[-1][1] < len(end.blocks):
-            end = self.split(end, path[-1][1])
-            path[-1] = (end, path[-1][1])
         leaf = Node(
             end,
             blocks[done:],
@@ -520,7 +520,9 @@ class RadixTree:
             receipt.since = self.turn
         goal = top.end + len(rest)
         can_grow = receipt.node and is_alone and not top.children and top.state is None
-        if can_grow and (self.policy not in BY_INSERTION or top.eviction[0].made >= receipt.since):
+        if can_grow and self.policy in BY_INSERTION:
+            can_grow = top.eviction[0].made >= receipt.since
+        if can_grow and not (self.policy in BY_HITS and top.eviction[0].hits):
             top.blocks += rest
             top.lanes = [mine + more for mine, more in zip(top.lanes, lanes, strict=True)]
             for c in range(self.num_components):

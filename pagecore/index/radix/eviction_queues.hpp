@@ -78,8 +78,9 @@ class EvictionQueues {
   void shrink(size_t capacity) noexcept;
   // True if the policy orders nodes by their insertion, or by their hits since then.
   [[nodiscard]] bool looks_at_insertions() const {
-    return policy_ == Policy::Fifo || policy_ == Policy::Filo || policy_ == Policy::Lfu || policy_ == Policy::Slru;
+    return policy_ == Policy::Fifo || policy_ == Policy::Filo || looks_at_hits();
   }
+  [[nodiscard]] bool looks_at_hits() const { return policy_ == Policy::Lfu || policy_ == Policy::Slru; }
   [[nodiscard]] size_t capacity() const { return capacity_; }
   [[nodiscard]] size_t nbytes() const;
   void check_invariants() const;

@@ -44,6 +44,7 @@ void RadixTree::extend(const Offer& offer, Receipt& receipt, Inserted& out) {
     return;
   }
   const NodeId last = path_.last();
+  cut_path();
   const NodeId end = add_rest(offer, out, parent, std::move(storage));
   if (fresh > 0 && old != kNoNode) queues_.inherit(end, old);
   for (const radix::PathStep& step : path_.steps) queues_.use(step.node, offer.hint);
@@ -62,10 +63,12 @@ bool RadixTree::try_extend(const Offer& offer, Receipt& receipt, Inserted& out) 
 }
 
 // True if the node is a leaf without a state that ends exactly one receipt. Under a policy that looks at insertions or
-// hits, the receipt also inserted the leaf, at turn `since` or later: new blocks are not as old as a leaf that was hit.
+// hits, the receipt also inserted the leaf, at turn `since` or later, and nothing hit it since then: new blocks have
+// neither the age nor the hits of old ones.
 bool RadixTree::can_grow(NodeId node, uint64_t since) const {
   if (node < 0) return false;
   if (queues_.looks_at_insertions() && nodes_.part(node, 0).eviction.made < since) return false;
+  if (queues_.looks_at_hits() && nodes_.part(node, 0).eviction.hits > 0) return false;
   const radix::Node& it = nodes_.at(node);
   return it.children == 0 && it.receipts == 1 && it.state == kNoState;
 }

@@ -27,6 +27,7 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radi
   advance(offer.time);
   const NodeId last = path_.last();
   const NodeId released = receipt != nullptr ? receipt->node : kNoNode;
+  cut_path();
   const NodeId end = add_rest(offer, out, top, std::move(storage));
   for (const radix::PathStep& step : path_.steps) queues_.use(step.node, offer.hint);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) fill_window(offer, w);
@@ -51,17 +52,21 @@ void RadixTree::survey(const Offer& offer, NodeId parent, Inserted& out) {
   claims_.claim(offer, blocks, path_, out);
 }
 
-// Adds a leaf for the blocks that the tree lacks and returns it; returns the end of the path if it lacks none. Splits
-// the last node of the path if the offer leaves it half way, and replaces it in the path by its upper half.
+// Splits the last node of the path if the offer leaves it half way, and replaces it in the path by its upper half: the
+// blocks after it are not used.
+void RadixTree::cut_path() {
+  if (path_.steps.empty()) return;
+  radix::PathStep& last = path_.steps.back();
+  if (last.matched < nodes_.at(last.node).size) last.node = split(last.node, last.matched);
+}
+
+// Adds a leaf for the blocks that the tree lacks and returns it; returns the end of the path if it lacks none.
 RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, NodeId parent,
                                       radix::NodeStorage&& storage) {
-  NodeId end = path_.steps.empty() ? parent : path_.last();
+  const NodeId end = path_.steps.empty() ? parent : path_.last();
   if (out.old_blocks == out.blocks) return end;
   for (int32_t i = 0; i < num_lanes(); ++i) {
     std::copy_n(offer.lanes[static_cast<size_t>(i)] + out.old_blocks, storage.capacity, nodes_.lane_of(storage, i));
-  }
-  if (!path_.steps.empty() && path_.steps.back().matched < nodes_.at(end).size) {
-    path_.steps.back().node = end = split(end, path_.steps.back().matched);
   }
   const NodeId leaf = nodes_.add_leaf(end, offer.query, out.old_blocks, std::move(storage));
   if (end >= 0) {

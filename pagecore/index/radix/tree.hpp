@@ -204,6 +204,7 @@ class RadixTree {
 
   // insert.cpp
   void survey(const Offer& offer, NodeId parent, Inserted& out);
+  void cut_path();
   NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::NodeStorage&& storage);
   void fill_window(const Offer& offer, int32_t window);
   void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);

@@ -265,7 +265,8 @@ class ReplayOptions:
         held = self.num_swap_states * sum(spec.nbytes for spec in self.states)
         if self.states and self.states[0].checkpoint_format is not None:
             held += self.num_swap_states * sum(spec.checkpoint_nbytes for spec in self.states)
-        return blocks_within(parse_memory(self.swap_memory) - held, self._bytes_per_block())
+        memory = self.swap_memory
+        return named("swap_memory", lambda: blocks_within(parse_memory(memory) - held, self._bytes_per_block()))
 
     @property
     def num_swap_states(self) -> int:
@@ -347,7 +348,7 @@ class ReplayOptions:
     def _check_clock(self) -> None:
         step_ms = as_float("step_ms", self.step_ms)
         if not 0 <= step_ms < math.inf:
-            raise ShapeError(f"step_ms is {step_ms}; expected milliseconds, 0 or more")
+            raise ShapeError(f"step_ms is {step_ms}; expected a finite number of milliseconds, 0 or more")
         object.__setattr__(self, "step_ms", step_ms)
         if self.prefill_rate is None:
             if step_ms:
@@ -357,7 +358,10 @@ class ReplayOptions:
             return
         rate = as_float("prefill_rate", self.prefill_rate)
         if not 0 < rate < math.inf:
-            raise ShapeError(f"prefill_rate is {rate}; use tokens a second, above 0")
+            raise ShapeError(
+                f"prefill_rate is {rate}; expected a finite number of tokens a second, above 0"
+                + ("; leave it out for a replay without a clock" if rate == math.inf else "")
+            )
         object.__setattr__(self, "prefill_rate", rate)
 
     def new_clock(self) -> ReplayClock | None:

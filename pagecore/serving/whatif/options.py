@@ -20,6 +20,8 @@ from pagecore.storage.pool import blocks_within
 LRU = "lru"
 # Sizes of a policy that has to be simulated at each.
 SIMULATED_SIZES = 12
+# Sums of sizes fit int64.
+MEMORY_MAX = 1 << 61
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,9 @@ class WhatIfOptions:
         if not 0 < self.sample <= 1:
             raise ShapeError(f"sample is {self.sample}; use a share above 0 and up to 1")
         if not 0 < self.prefill_rate < float("inf"):
-            raise ShapeError(f"prefill_rate is {self.prefill_rate}; use tokens a second, above 0")
+            raise ShapeError(
+                f"prefill_rate is {self.prefill_rate}; expected a finite number of tokens a second, above 0"
+            )
         if self.sample < 1 and (self.policies != (LRU,) or self.tiers):
             raise UnsupportedOption(f"sample is {self.sample}, which only the curve of {LRU!r} supports; use 1")
         if self.requests is not None:
@@ -108,7 +112,7 @@ class WhatIfOptions:
         set_field(self, "sizes", _sizes(self.memory, self.points))
         self._check_tiers()
         for block_size in self.block_sizes:
-            for memory in (self.sizes[0], *map(parse_memory, self.tiers.values())):
+            for memory in (self.sizes[0], *map(_checked, self.tiers.values())):
                 self.capacity(memory, block_size)
 
     @property
@@ -171,11 +175,19 @@ class WhatIfOptions:
 
 def _sizes(memory: int | str, points: int) -> list[int]:
     if not isinstance(memory, str) or ".." not in memory:
-        return [parse_memory(memory)]
+        return [_checked(memory)]
     low, _, high = memory.partition("..")
-    first, last = parse_memory(low), parse_memory(high)
+    first, last = _checked(low), _checked(high)
     if not first < last:
         raise ShapeError(f"memory is {memory!r}; expected a range from a smaller to a larger size, such as 8GiB..1TiB")
     sizes = np.geomspace(first, last, points).round().astype(np.int64)
     sizes[0], sizes[-1] = first, last
     return sorted({int(size) for size in sizes})
+
+
+def _checked(memory: int | str) -> int:
+    """Return the bytes of a size; raise ShapeError beyond what counts of bytes can hold."""
+    nbytes = parse_memory(memory)
+    if nbytes > MEMORY_MAX:
+        raise ShapeError(f"memory is {memory!r}; use at most {MEMORY_MAX:,} bytes")
+    return nbytes

@@ -7,12 +7,14 @@ request for the blocks before it, which the engine reused, and for its own. One 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.tiers.events.wire import STORED, Event, batch_of
+from pagecore.storage.checks import shown
+from pagecore.tiers.events.wire import STORED, BlockHash, Event, batch_of
 
 Implied = tuple[float, NDArray[np.uint64], int, int]
 
@@ -28,7 +30,7 @@ class StoredChains:
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
-        self._numbers: dict[int | str, int] = {}  # of each hash
+        self._numbers: dict[BlockHash, int] = {}  # of each hash
         self._parents: list[int] = []
         self._tips: set[int] = set()
 
@@ -38,9 +40,11 @@ class StoredChains:
         Raises
         ------
         ValueError
-            The content is not a batch of events, or has another block size.
+            The content is not a batch of events, or has another block size or an impossible time.
         """
         batch = batch_of(content)
+        if not 0 <= batch.timestamp < math.inf:
+            raise ValueError(f"timestamp is {batch.timestamp}; expected a finite number of seconds, 0 or more")
         stored = [
             event
             for event in batch.events
@@ -53,7 +57,10 @@ class StoredChains:
 
     def _request(self, event: Event, seconds: float) -> Implied:
         if event["block_size"] != self.block_size:
-            raise ValueError(f"block_size is {event['block_size']}, and {self.block_size} is asked for; use the former")
+            raise ValueError(
+                f"the block_size of an event is {shown(event['block_size'])}, but {self.block_size} is asked for; ask "
+                "for the block size of the engine"
+            )
         parent = event.get("parent_block_hash")
         tip = -1 if parent is None else self._number(parent, -1)
         path = self._path(tip)
@@ -66,9 +73,7 @@ class StoredChains:
         self._tips.add(tip)
         return seconds, np.array(path, np.uint64), len(path) * self.block_size + 1, first
 
-    def _number(self, block: Any, parent: int) -> int:
-        if not isinstance(block, int | str):
-            raise ValueError(f"a block hash is {str(block)[:40]}; expected an integer or a string")
+    def _number(self, block: BlockHash, parent: int) -> int:
         number = self._numbers.setdefault(block, len(self._parents))
         if number == len(self._parents):
             self._parents.append(parent)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.errors import PagecoreError
+from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
-from pagecore.tiers.events.wire import CLEARED, STORED, Batch, Event
-
-BlockHash = int | bytes
+from pagecore.storage.checks import shown
+from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys
+from pagecore.tiers.events.wire import CLEARED, STORED, Batch, BlockHash, Event
 
 
 class MissingBatch(PagecoreError, LookupError):
@@ -44,13 +46,16 @@ class Mirror:
         Data-parallel rank of the publisher.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_tokens: bool = False) -> None:
         self.sequence = -1
         self.block_size: int | None = None
         self.rank: int | None = None
         self._timestamp = -np.inf
         self._held: dict[tuple[str, int], dict[BlockHash, BlockHash | None]] = {}
+        # Copies of a block beyond the first: vLLM has one for each prompt that computed the block at the same time.
+        self._copies: Counter[tuple[str, int, BlockHash]] = Counter()
         self._kinds: dict[int, tuple[str, int | None]] = {}
+        self._paths = TokenPaths() if by_tokens else None
 
     # State.
 
@@ -74,11 +79,12 @@ class Mirror:
         media: str | Sequence[str] = "GPU",
         namespace: Hashable = None,
         spans: Iterable[tuple[int, int, bytes | int]] | None = None,
+        extra_keys: Sequence[Any] | None = None,
     ) -> int:
         """Return the number of tokens of the longest prefix that the cache could reuse.
 
         Every group has to hold it in one of the media: whole, for a sliding window its end, for a state the block at
-        its end. Sink tokens are not considered. The hashes must be pagecore's.
+        its end. Sink tokens are not considered. The hashes must be pagecore's, or the mirror made with `by_tokens`.
 
         Parameters
         ----------
@@ -87,11 +93,33 @@ class Mirror:
         media : str or sequence of str
             Media whose blocks count.
         namespace, spans
-            As in `RadixTree.match`.
+            As in `RadixTree.match`. With `by_tokens` the namespace is the name of the adapter, and spans are refused.
+        extra_keys : sequence, optional
+            With `by_tokens`: for each block, what the publisher lists as its extra keys except for the name of the
+            adapter (digests of media, a salt), or None.
+
+        Raises
+        ------
+        UnsupportedOption
+            An argument that the mirror does not use; or with `by_tokens` a namespace that is not a string.
+        ShapeError, UnsupportedDtype
+            The tokens are not integers with one dimension.
         """
+        if self._paths is None and extra_keys is not None:
+            raise UnsupportedOption(
+                "extra_keys are for a mirror by token ids; make it with by_tokens=True, or use spans"
+            )
+        if self._paths is not None and spans is not None:
+            raise UnsupportedOption("spans are unknown to a mirror by token ids; give the publisher's extra_keys")
         if self.block_size is None:
             return 0
-        hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
+        hashes: list[BlockHash | None]
+        if self._paths is None:
+            hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
+        elif namespace is None or isinstance(namespace, str):
+            hashes = self._paths.walk(tokens, self.block_size, namespace, extra_keys)
+        else:
+            raise UnsupportedOption(f"namespace is {shown(namespace)}; a mirror by token ids knows names of adapters")
         media = (media,) if isinstance(media, str) else tuple(media)
         usable = np.ones(len(hashes) + 1, bool)  # by the number of blocks of the prefix
         for group in self._kinds:
@@ -124,6 +152,8 @@ class Mirror:
         ------
         MissingBatch
             Batches before it are missing. A batch that begins with AllBlocksCleared follows any batch.
+        EventFormatError
+            With `by_tokens`, an event whose token ids are not integers.
         """
         is_old = sequence <= self.sequence
         if is_old and batch.timestamp <= self._timestamp:
@@ -133,8 +163,9 @@ class Mirror:
             raise MissingBatch(
                 f"batch {sequence} follows {sequence - 1}, but the last one applied is {self.sequence}", is_old
             )
-        for event in batch.events:
-            self._apply(event)
+        keys = self._keys_of(batch)
+        for event, of_blocks in zip(batch.events, keys, strict=True):
+            self._apply(event, of_blocks)
         self.sequence, self.rank, self._timestamp = sequence, batch.rank, batch.timestamp
         return True
 
@@ -145,29 +176,63 @@ class Mirror:
 
     def load(self, sequence: int, batches: Iterable[Batch]) -> None:
         """Replace the state by a snapshot, which is the state after batch `sequence`."""
-        self._held.clear()
-        for batch in batches:
+        read = [(batch, self._keys_of(batch)) for batch in batches]
+        self._clear()
+        for batch, keys in read:
             self.rank, self._timestamp = batch.rank, batch.timestamp
-            for event in batch.events:
-                self._apply(event)
+            for event, of_blocks in zip(batch.events, keys, strict=True):
+                self._apply(event, of_blocks)
         self.sequence = sequence
 
-    def _apply(self, event: Event) -> None:
+    def _clear(self) -> None:
+        self._held.clear()
+        self._copies.clear()
+        if self._paths is not None:
+            self._paths.clear()
+
+    def _keys_of(self, batch: Batch) -> list[list[Key | None]]:
+        """Return the keys of the blocks of each event; read before anything is applied, as reading may fail."""
+        if self._paths is None:
+            return [[] for _ in batch.events]
+        return [event_keys(event) if event["type"] == STORED else [] for event in batch.events]
+
+    def _apply(self, event: Event, keys: list[Key | None]) -> None:
         if event["type"] == CLEARED:
-            self._held.clear()
+            self._clear()
             return
-        group = event.get("group_idx") or 0
-        held = self._held.setdefault((event.get("medium") or "GPU", group), {})
+        place = event.get("medium") or "GPU", event.get("group_idx") or 0
+        self._held.setdefault(place, {})
         if event["type"] == STORED:
+            self._note_group(event, place[1])
+            self._store(event, keys, place)
+            return
+        for block in event["block_hashes"]:
+            self._remove(block, place)
+
+    def _note_group(self, event: Event, group: int) -> None:
+        """Note kind and block size of a group; events of offload connectors have no kind, no ids and another size."""
+        if (kind := event.get("kv_cache_spec_kind")) or group not in self._kinds:
+            self._kinds[group] = kind or "full_attention", event.get("kv_cache_spec_sliding_window")
+        if event["block_size"] and (event["token_ids"] or not event["block_hashes"]):
             self.block_size = event["block_size"]
-            self._kinds[group] = (
-                event.get("kv_cache_spec_kind") or "full_attention",
-                event.get("kv_cache_spec_sliding_window"),
-            )
-            parent = event.get("parent_block_hash")
-            for block in event["block_hashes"]:
-                held[block] = parent
-                parent = block
-        else:
-            for block in event["block_hashes"]:
-                held.pop(block, None)
+
+    def _store(self, event: Event, keys: list[Key | None], place: tuple[str, int]) -> None:
+        """Add the blocks of an event, which may list neither their token ids nor what is before them."""
+        held, parent = self._held[place], event.get("parent_block_hash")
+        for i, block in enumerate(event["block_hashes"]):
+            if block in held:
+                self._copies[*place, block] += 1
+            elif self._paths is not None:
+                self._paths.add(block, keys[i])
+            held[block] = parent
+            parent = block if event["token_ids"] else None
+
+    def _remove(self, block: BlockHash, place: tuple[str, int]) -> None:
+        """Remove one copy of a block."""
+        if copies := self._copies.pop((*place, block), 0):
+            if copies > 1:
+                self._copies[*place, block] = copies - 1
+        elif block in self._held[place]:
+            del self._held[place][block]
+            if self._paths is not None:
+                self._paths.remove(block)

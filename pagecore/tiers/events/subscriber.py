@@ -30,6 +30,8 @@ class Subscriber:
         Seconds to wait for an answer of the publisher.
     max_waiting : int
         Messages that wait to be polled; further ones are lost, and asked for later.
+    by_tokens : bool
+        As in `Mirror`: True for publishers with hashes of their own, such as vLLM.
 
     Attributes
     ----------
@@ -48,9 +50,10 @@ class Subscriber:
         topic: str = "",
         timeout: float = 5.0,
         max_waiting: int = 100_000,
+        by_tokens: bool = False,
     ) -> None:
         zmq = library()
-        self.mirror = Mirror()
+        self.mirror = Mirror(by_tokens=by_tokens)
         self.num_lost = 0
         self._timeout = timeout
         self._replay, self._snapshot = replay, snapshot

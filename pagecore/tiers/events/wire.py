@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.storage.checks import shown
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 # Sequence number after the last batch of a replay or snapshot: -1.
 END = b"\xff" * 8
 Event = dict[str, Any]
+BlockHash = int | bytes | str
 
 # Fields in the order in which events without field names have them.
 FIELDS = {
@@ -118,6 +120,50 @@ def _event_of(event: object) -> Event:
     for field in REQUIRED[kind]:
         if field not in event:
             raise EventFormatError(f"{kind} has no field {field}")
-    if kind != CLEARED and not isinstance(event["block_hashes"], list | tuple):
-        raise EventFormatError(f"{kind} has block_hashes {str(event['block_hashes'])[:40]}; expected a list")
-    return dict(event)
+    read = dict(event)
+    for field in FIELDS[kind]:
+        is_valid, expected = CHECKS.get(field, (_is_anything, ""))
+        if field in read and not is_valid(read[field]):
+            raise EventFormatError(f"{kind} has {field} {shown(read[field])}; expected {expected}")
+    for block in read.get("block_hashes", ()):
+        if not _is_hash(block):
+            raise EventFormatError(f"a block hash is {shown(block)}; expected an integer, bytes or a string")
+    return read
+
+
+def _is_anything(_value: object) -> bool:
+    return True
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, BlockHash) and not isinstance(value, bool)
+
+
+def _is_name(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_count(value: object, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+# Predicate on the value of each field, and a description of valid values.
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "block_hashes": (_is_list, "a list"),
+    "parent_block_hash": (lambda value: value is None or _is_hash(value), "an integer, bytes, a string or nothing"),
+    "token_ids": (_is_list, "a list"),
+    "block_size": (_is_count, "a number of tokens"),
+    "medium": (_is_name, "a string or nothing"),
+    "lora_name": (_is_name, "a string or nothing"),
+    "extra_keys": (lambda value: value is None or _is_list(value), "a list or nothing"),
+    "group_idx": (lambda value: value is None or _is_count(value), "a number or nothing"),
+    "kv_cache_spec_kind": (_is_name, "a string or nothing"),
+    "kv_cache_spec_sliding_window": (
+        lambda value: value is None or _is_count(value, 1),
+        "a number of tokens above 0, or nothing",
+    ),
+}

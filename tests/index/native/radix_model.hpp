@@ -176,13 +176,15 @@ class ModelTree : public ModelCells {
     receipt = lock_end(end, components, false);
   }
 
-  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that.
+  // True for a leaf without a state that ends exactly one receipt, which inserted it if the policy looks at that; no
+  // other hit it if the policy looks at hits.
   [[nodiscard]] bool can_grow(const ModelReceipt& receipt) const {
     using enum radix::Policy;
     const int end = receipt.end;
     if (end < 0 || !cells.at(end).children.empty()) return false;
     const bool by_insertion = policy == Fifo || policy == Filo || policy == Lfu || policy == Slru;
     if (by_insertion && cells.at(end).eviction[0].made < receipt.since) return false;
+    if ((policy == Lfu || policy == Slru) && cells.at(end).eviction[0].hits > 0) return false;
     return receipts_at(end) == 1 && cells.at(end).state == radix::kNoState;
   }
   // Appends the blocks of the offer after the end of a node to the node.
@@ -287,13 +289,11 @@ class ModelTree : public ModelCells {
   // namespace for an empty prefix.
   int add_cells(const ModelOffer& offer, const std::vector<int>& known, size_t from) {
     int end = known.empty() ? -1 - offer.space : known.back();
-    const bool is_all_known = known.size() == offer.prefix.size();
     std::vector<ModelEvictionState> eviction(num_components, fresh(offer.hint));
     for (size_t c = 0; from > 0 && c < num_components; ++c) inherit(eviction[c], cells.at(known[from - 1]).eviction[c]);
-    if (!known.empty() && !is_all_known) cells.at(end).ends_node = true;
-    std::set<int> used(known.begin() + static_cast<int64_t>(from), known.end());
-    if (!used.empty()) used.merge(as_set(node(end)));
-    for (const int cell : used) {
+    if (!known.empty()) cells.at(end).ends_node = true;  // blocks after the prefix are not used
+    for (size_t i = from; i < known.size(); ++i) {
+      const int cell = known[i];
       for (size_t c = 0; c < num_components; ++c) {
         touch(cell, c, false);
         apply(offer.hint, cells.at(cell).eviction[c]);

@@ -162,11 +162,38 @@ def test_events_of_older_versions_get_field_names():
         ([1.0, [{"block_hashes": []}]], "expected an event"),
         ([1.0, [{"type": "BlockStored", "block_hashes": []}]], "no field token_ids"),
         ([1.0, [["BlockRemoved", 7]]], "expected a list"),
+        ([1.0, [["BlockRemoved", [[1]]]]], r"a block hash is \[1\]; expected an integer"),
     ],
 )
 def test_other_content_is_refused(content, message):
     with pytest.raises(EventFormatError, match=message):
         decode_batch(msgspec.msgpack.encode(content))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("block_hashes", [None]),
+        ("block_hashes", [True]),
+        ("parent_block_hash", [1]),
+        ("token_ids", 5),
+        ("block_size", "four"),
+        ("block_size", -1),
+        ("block_size", True),
+        ("medium", 5),
+        ("lora_name", 7),
+        ("extra_keys", "abc"),
+        ("group_idx", "a"),
+        ("group_idx", -1),
+        ("kv_cache_spec_kind", 5),
+        ("kv_cache_spec_sliding_window", 0),
+        ("kv_cache_spec_sliding_window", "w"),
+    ],
+)
+def test_fields_of_other_types_are_refused_before_anything_is_applied(field, value):
+    event = {"type": "BlockStored", "block_hashes": [1], "token_ids": [5, 6], "block_size": 2, field: value}
+    with pytest.raises(EventFormatError, match=f"{field}|a block hash is"):
+        batch_of([1.0, [event], 0])
 
 
 def test_bytes_that_are_not_msgpack_are_refused():

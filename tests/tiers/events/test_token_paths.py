@@ -1,0 +1,147 @@
+"""Mirrors by token ids: publishers whose hashes are not pagecore's."""
+
+import random
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.index import chain_hashes
+from tests.capabilities import require
+from tests.tiers.events.following import BLOCK, MODELS, compute, ids, make
+
+require("msgspec")
+require("zmq")
+
+from pagecore.tiers.events import EventPublisher, Mirror  # noqa: E402
+from pagecore.tiers.events.wire import Batch, EventFormatError, decode_batch  # noqa: E402
+
+
+def stored(hashes, parent, tokens, **fields):
+    event = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": parent, "token_ids": tokens}
+    return event | {"block_size": BLOCK} | fields
+
+
+def mirror_of(*events):
+    mirror = Mirror(by_tokens=True)
+    mirror.apply(0, Batch(1.0, list(events)))
+    return mirror
+
+
+def after(mirror, *events):
+    mirror.apply(mirror.sequence + 1, Batch(1.0, list(events)))
+    return mirror
+
+
+def removed(*hashes, **fields):
+    return {"type": "BlockRemoved", "block_hashes": list(hashes)} | fields
+
+
+def renamed(event, names, drawn):
+    """Return an event of pagecore with other hashes, as another engine would send it."""
+
+    def name(block):
+        return names.setdefault(block, drawn.randbytes(32))
+
+    event = event | {"block_hashes": [name(block) for block in event.get("block_hashes", [])]}
+    if event.get("parent_block_hash") is not None:
+        event["parent_block_hash"] = name(event["parent_block_hash"])
+    return event
+
+
+def forget(event):
+    """Return a BlockStored as engines with an offload connector send it: nothing but hashes."""
+    return event | {"token_ids": [], "block_size": 0, "parent_block_hash": None}
+
+
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"state", "states alone"}))
+def test_matches_are_those_of_a_mirror_by_hashes(model):
+    cache, drawn, names = make(model), random.Random(model), {}
+    prompts = [[drawn.randrange(2) for _ in range(drawn.randrange(40))] for _ in range(30)]
+    own, other = Mirror(), Mirror(by_tokens=True)
+    with EventPublisher(cache, endpoint=f"inproc://paths-{model}", interval=None) as publisher:
+        for prompt in prompts:
+            compute(cache, prompt, namespace=drawn.choice([None, "adapter"]))
+            publisher.publish()
+            for number, payload in publisher._batches:
+                if number > own.sequence:
+                    batch = decode_batch(payload)
+                    own.apply(number, batch)
+                    other.apply(number, Batch(batch.timestamp, [renamed(each, names, drawn) for each in batch.events]))
+            for namespace in (None, "adapter"):
+                for asked in prompts:
+                    assert other.match(asked, namespace=namespace) == own.match(asked, namespace=namespace)
+        cache.clear_prefix_cache()
+        other.apply(other.sequence + 1, Batch(9e9, [renamed({"type": "AllBlocksCleared"}, names, drawn)]))
+    assert len(other._paths) == 0
+
+
+def test_what_is_removed_everywhere_is_forgotten():
+    mirror = mirror_of(stored([1, 2], None, ids(8)), stored([3], 2, ids(4, 1)), stored([1], None, ids(4), medium="CPU"))
+    after(mirror, removed(1, 2))
+    assert mirror.match(ids(8)) == 0
+    assert mirror.match(ids(8), media=("GPU", "CPU")) == 4
+    assert len(mirror._paths) == 3  # of what is before block 3
+    after(mirror, removed(3), removed(3))
+    assert len(mirror._paths) == 1
+    after(mirror, removed(1, medium="CPU"))
+    assert len(mirror._paths) == 0
+    assert not mirror._paths._blocks
+
+
+@pytest.mark.parametrize("by_tokens", [True, False])
+def test_a_block_with_two_copies_is_there_until_both_are_removed(by_tokens):
+    mirror, hashes = Mirror(by_tokens=by_tokens), chain_hashes(ids(8), BLOCK).tolist()
+    mirror.apply(0, Batch(1.0, [stored(hashes, None, ids(8)), stored(hashes, None, ids(8)), removed(*hashes)]))
+    assert mirror.match(ids(8)) == 8
+    after(mirror, removed(hashes[1]))
+    assert (mirror.match(ids(8)), mirror.blocks()) == (4, {hashes[0]: None})
+    after(mirror, removed(*hashes))
+    assert (mirror.match(ids(8)), mirror.blocks(), len(mirror._copies)) == (0, {}, 0)
+
+
+def test_media_that_list_hashes_alone_are_found_by_the_ids_of_others():
+    first = stored([b"a", b"b"], None, ids(8))
+    windowed = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 64}
+    mirror = mirror_of(first | windowed, forget(first) | {"medium": "CPU"})
+    assert (mirror.block_size, mirror.kind(0)) == (BLOCK, ("sliding_window", 64))
+    after(mirror, removed(b"b"))
+    assert (mirror.match(ids(8)), mirror.match(ids(8), media=["GPU", "CPU"])) == (4, 8)
+    assert mirror.blocks("CPU") == {b"a": None, b"b": None}
+
+
+def test_adapters_and_extra_keys_tell_blocks_apart():
+    salted = stored([3], None, ids(4), extra_keys=[["salt"]])
+    seen = stored([4, 5], None, ids(8), lora_name="adapter", extra_keys=[["adapter"], ["adapter", ["image", 3]]])
+    mirror = mirror_of(stored([1], None, ids(4)), stored([2], None, ids(4), lora_name="other"), salted, seen)
+    after(mirror, removed(1))
+    assert mirror.match(ids(4)) == 0
+    assert mirror.match(ids(4), namespace="other") == 4
+    assert mirror.match(ids(4), extra_keys=[["salt"]]) == 4
+    assert mirror.match(ids(8), namespace="adapter") == 4
+    assert mirror.match(ids(8), namespace="adapter", extra_keys=[None, [["image", 3]]]) == 8
+
+
+def test_a_snapshot_replaces_the_blocks():
+    mirror = mirror_of(stored([1], None, ids(4)))
+    mirror.load(7, [Batch(2.0, [stored([2], None, ids(4, 1))])])
+    assert (mirror.match(ids(4)), mirror.match(ids(4, 1)), len(mirror._paths)) == (0, 4, 1)
+
+
+def test_arguments_of_the_other_kind_are_refused():
+    by_hash, by_tokens = Mirror(), mirror_of(stored([1], None, ids(4)))
+    with pytest.raises(UnsupportedOption, match="by_tokens=True"):
+        by_hash.match(ids(4), extra_keys=[None])
+    with pytest.raises(UnsupportedOption, match="give the publisher's extra_keys"):
+        by_tokens.match(ids(4), spans=[(0, 2, b"cat")])
+    with pytest.raises(UnsupportedOption, match="names of adapters"):
+        by_tokens.match(ids(4), namespace=("tenant", 7))
+
+
+def test_a_batch_with_wrong_token_ids_changes_nothing():
+    mirror = mirror_of(stored([1], None, ids(4)))
+    wrong = [removed(1), stored([2], None, [1, 2, 3, "four"])]
+    with pytest.raises(EventFormatError, match="wrong token_ids"):
+        after(mirror, *wrong)
+    with pytest.raises(EventFormatError, match="wrong token_ids"):
+        mirror.load(9, [Batch(2.0, wrong)])
+    assert (mirror.sequence, mirror.match(ids(4))) == (0, 4)
