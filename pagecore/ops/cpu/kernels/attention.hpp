@@ -64,6 +64,7 @@ class ItemPass {
         from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
         by_amx_(kHasAmx && pairs_ &&
                 (is_plain(args.key) ? !packed_ && batch.from_cache : !batch.invariant && rows_ < kPackRows)),
+        by_digits_(by_amx_ && rows_ <= kCodeRows),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
@@ -101,6 +102,8 @@ class ItemPass {
   void start() {
     clear_sums();
     for (int64_t head = 0; head < head_count_; ++head) load_queries(head);
+    if (!by_amx_ || scores_digits()) return;
+    for (int64_t head = 0; head < head_count_; ++head) pack_queries(head);
   }
 
   PC_FORCE_INLINE void clear_sums() {
@@ -138,12 +141,19 @@ class ItemPass {
     if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
-    if (unpacks_codes())
-      order_query_rows(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
+    if (scores_digits()) {
+      const int64_t at = head * rows_;
+      takes_integers_ &= pack_query_digits(query_pairs() + at * query_stride_, query_stride_, rows_, args_.key,
+                                           scratch_, query_panel(head), scratch_.integer_rows + at);
+    }
+  }
+
+  // Packs bfloat16 queries for AMX.
+  PC_FORCE_INLINE void pack_queries([[maybe_unused]] int64_t head) {
 #if defined(PC_AMX)
-    if (!by_amx_) return;
-    pack_query_pairs(query_pairs() + head * rows_ * query_stride_, query_stride_, rows_, args_.key.dim,
-                     query_panel(head));
+    uint16_t* const queries = query_pairs() + head * rows_ * query_stride_;
+    if (unpacks_codes()) order_query_rows(args_.key, queries, rows_, scratch_.unpacked);
+    pack_query_pairs(queries, query_stride_, rows_, args_.key.dim, query_panel(head));
 #endif
   }
 
@@ -154,7 +164,7 @@ class ItemPass {
   }
 
   [[nodiscard]] uint32_t* query_panel(int64_t head) const {
-    return scratch_.query_panel + head * query_stride_ / 2 * kDecodeRows;
+    return scratch_.query_panel + head * query_panel_size(rows_, args_.key.dim);
   }
 
   // ---- tiles of keys
@@ -227,6 +237,8 @@ class ItemPass {
   [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_; }
   // The same for the queries of make_integers().
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
+  // True if AMX multiplies the codes of keys with digits of queries.
+  [[nodiscard]] bool scores_digits() const { return by_digits_ && takes_integers_ && keys_.takes_digits(); }
   // True if AMX takes the codes of keys, unpacked. order_query_rows() then orders the queries.
   [[nodiscard]] bool unpacks_codes() const { return keys_.packs() && by_amx_; }
 
@@ -263,6 +275,9 @@ class ItemPass {
     if (scores_codes()) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
     if (keys_.products() != CodeProducts::None && takes_integers_) {
       return keys_.score_few(rows, tile.keys, head, visible_.use(), values, scratch_);
+    }
+    if (scores_digits()) {
+      return keys_.score_digits(*tiles_, rows, query_panel(head), tile.keys, head, visible_.use(), values, scratch_);
     }
     if (unpacks_codes()) {
       return keys_.score(*tiles_, rows, query_panel(head), tile.keys, head, visible_.use(), values, scratch_);
@@ -344,6 +359,10 @@ class ItemPass {
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
     if (values_.packs() && visible_.uniform()) {
       if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
+      if (by_digits_ && values_.takes_digits() &&
+          values_.accumulate_digits(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
+        return;
+      }
       if (by_amx_) return values_.accumulate(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_);
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
       return multiply_value_pairs(*tiles_, rows, dim, scratch_);
@@ -418,6 +437,7 @@ class ItemPass {
   bool from_codes_;             // quantised tiles are multiplied without a panel
   bool takes_integers_ = true;  // queries that are multiplied as integers can be
   bool by_amx_;                 // AMX reads keys in place, or unpacked; values are packed
+  bool by_digits_;              // AMX multiplies codes with digits if it can
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;

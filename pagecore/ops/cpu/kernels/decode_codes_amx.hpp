@@ -36,10 +36,6 @@ PC_FORCE_INLINE void unpack_chunk(const Codes& codes, const StoredTile& tile, in
   }
 }
 
-PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile& tile) {
-  return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
-}
-
 // Writes keys [64, dim]. `scales` are those of convert_scales().
 template <int kGroup, typename Codes>
 void unpack_keys(const Codes& codes, const StoredTile& tile, const NextRows& next_rows, const uint16_t* scales,
@@ -199,7 +195,7 @@ inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Ca
   const auto add = [&]<typename Codes, int kGroup>() {
     accumulate_rows_of<Codes, kGroup>(tiles, rows, tile, next_rows, cache.dim, scales, panel);
   };
-  if (cache.format == Format::MXFP8) expand_scales(tile, cache.dim / group_size(cache.format), scales);
+  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:

@@ -33,6 +33,10 @@ class RowAhead {
   int64_t last_;  // byte of a row
 };
 
+PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile& tile) {
+  return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+}
+
 // Prefetches the rows of a tile in the course of several passes over the tokens of another: a processor stalls if one
 // pass asks for all of them.
 class PassAhead {

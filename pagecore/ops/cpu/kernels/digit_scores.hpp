@@ -1,0 +1,252 @@
+// Scores of few query rows from the codes of keys, by exact products of int8 on AMX.
+//
+//   int8   sums [16 tokens][digits of 8 rows] = codes . digits of the queries     codes are read in place
+//   int4   the same, of codes that are unpacked to bytes
+//   e2m1   sums [16 tokens][4 groups x 4 rows], for each 64 dims and each of the two digits: a column has the digits of
+//          the dims of one group, and 0 for the others. The scales of groups multiply the sums in float32.
+//
+// Of 64 numbers of 4-bit codes, those with even index come first.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/code_scores.hpp"
+#include "pagecore/ops/cpu/kernels/decode_amx.hpp"
+#include "pagecore/ops/cpu/kernels/digits.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(PC_AMX)
+
+// Numbers in a row of an AMX tile.
+constexpr int64_t kByteDepth = kAmxRowBytes;
+constexpr int kTileNumbers = kAmxRows * static_cast<int>(kAmxColumns);
+// Query rows that share the columns of e2m1.
+constexpr int64_t kGroupRows = 4;
+
+// ---- queries
+
+// The dim of a place in 64 numbers.
+template <typename Codes>
+constexpr int dim_at(int place) {
+  return Codes::kParts == 1 ? place : place % 32 * 2 + place / 32;
+}
+
+// Writes the digits of a row of integers to the columns of row `r` of a panel, [dim / 4, 16], or for e2m1
+// [dim / 64, blocks of 4 rows, 2 digits, 16, 16], whose other columns are 0.
+template <typename Codes>
+inline void put_digits(const int16_t* row, int64_t dim, int64_t r, int64_t blocks, uint32_t* panel) {
+  for (int64_t d = 0; d < dim; d += kByteDepth) {
+    alignas(64) int8_t digits[2][kByteDepth];
+    for (int i = 0; i < kByteDepth; ++i) {
+      const int16_t number = row[d + dim_at<Codes>(i)];
+      digits[0][i] = high_digit(number);
+      digits[1][i] = static_cast<int8_t>(number);
+    }
+    for (int digit = 0; digit < 2; ++digit) {
+      uint32_t dwords[kAmxRows];
+      __builtin_memcpy(dwords, digits[digit], sizeof dwords);
+      for (int k = 0; k < kAmxRows; ++k) {
+        if constexpr (Codes::kGroup == 0) {
+          panel[(d / 4 + k) * kAmxColumns + digit * kLowDigits + r] = dwords[k];
+        } else {
+          const int64_t tile = (d / kByteDepth * blocks + r / kGroupRows) * 2 + digit;
+          panel[tile * kTileNumbers + k * kAmxColumns + k % 8 / 2 * kGroupRows + r % kGroupRows] = dwords[k];
+        }
+      }
+    }
+  }
+}
+
+PC_FORCE_INLINE int64_t blocks_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
+
+template <typename Codes>
+inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, int64_t dim, float* given,
+                           uint32_t* panel, IntegerRow* of_rows) {
+  auto* const integers = reinterpret_cast<int16_t*>(given + dim);
+  const int64_t blocks = blocks_of(count);
+  const int64_t dwords = Codes::kGroup == 0 ? dim / 4 * kAmxColumns : dim / kByteDepth * blocks * 2 * kTileNumbers;
+  __builtin_memset(panel, 0, static_cast<size_t>(dwords) * sizeof *panel);
+  for (int64_t r = 0; r < count; ++r, rows += stride) {
+    IntVec bits{};
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      const Vec numbers = widen_bf16(load_half(rows + d));
+      store(given + d, numbers);
+      bits = max(bits, (IntVec)numbers & kMagnitudeBits);
+    }
+    float factor;
+    if (!integer_factor(largest_of_lanes(bits), factor, of_rows[r].unit, kLargestDigits)) return false;
+    of_rows[r].unit *= Codes::kUnit;
+    of_rows[r].sum = round_row(given, dim, factor, integers);
+    put_digits<Codes>(integers, dim, r, blocks, panel);
+  }
+  return true;
+}
+
+// Packs the digits of bfloat16 query rows. Returns false if a row has none.
+inline bool pack_query_digits(const uint16_t* rows, int64_t stride, int64_t count, const Cache& cache,
+                              const Scratch& scratch, uint32_t* panel, IntegerRow* of_rows) {
+  auto* const given = reinterpret_cast<float*>(scratch.unpacked);
+  return with_integers(cache.format, [&]<typename Codes>() {
+    return pack_digits_of<Codes>(rows, stride, count, cache.dim, given, panel, of_rows);
+  });
+}
+
+// ---- keys
+
+// Sixteen rows of bytes from the token `begin` on. 4-bit codes, and rows at uneven distances, are written to `copy`.
+template <typename Codes>
+PC_FORCE_INLINE KeyRows byte_rows(const Codes& codes, const StoredTile& tile, int begin, int64_t dim, char* copy) {
+  const char* const* const rows = tile.codes + begin;
+  if constexpr (Codes::kParts == 1) {
+    const int64_t stride = rows[1] - rows[0];
+    bool straight = true;
+    for (int i = 2; i < kAmxRows; ++i) straight = straight && rows[i] == rows[0] + i * stride;
+    if (straight) return {rows[0], stride};
+    for (int i = 0; i < kAmxRows; ++i) __builtin_memcpy(copy + i * dim, rows[i], static_cast<size_t>(dim));
+  } else {
+    for (int i = 0; i < kAmxRows; ++i) {
+      for (int64_t d = 0; d < dim; d += kByteDepth) {
+        const Bytes numbers = codes.template part<0>(nibble_halves(rows[i] + d / 2));
+        _mm512_store_si512(copy + i * dim + d, (__m512i)numbers);
+      }
+    }
+  }
+  return {copy, dim};
+}
+
+// ---- scores
+
+// The sums of the digits of four rows from 16 rows of sums, as a vector of 16 tokens a row.
+PC_FORCE_INLINE void join_columns(const float* sums, Vec (&of_rows)[kGroupRows]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupRows; ++i) {
+    const float* const from = sums + i * kAmxColumns;
+    of_rows[i] = join_digits(load_quarters(from, 4 * kAmxColumns), load_quarters(from + kLowDigits, 4 * kAmxColumns));
+  }
+  transpose_squares(of_rows);
+}
+
+// Scores of codes without scales of groups.
+template <typename Codes>
+inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const StoredTile& tile,
+                            const NextRows& next_rows, int64_t dim, char* copies) {
+  const Codes codes;
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  alignas(64) float sums[kTileTokens][kAmxColumns];
+  for_each_constant<kTileTokens / kAmxRows>([&]<int g>() __attribute__((always_inline)) {
+    constexpr int kLeft = kLeftTile + g % 2, kRight = kRightTile + g % 2;
+    for (int t = 0; t < kAmxRows; ++t) ahead.prefetch(g * kAmxRows + t);
+    const KeyRows keys = byte_rows(codes, tile, g * kAmxRows, dim, copies + g * kAmxRows * dim);
+    Amx::zero<g>();
+    for (int64_t d = 0; d < dim; d += kByteDepth) {
+      Amx::load<kRight>(panel + d / 4 * kAmxColumns, kAmxRowBytes);
+      Amx::load<kLeft>(keys.first + d, keys.stride);
+      Amx::multiply_bytes<g, kLeft, kRight>();
+    }
+    Amx::store<g>(sums[g * kAmxRows], kAmxRowBytes);
+  });
+  [[maybe_unused]] Vec zero_points[kTileDwords];
+  if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
+  for (int64_t row = 0; row < rows.count; row += kGroupRows) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTileTokens; t += kLanes) {
+      Vec of_rows[kGroupRows];
+      join_columns(sums[t] + row, of_rows);
+#pragma GCC unroll 4
+      for (int64_t r = 0; r < kGroupRows; ++r) {
+        if (row + r == rows.count) break;
+        const IntegerRow& query = rows.integer_rows[row + r];
+        if constexpr (Codes::kHasZeroPoints) {
+          of_rows[r] = fma(zero_points[t / kLanes], splat(-query.sum), of_rows[r]);
+        }
+        store(rows.scores + (row + r) * kTileTokens + t, of_rows[r] * query.unit);
+      }
+    }
+  }
+}
+
+// The sums of 16 keys over each group of 64 dims, for 4 rows: [dim / 64, 2 digits, 16, 16].
+inline void multiply_groups(const KeyRows& keys, const uint32_t* panel, int64_t blocks, int64_t dim, float* sums) {
+  for (int64_t d = 0; d < dim; d += kByteDepth, panel += 2 * blocks * kTileNumbers, sums += 2 * kTileNumbers) {
+    Amx::load<kLeftTile>(keys.first + d, keys.stride);
+    for_each_constant<2>([&]<int digit>() __attribute__((always_inline)) {
+      Amx::zero<digit>();
+      Amx::load<kRightTile + digit>(panel + digit * kTileNumbers, kAmxRowBytes);
+      Amx::multiply_bytes<digit, kLeftTile, kRightTile + digit>();
+      Amx::store<digit>(sums + digit * kTileNumbers, kAmxRowBytes);
+    });
+  }
+}
+
+// Adds the sums of multiply_groups() times the scales [16, groups]: a vector of 16 tokens for each of 4 rows.
+PC_FORCE_INLINE void add_groups(const float* sums, const uint16_t* scales, int64_t dim, Vec (&of_rows)[kGroupRows]) {
+  const LaneScales<4> lanes;
+  Vec of_tokens[kAmxRows] = {};
+  for (int64_t d = 0; d < dim; d += kByteDepth, sums += 2 * kTileNumbers) {
+#pragma GCC unroll 16
+    for (int t = 0; t < kAmxRows; ++t) {
+      const float* const from = sums + t * kAmxColumns;
+      const Vec scale = lanes.of(scales + (t * dim + d) / 16);
+      of_tokens[t] = fma(join_digits(load(from), load(from + kTileNumbers)), scale, of_tokens[t]);
+    }
+  }
+  const auto add_quarters = [](Vec a, Vec b) __attribute__((always_inline)) {
+    return even_quarters(a, b) + odd_quarters(a, b);
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupRows; ++i) {
+    of_rows[i] = add_quarters(add_quarters(of_tokens[i], of_tokens[4 + i]),
+                              add_quarters(of_tokens[8 + i], of_tokens[12 + i]));
+  }
+  transpose_squares(of_rows);
+}
+
+// Scores of e2m1. The sums of a step are added a step later, so that the products do not wait for each other.
+inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cache& cache, const StoredTile& tile,
+                         const NextRows& next_rows, const Scratch& scratch) {
+  const int64_t dim = cache.dim, blocks = blocks_of(rows.count), steps = kTileTokens / kAmxRows * blocks;
+  const E2M1Integers codes;
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  auto* const scales = reinterpret_cast<uint16_t*>(scratch.key);
+  convert_scales(cache, tile, scales);
+  const auto sums_of = [&](int64_t step) { return scratch.key + (1 + step % 2) * 16 * dim; };
+  const auto add = [&](int64_t step) {
+    const int64_t row = step % blocks * kGroupRows, token = step / blocks * kAmxRows;
+    Vec of_rows[kGroupRows];
+    add_groups(sums_of(step), scales + token * dim / 16, dim, of_rows);
+#pragma GCC unroll 4
+    for (int64_t r = 0; r < kGroupRows; ++r) {
+      if (row + r == rows.count) break;
+      store(rows.scores + (row + r) * kTileTokens + token, of_rows[r] * rows.integer_rows[row + r].unit);
+    }
+  };
+  KeyRows keys{};
+  for (int64_t step = 0; step < steps; ++step) {
+    const int64_t block = step % blocks, token = step / blocks * kAmxRows;
+    if (block == 0) {
+      for (int64_t t = token; t < token + kAmxRows; ++t) ahead.prefetch(static_cast<int>(t));
+      keys = byte_rows(codes, tile, static_cast<int>(token), dim, reinterpret_cast<char*>(scratch.unpacked) + token * dim);
+    }
+    multiply_groups(keys, panel + 2 * block * kTileNumbers, blocks, dim, sums_of(step));
+    if (step > 0) add(step - 1);
+  }
+  add(steps - 1);
+}
+
+// Scores of all rows, whose digits pack_query_digits() has packed.
+inline void score_digits(AmxTiles& tiles, const HeadRows& rows, const uint32_t* panel, const Cache& cache,
+                         const StoredTile& tile, const NextRows& next_rows, const Scratch& scratch) {
+  tiles.set_rows(kAmxRows);
+  prefetch_all_scales(next_rows);
+  auto* const copies = reinterpret_cast<char*>(scratch.unpacked);
+  switch (cache.format) {
+    case Format::I8Token: return score_digits_of<Int8Integers>(rows, panel, tile, next_rows, cache.dim, copies);
+    case Format::I4Token: return score_digits_of<Int4Integers>(rows, panel, tile, next_rows, cache.dim, copies);
+    default: return score_groups(rows, panel, cache, tile, next_rows, scratch);
+  }
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

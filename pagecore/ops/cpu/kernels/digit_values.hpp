@@ -1,0 +1,262 @@
+// Weights of few query rows times values from their codes, by exact products of int8 on AMX.
+//
+//   left    [digits of 8 rows][64 tokens]     weights, for e2m1 times the scales of a group: one left side for each
+//   right   [16 x 4 tokens][16 dims]          codes of four tokens in turn; for e2m1 the dims are those of a group
+//
+// The scales of a group are divided by the largest of them in the tile, and those of all groups share the factor that
+// makes a row of weights integers.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/code_values.hpp"
+#include "pagecore/ops/cpu/kernels/digit_scores.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(PC_AMX)
+
+// The digits of the weights of a tile, [groups, 16, 64], and what a sum of a row and group means.
+struct WeightDigits {
+  int8_t* digits;
+  float* of_groups;  // [groups]; units, besides those of rows
+  float units[kCodeRows];
+  float excess[kCodeRows];  // sum of weights times zero points
+};
+
+// Numbers that are made from 4 x 64 stored bytes.
+template <typename Codes>
+constexpr int64_t kChunk = Codes::kParts * kByteDepth;
+
+// ---- weights
+
+// Divides the scales [groups, 64] by the largest of each group, and writes the largest magnitude of each token.
+inline void divide_scales(float* scales, int64_t groups, float unit, float* of_groups, Vec (&largest)[kTileDwords]) {
+  for (int64_t g = 0; g < groups; ++g, scales += kTileTokens) {
+    IntVec bits{};
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileDwords; ++i) bits = max(bits, (IntVec)load(scales + i * kLanes) & kMagnitudeBits);
+    const float top = __builtin_bit_cast(float, largest_of_lanes(bits));
+    const float inverse = top == 0.0f ? 0.0f : 1.0f / top;
+    of_groups[g] = top * unit;
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileDwords; ++i) {
+      const Vec scale = load(scales + i * kLanes) * inverse;
+      store(scales + i * kLanes, scale);
+      largest[i] = (Vec)max((IntVec)largest[i], (IntVec)scale & kMagnitudeBits);
+    }
+  }
+}
+
+// Makes the weights of `rows` integers. Returns false if one is infinite or NaN, or a row too small.
+template <typename Codes>
+inline bool make_weight_digits(const HeadRows& rows, const Cache& cache, const StoredTile& tile, float* scales,
+                               WeightDigits& made) {
+  const int64_t groups = Codes::kGroup == 0 ? 1 : cache.dim / 16;
+  [[maybe_unused]] Vec largest[kTileDwords] = {}, zero_points[kTileDwords];
+  if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
+  if constexpr (Codes::kGroup != 0) {
+    expand_scales(cache, tile, scales);
+    divide_scales(scales, groups, Codes::kUnit, made.of_groups, largest);
+  }
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float* const row = rows.scores + r * kTileTokens;
+    Vec weights[kTileDwords];
+    IntVec bits{};
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileDwords; ++i) {
+      weights[i] = load(row + i * kLanes);
+      const Vec most = Codes::kGroup == 0 ? weights[i] : weights[i] * largest[i];
+      bits = max(bits, (IntVec)most & kMagnitudeBits);
+    }
+    float factor;
+    const int32_t top = largest_of_lanes(bits);
+    if (!integer_factor(top, factor, made.units[r], kLargestDigits)) return false;
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileDwords; ++i) weights[i] = weights[i] * factor;
+    [[maybe_unused]] Vec excess{};
+    for (int64_t g = 0; g < groups; ++g) {
+      IntVec integers[kTileDwords];
+#pragma GCC unroll 4
+      for (int i = 0; i < kTileDwords; ++i) {
+        const Vec scaled = Codes::kGroup == 0 ? weights[i] : weights[i] * load(scales + g * kTileTokens + i * kLanes);
+        integers[i] = nearest(scaled);
+        if constexpr (Codes::kHasZeroPoints) excess = fma(to_floats(integers[i]), zero_points[i], excess);
+      }
+      int8_t* const digits = made.digits + (g * kAmxRows + r) * kTileTokens;
+      store_digits(integers, digits, digits + kLowDigits * kTileTokens);
+    }
+    made.excess[r] = Codes::kHasZeroPoints ? sum(excess) : 0.0f;
+  }
+  return true;
+}
+
+// ---- values
+
+template <int kHalf>
+PC_FORCE_INLINE Bytes zip_bytes(Bytes a, Bytes b) {
+  return (Bytes)(kHalf == 0 ? zip_low(a, b) : zip_high(a, b));
+}
+
+// Bytes of four rows in turn: quarter q of vector n has the bytes 16 q + 4 n .. + 4.
+PC_FORCE_INLINE void zip_rows(const Bytes (&rows)[4], Bytes (&zipped)[4]) {
+  const Bytes a = zip_bytes<0>(rows[0], rows[1]), b = zip_bytes<0>(rows[2], rows[3]);
+  const Bytes c = zip_bytes<1>(rows[0], rows[1]), d = zip_bytes<1>(rows[2], rows[3]);
+  zipped[0] = zip_words<0>(a, b), zipped[1] = zip_words<1>(a, b);
+  zipped[2] = zip_words<0>(c, d), zipped[3] = zip_words<1>(c, d);
+}
+
+// The codes of a group of 16 dims of four tokens: quarter `kQuarter` of two vectors of zip_rows(), the low nibbles of
+// the first, its high nibbles, and those of the second.
+template <int kQuarter>
+PC_FORCE_INLINE Bytes group_codes(Bytes a, Bytes b) {
+  const auto both = (Words)_mm512_maskz_shuffle_i32x4(kAllLanes, (__m512i)a, (__m512i)b, kQuarter * 0x55);
+  const Words shifts = {0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4};
+  return (Bytes)_mm512_maskz_srlv_epi16(~__mmask32{0}, (__m512i)both, (__m512i)shifts);
+}
+
+// Writes a chunk of values from dim d on to a panel [16, kChunk], four tokens a row.
+template <bool kPrefetches, typename Codes>
+PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int64_t d, int64_t dim,
+                                const PassAhead& next, uint32_t* panel) {
+  const PassAhead ahead = next;
+  const auto put = [&](uint32_t* to, Bytes bytes) __attribute__((always_inline)) { _mm512_store_si512(to, (__m512i)bytes); };
+  const int64_t at = d / Codes::kParts, bytes = dim / Codes::kParts - at;
+  for (int q = 0; q < kTileTokens / 4; ++q) {
+    Bytes rows[4], zipped[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kPrefetches) ahead.prefetch(4 * q + i);
+      rows[i] = load_stored(tile.codes[4 * q + i] + at, bytes);
+    }
+    zip_rows(rows, zipped);
+    uint32_t* const to = panel + dword_of_tokens(q) * kChunk<Codes>;
+    if constexpr (Codes::kParts == 1) {
+#pragma GCC unroll 4
+      for (int n = 0; n < 4; ++n) put(to + n * kAmxColumns, zipped[n]);
+    } else {
+      for_each_constant<4>([&]<int quarter>() __attribute__((always_inline)) {
+        uint32_t* const of_quarter = to + 2 * quarter * kAmxColumns;
+        put(of_quarter, codes.template part<0>(group_codes<quarter>(zipped[0], zipped[1])));
+        put(of_quarter + kAmxColumns, codes.template part<0>(group_codes<quarter>(zipped[2], zipped[3])));
+      });
+    }
+  }
+}
+
+// ---- sums
+
+// The sums of 64 dims from a panel of chunks, [16, 64].
+template <typename Codes>
+PC_FORCE_INLINE void multiply_panel(const WeightDigits& weights, int64_t d, const uint32_t* panel, float* sums) {
+  if constexpr (Codes::kGroup == 0) Amx::load<kLeftTile>(weights.digits, kTileTokens);
+  for_each_constant<4>([&]<int n>() __attribute__((always_inline)) {
+    constexpr int kLeft = kLeftTile + (Codes::kGroup == 0 ? 0 : n % 2), kRight = kRightTile + n % 2;
+    if constexpr (Codes::kGroup != 0) {
+      Amx::load<kLeft>(weights.digits + (d / 16 + n) * kAmxRows * kTileTokens, kTileTokens);
+    }
+    Amx::load<kRight>(panel + n * kAmxColumns, 4 * kChunk<Codes>);
+    Amx::zero<n>();
+    Amx::multiply_bytes<n, kLeft, kRight>();
+    Amx::store<n>(sums + n * kAmxColumns, 4 * kByteDepth);
+  });
+}
+
+// Four vectors of sums in the order of the dims.
+template <typename Codes>
+PC_FORCE_INLINE void order_columns(Vec (&v)[4]) {
+  if constexpr (Codes::kParts == 1) {
+    transpose_quarters(v[0], v[1], v[2], v[3], v);
+  } else {
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) {
+      v[n] = __builtin_shufflevector(v[n], v[n], 0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    }
+  }
+}
+
+// Adds the sums of 64 dims from d on.
+template <typename Codes>
+PC_FORCE_INLINE void add_panel(const HeadRows& rows, const WeightDigits& weights, int64_t d, const float* sums) {
+  for (int64_t r = 0; r < rows.count; ++r, sums += kByteDepth) {
+    Vec v[4];
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) {
+      const float* const high = sums + n * kAmxColumns;
+      v[n] = join_digits(load(high), load(high + kLowDigits * kByteDepth));
+    }
+    order_columns<Codes>(v);
+    float* const acc = rows.acc + r * rows.acc_stride + d;
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) {
+      float unit = weights.units[r];
+      if constexpr (Codes::kGroup != 0) unit *= weights.of_groups[d / 16 + n];
+      if constexpr (Codes::kHasZeroPoints) v[n] = v[n] - weights.excess[r];
+      add_product(acc + n * kLanes, v[n] * unit, rows.factor + r);
+    }
+  }
+}
+
+template <typename Codes>
+inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
+                                 const NextRows& next_rows, const Scratch& scratch) {
+  const int64_t dim = cache.dim;
+  // Of 64 * dim floats: 16 * dim for digits, units and scales of groups, and 16 * (dim + 64) for chunks of the panel.
+  auto* const panel = reinterpret_cast<uint32_t*>(scratch.value + 32 * dim);
+  WeightDigits weights;
+  weights.digits = reinterpret_cast<int8_t*>(scratch.value);
+  weights.of_groups = scratch.value + 16 * dim;
+  if (!make_weight_digits<Codes>(rows, cache, tile, scratch.value + 17 * dim, weights)) return false;
+  prefetch_all_scales(next_rows);
+  const Codes codes;
+  alignas(64) float sums[2][kAmxRows * kByteDepth];
+  const int64_t parts = dim / kByteDepth;
+  PassAhead ahead(next_rows, (dim + kChunk<Codes> - 1) / kChunk<Codes>);
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t d = part * kByteDepth, chunk = d / kChunk<Codes>, start = chunk * kChunk<Codes>;
+    uint32_t* const of_chunk = panel + chunk * kAmxRows * kChunk<Codes>;
+    if (d == start) {
+      if (ahead.begin(chunk)) {
+        pack_chunk<true>(codes, tile, d, dim, ahead, of_chunk);
+      } else {
+        pack_chunk<false>(codes, tile, d, dim, ahead, of_chunk);
+      }
+    }
+    multiply_panel<Codes>(weights, d, of_chunk + d - start, sums[part % 2]);
+    if (part > 0) add_panel<Codes>(rows, weights, d - kByteDepth, sums[1 - part % 2]);
+  }
+  add_panel<Codes>(rows, weights, dim - kByteDepth, sums[1 - parts % 2]);
+  return true;
+}
+
+// Adds the products of all rows, which attend to the same keys. Returns false, having added nothing, if the weights
+// cannot be integers.
+inline bool accumulate_digits(AmxTiles& tiles, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
+                              const NextRows& next_rows, const Scratch& scratch) {
+  tiles.set_rows(kAmxRows);
+  return with_integers(cache.format, [&]<typename Codes>() {
+    return accumulate_digits_of<Codes>(rows, cache, tile, next_rows, scratch);
+  });
+}
+
+// True if few query rows are multiplied with the codes of a format and dim as digits.
+PC_FORCE_INLINE bool has_digits(const Cache& cache) { return has_integers(cache); }
+
+#else
+
+PC_FORCE_INLINE bool has_digits(const Cache&) { return false; }
+inline bool pack_query_digits(const uint16_t*, int64_t, int64_t, const Cache&, const Scratch&, uint32_t*, IntegerRow*) {
+  __builtin_trap();
+}
+inline void score_digits(AmxTiles&, const HeadRows&, const uint32_t*, const Cache&, const StoredTile&, const NextRows&,
+                         const Scratch&) {
+  __builtin_trap();
+}
+inline bool accumulate_digits(AmxTiles&, const HeadRows&, const Cache&, const StoredTile&, const NextRows&,
+                              const Scratch&) {
+  __builtin_trap();
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA
