@@ -144,7 +144,7 @@ class ItemPass {
     if (scores_digits()) {
       const int64_t at = head * rows_;
       takes_integers_ &= pack_query_digits(query_pairs() + at * query_stride_, query_stride_, rows_, args_.key,
-                                           scratch_, query_panel(head), scratch_.integer_rows + at);
+                                           query_panel(head), scratch_.integer_rows + at);
     }
   }
 
@@ -218,8 +218,10 @@ class ItemPass {
     visible_.visit(tile, scratch_);
     if (visible_.empty()) return;
     set_order(tile, visible_.whole() && direct() ? streams_ : kNatural);
+    // The scores of the next head do not wait for the softmax of a head.
+    score(tile, 0);
     for (int64_t head = 0; head < head_count_; ++head) {
-      score(tile, head);
+      if (!last(head)) score(tile, head + 1);
       softmax(tile, head);
     }
     for (int64_t head = 0; head < head_count_; ++head) accumulate_values(tile, head, next);

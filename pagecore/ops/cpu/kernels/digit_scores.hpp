@@ -9,8 +9,8 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_scores.hpp"
-#include "pagecore/ops/cpu/kernels/decode_amx.hpp"
 #include "pagecore/ops/cpu/kernels/digits.hpp"
+#include "pagecore/ops/cpu/kernels/packed.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -20,38 +20,46 @@ namespace {
 // Numbers in a row of an AMX tile.
 constexpr int64_t kByteDepth = kAmxRowBytes;
 constexpr int kTileNumbers = kAmxRows * static_cast<int>(kAmxColumns);
+constexpr int kRuns = static_cast<int>(kTileTokens) / kAmxRows;
 // Query rows that share the columns of e2m1.
 constexpr int64_t kGroupRows = 4;
 
 // ---- queries
 
-// The dim of a place in 64 numbers.
+// 64 bfloat16 numbers in the order of the codes of keys.
 template <typename Codes>
-constexpr int dim_at(int place) {
-  return Codes::kParts == 1 ? place : place % 32 * 2 + place / 32;
+PC_FORCE_INLINE void load_ordered(const uint16_t* from, Vec (&numbers)[4]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (Codes::kParts == 1) {
+      numbers[i] = widen_bf16(load_half(from + i * kLanes));
+    } else {
+      const auto pairs = (Words)load_pairs(from + i % 2 * kPairLanes);
+      numbers[i] = i < 2 ? even_floats(pairs) : odd_floats(pairs);
+    }
+  }
 }
 
-// Writes the digits of a row of integers to the columns of row `r` of a panel, [dim / 4, 16], or for e2m1
-// [dim / 64, blocks of 4 rows, 2 digits, 16, 16], whose other columns are 0.
+// Writes the digits of 64 integers to the columns of row `r` in a part of a panel: [16, 16] for 64 dims, or for e2m1
+// [blocks of 4 rows, 2 digits, 16, 16], whose other columns are 0.
 template <typename Codes>
-inline void put_digits(const int16_t* row, int64_t dim, int64_t r, int64_t blocks, uint32_t* panel) {
-  for (int64_t d = 0; d < dim; d += kByteDepth) {
-    alignas(64) int8_t digits[2][kByteDepth];
-    for (int i = 0; i < kByteDepth; ++i) {
-      const int16_t number = row[d + dim_at<Codes>(i)];
-      digits[0][i] = high_digit(number);
-      digits[1][i] = static_cast<int8_t>(number);
-    }
-    for (int digit = 0; digit < 2; ++digit) {
-      uint32_t dwords[kAmxRows];
-      __builtin_memcpy(dwords, digits[digit], sizeof dwords);
-      for (int k = 0; k < kAmxRows; ++k) {
-        if constexpr (Codes::kGroup == 0) {
-          panel[(d / 4 + k) * kAmxColumns + digit * kLowDigits + r] = dwords[k];
-        } else {
-          const int64_t tile = (d / kByteDepth * blocks + r / kGroupRows) * 2 + digit;
-          panel[tile * kTileNumbers + k * kAmxColumns + k % 8 / 2 * kGroupRows + r % kGroupRows] = dwords[k];
-        }
+PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t* panel) {
+  alignas(64) uint32_t digits[2][kAmxRows];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const auto store_bytes = [&](uint32_t* to, IntVec v) __attribute__((always_inline)) {
+      _mm_store_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)v));
+    };
+    store_bytes(digits[0], (integers[i] + 128) >> 8);
+    store_bytes(digits[1], integers[i]);
+  }
+  for (int digit = 0; digit < 2; ++digit) {
+    for (int64_t k = 0; k < kAmxRows; ++k) {
+      if constexpr (Codes::kGroup == 0) {
+        panel[k * kAmxColumns + digit * kLowDigits + r] = digits[digit][k];
+      } else {
+        const int64_t tile = r / kGroupRows * 2 + digit, column = k % 8 / 2 * kGroupRows + r % kGroupRows;
+        panel[tile * kTileNumbers + k * kAmxColumns + column] = digits[digit][k];
       }
     }
   }
@@ -60,34 +68,41 @@ inline void put_digits(const int16_t* row, int64_t dim, int64_t r, int64_t block
 PC_FORCE_INLINE int64_t blocks_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
 
 template <typename Codes>
-inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, int64_t dim, float* given,
-                           uint32_t* panel, IntegerRow* of_rows) {
-  auto* const integers = reinterpret_cast<int16_t*>(given + dim);
-  const int64_t blocks = blocks_of(count);
-  const int64_t dwords = Codes::kGroup == 0 ? dim / 4 * kAmxColumns : dim / kByteDepth * blocks * 2 * kTileNumbers;
-  __builtin_memset(panel, 0, static_cast<size_t>(dwords) * sizeof *panel);
+inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, int64_t dim, uint32_t* panel,
+                           IntegerRow* of_rows) {
+  const int64_t part = kTileNumbers * (Codes::kGroup == 0 ? 1 : 2 * blocks_of(count));
+  if constexpr (Codes::kGroup != 0) {
+    __builtin_memset(panel, 0, static_cast<size_t>(dim / kByteDepth * part) * sizeof *panel);
+  }
   for (int64_t r = 0; r < count; ++r, rows += stride) {
-    IntVec bits{};
+    IntVec bits{}, sums{};
     for (int64_t d = 0; d < dim; d += kLanes) {
-      const Vec numbers = widen_bf16(load_half(rows + d));
-      store(given + d, numbers);
-      bits = max(bits, (IntVec)numbers & kMagnitudeBits);
+      bits = max(bits, (IntVec)widen_bf16(load_half(rows + d)) & kMagnitudeBits);
     }
     float factor;
     if (!integer_factor(largest_of_lanes(bits), factor, of_rows[r].unit, kLargestDigits)) return false;
+    for (int64_t d = 0; d < dim; d += kByteDepth) {
+      Vec numbers[4];
+      IntVec integers[4];
+      load_ordered<Codes>(rows + d, numbers);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        integers[i] = nearest(numbers[i] * factor);
+        sums += integers[i];
+      }
+      put_digits<Codes>(integers, r, panel + d / kByteDepth * part);
+    }
     of_rows[r].unit *= Codes::kUnit;
-    of_rows[r].sum = round_row(given, dim, factor, integers);
-    put_digits<Codes>(integers, dim, r, blocks, panel);
+    of_rows[r].sum = sum(to_floats(sums));
   }
   return true;
 }
 
 // Packs the digits of bfloat16 query rows. Returns false if a row has none.
-inline bool pack_query_digits(const uint16_t* rows, int64_t stride, int64_t count, const Cache& cache,
-                              const Scratch& scratch, uint32_t* panel, IntegerRow* of_rows) {
-  auto* const given = reinterpret_cast<float*>(scratch.unpacked);
+inline bool pack_query_digits(const uint16_t* rows, int64_t stride, int64_t count, const Cache& cache, uint32_t* panel,
+                              IntegerRow* of_rows) {
   return with_integers(cache.format, [&]<typename Codes>() {
-    return pack_digits_of<Codes>(rows, stride, count, cache.dim, given, panel, of_rows);
+    return pack_digits_of<Codes>(rows, stride, count, cache.dim, panel, of_rows);
   });
 }
 
@@ -133,18 +148,24 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
   const Codes codes;
   const RowAhead ahead = rows_ahead(next_rows, tile);
   alignas(64) float sums[kTileTokens][kAmxColumns];
-  for_each_constant<kTileTokens / kAmxRows>([&]<int g>() __attribute__((always_inline)) {
+  KeyRows keys[kRuns];
+  const auto multiply = [&]<int g>() __attribute__((always_inline)) {
     constexpr int kLeft = kLeftTile + g % 2, kRight = kRightTile + g % 2;
-    for (int t = 0; t < kAmxRows; ++t) ahead.prefetch(g * kAmxRows + t);
-    const KeyRows keys = byte_rows(codes, tile, g * kAmxRows, dim, copies + g * kAmxRows * dim);
     Amx::zero<g>();
     for (int64_t d = 0; d < dim; d += kByteDepth) {
       Amx::load<kRight>(panel + d / 4 * kAmxColumns, kAmxRowBytes);
-      Amx::load<kLeft>(keys.first + d, keys.stride);
+      Amx::load<kLeft>(keys[g].first + d, keys[g].stride);
       Amx::multiply_bytes<g, kLeft, kRight>();
     }
     Amx::store<g>(sums[g * kAmxRows], kAmxRowBytes);
+  };
+  // A tile waits for the stores of its rows: those of the next one come first.
+  for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
+    for (int t = 0; t < kAmxRows; ++t) ahead.prefetch(g * kAmxRows + t);
+    keys[g] = byte_rows(codes, tile, g * kAmxRows, dim, copies + g * kAmxRows * dim);
+    if constexpr (g > 0) multiply.template operator()<g - 1>();
   });
+  multiply.template operator()<kRuns - 1>();
   [[maybe_unused]] Vec zero_points[kTileDwords];
   if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
   for (int64_t row = 0; row < rows.count; row += kGroupRows) {
@@ -204,7 +225,7 @@ PC_FORCE_INLINE void add_groups(const float* sums, const uint16_t* scales, int64
 // Scores of e2m1. The sums of a step are added a step later, so that the products do not wait for each other.
 inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cache& cache, const StoredTile& tile,
                          const NextRows& next_rows, const Scratch& scratch) {
-  const int64_t dim = cache.dim, blocks = blocks_of(rows.count), steps = kTileTokens / kAmxRows * blocks;
+  const int64_t dim = cache.dim, blocks = blocks_of(rows.count), steps = kRuns * blocks;
   const E2M1Integers codes;
   const RowAhead ahead = rows_ahead(next_rows, tile);
   auto* const scales = reinterpret_cast<uint16_t*>(scratch.key);

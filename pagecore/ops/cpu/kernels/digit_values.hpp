@@ -114,20 +114,27 @@ PC_FORCE_INLINE Bytes group_codes(Bytes a, Bytes b) {
   return (Bytes)_mm512_maskz_srlv_epi16(~__mmask32{0}, (__m512i)both, (__m512i)shifts);
 }
 
+// Prefetches a few rows of a tile for each four tokens of another.
+struct FewAhead {
+  RowAhead rows;
+  int next, count;
+
+  PC_FORCE_INLINE void prefetch() {
+    for (int i = 0; i < count; ++i) rows.prefetch(next++);
+  }
+};
+
 // Writes a chunk of values from dim d on to a panel [16, kChunk], four tokens a row.
-template <bool kPrefetches, typename Codes>
-PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int64_t d, int64_t dim,
-                                const PassAhead& next, uint32_t* panel) {
-  const PassAhead ahead = next;
+template <typename Codes>
+PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int64_t d, int64_t dim, FewAhead ahead,
+                                uint32_t* panel) {
   const auto put = [&](uint32_t* to, Bytes bytes) __attribute__((always_inline)) { _mm512_store_si512(to, (__m512i)bytes); };
   const int64_t at = d / Codes::kParts, bytes = dim / Codes::kParts - at;
   for (int q = 0; q < kTileTokens / 4; ++q) {
     Bytes rows[4], zipped[4];
+    ahead.prefetch();
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kPrefetches) ahead.prefetch(4 * q + i);
-      rows[i] = load_stored(tile.codes[4 * q + i] + at, bytes);
-    }
+    for (int i = 0; i < 4; ++i) rows[i] = load_stored(tile.codes[4 * q + i] + at, bytes);
     zip_rows(rows, zipped);
     uint32_t* const to = panel + dword_of_tokens(q) * kChunk<Codes>;
     if constexpr (Codes::kParts == 1) {
@@ -140,6 +147,20 @@ PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int6
         put(of_quarter + kAmxColumns, codes.template part<0>(group_codes<quarter>(zipped[2], zipped[3])));
       });
     }
+  }
+}
+
+// Writes all values, chunk by chunk, and prefetches the next rows in the course of the first four chunks.
+template <typename Codes>
+inline void pack_panel(const StoredTile& tile, int64_t dim, const NextRows& next_rows, uint32_t* panel) {
+  constexpr int64_t kWidth = kChunk<Codes>;
+  const Codes codes;
+  const int64_t chunks = (dim + kWidth - 1) / kWidth;
+  const int count = next_rows.rows.base == nullptr ? 0 : chunks == 1 ? 4 : chunks < 4 ? 2 : 1;
+  for (int64_t i = 0; i < chunks; ++i) {
+    const int first = static_cast<int>(i) * count * kAmxRows;
+    const FewAhead ahead{RowAhead(next_rows), first, first < kTileTokens ? count : 0};
+    pack_chunk(codes, tile, i * kWidth, dim, ahead, panel + i * kAmxRows * kWidth);
   }
 }
 
@@ -207,21 +228,12 @@ inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const
   weights.of_groups = scratch.value + 16 * dim;
   if (!make_weight_digits<Codes>(rows, cache, tile, scratch.value + 17 * dim, weights)) return false;
   prefetch_all_scales(next_rows);
-  const Codes codes;
+  pack_panel<Codes>(tile, dim, next_rows, panel);
   alignas(64) float sums[2][kAmxRows * kByteDepth];
   const int64_t parts = dim / kByteDepth;
-  PassAhead ahead(next_rows, (dim + kChunk<Codes> - 1) / kChunk<Codes>);
   for (int64_t part = 0; part < parts; ++part) {
-    const int64_t d = part * kByteDepth, chunk = d / kChunk<Codes>, start = chunk * kChunk<Codes>;
-    uint32_t* const of_chunk = panel + chunk * kAmxRows * kChunk<Codes>;
-    if (d == start) {
-      if (ahead.begin(chunk)) {
-        pack_chunk<true>(codes, tile, d, dim, ahead, of_chunk);
-      } else {
-        pack_chunk<false>(codes, tile, d, dim, ahead, of_chunk);
-      }
-    }
-    multiply_panel<Codes>(weights, d, of_chunk + d - start, sums[part % 2]);
+    const int64_t d = part * kByteDepth, start = d / kChunk<Codes> * kChunk<Codes>;
+    multiply_panel<Codes>(weights, d, panel + start * kAmxRows + d - start, sums[part % 2]);
     if (part > 0) add_panel<Codes>(rows, weights, d - kByteDepth, sums[1 - part % 2]);
   }
   add_panel<Codes>(rows, weights, dim - kByteDepth, sums[1 - parts % 2]);
@@ -244,7 +256,7 @@ PC_FORCE_INLINE bool has_digits(const Cache& cache) { return has_integers(cache)
 #else
 
 PC_FORCE_INLINE bool has_digits(const Cache&) { return false; }
-inline bool pack_query_digits(const uint16_t*, int64_t, int64_t, const Cache&, const Scratch&, uint32_t*, IntegerRow*) {
+inline bool pack_query_digits(const uint16_t*, int64_t, int64_t, const Cache&, uint32_t*, IntegerRow*) {
   __builtin_trap();
 }
 inline void score_digits(AmxTiles&, const HeadRows&, const uint32_t*, const Cache&, const StoredTile&, const NextRows&,
