@@ -42,7 +42,7 @@ void unpack_keys(const Codes& codes, const StoredTile& tile, const NextRows& nex
                  int64_t dim, uint16_t* rows) {
   const RowAhead ahead = rows_ahead(next_rows, tile);
   for (int t = 0; t < kTileTokens; ++t, rows += dim) {
-    if (t % 2 == 0) ahead.prefetch(t / 2);
+    ahead.prefetch_streams(t);
     const uint16_t* const of_token = scales + (kGroup == 0 ? 0 : t * dim / kGroup);
     int64_t d = 0;
     for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) unpack_chunk<4, kGroup>(codes, tile, t, d, of_token, rows);
@@ -51,12 +51,12 @@ void unpack_keys(const Codes& codes, const StoredTile& tile, const NextRows& nex
 }
 
 // Scores of rows of keys that the tiles load as they are.
-inline void score_unpacked(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel,
-                           const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
+inline void score_unpacked(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, int64_t dim,
+                           const Scratch& scratch) {
   int64_t offsets[kTileTokens];
   for (int t = 0; t < kTileTokens; ++t) offsets[t] = t * dim * static_cast<int64_t>(sizeof(uint16_t));
   const TokenRows keys{reinterpret_cast<const char*>(scratch.unpacked), offsets};
-  score_amx(tiles, keys, {0, kTileTokens, nullptr}, next_rows, dim, query_panel, rows.count, rows.scores, nullptr);
+  score_amx(tiles, keys, {0, kTileTokens, nullptr}, {}, dim, query_panel, rows.count, rows.scores, nullptr);
 }
 
 template <typename Codes, int kGroup>
@@ -65,7 +65,7 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
   const Codes codes(tile);
   prefetch_all_scales(next_rows);
   unpack_keys<kGroup>(codes, tile, next_rows, reinterpret_cast<const uint16_t*>(scratch.key), dim, scratch.unpacked);
-  score_unpacked(tiles, rows, query_panel, next_rows, dim, scratch);
+  score_unpacked(tiles, rows, query_panel, dim, scratch);
   if constexpr (Codes::kHasZeroPoints) {
     for (int64_t r = 0; r < rows.count; ++r) {
       float query_sum[1];
@@ -107,7 +107,7 @@ template <typename Codes>
 void pack_value_panel(const Codes& codes, const StoredTile& tile, const RowAhead& next, int64_t dim, uint32_t* panel) {
   const RowAhead ahead = next;
   for (int t = 0; t < kTileTokens; t += 2) {
-    ahead.prefetch(t / 2);
+    ahead.prefetch_streams(t / 2);
     for (int64_t d = 0; d < dim; d += kValueDims, panel += kValueDims) {
       PairVec pairs[kValueVectors];
       codes.values(tile, t, d, pairs);
@@ -126,7 +126,7 @@ struct BlockAhead {
   // At one of kSteps steps.
   static constexpr int kSteps = 2 * kValueVectors;
   PC_FORCE_INLINE void prefetch(int step) const {
-    for (int i = step * count / kSteps; i < (step + 1) * count / kSteps; ++i) rows.prefetch(first + i);
+    for (int i = step * count / kSteps; i < (step + 1) * count / kSteps; ++i) rows.prefetch_streams(first + i);
   }
 };
 

@@ -161,7 +161,7 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
   };
   // A tile waits for the stores of its rows: those of the next one come first.
   for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
-    for (int t = 0; t < kAmxRows; ++t) ahead.prefetch(g * kAmxRows + t);
+    for (int t = 0; t < kAmxRows; ++t) ahead.prefetch_streams(g * kAmxRows + t);
     keys[g] = byte_rows(codes, tile, g * kAmxRows, dim, copies + g * kAmxRows * dim);
     if constexpr (g > 0) multiply.template operator()<g - 1>();
   });
@@ -245,7 +245,7 @@ inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cach
   for (int64_t step = 0; step < steps; ++step) {
     const int64_t block = step % blocks, token = step / blocks * kAmxRows;
     if (block == 0) {
-      for (int64_t t = token; t < token + kAmxRows; ++t) ahead.prefetch(static_cast<int>(t));
+      for (int64_t t = token; t < token + kAmxRows; ++t) ahead.prefetch_streams(static_cast<int>(t));
       keys = byte_rows(codes, tile, static_cast<int>(token), dim, reinterpret_cast<char*>(scratch.unpacked) + token * dim);
     }
     multiply_groups(keys, panel + 2 * block * kTileNumbers, blocks, dim, sums_of(step));

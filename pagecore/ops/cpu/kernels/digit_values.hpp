@@ -120,7 +120,7 @@ struct FewAhead {
   int next, count;
 
   PC_FORCE_INLINE void prefetch() {
-    for (int i = 0; i < count; ++i) rows.prefetch(next++);
+    for (int i = 0; i < count; ++i) rows.prefetch_streams(next++);
   }
 };
 
