@@ -43,12 +43,6 @@ PC_FORCE_INLINE int64_t key_panel_size(int64_t dim) { return padded(dim) * kTile
 PC_FORCE_INLINE int64_t key_pairs_size(int64_t dim) { return pair_padded(dim) / 2 * kTileTokens; }
 PC_FORCE_INLINE int64_t value_panel_size(int64_t dim) { return kTileTokens * padded(dim); }
 
-// Size of a packed query for AMX, in 4-byte elements: pairs, or digits for 4-bit codes, which have room for 4 rows.
-PC_FORCE_INLINE int64_t query_panel_size(int64_t rows, int64_t dim) {
-  const int64_t size = pair_padded(dim) / 2 * kDecodeRows;
-  return rows >= kDecodeRows ? 0 : rows > 4 && rows <= kCodeRows ? 2 * size : size;
-}
-
 // Zeros that replace a row of keys or values that must not be read.
 PC_FORCE_INLINE int64_t zero_numbers(int64_t dim, int64_t value_dim) {
   return padded(dim > value_dim ? dim : value_dim);
@@ -91,7 +85,7 @@ struct Scratch {
   float* value;           // packed tile of values
   float* scores;          // [heads, rows, 64]; overwritten by the weights
   uint16_t* weights;      // [heads, rows, 64], bfloat16, plus kDecodeRows rows of slack
-  uint32_t* query_panel;  // [heads, query_panel_size]
+  uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows] if rows < kDecodeRows, else empty
   float* scale;           // [heads], factor of the scores
   float* zeros;           // [zero_numbers]
   float* acc;             // [heads, rows, padded value dim], sums since the last fold
@@ -125,7 +119,8 @@ PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64
   scratch.value = take(value_panel_size(value_dim));
   scratch.scores = take(all * kTileTokens);
   scratch.weights = reinterpret_cast<uint16_t*>(take((all + kDecodeRows) * kTileTokens / 2));
-  scratch.query_panel = reinterpret_cast<uint32_t*>(take(heads * query_panel_size(rows, dim)));
+  scratch.query_panel =
+      reinterpret_cast<uint32_t*>(take(rows < kDecodeRows ? heads * pair_padded(dim) / 2 * kDecodeRows : 0));
   scratch.scale = take(heads);
   scratch.zeros = take(zero_numbers(dim, value_dim));
   scratch.acc = take(all * dv);

@@ -64,7 +64,6 @@ class ItemPass {
         from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
         by_amx_(kHasAmx && pairs_ &&
                 (is_plain(args.key) ? !packed_ && batch.from_cache : !batch.invariant && rows_ < kPackRows)),
-        by_digits_(by_amx_ && rows_ <= kCodeRows),
         query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
@@ -164,7 +163,7 @@ class ItemPass {
   }
 
   [[nodiscard]] uint32_t* query_panel(int64_t head) const {
-    return scratch_.query_panel + head * query_panel_size(rows_, args_.key.dim);
+    return scratch_.query_panel + head * query_stride_ / 2 * kDecodeRows;
   }
 
   // ---- tiles of keys
@@ -240,7 +239,7 @@ class ItemPass {
   // The same for the queries of make_integers().
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
   // True if AMX multiplies the codes of keys with digits of queries.
-  [[nodiscard]] bool scores_digits() const { return by_digits_ && takes_integers_ && keys_.takes_digits(); }
+  [[nodiscard]] bool scores_digits() const { return by_amx_ && takes_integers_ && keys_.takes_digits(rows_); }
   // True if AMX takes the codes of keys, unpacked. order_query_rows() then orders the queries.
   [[nodiscard]] bool unpacks_codes() const { return keys_.packs() && by_amx_; }
 
@@ -361,7 +360,7 @@ class ItemPass {
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
     if (values_.packs() && visible_.uniform()) {
       if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
-      if (by_digits_ && values_.takes_digits() &&
+      if (by_amx_ && values_.takes_digits(rows_) &&
           values_.accumulate_digits(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
         return;
       }
@@ -439,7 +438,6 @@ class ItemPass {
   bool from_codes_;             // quantised tiles are multiplied without a panel
   bool takes_integers_ = true;  // queries that are multiplied as integers can be
   bool by_amx_;                 // AMX reads keys in place, or unpacked; values are packed
-  bool by_digits_;              // AMX multiplies codes with digits if it can
   int64_t query_stride_;
   const Order& streams_;
   Scratch scratch_;

@@ -81,7 +81,7 @@ class CacheRows {
   }
 
   // The same with AMX and digits. accumulate_digits() returns false, having changed nothing, if weights have none.
-  [[nodiscard]] bool takes_digits() const { return has_digits(cache_); }
+  [[nodiscard]] bool takes_digits(int64_t rows) const { return has_digits(cache_, rows); }
   void score_digits(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const RowOffsets& places,
                     int64_t head, const TileUse& use, const NextRows& next_rows, const Scratch& scratch) const {
     PC_ISA::score_digits(tiles, rows, query_panel, cache_, stored(places, head, use, scratch), next_rows, scratch);

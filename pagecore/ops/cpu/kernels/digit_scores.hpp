@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kByteDepth = kAmxRowBytes;
 constexpr int kTileNumbers = kAmxRows * static_cast<int>(kAmxColumns);
 constexpr int kRuns = static_cast<int>(kTileTokens) / kAmxRows;
-// Query rows that share the columns of e2m1.
+// Query rows that e2m1 has columns for.
 constexpr int64_t kGroupRows = 4;
 
 // ---- queries
@@ -41,7 +41,7 @@ PC_FORCE_INLINE void load_ordered(const uint16_t* from, Vec (&numbers)[4]) {
 }
 
 // Writes the digits of 64 integers to the columns of row `r` in a part of a panel: [16, 16] for 64 dims, or for e2m1
-// [blocks of 4 rows, 2 digits, 16, 16], whose other columns are 0.
+// [2 digits, 16, 16], whose other columns are 0.
 template <typename Codes>
 PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t* panel) {
   alignas(64) uint32_t digits[2][kAmxRows];
@@ -58,19 +58,16 @@ PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t
       if constexpr (Codes::kGroup == 0) {
         panel[k * kAmxColumns + digit * kLowDigits + r] = digits[digit][k];
       } else {
-        const int64_t tile = r / kGroupRows * 2 + digit, column = k % 8 / 2 * kGroupRows + r % kGroupRows;
-        panel[tile * kTileNumbers + k * kAmxColumns + column] = digits[digit][k];
+        panel[digit * kTileNumbers + k * kAmxColumns + k % 8 / 2 * kGroupRows + r] = digits[digit][k];
       }
     }
   }
 }
 
-PC_FORCE_INLINE int64_t blocks_of(int64_t rows) { return (rows + kGroupRows - 1) / kGroupRows; }
-
 template <typename Codes>
 inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, int64_t dim, uint32_t* panel,
                            IntegerRow* of_rows) {
-  const int64_t part = kTileNumbers * (Codes::kGroup == 0 ? 1 : 2 * blocks_of(count));
+  const int64_t part = kTileNumbers * (Codes::kGroup == 0 ? 1 : 2);
   if constexpr (Codes::kGroup != 0) {
     __builtin_memset(panel, 0, static_cast<size_t>(dim / kByteDepth * part) * sizeof *panel);
   }
@@ -187,8 +184,8 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
 }
 
 // The sums of 16 keys over each group of 64 dims, for 4 rows: [dim / 64, 2 digits, 16, 16].
-inline void multiply_groups(const KeyRows& keys, const uint32_t* panel, int64_t blocks, int64_t dim, float* sums) {
-  for (int64_t d = 0; d < dim; d += kByteDepth, panel += 2 * blocks * kTileNumbers, sums += 2 * kTileNumbers) {
+inline void multiply_groups(const KeyRows& keys, const uint32_t* panel, int64_t dim, float* sums) {
+  for (int64_t d = 0; d < dim; d += kByteDepth, panel += 2 * kTileNumbers, sums += 2 * kTileNumbers) {
     Amx::load<kLeftTile>(keys.first + d, keys.stride);
     for_each_constant<2>([&]<int digit>() __attribute__((always_inline)) {
       Amx::zero<digit>();
@@ -211,47 +208,49 @@ PC_FORCE_INLINE void add_groups(const float* sums, const uint16_t* scales, int64
       of_tokens[t] = fma(join_digits(load(from), load(from + kTileNumbers)), scale, of_tokens[t]);
     }
   }
-  const auto add_quarters = [](Vec a, Vec b) __attribute__((always_inline)) {
-    return even_quarters(a, b) + odd_quarters(a, b);
-  };
+  const auto add_quarters = [](Vec a, Vec b)
+                                __attribute__((always_inline)) { return even_quarters(a, b) + odd_quarters(a, b); };
 #pragma GCC unroll 4
   for (int i = 0; i < kGroupRows; ++i) {
-    of_rows[i] = add_quarters(add_quarters(of_tokens[i], of_tokens[4 + i]),
-                              add_quarters(of_tokens[8 + i], of_tokens[12 + i]));
+    of_rows[i] =
+        add_quarters(add_quarters(of_tokens[i], of_tokens[4 + i]), add_quarters(of_tokens[8 + i], of_tokens[12 + i]));
   }
   transpose_squares(of_rows);
 }
 
-// Scores of e2m1. The sums of a step are added a step later, so that the products do not wait for each other.
+// Scores of e2m1. Keys are unpacked a step before they are multiplied, and their sums are added a step later, so that
+// products wait neither for stores nor for each other.
 inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cache& cache, const StoredTile& tile,
                          const NextRows& next_rows, const Scratch& scratch) {
-  const int64_t dim = cache.dim, blocks = blocks_of(rows.count), steps = kRuns * blocks;
+  const int64_t dim = cache.dim;
   const E2M1Integers codes;
   const RowAhead ahead = rows_ahead(next_rows, tile);
   auto* const scales = reinterpret_cast<uint16_t*>(scratch.key);
   convert_scales(cache, tile, scales);
-  const auto sums_of = [&](int64_t step) { return scratch.key + (1 + step % 2) * 16 * dim; };
-  const auto add = [&](int64_t step) {
-    const int64_t row = step % blocks * kGroupRows, token = step / blocks * kAmxRows;
+  KeyRows keys[kRuns];
+  const auto unpack = [&](int run) {
+    const int first = run * kAmxRows;
+    for (int t = first; t < first + kAmxRows; ++t) ahead.prefetch_streams(t);
+    keys[run] = byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + first * dim);
+  };
+  const auto sums_of = [&](int run) { return scratch.key + (1 + run % 2) * 16 * dim; };
+  const auto add = [&](int run) {
+    const int64_t first = run * kAmxRows;
     Vec of_rows[kGroupRows];
-    add_groups(sums_of(step), scales + token * dim / 16, dim, of_rows);
+    add_groups(sums_of(run), scales + first * dim / 16, dim, of_rows);
 #pragma GCC unroll 4
     for (int64_t r = 0; r < kGroupRows; ++r) {
-      if (row + r == rows.count) break;
-      store(rows.scores + (row + r) * kTileTokens + token, of_rows[r] * rows.integer_rows[row + r].unit);
+      if (r == rows.count) break;
+      store(rows.scores + r * kTileTokens + first, of_rows[r] * rows.integer_rows[r].unit);
     }
   };
-  KeyRows keys{};
-  for (int64_t step = 0; step < steps; ++step) {
-    const int64_t block = step % blocks, token = step / blocks * kAmxRows;
-    if (block == 0) {
-      for (int64_t t = token; t < token + kAmxRows; ++t) ahead.prefetch_streams(static_cast<int>(t));
-      keys = byte_rows(codes, tile, static_cast<int>(token), dim, reinterpret_cast<char*>(scratch.unpacked) + token * dim);
-    }
-    multiply_groups(keys, panel + 2 * block * kTileNumbers, blocks, dim, sums_of(step));
-    if (step > 0) add(step - 1);
+  unpack(0);
+  for (int run = 0; run < kRuns; ++run) {
+    if (run + 1 < kRuns) unpack(run + 1);
+    multiply_groups(keys[run], panel, dim, sums_of(run));
+    if (run > 0) add(run - 1);
   }
-  add(steps - 1);
+  add(kRuns - 1);
 }
 
 // Scores of all rows, whose digits pack_query_digits() has packed.

@@ -20,7 +20,8 @@ struct WeightDigits {
   int8_t* digits;
   float* of_groups;  // [groups]; units, besides those of rows
   float units[kCodeRows];
-  float excess[kCodeRows];  // sum of weights times zero points
+  float excess[kCodeRows];                            // sum of weights times zero points
+  alignas(64) float weights[kCodeRows][kTileTokens];  // times their factors
 };
 
 // Numbers that are made from 4 x 64 stored bytes.
@@ -47,47 +48,49 @@ inline void divide_scales(float* scales, int64_t groups, float unit, float* of_g
   }
 }
 
-// Makes the weights of `rows` integers. Returns false if one is infinite or NaN, or a row too small.
-template <typename Codes>
-inline bool make_weight_digits(const HeadRows& rows, const Cache& cache, const StoredTile& tile, float* scales,
-                               WeightDigits& made) {
-  const int64_t groups = Codes::kGroup == 0 ? 1 : cache.dim / 16;
-  [[maybe_unused]] Vec largest[kTileDwords] = {}, zero_points[kTileDwords];
-  if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
-  if constexpr (Codes::kGroup != 0) {
-    expand_scales(cache, tile, scales);
-    divide_scales(scales, groups, Codes::kUnit, made.of_groups, largest);
-  }
+// Writes the weights of each row times the factor that makes them integers. Returns false if one is infinite or NaN, or
+// a row too small.
+template <bool kGroups>
+inline bool factor_weights(const HeadRows& rows, const Vec (&largest)[kTileDwords], WeightDigits& made) {
   for (int64_t r = 0; r < rows.count; ++r) {
     const float* const row = rows.scores + r * kTileTokens;
-    Vec weights[kTileDwords];
     IntVec bits{};
 #pragma GCC unroll 4
     for (int i = 0; i < kTileDwords; ++i) {
-      weights[i] = load(row + i * kLanes);
-      const Vec most = Codes::kGroup == 0 ? weights[i] : weights[i] * largest[i];
-      bits = max(bits, (IntVec)most & kMagnitudeBits);
+      Vec weight = load(row + i * kLanes);
+      if constexpr (kGroups) weight = weight * largest[i];
+      bits = max(bits, (IntVec)weight & kMagnitudeBits);
     }
     float factor;
-    const int32_t top = largest_of_lanes(bits);
-    if (!integer_factor(top, factor, made.units[r], kLargestDigits)) return false;
+    if (!integer_factor(largest_of_lanes(bits), factor, made.units[r], kLargestDigits)) return false;
 #pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) weights[i] = weights[i] * factor;
-    [[maybe_unused]] Vec excess{};
-    for (int64_t g = 0; g < groups; ++g) {
+    for (int i = 0; i < kTileDwords; ++i) store(made.weights[r] + i * kLanes, load(row + i * kLanes) * factor);
+  }
+  return true;
+}
+
+// Writes the digits of the weights, times the scales [groups, 64] if there are any.
+template <typename Codes>
+inline void write_digits(const StoredTile& tile, int64_t count, int64_t groups, const float* scales,
+                         WeightDigits& made) {
+  [[maybe_unused]] Vec zero_points[kTileDwords];
+  if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
+  for (int64_t g = 0; g < groups; ++g, scales += kTileTokens) {
+    for (int64_t r = 0; r < count; ++r) {
       IntVec integers[kTileDwords];
+      [[maybe_unused]] Vec excess{};
 #pragma GCC unroll 4
       for (int i = 0; i < kTileDwords; ++i) {
-        const Vec scaled = Codes::kGroup == 0 ? weights[i] : weights[i] * load(scales + g * kTileTokens + i * kLanes);
-        integers[i] = nearest(scaled);
+        Vec weight = load(made.weights[r] + i * kLanes);
+        if constexpr (Codes::kGroup != 0) weight = weight * load(scales + i * kLanes);
+        integers[i] = nearest(weight);
         if constexpr (Codes::kHasZeroPoints) excess = fma(to_floats(integers[i]), zero_points[i], excess);
       }
+      if constexpr (Codes::kHasZeroPoints) made.excess[r] = sum(excess);
       int8_t* const digits = made.digits + (g * kAmxRows + r) * kTileTokens;
       store_digits(integers, digits, digits + kLowDigits * kTileTokens);
     }
-    made.excess[r] = Codes::kHasZeroPoints ? sum(excess) : 0.0f;
   }
-  return true;
 }
 
 // ---- values
@@ -128,7 +131,8 @@ struct FewAhead {
 template <typename Codes>
 PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int64_t d, int64_t dim, FewAhead ahead,
                                 uint32_t* panel) {
-  const auto put = [&](uint32_t* to, Bytes bytes) __attribute__((always_inline)) { _mm512_store_si512(to, (__m512i)bytes); };
+  const auto put = [&](uint32_t* to, Bytes bytes)
+                       __attribute__((always_inline)) { _mm512_store_si512(to, (__m512i)bytes); };
   const int64_t at = d / Codes::kParts, bytes = dim / Codes::kParts - at;
   for (int q = 0; q < kTileTokens / 4; ++q) {
     Bytes rows[4], zipped[4];
@@ -221,14 +225,22 @@ template <typename Codes>
 inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                                  const NextRows& next_rows, const Scratch& scratch) {
   const int64_t dim = cache.dim;
+  const int64_t groups = Codes::kGroup == 0 ? 1 : dim / 16;
   // Of 64 * dim floats: 16 * dim for digits, units and scales of groups, and 16 * (dim + 64) for chunks of the panel.
   auto* const panel = reinterpret_cast<uint32_t*>(scratch.value + 32 * dim);
+  float* const scales = scratch.value + 17 * dim;
   WeightDigits weights;
   weights.digits = reinterpret_cast<int8_t*>(scratch.value);
   weights.of_groups = scratch.value + 16 * dim;
-  if (!make_weight_digits<Codes>(rows, cache, tile, scratch.value + 17 * dim, weights)) return false;
+  Vec largest[kTileDwords] = {};
+  if constexpr (Codes::kGroup != 0) {
+    expand_scales(cache, tile, scales);
+    divide_scales(scales, groups, Codes::kUnit, weights.of_groups, largest);
+  }
+  if (!factor_weights<Codes::kGroup != 0>(rows, largest, weights)) return false;
   prefetch_all_scales(next_rows);
   pack_panel<Codes>(tile, dim, next_rows, panel);
+  write_digits<Codes>(tile, rows.count, groups, scales, weights);
   alignas(64) float sums[2][kAmxRows * kByteDepth];
   const int64_t parts = dim / kByteDepth;
   for (int64_t part = 0; part < parts; ++part) {
@@ -250,12 +262,14 @@ inline bool accumulate_digits(AmxTiles& tiles, const HeadRows& rows, const Cache
   });
 }
 
-// True if few query rows are multiplied with the codes of a format and dim as digits.
-PC_FORCE_INLINE bool has_digits(const Cache& cache) { return has_integers(cache); }
+// True if query rows are multiplied with the codes of a cache as digits.
+PC_FORCE_INLINE bool has_digits(const Cache& cache, int64_t rows) {
+  return has_integers(cache) && rows <= (group_size(cache.format) == 0 ? kCodeRows : kGroupRows);
+}
 
 #else
 
-PC_FORCE_INLINE bool has_digits(const Cache&) { return false; }
+PC_FORCE_INLINE bool has_digits(const Cache&, int64_t) { return false; }
 inline bool pack_query_digits(const uint16_t*, int64_t, int64_t, const Cache&, uint32_t*, IntegerRow*) {
   __builtin_trap();
 }

@@ -20,7 +20,9 @@ constexpr int kLowDigits = static_cast<int>(kCodeRows);
 PC_FORCE_INLINE int8_t high_digit(int16_t x) { return static_cast<int8_t>((x + 128) >> 8); }
 
 // The integer of two sums of products with digits.
-PC_FORCE_INLINE Vec join_digits(Vec high, Vec low) { return fma(to_floats((IntVec)high), splat(256.0f), to_floats((IntVec)low)); }
+PC_FORCE_INLINE Vec join_digits(Vec high, Vec low) {
+  return fma(to_floats((IntVec)high), splat(256.0f), to_floats((IntVec)low));
+}
 
 // largest_lane() of all lanes, by halves.
 PC_FORCE_INLINE int32_t largest_of_lanes(IntVec v) {
@@ -34,7 +36,8 @@ PC_FORCE_INLINE int32_t largest_of_lanes(IntVec v) {
 // The low nibbles of 32 bytes, then their high nibbles, in the low bits of bytes.
 PC_FORCE_INLINE Bytes nibble_halves(const char* codes) {
   const __m512i both = _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));
-  const auto shifts = (__m512i)(Words{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4});
+  const auto shifts =
+      (__m512i)(Words{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4});
   return (Bytes)_mm512_maskz_srlv_epi16(~__mmask32{0}, both, shifts);
 }
 

@@ -16,10 +16,11 @@ class RowAhead {
       : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
 
   PC_FORCE_INLINE void prefetch(int t) const { prefetch_row<true>(t); }
-  // The i-th row of four streams (tile.hpp), into the second cache: the first has too few lines in flight for memory, and
-  // the second runs ahead in each stream.
+  // The i-th row of four streams (tile.hpp), into the second cache: the first has too few lines in flight for memory,
+  // and the second runs ahead in each stream.
   PC_FORCE_INLINE void prefetch_streams(int i) const {
-    prefetch_row<false>(i % kStreams * (static_cast<int>(kTileTokens) / kStreams) + i / kStreams);
+    const auto place = static_cast<unsigned>(i);
+    prefetch_row<false>(static_cast<int>(place % kStreams * (kTileTokens / kStreams) + place / kStreams));
   }
 
  private:
