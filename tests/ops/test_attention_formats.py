@@ -14,9 +14,10 @@ from pagecore import errors, ops
 from pagecore.arrays.formats import FORMATS
 from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
-from tests.ops.cases import DTYPES, LAYOUTS, Shape, make_case, random_mask
+from tests.ops.cases import DTYPES, LAYOUTS, Shape, assert_output_close, make_case, random_mask
 from tests.ops.format_cases import DIMS, FormatCase, make_format_case, store
 from tests.ops.test_attention_options import OPTIONS
+from tests.reference import attention as reference
 from tests.thinning import in_turn
 
 pytestmark = pytest.mark.slow
@@ -235,6 +236,23 @@ def test_tokens_of_very_different_magnitudes(isa, format, dtype):
     plain.query[::2] = (plain.query[::2].astype(np.float32) * np.float32(1e-3)).astype(plain.query.dtype)
     plain.query[..., 5] *= 20
     FormatCase(plain, store(plain.key_cache, format, "HND"), store(plain.value_cache, format, "HND")).check()
+
+
+@pytest.mark.parametrize("isa", [name for name in ISAS if name.endswith(("bf16", "amx"))], indirect=True)
+@pytest.mark.parametrize("format", ["fp4_block16", "mxfp8"])
+def test_groups_of_values_of_very_different_magnitudes(isa, format):
+    """The integers of a group of values are as exact as those of a group that is 4,096 times as large."""
+    shape = Shape(dims=(64, 128), query_dtype="bfloat16", **DECODE)
+    plain = make_case(replace(shape, layout="NHD"))
+    magnitudes = np.repeat(np.float32(2) ** np.array([0, -12, -4, 3], np.float32), 32)
+    plain.value_cache[...] = (plain.value_cache.astype(np.float32) * magnitudes).astype(plain.value_cache.dtype)
+    case = FormatCase(plain, store(plain.key_cache, format, "HND"), store(plain.value_cache, format, "HND"))
+    query, _, _, table, lens = plain.arrays
+    numbers = case.key.numbers, case.value.numbers
+    expected, _ = reference.paged_attention(query, *numbers, table, lens, **plain.options)
+    out = case.run()
+    for first in range(0, 128, 32):
+        assert_output_close(out[..., first : first + 32], expected[..., first : first + 32])
 
 
 @EVERY_FORMAT

@@ -22,6 +22,7 @@ using Amx = cpu::encoded::HardwareAmx;
 [[gnu::noipa]] void load_once_6(const void* from, int64_t stride) { Amx::load_once<6>(from, stride); }
 [[gnu::noipa]] void store_2(void* to, int64_t stride) { Amx::store<2>(to, stride); }
 [[gnu::noipa]] void multiply_1_4_7() { Amx::multiply<1, 4, 7>(); }
+[[gnu::noipa]] void multiply_bytes_2_5_6() { Amx::multiply_bytes<2, 5, 6>(); }
 
 // Checks that the function's code contains the instruction's bytes, without running it.
 template <typename Function>
@@ -77,6 +78,29 @@ PC_TEST(amx_instructions_are_encoded_as_in_the_manual) {
     // The sum is ModRM.reg, the left side ModRM.rm, the right side vvvv.
     is_encoded(multiply_1_4_7, "tdpbf16ps %tmm7, %tmm4, %tmm1",
                {0xc4, 0xe2, 0x02 | (15 - 7) << 3, 0x5c, 0xc0 | 1 << 3 | 4});
+    is_encoded(multiply_bytes_2_5_6, "tdpbssd %tmm6, %tmm5, %tmm2",
+               {0xc4, 0xe2, 0x03 | (15 - 6) << 3, 0x5e, 0xc0 | 2 << 3 | 5});
+  });
+}
+
+PC_TEST(products_of_bytes_by_amx_are_exact) {
+  rounds(50, [](Random& random) {
+    const Products* level = level_with_amx();
+    if (level == nullptr) return;
+    constexpr int64_t kRows = 16, kDepth = 64, kColumns = 16;
+    const Numbers<int8_t> left(random, kRows * kDepth), right(random, kDepth * kColumns);
+    const Numbers<int32_t> sums(random, kRows * kColumns), known(random, kRows * kColumns);
+    const int64_t least = random.pick({-128, -3});
+    for (int64_t i = 0; i < kRows * kDepth; ++i) left[i] = static_cast<int8_t>(random.between(least, 127));
+    for (int64_t i = 0; i < kDepth * kColumns; ++i) right[i] = static_cast<int8_t>(random.between(least, 127));
+    for (int64_t i = 0; i < kRows * kColumns; ++i) {
+      sums[i] = known[i] = static_cast<int32_t>(random.between(-1000, 1000));
+      for (int64_t k = 0; k < kDepth; ++k) {
+        known[i] += left[i / kColumns * kDepth + k] * right[k / 4 * 4 * kColumns + i % kColumns * 4 + k % 4];
+      }
+    }
+    level->multiply_bytes(left.data(), right.data(), sums.data());
+    PC_CHECK(sums.bytes() == known.bytes(), "sums from ", least, " on");
   });
 }
 

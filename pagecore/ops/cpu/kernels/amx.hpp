@@ -55,6 +55,11 @@ struct HardwareAmx {
   PC_FORCE_INLINE static void multiply() {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight) : "memory");
   }
+  // sum[m][n] += left[m][4k + i] * right[k][4n + i] over all k and i < 4, int8 to int32.
+  template <int kSum, int kLeft, int kRight>
+  PC_FORCE_INLINE static void multiply_bytes() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight) : "memory");
+  }
 };
 
 }  // namespace

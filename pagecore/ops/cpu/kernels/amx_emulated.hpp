@@ -62,14 +62,7 @@ class EmulatedAmx {
   // Even and odd products are summed separately; then both sums are added to the old value.
   template <int kSum, int kLeft, int kRight>
   static void multiply() {
-    static_assert(kSum != kLeft && kSum != kRight && kLeft != kRight);
-    const Shape sum = shape_of(kSum), left = shape_of(kLeft), right = shape_of(kRight);
-    expects(sum.row_bytes % 4 == 0 && left.row_bytes % 4 == 0 && right.row_bytes % 4 == 0,
-            "rows must hold whole pairs");
-    expects(sum.rows == left.rows, "the sum must have the rows of the left side");
-    expects(sum.row_bytes == right.row_bytes, "the sum must have the columns of the right side");
-    expects(left.row_bytes / 4 == right.rows,
-            "the left side must have one pair in a row for each row of the right side");
+    const Shape sum = shape_of_product<kSum, kLeft, kRight>(), right = shape_of(kRight);
     for (int m = 0; m < sum.rows; ++m) {
       Vec even = {}, odd = {};
       for (int k = 0; k < right.rows; ++k) {
@@ -80,12 +73,26 @@ class EmulatedAmx {
         odd = without_denormals(fma(high(BitVec{} + pair), high(pairs), odd));
       }
       const Vec was = without_denormals(load_row(kSum, m));
-      const Vec is = without_denormals(was + without_denormals(even + odd));
-      const auto size = static_cast<size_t>(sum.row_bytes);
-      __builtin_memset(amx_state.bytes[kSum][m], 0, kAmxRowBytes);
-      __builtin_memcpy(amx_state.bytes[kSum][m], &is, size);
+      store_row(kSum, m, without_denormals(was + without_denormals(even + odd)));
     }
-    for (int m = sum.rows; m < kAmxRows; ++m) __builtin_memset(amx_state.bytes[kSum][m], 0, kAmxRowBytes);
+    clear_rows(kSum, sum.rows);
+  }
+  // Sums wrap.
+  template <int kSum, int kLeft, int kRight>
+  static void multiply_bytes() {
+    const Shape sum = shape_of_product<kSum, kLeft, kRight>(), right = shape_of(kRight);
+    for (int m = 0; m < sum.rows; ++m) {
+      auto sums = (BitVec)load_row(kSum, m);
+      for (int k = 0; k < right.rows; ++k) {
+        const auto codes = (IntVec)load_row(kRight, k);
+        for (int i = 0; i < 4; ++i) {
+          const auto number = static_cast<int8_t>(amx_state.bytes[kLeft][m][4 * k + i]);
+          sums += (BitVec)((codes << (24 - 8 * i) >> 24) * number);
+        }
+      }
+      store_row(kSum, m, (Vec)sums);
+    }
+    clear_rows(kSum, sum.rows);
   }
 
  private:
@@ -106,6 +113,29 @@ class EmulatedAmx {
     return {config.rows[tile], config.row_bytes[tile]};
   }
 
+  // Checks the shapes of a product, and returns that of the sum.
+  template <int kSum, int kLeft, int kRight>
+  static Shape shape_of_product() {
+    static_assert(kSum != kLeft && kSum != kRight && kLeft != kRight);
+    const Shape sum = shape_of(kSum), left = shape_of(kLeft), right = shape_of(kRight);
+    expects(sum.row_bytes % 4 == 0 && left.row_bytes % 4 == 0 && right.row_bytes % 4 == 0,
+            "rows must hold whole dwords");
+    expects(sum.rows == left.rows, "the sum must have the rows of the left side");
+    expects(sum.row_bytes == right.row_bytes, "the sum must have the columns of the right side");
+    expects(left.row_bytes / 4 == right.rows,
+            "the left side must have one dword in a row for each row of the right side");
+    return sum;
+  }
+
+  // Changes the columns that the tile has, and clears the others.
+  static void store_row(int tile, int row, Vec v) {
+    const auto size = static_cast<size_t>(shape_of(tile).row_bytes);
+    __builtin_memset(amx_state.bytes[tile][row], 0, kAmxRowBytes);
+    __builtin_memcpy(amx_state.bytes[tile][row], &v, size);
+  }
+  static void clear_rows(int tile, int first) {
+    for (int row = first; row < kAmxRows; ++row) __builtin_memset(amx_state.bytes[tile][row], 0, kAmxRowBytes);
+  }
   PC_FORCE_INLINE static Vec load_row(int tile, int row) {
     return pagecore::cpu::PC_ISA::load(reinterpret_cast<const float*>(amx_state.bytes[tile][row]));
   }

@@ -101,6 +101,8 @@ class ItemPass {
   void start() {
     clear_sums();
     for (int64_t head = 0; head < head_count_; ++head) load_queries(head);
+    if (!by_amx_ || scores_digits()) return;
+    for (int64_t head = 0; head < head_count_; ++head) pack_queries(head);
   }
 
   PC_FORCE_INLINE void clear_sums() {
@@ -138,12 +140,19 @@ class ItemPass {
     if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
-    if (unpacks_codes())
-      order_query_rows(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
+    if (scores_digits()) {
+      const int64_t at = head * rows_;
+      takes_integers_ &= pack_query_digits(query_pairs() + at * query_stride_, query_stride_, rows_, args_.key,
+                                           query_panel(head), scratch_.integer_rows + at);
+    }
+  }
+
+  // Packs bfloat16 queries for AMX.
+  PC_FORCE_INLINE void pack_queries([[maybe_unused]] int64_t head) {
 #if defined(PC_AMX)
-    if (!by_amx_) return;
-    pack_query_pairs(query_pairs() + head * rows_ * query_stride_, query_stride_, rows_, args_.key.dim,
-                     query_panel(head));
+    uint16_t* const queries = query_pairs() + head * rows_ * query_stride_;
+    if (unpacks_codes()) order_query_rows(args_.key, queries, rows_, scratch_.unpacked);
+    pack_query_pairs(queries, query_stride_, rows_, args_.key.dim, query_panel(head));
 #endif
   }
 
@@ -208,8 +217,10 @@ class ItemPass {
     visible_.visit(tile, scratch_);
     if (visible_.empty()) return;
     set_order(tile, visible_.whole() && direct() ? streams_ : kNatural);
+    // The scores of the next head do not wait for the softmax of a head.
+    score(tile, 0);
     for (int64_t head = 0; head < head_count_; ++head) {
-      score(tile, head);
+      if (!last(head)) score(tile, head + 1);
       softmax(tile, head);
     }
     for (int64_t head = 0; head < head_count_; ++head) accumulate_values(tile, head, next);
@@ -227,6 +238,8 @@ class ItemPass {
   [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_; }
   // The same for the queries of make_integers().
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
+  // True if AMX multiplies the codes of keys with digits of queries.
+  [[nodiscard]] bool scores_digits() const { return by_amx_ && takes_integers_ && keys_.takes_digits(rows_); }
   // True if AMX takes the codes of keys, unpacked. order_query_rows() then orders the queries.
   [[nodiscard]] bool unpacks_codes() const { return keys_.packs() && by_amx_; }
 
@@ -263,6 +276,9 @@ class ItemPass {
     if (scores_codes()) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
     if (keys_.products() != CodeProducts::None && takes_integers_) {
       return keys_.score_few(rows, tile.keys, head, visible_.use(), values, scratch_);
+    }
+    if (scores_digits()) {
+      return keys_.score_digits(*tiles_, rows, query_panel(head), tile.keys, head, visible_.use(), values, scratch_);
     }
     if (unpacks_codes()) {
       return keys_.score(*tiles_, rows, query_panel(head), tile.keys, head, visible_.use(), values, scratch_);
@@ -344,6 +360,10 @@ class ItemPass {
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
     if (values_.packs() && visible_.uniform()) {
       if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
+      if (by_amx_ && values_.takes_digits(rows_) &&
+          values_.accumulate_digits(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
+        return;
+      }
       if (by_amx_) return values_.accumulate(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_);
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
       return multiply_value_pairs(*tiles_, rows, dim, scratch_);

@@ -8,6 +8,7 @@
 #include "pagecore/ops/cpu/kernels/code_products.hpp"
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
 #include "pagecore/ops/cpu/kernels/decode_codes_amx.hpp"
+#include "pagecore/ops/cpu/kernels/digit_values.hpp"
 #include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
 #include "pagecore/ops/cpu/kernels/pack_value_codes.hpp"
 
@@ -77,6 +78,17 @@ class CacheRows {
   void accumulate(AmxTiles& tiles, const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
                   const NextRows& next_rows, const Scratch& scratch) const {
     accumulate_codes_amx(tiles, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+
+  // The same with AMX and digits. accumulate_digits() returns false, having changed nothing, if weights have none.
+  [[nodiscard]] bool takes_digits(int64_t rows) const { return has_digits(cache_, rows); }
+  void score_digits(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const RowOffsets& places,
+                    int64_t head, const TileUse& use, const NextRows& next_rows, const Scratch& scratch) const {
+    PC_ISA::score_digits(tiles, rows, query_panel, cache_, stored(places, head, use, scratch), next_rows, scratch);
+  }
+  [[nodiscard]] bool accumulate_digits(AmxTiles& tiles, const HeadRows& rows, const RowOffsets& places, int64_t head,
+                                       const TileUse& use, const NextRows& next_rows, const Scratch& scratch) const {
+    return PC_ISA::accumulate_digits(tiles, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
   // The same without pairs of bfloat16.

@@ -133,6 +133,13 @@ class E2M1Codes {
   const CodeTable* const scaled_;
 };
 
+// The zero points of a tile of int4.
+PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, Vec (&points)[kTileDwords]) {
+  load_dword_rows(tile.scale_addresses(), 0, points);
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileDwords; ++i) points[i] = __builtin_convertvector((IntVec)points[i] & 15, Vec);
+}
+
 // int4, as codes. The products with the zero points are subtracted from sums: keys have one a token, which multiplies
 // the sum of a query row, and values one for all dims.
 class Int4Codes {
@@ -140,9 +147,7 @@ class Int4Codes {
   static constexpr bool kHasZeroPoints = true;
 
   PC_FORCE_INLINE explicit Int4Codes(const StoredTile& tile) : codes_(twice(tile.tables.zero_points[0])) {
-    load_dword_rows(tile.scale_addresses(), 0, points_);
-#pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) points_[i] = __builtin_convertvector((IntVec)points_[i] & 15, Vec);
+    load_zero_points(tile, points_);
   }
 
   PC_FORCE_INLINE __m512i table() const { return codes_; }

@@ -98,7 +98,7 @@ inline void accumulate_codes(const HeadRows& rows, const Cache& cache, const Sto
   float* scales = scratch.value;
   const int64_t dim = cache.dim;
   prefetch_all_scales(next_rows);
-  if (cache.format == Format::MXFP8) expand_scales(tile, dim / group_size(cache.format), scales);
+  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:

@@ -52,6 +52,26 @@ PC_FORCE_INLINE KeyRows key_rows(const TokenRows& keys, const char* const* rows,
   return {reinterpret_cast<const char*>(copy), 2 * width};
 }
 
+// Writes scores [rows, 64] from sums [64, 16].
+inline void store_scores(const float* sums, int64_t rows, float* scores) {
+  constexpr int kSquare = 4;
+  for (int64_t row = 0; row < rows; row += kSquare) {
+    for (int t = 0; t < kTileTokens; t += kLanes) {
+      Vec of_rows[kSquare];
+#pragma GCC unroll 4
+      for (int i = 0; i < kSquare; ++i) {
+        of_rows[i] = load_quarters(sums + (t + i) * kDecodeRows + row, kSquare * kDecodeRows);
+      }
+      transpose_squares(of_rows);
+#pragma GCC unroll 4
+      for (int i = 0; i < kSquare; ++i) {
+        if (row + i == rows) break;
+        store(scores + (row + i) * kTileTokens + t, of_rows[i]);
+      }
+    }
+  }
+}
+
 // Writes scores [rows, 64], rows <= 16; unused tokens score 0. `copy` has room for 64 keys of pair_padded(dim) numbers.
 // Prefetches `next_rows` meanwhile.
 inline void score_amx(AmxTiles& tiles, const TokenRows& keys, const TileUse& use, const NextRows& next_rows,
@@ -78,13 +98,7 @@ inline void score_amx(AmxTiles& tiles, const TokenRows& keys, const TileUse& use
   alignas(64) float transposed[kTileTokens][kDecodeRows];
   for_each_constant<kGroups>(
       [&]<int g>() __attribute__((always_inline)) { Amx::store<g>(transposed[g * kAmxRows], sizeof(transposed[0])); });
-  for (int t = 0; t < kTileTokens; t += kAmxRows) {
-    Vec square[kLanes];
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) square[i] = load(transposed[t + i]);
-    transpose(square);
-    for (int row = 0; row < rows; ++row) store(scores + row * kTileTokens + t, square[row]);
-  }
+  store_scores(transposed[0], rows, scores);
 }
 
 // Adds weights . values to acc. weights [16, 64] is bfloat16; rows from `rows` on may hold anything, and their sums are

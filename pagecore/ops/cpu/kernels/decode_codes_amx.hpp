@@ -1,12 +1,14 @@
 // Decode with AMX from the codes of a quantised cache: one tile of keys and at most 16 query rows.
 //
-//   keys     rows of bfloat16, not transposed: score_amx() multiplies them with a panel of the queries. The numbers of
-//            a row have the order of code_pairs.hpp, which order_query_rows() gives the queries too.
+//   keys     rows of bfloat16, not transposed, the left side of a panel of the queries. The numbers of a row have the
+//            order of code_pairs.hpp, which order_query_rows() gives the queries too; those of mxfp8 are in order.
 //   values   a panel of pairs of tokens, whose columns have the order of code_pairs.hpp; sums are put in order
 //
-// The scales of groups are part of the numbers; those of groups of 32 of values are multiplied with the weights.
+// The scales of groups of 16 are part of the numbers. Those of groups of 32 are multiplied with the sums of keys and
+// with the weights of values.
 //
-// Half of the rows of the next tile are prefetched while codes are unpacked, and half while they are multiplied.
+// The next rows are prefetched while keys are unpacked; half of them while values are, and half while values are
+// multiplied.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
@@ -36,17 +38,13 @@ PC_FORCE_INLINE void unpack_chunk(const Codes& codes, const StoredTile& tile, in
   }
 }
 
-PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile& tile) {
-  return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
-}
-
-// Writes keys [64, dim]. `scales` are those of convert_scales().
+// Writes 16 keys [16, dim] from the token `first` on. `scales` are those of convert_scales().
 template <int kGroup, typename Codes>
-void unpack_keys(const Codes& codes, const StoredTile& tile, const NextRows& next_rows, const uint16_t* scales,
-                 int64_t dim, uint16_t* rows) {
-  const RowAhead ahead = rows_ahead(next_rows, tile);
-  for (int t = 0; t < kTileTokens; ++t, rows += dim) {
-    if (t % 2 == 0) ahead.prefetch(t / 2);
+PC_FORCE_INLINE void unpack_keys(const Codes& codes, const StoredTile& tile, const RowAhead& next, int first,
+                                 const uint16_t* scales, int64_t dim, uint16_t* rows) {
+  const RowAhead ahead = next;
+  for (int t = first; t < first + kAmxRows; ++t, rows += dim) {
+    ahead.prefetch_streams(t);
     const uint16_t* const of_token = scales + (kGroup == 0 ? 0 : t * dim / kGroup);
     int64_t d = 0;
     for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) unpack_chunk<4, kGroup>(codes, tile, t, d, of_token, rows);
@@ -54,22 +52,33 @@ void unpack_keys(const Codes& codes, const StoredTile& tile, const NextRows& nex
   }
 }
 
-// Scores of rows of keys that the tiles load as they are.
-inline void score_unpacked(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel,
-                           const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
-  int64_t offsets[kTileTokens];
-  for (int t = 0; t < kTileTokens; ++t) offsets[t] = t * dim * static_cast<int64_t>(sizeof(uint16_t));
-  const TokenRows keys{reinterpret_cast<const char*>(scratch.unpacked), offsets};
-  score_amx(tiles, keys, {0, kTileTokens, nullptr}, next_rows, dim, query_panel, rows.count, rows.scores, nullptr);
-}
-
 template <typename Codes, int kGroup>
 void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const StoredTile& tile,
                    const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
+  constexpr int kRuns = static_cast<int>(kTileTokens) / kAmxRows;
   const Codes codes(tile);
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  const auto* const scales = reinterpret_cast<const uint16_t*>(scratch.key);
   prefetch_all_scales(next_rows);
-  unpack_keys<kGroup>(codes, tile, next_rows, reinterpret_cast<const uint16_t*>(scratch.key), dim, scratch.unpacked);
-  score_unpacked(tiles, rows, query_panel, next_rows, dim, scratch);
+  tiles.set_rows(kAmxRows);
+  alignas(64) float sums[kTileTokens][kDecodeRows];
+  const auto multiply = [&]<int g>() __attribute__((always_inline)) {
+    constexpr int kLeft = kLeftTile + g % 2, kRight = kRightTile + g % 2;
+    Amx::zero<g>();
+    for (int64_t d = 0; d < dim; d += kAmxDepth) {
+      Amx::load<kRight>(query_panel + d / 2 * kDecodeRows, 4 * kDecodeRows);
+      Amx::load<kLeft>(scratch.unpacked + g * kAmxRows * dim + d, 2 * dim);
+      Amx::multiply<g, kLeft, kRight>();
+    }
+    Amx::store<g>(sums[g * kAmxRows], sizeof(sums[0]));
+  };
+  // A tile waits for the stores of its rows: those of the next one come first.
+  for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
+    unpack_keys<kGroup>(codes, tile, ahead, g * kAmxRows, scales, dim, scratch.unpacked + g * kAmxRows * dim);
+    if constexpr (g > 0) multiply.template operator()<g - 1>();
+  });
+  multiply.template operator()<kRuns - 1>();
+  store_scores(sums[0], rows.count, rows.scores);
   if constexpr (Codes::kHasZeroPoints) {
     for (int64_t r = 0; r < rows.count; ++r) {
       float query_sum[1];
@@ -80,6 +89,75 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
       }
     }
   }
+}
+
+// Writes 16 keys of codes of 8 bits from the token `first` on, in the order of their dims.
+template <typename Unpacker>
+PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const StoredTile& tile, const RowAhead& next, int first,
+                                     int64_t dim, uint16_t* rows) {
+  const RowAhead ahead = next;
+  for (int t = first; t < first + kAmxRows; ++t, rows += dim) {
+    ahead.prefetch_streams(t);
+    for (int64_t d = 0; d < dim; d += kByteLanes) {
+      unpacker.unpack((Bytes)_mm512_loadu_si512(tile.codes[t] + d),
+                      [&](int at, Words words) __attribute__((always_inline)) { store_words(rows + d + at, words); });
+    }
+  }
+}
+
+// Scores of mxfp8: a group of 32 dims has sums of its own, [groups, 16, 16] for 16 keys, which are multiplied with its
+// scales. Keys are unpacked a step before they are multiplied, and their sums are added a step later.
+inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const StoredTile& tile,
+                        const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
+  constexpr int kSums = kAmxRows * static_cast<int>(kAmxColumns);
+  const int64_t groups = dim / kAmxDepth;
+  const Float8Unpacker<E4M3Code> unpacker;
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  prefetch_all_scales(next_rows);
+  tiles.set_rows(kAmxRows);
+  // Of 64 * dim floats: the scales as words, as float32 [64, groups], and the sums of two steps.
+  const auto* const words = reinterpret_cast<const uint16_t*>(scratch.key);
+  float* const scales = scratch.key + 4 * dim;
+  for (int64_t i = 0; i < groups * kTileTokens; i += kLanes) store(scales + i, widen_bf16(load_half(words + i)));
+  const auto sums_of = [&](int first) { return scratch.key + (first / kAmxRows % 2 + 1) * 16 * dim; };
+  const auto unpack = [&](int first) __attribute__((always_inline)) {
+    unpack_in_order(unpacker, tile, ahead, first, dim, scratch.unpacked + first * dim);
+  };
+  const auto multiply = [&](int first) __attribute__((always_inline)) {
+    float* sums = sums_of(first);
+    for (int64_t d = 0; d < dim; d += 2 * kAmxDepth) {
+      for_each_constant<2>([&]<int n>() __attribute__((always_inline)) {
+        const int64_t at = d + n * kAmxDepth;
+        Amx::load<kRightTile + n>(query_panel + at / 2 * kDecodeRows, 4 * kDecodeRows);
+        Amx::load<kLeftTile + n>(scratch.unpacked + first * dim + at, 2 * dim);
+        Amx::zero<n>();
+        Amx::multiply<n, kLeftTile + n, kRightTile + n>();
+        Amx::store<n>(sums, kAmxRowBytes);
+        sums += kSums;
+      });
+    }
+  };
+  alignas(64) float totals[kTileTokens][kDecodeRows];
+  const auto add = [&](int first) __attribute__((always_inline)) {
+    const float* sums = sums_of(first);
+    Vec of_tokens[kAmxRows] = {};
+    for (int64_t g = 0; g < groups; ++g, sums += kSums) {
+#pragma GCC unroll 16
+      for (int t = 0; t < kAmxRows; ++t) {
+        of_tokens[t] = fma(load(sums + t * kAmxColumns), splat(scales[(first + t) * groups + g]), of_tokens[t]);
+      }
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < kAmxRows; ++t) store(totals[first + t], of_tokens[t]);
+  };
+  unpack(0);
+  for (int first = 0; first < kTileTokens; first += kAmxRows) {
+    if (first + kAmxRows < kTileTokens) unpack(first + kAmxRows);
+    multiply(first);
+    if (first > 0) add(first - kAmxRows);
+  }
+  add(static_cast<int>(kTileTokens) - kAmxRows);
+  store_scores(totals[0], rows.count, rows.scores);
 }
 
 inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const Cache& cache,
@@ -93,7 +171,7 @@ inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_
     case Format::E4M3:
     case Format::E4M3Token: return score.template operator()<BytePairs<Float8Unpacker<E4M3Code>>, 0>();
     case Format::E5M2: return score.template operator()<BytePairs<Float8Unpacker<E5M2Code>>, 0>();
-    case Format::MXFP8: return score.template operator()<BytePairs<Float8Unpacker<E4M3Code>, true>, 32>();
+    case Format::MXFP8: return score_mxfp8(tiles, rows, query_panel, tile, next_rows, cache.dim, scratch);
     case Format::I8Token: return score.template operator()<BytePairs<Int8Unpacker>, 0>();
     case Format::I4Token: return score.template operator()<NibblePairs<Int4Codes>, 0>();
     case Format::FP4Block16:
@@ -103,6 +181,7 @@ inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_
 
 // Orders the numbers of query rows for score_codes_amx(), each row by itself. `given` is scratch.
 inline void order_query_rows(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
+  if (cache.format == Format::MXFP8) return;
   for (int64_t r = 0; r < count; ++r) order_block(cache, rows + r * cache.dim, 1, given);
 }
 
@@ -111,7 +190,7 @@ template <typename Codes>
 void pack_value_panel(const Codes& codes, const StoredTile& tile, const RowAhead& next, int64_t dim, uint32_t* panel) {
   const RowAhead ahead = next;
   for (int t = 0; t < kTileTokens; t += 2) {
-    ahead.prefetch(t / 2);
+    ahead.prefetch_streams(t / 2);
     for (int64_t d = 0; d < dim; d += kValueDims, panel += kValueDims) {
       PairVec pairs[kValueVectors];
       codes.values(tile, t, d, pairs);
@@ -130,7 +209,7 @@ struct BlockAhead {
   // At one of kSteps steps.
   static constexpr int kSteps = 2 * kValueVectors;
   PC_FORCE_INLINE void prefetch(int step) const {
-    for (int i = step * count / kSteps; i < (step + 1) * count / kSteps; ++i) rows.prefetch(first + i);
+    for (int i = step * count / kSteps; i < (step + 1) * count / kSteps; ++i) rows.prefetch_streams(first + i);
   }
 };
 
@@ -199,7 +278,7 @@ inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Ca
   const auto add = [&]<typename Codes, int kGroup>() {
     accumulate_rows_of<Codes, kGroup>(tiles, rows, tile, next_rows, cache.dim, scales, panel);
   };
-  if (cache.format == Format::MXFP8) expand_scales(tile, cache.dim / group_size(cache.format), scales);
+  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:

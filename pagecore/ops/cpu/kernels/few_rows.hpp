@@ -15,23 +15,44 @@ class RowAhead {
   PC_FORCE_INLINE explicit RowAhead(const NextRows& next)
       : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
 
-  PC_FORCE_INLINE void prefetch(int t) const {
-    const char* row = reinterpret_cast<const char*>(base_ + offsets_[t]);
-    prefetch_line_near(row);
-    prefetch_line_near(row + last_);
-    if (last_ >= 2 * kLine) [[unlikely]]
-      prefetch_middle(row);
+  PC_FORCE_INLINE void prefetch(int t) const { prefetch_row<true>(t); }
+  // The i-th row of four streams (tile.hpp), into the second cache: the first has too few lines in flight for memory,
+  // and the second runs ahead in each stream.
+  PC_FORCE_INLINE void prefetch_streams(int i) const {
+    const auto place = static_cast<unsigned>(i);
+    prefetch_row<false>(static_cast<int>(place % kStreams * (kTileTokens / kStreams) + place / kStreams));
   }
 
  private:
+  template <bool kNear>
+  PC_FORCE_INLINE static void line(const char* p) {
+    if constexpr (kNear) {
+      prefetch_line_near(p);
+    } else {
+      prefetch_line(p);
+    }
+  }
+  template <bool kNear>
+  PC_FORCE_INLINE void prefetch_row(int t) const {
+    const char* row = reinterpret_cast<const char*>(base_ + offsets_[t]);
+    line<kNear>(row);
+    line<kNear>(row + last_);
+    if (last_ >= 2 * kLine) [[unlikely]]
+      prefetch_middle<kNear>(row);
+  }
+  template <bool kNear>
   PC_FORCE_INLINE void prefetch_middle(const char* row) const {
-    for (int64_t i = kLine; i <= last_ - kLine; i += kLine) prefetch_line_near(row + i);
+    for (int64_t i = kLine; i <= last_ - kLine; i += kLine) line<kNear>(row + i);
   }
 
   int64_t base_;
   const Address* offsets_;
   int64_t last_;  // byte of a row
 };
+
+PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile& tile) {
+  return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+}
 
 // Prefetches the rows of a tile in the course of several passes over the tokens of another: a processor stalls if one
 // pass asks for all of them.

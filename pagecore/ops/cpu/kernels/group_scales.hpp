@@ -81,8 +81,9 @@ PC_FORCE_INLINE void load_four_scales(const StoredTile& tile, int64_t at, int64_
   for (int i = 0; i < kTileDwords; ++i) rows[i] = (Vec) * reinterpret_cast<const BitVec*>(dwords + i * kLanes);
 }
 
-// Writes the UE8M0 scales of a tile as float32, [groups, 64]; `groups` is even.
-inline void expand_scales(const StoredTile& tile, int64_t groups, float* numbers) {
+// Writes the scales of a tile as float32, [groups, 64]; `groups` is even.
+template <typename BytesOf>
+PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
   // Of the bytes {low, high} of dwords: 0, 0, byte g of low, byte g of high.
   constexpr __mmask64 kHighWords = 0xcccccccccccccccc;
   const BitVec dword_starts = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
@@ -93,13 +94,24 @@ inline void expand_scales(const StoredTile& tile, int64_t groups, float* numbers
     load_four_scales(tile, g, count, rows);
 #pragma GCC unroll 4
     for (int t = 0; t < kTileDwords; ++t) {
-      const BytePair bytes = ue8m0_bytes((Bytes)rows[t]);
+      const BytePair bytes = bytes_of((Bytes)rows[t]);
       for (int i = 0; i < count; ++i) {
         const auto index = (__m512i)(first + static_cast<uint32_t>(i) * 0x01010000);
         store(numbers + i * kTileTokens + t * kLanes,
               (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
       }
     }
+  }
+}
+
+inline void expand_scales(const Cache& cache, const StoredTile& tile, float* numbers) {
+  const int64_t groups = cache.dim / group_size(cache.format);
+  if (cache.format == Format::NVFP4) {
+    const Float8Unpacker<E4M3Code> unpacker;
+    expand_scales(tile, groups, numbers,
+                  [&](Bytes codes) __attribute__((always_inline)) { return unpacker.bytes_of(codes); });
+  } else {
+    expand_scales(tile, groups, numbers, [](Bytes codes) __attribute__((always_inline)) { return ue8m0_bytes(codes); });
   }
 }
 

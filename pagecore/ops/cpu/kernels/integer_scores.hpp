@@ -20,15 +20,15 @@ PC_FORCE_INLINE int32_t largest_lane(IntVec bits) {
   return largest;
 }
 
-// The factor that makes numbers int16, from the bits of the largest magnitude: 0 if all are 0. Returns false for
-// infinities, NaN and numbers that are too small.
-PC_FORCE_INLINE bool integer_factor(int32_t largest, float& factor, float& unit) {
+// The factor that makes numbers integers up to `most`, from the bits of the largest magnitude: 0 if all are 0. Returns
+// false for infinities, NaN and numbers that are too small.
+PC_FORCE_INLINE bool integer_factor(int32_t largest, float& factor, float& unit, float most = kLargestShort) {
   const float number = __builtin_bit_cast(float, largest);
   factor = unit = 0.0f;
   if (largest == 0) return true;
   if (largest >= kInfinityBits || number < kLeastScale) return false;
-  factor = kLargestShort / number;
-  unit = number / kLargestShort;
+  factor = most / number;
+  unit = number / most;
   return true;
 }
 

@@ -26,17 +26,31 @@ PC_FORCE_INLINE Vec quarters(Vec a, Vec b, std::integer_sequence<int, I...>) {
 PC_FORCE_INLINE Vec even_quarters(Vec a, Vec b) { return quarters<0>(a, b, Lanes{}); }
 PC_FORCE_INLINE Vec odd_quarters(Vec a, Vec b) { return quarters<1>(a, b, Lanes{}); }
 
+#if defined(__AVX512F__)
+// Four lanes at `from`, and at 1, 2 and 3 strides from there.
+PC_FORCE_INLINE Vec load_quarters(const float* from, int64_t stride) {
+  const auto quarter = [&](int i) __attribute__((always_inline)) { return _mm_loadu_ps(from + i * stride); };
+  __m512 v = _mm512_castps128_ps512(quarter(0));
+  v = _mm512_maskz_insertf32x4(kAllLanes, v, quarter(1), 1);
+  v = _mm512_maskz_insertf32x4(kAllLanes, v, quarter(2), 2);
+  return (Vec)_mm512_maskz_insertf32x4(kAllLanes, v, quarter(3), 3);
+}
+#endif
+
+// Transposes the 4 x 4 squares in each quarter of four rows.
+PC_FORCE_INLINE void transpose_squares(Vec* m) {
+  const Vec a = zip_low(m[0], m[2]), b = zip_low(m[1], m[3]);
+  const Vec c = zip_high(m[0], m[2]), d = zip_high(m[1], m[3]);
+  m[0] = zip_low(a, b);
+  m[1] = zip_high(a, b);
+  m[2] = zip_low(c, d);
+  m[3] = zip_high(c, d);
+}
+
 // Transposes the 4 x 4 squares in each quarter of four rows, then the quarters among the rows.
 PC_FORCE_INLINE void transpose(Vec (&m)[kLanes]) {
 #pragma GCC unroll 4
-  for (int i = 0; i < kLanes; i += 4) {
-    const Vec a = zip_low(m[i], m[i + 2]), b = zip_low(m[i + 1], m[i + 3]);
-    const Vec c = zip_high(m[i], m[i + 2]), d = zip_high(m[i + 1], m[i + 3]);
-    m[i] = zip_low(a, b);
-    m[i + 1] = zip_high(a, b);
-    m[i + 2] = zip_low(c, d);
-    m[i + 3] = zip_high(c, d);
-  }
+  for (int i = 0; i < kLanes; i += 4) transpose_squares(m + i);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     if constexpr (kLanes == 16) {

@@ -52,6 +52,15 @@ void accumulate_values(const uint16_t* weights, const uint32_t* values, int64_t 
   accumulate_amx(tiles, weights, values, columns, acc, stride, factor, rows);
 }
 
+void multiply_bytes(const int8_t* left, const int8_t* right, int32_t* sums) {
+  AmxTiles tiles;
+  Amx::load<0>(sums, kAmxRowBytes);
+  Amx::load<kLeftTile>(left, kAmxRowBytes);
+  Amx::load<kRightTile>(right, kAmxRowBytes);
+  Amx::multiply_bytes<0, kLeftTile, kRightTile>();
+  Amx::store<0>(sums, kAmxRowBytes);
+}
+
 void load_unconfigured() {
   const float row[kAmxColumns] = {};
   Amx::load<0>(row, 0);
@@ -70,6 +79,7 @@ void multiply_mismatched() {
 #else
 constexpr decltype(Products::score_amx) score_keys = nullptr;
 constexpr decltype(Products::accumulate_amx) accumulate_values = nullptr;
+constexpr decltype(Products::multiply_bytes) multiply_bytes = nullptr;
 constexpr decltype(Products::load_unconfigured) load_unconfigured = nullptr;
 constexpr decltype(Products::multiply_mismatched) multiply_mismatched = nullptr;
 #endif
@@ -94,6 +104,7 @@ const Products kProducts = {
     multiply_in_parts,
     score_keys,
     accumulate_values,
+    multiply_bytes,
     load_unconfigured,
     multiply_mismatched,
 };

@@ -32,6 +32,8 @@ struct Products {
                     uint32_t* panel, uint16_t* copy, float* scores);
   void (*accumulate_amx)(const uint16_t* weights, const uint32_t* values, int64_t columns, float* acc, int64_t stride,
                          const float* factor, int64_t rows);
+  // Adds left [16, 64] times right [16, 16, 4], four numbers of the depth in turn, to sums [16, 16].
+  void (*multiply_bytes)(const int8_t* left, const int8_t* right, int32_t* sums);
   // Misuses of AMX that the hardware would reject.
   void (*load_unconfigured)();
   void (*multiply_mismatched)();
