@@ -32,7 +32,8 @@ class LatentSpec:
     Parameters
     ----------
     latent_dim, rope_dim : int
-        Dimension of the latent (`kv_lora_rank`), and of the rotated part (`qk_rope_head_dim`).
+        Dimension of the latent (`kv_lora_rank`), and of the rotated part (`qk_rope_head_dim`); a rope_dim of 0 means
+        that there is none.
     num_query_heads : int, optional
         Number of query heads; by default that of the query.
     scale : float
@@ -88,8 +89,10 @@ class LatentSpec:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        for name in ("latent_dim", "rope_dim"):
-            put(name, require_int(name, getattr(self, name)))
+        put("latent_dim", require_int("latent_dim", self.latent_dim))
+        put("rope_dim", require_int("rope_dim", self.rope_dim, min=0))
+        if self.row_dim < 2:
+            raise ShapeError("latent_dim is 1 and rope_dim 0; a row has 2 numbers or more: pad the latent")
         for name in ("num_query_heads", "window", "index_dim"):
             given = getattr(self, name)
             put(name, None if given is None else require_int(name, given, max=None if name == "window" else INT32_MAX))
@@ -131,7 +134,8 @@ class LatentSpec:
     def planes(self) -> tuple[Plane, ...]:
         """One plane "latent" ``(latent_dim + rope_dim,)``, or ``(bytes,)`` uint8 for a format of byte rows.
 
-        With ``joint=False`` it is ``(latent_dim,)`` and a plane "rope" ``(rope_dim,)`` follows. With `index_dim` planes
+        With ``joint=False`` it is ``(latent_dim,)`` and a plane "rope" ``(rope_dim,)`` follows, unless rope_dim is 0. With
+        `index_dim` planes
         "index_key" ``(index_dim,)`` float8_e4m3fn and "index_scale" ``(1,)`` float32 come last.
         """
         dtype = as_dtype(self.dtype)
@@ -142,7 +146,8 @@ class LatentSpec:
         elif self.joint:
             rows = [Plane("latent", (self.row_dim,), dtype)]
         else:
-            rows = [Plane("latent", (self.latent_dim,), dtype), Plane("rope", (self.rope_dim,), dtype)]
+            rows = [Plane("latent", (self.latent_dim,), dtype)]
+            rows += [Plane("rope", (self.rope_dim,), dtype)] if self.rope_dim else []
         if self.index_dim is not None:
             rows.append(Plane("index_key", (self.index_dim,), as_dtype("float8_e4m3fn")))
             rows.append(Plane("index_scale", (1,), as_dtype("float32")))
