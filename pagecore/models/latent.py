@@ -15,9 +15,7 @@ from pagecore.storage import LatentSpec
 __all__ = ["latent_spec"]
 
 
-def latent_spec(
-    fields: Fields, heads: int, dtype: DType, format: str | None, *, rope_min: int = 1
-) -> LatentSpec:
+def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None, *, rope_min: int = 1) -> LatentSpec:
     """Return the spec of every layer of a family with latent attention.
 
     `rope_min` is the least dim of the rotary part.
