@@ -37,6 +37,7 @@ __all__ = [
     "GROUPED",
     "LATENT",
     "MISTRAL",
+    "QWEN",
     "RENAMED",
     "TEXT_FIELDS",
     "TEXT_MODELS",

@@ -85,6 +85,7 @@ WHOLE_TYPES: Mapping[str, str] = {
     "inkling2": "convolution states of keys and values, and biases of positions",
     "inkling_mm_model": "convolution states of keys and values, and biases of positions",
     "paligemma": _PREFIX,
+    "phi4flash": "differential attention",
     "phi3small": "block-sparse attention",
     "pi0": "actions that are denoised together and attend to each other",
     "prophetnet": "streams of predicted tokens next to its text",

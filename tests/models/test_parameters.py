@@ -18,7 +18,7 @@ from tests.models.published import PUBLISHED
 # Models with encoders of images and sound, with experts of two kinds, with two stacks of layers, and recent latents.
 UNCOUNTED = {"phi4_multimodal", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "chameleon", "hrm_text"}
 UNCOUNTED |= {"muse_spark_text", "dots3_note_text", "hy_v4", "qwen4_exp_text", "glm5_next_text", "mistral_large4_text"}
-UNCOUNTED |= {"zaya"}
+UNCOUNTED |= {"zaya", "step3_text"}
 FOLDER = Path(__file__).parent
 RECORDED = json.loads((FOLDER / "parameters.json").read_text())
 WRITTEN = json.loads((FOLDER / "attended.json").read_text()) | json.loads((FOLDER / "stored.json").read_text())
@@ -81,6 +81,21 @@ REMOTE_FILES = {
         {"model_type": "internlm2", "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 92544}
         | {"num_key_value_heads": 8, "bias": False},
         7_737_708_544,
+    ),
+    "deepseek-moe-16b": (
+        {"model_type": "deepseek", "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 28}
+        | {"intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 1, "vocab_size": 102400},
+        16_375_728_128,
+    ),
+    "minicpm-2b": (
+        {"model_type": "minicpm", "hidden_size": 2304, "num_attention_heads": 36, "num_hidden_layers": 40}
+        | {"intermediate_size": 5760, "vocab_size": 122753, "tie_word_embeddings": True},
+        2_724_880_896,
+    ),
+    "qwen-7b": (
+        {"model_type": "qwen", "num_hidden_layers": 32, "intermediate_size": 22016, "vocab_size": 151936},
+        7_721_324_544,
     ),
     "exaone-3.5-7.8b": (
         {"model_type": "exaone", "num_layers": 32, "intermediate_size": 14336, "vocab_size": 102400}

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagecore.models.fields import Fields
-from pagecore.models.parameters.traits import Settled, Traits
+from pagecore.models.parameters.structures import half_as_wide
+from pagecore.models.parameters.traits import Experts, Settled, Traits
 
 __all__ = ["REMOTE_TRAITS"]
 
@@ -25,6 +26,10 @@ REMOTE_TRAITS: Mapping[str, Traits] = {
         defaults={"add_qkv_bias": False},
         aliases={"intermediate_size": "ffn_hidden_size", "vocab_size": "padded_vocab_size"},
     ),
+    "deepseek": Traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after")),
     "exaone": Traits(),
     "internlm2": Traits(qkv_bias="bias", output_bias="bias", defaults={"bias": True}),
+    "mimo": Traits(qkv_bias=True),
+    "minicpm": Traits(is_tied=True),
+    "qwen": Traits(qkv_bias=True, settle=half_as_wide),
 }
