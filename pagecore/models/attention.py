@@ -11,9 +11,9 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models.families import Family, Heads
 from pagecore.models.fields import Fields, shown
 from pagecore.models.latent import latent_spec
-from pagecore.models.layer_kinds import attends
+from pagecore.models.layer_kinds import HYBRID_SLIDING, attends
 from pagecore.models.unserved import CHUNKED_LAYER, FULL, SLIDING
-from pagecore.storage import AttentionSpec, LatentSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec
 
 __all__ = ["Asked", "Sinks", "attention_specs"]
 
@@ -38,7 +38,7 @@ class Asked:
 
 def attention_specs(
     fields: Fields, family: Family, model_type: str, kinds: Sequence[str], asked: Asked
-) -> list[AttentionSpec | LatentSpec]:
+) -> list[AttentionSpec | LatentSpec | Alias]:
     """Return the spec of each layer that attends, of a model whose layers have the given kinds."""
     layers = [layer for layer, kind in enumerate(kinds) if attends(kind)]
     if not layers:
@@ -75,12 +75,13 @@ def attention_specs(
 
 def _latent_specs(
     fields: Fields, family: Family, model_type: str, kinds: Sequence[str], heads: int, asked: Asked
-) -> list[AttentionSpec | LatentSpec]:
+) -> list[AttentionSpec | LatentSpec | Alias]:
     """Return the specs of layers with latent attention; they differ at most by their index keys."""
     if family.latents is not None:
-        return [*family.latents(fields, heads, len(kinds), asked.dtype, asked.format)]
+        found = family.latents(fields, heads, len(kinds), asked.dtype, asked.format)
+        return [spec for spec, kind in zip(found, kinds, strict=True) if attends(kind)]
     spec = latent_spec(fields, heads, asked.dtype, asked.format)
-    specs: list[AttentionSpec | LatentSpec] = [spec for kind in kinds if attends(kind)]
+    specs: list[AttentionSpec | LatentSpec | Alias] = [spec for kind in kinds if attends(kind)]
     if family.indexes is not None:
         indexed = replace(spec, index_dim=fields.integer("index_head_dim"))
         specs = [indexed if each else spec for each in family.indexes(fields, len(kinds))]
@@ -167,7 +168,7 @@ def _listed_layers(fields: Fields, num_layers: int, limited: str, has_states: bo
                 f"{fields.source}: {name}[{layer}] is {shown(kind)}, which is not supported; "
                 f"expected {FULL!r} or {limited!r}"
             )
-    return [kind == limited for kind in listed]
+    return [kind in (limited, HYBRID_SLIDING) for kind in listed]
 
 
 def _refuse_unread(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pagecore.arrays import DType
 from pagecore.models.fields import Fields
 from pagecore.models.indexer import every_layer_indexes, layers_that_index
+from pagecore.models.latent_layers import latents_of_mistral_large_4
 from pagecore.models.latent_windows import latents_of_dots
 from pagecore.models.layer_rules import (
     all_but_every_fourth_layer,
@@ -23,7 +24,7 @@ from pagecore.models.layer_rules import (
     root_of_scalar,
 )
 from pagecore.models.states import States
-from pagecore.storage import LatentSpec
+from pagecore.storage import Alias, LatentSpec
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "GROUPED",
     "LATENT",
     "MISTRAL",
+    "QWEN",
     "RENAMED",
     "TEXT_FIELDS",
     "TEXT_MODELS",
@@ -150,7 +152,7 @@ class Family:
     scale: Callable[[Fields, int, int], float | None] = lambda _fields, _head_dim, _layer: None
     aliases: Mapping[str, str] = field(default_factory=dict)
     stores_latents: bool = False
-    latents: Callable[[Fields, int, int, DType, str | None], list[LatentSpec]] | None = None
+    latents: Callable[[Fields, int, int, DType, str | None], list[LatentSpec | Alias]] | None = None
     indexes: Callable[[Fields, int], list[bool]] | None = None
     count_layers: Callable[[Fields], int] = _layers
     has_chunks: bool = False
@@ -281,6 +283,12 @@ HY_V4 = {
     "index_n_heads": 16,
     "index_topk_freq": 4,
 }
+MISTRAL_LARGE_4: Mapping[str, object] = {
+    **GLM_DSA,
+    **dict.fromkeys(("no_rope_layers", "kv_source_layers")),
+    "qk_nope_head_dim": 64,
+    "no_rope_layer_interval": 4,
+}
 DOTS_3: Mapping[str, object] = {
     **LATENT,
     **dict.fromkeys(("layer_types", "per_layer_config", "sliding_window", "use_sliding_window", "use_dsa")),
@@ -335,6 +343,7 @@ FAMILIES: Mapping[str, Family] = {
     "glm_moe_dsa": Family(GLM_DSA, stores_latents=True, indexes=layers_that_index),
     "hy_v4": Family(HY_V4, stores_latents=True, indexes=layers_that_index),
     "dots3_note_text": Family(DOTS_3, stores_latents=True, latents=latents_of_dots),
+    "mistral_large4_text": Family(MISTRAL_LARGE_4, stores_latents=True, latents=latents_of_mistral_large_4),
     "longcat_flash": Family(LATENT, stores_latents=True, count_layers=_two_attentions_each),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }
@@ -349,6 +358,8 @@ TEXT_MODELS: Mapping[str, str] = {
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
     "glm4v": "glm4v_text",
+    "glm5_next": "glm5_next_text",
+    "mistral_large4": "mistral_large4_text",
     "step3p7": "step3p5",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -380,6 +391,6 @@ TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
 # Models that speak, with the model that listens, sees and thinks in `thinker_config`.
 THINKERS = frozenset({"qwen2_5_omni", "qwen3_omni_moe"})
 # Multimodal models whose published files have the fields of the text model at the top level.
-FLAT = frozenset({"fuyu", "qwen2_vl", "qwen2_5_vl"})
+FLAT = frozenset({"fuyu", "glm5_next", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.
 RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}

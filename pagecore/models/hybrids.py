@@ -11,6 +11,7 @@ from pagecore.models import layer_kinds as kinds
 from pagecore.models import states
 from pagecore.models.families import GROUPED, LATENT, Family
 from pagecore.models.fields import Fields
+from pagecore.models.latent_layers import latents_of_glm_5_next
 from pagecore.models.layer_rules import every_layer, multiplier
 from pagecore.models.states import States
 
@@ -81,12 +82,33 @@ JAMBA = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+ZAYA: Mapping[str, object] = {
+    "head_dim": 128,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "layer_types": None,
+    "sliding_window": None,
+    "cca_time0": 2,
+    "cca_time1": 2,
+}
 MINIMAX = {
     **GROUPED_8,
     "layer_types": None,
     "attn_type_list": None,
     "block_size": 256,
     "sliding_window": None,
+}
+GLM_5_NEXT: Mapping[str, object] = {
+    **KIMI_LINEAR,
+    **dict.fromkeys(("indexer_types", "index_topk_pattern")),
+    "num_key_value_heads": 64,
+    "qk_nope_head_dim": 256,
+    "qk_rope_head_dim": 0,
+    "linear_num_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+    "index_topk_freq": 1,
+    "index_skip_topk_offset": 2,
 }
 LING: Mapping[str, object] = {
     **LATENT,
@@ -214,6 +236,13 @@ HYBRIDS: Mapping[str, Family] = {
         OLMO_HYBRID,
         states=States(kinds.every_fourth_or_the_last_attends, states.delta_rule_of_olmo, states.chunk_of_64),
     ),
+    "glm5_next_text": Family(
+        GLM_5_NEXT,
+        stores_latents=True,
+        latents=latents_of_glm_5_next,
+        states=States(kinds.kinds_of_glm_5_next, states.kimi_delta_rule, states.chunk_of_64),
+    ),
+    "zaya": Family(ZAYA, states=States(kinds.kinds_of_zaya, states.convolution_of_zaya)),
     "minimax": _LIGHTNING,
     "minimax_m1": _LIGHTNING,
     "minimax_text_01": _LIGHTNING,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
 
-__all__ = ["every_layer_indexes", "layers_that_index"]
+__all__ = ["every_layer_indexes", "indexed_layers", "layers_that_index"]
 
 INDEXED = "indexed_attention"
 _OF_LETTER = {"F": "full", "S": "shared"}
@@ -23,6 +23,11 @@ def every_layer_indexes(fields: Fields, num_layers: int) -> list[bool]:
 def layers_that_index(fields: Fields, num_layers: int) -> list[bool]:
     """Return True for each layer with an indexer; the others use the keys that the last one before them selected."""
     _check_layer_types(fields, num_layers)
+    return indexed_layers(fields, num_layers)
+
+
+def indexed_layers(fields: Fields, num_layers: int) -> list[bool]:
+    """Return as `layers_that_index`, without reading `layer_types`."""
     name = "indexer_types" if fields.given("indexer_types") is not None else "index_topk_pattern"
     kinds = fields.given(name)
     if kinds is None:

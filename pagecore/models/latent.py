@@ -15,8 +15,10 @@ from pagecore.storage import LatentSpec
 __all__ = ["latent_spec"]
 
 
-def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None) -> LatentSpec:
+def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None, *, rope_min: int = 1) -> LatentSpec:
     """Return the spec of every layer of a family with latent attention.
+
+    `rope_min` is the least dim of the rotary part.
 
     Raises
     ------
@@ -30,7 +32,7 @@ def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None) ->
             f"{fields.describe('num_key_value_heads')}; it must equal {fields.name('num_attention_heads')}, {heads}, "
             "because latent attention computes a key and a value for every head"
         )
-    rope_dim = fields.integer("qk_rope_head_dim")
+    rope_dim = fields.integer("qk_rope_head_dim", min=rope_min)
     mscale = _mscale(fields)
     scale = (fields.integer("qk_nope_head_dim") + rope_dim) ** -0.5 * mscale * mscale
     if not math.isfinite(scale):

@@ -12,7 +12,7 @@ from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
 from pagecore.models.unserved import SLIDING
-from pagecore.storage import LatentSpec
+from pagecore.storage import Alias, LatentSpec
 
 __all__ = ["latents_of_dots"]
 
@@ -27,17 +27,19 @@ _SIZES_WITH_WINDOW = {
 }
 
 
-def latents_of_dots(fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None) -> list[LatentSpec]:
+def latents_of_dots(
+    fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None
+) -> list[LatentSpec | Alias]:
     """Return the spec of each layer: with a window, or with index keys."""
     scale = (fields.integer("qk_nope_head_dim") + fields.integer("qk_rope_head_dim")) ** -0.5
     rank, rope = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
     full = LatentSpec(rank, rope, heads, scale=scale, dtype=dtype)
     indexed = replace(full, index_dim=fields.integer("index_head_dim"))
-    specs = [
+    specs: list[LatentSpec] = [
         _with_window(fields, layer, dtype) if kind == SLIDING else indexed if _indexes(fields, kind) else full
         for layer, kind in enumerate(_kinds(fields, num_layers))
     ]
-    return specs if format is None else [spec.with_format(format) for spec in specs]
+    return [*specs] if format is None else [spec.with_format(format) for spec in specs]
 
 
 def _indexes(fields: Fields, kind: str) -> bool:

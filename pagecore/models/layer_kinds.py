@@ -10,6 +10,7 @@ from pagecore.models.unserved import FULL, SLIDING
 from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
+    "HYBRID_SLIDING",
     "attends",
     "count_by_kind",
     "every_fourth_or_the_last_attends",
@@ -19,6 +20,7 @@ __all__ = [
     "keeps_state",
     "kimi_fields",
     "kinds_of_gemma",
+    "kinds_of_glm_5_next",
     "kinds_of_granite",
     "kinds_of_kimi",
     "kinds_of_lfm",
@@ -28,12 +30,13 @@ __all__ = [
     "kinds_of_qwen_4",
     "kinds_of_zamba",
     "kinds_of_zamba_1",
+    "kinds_of_zaya",
     "listed_layers_attend",
     "one_layer_of_a_period_attends",
 ]
 
 # Named as in transformers. A layer that is neither is an MLP of its own.
-LINEAR, HYBRID, NEITHER = "linear_attention", "hybrid", "mlp"
+LINEAR, HYBRID, HYBRID_SLIDING, NEITHER = "linear_attention", "hybrid", "hybrid_sliding", "mlp"
 
 _ATTENTION: Mapping[str, str] = {"full_attention": FULL, "attention": FULL}
 _STATES: Mapping[str, str] = {"linear_attention": LINEAR, "mamba": LINEAR}
@@ -103,6 +106,18 @@ def kinds_of_qwen_4(fields: Fields, num_layers: int) -> list[str]:
             )
     found = _listed(fields, num_layers, {**_ATTENTION_OR_STATE, "indexed_attention": FULL})
     return found or every_nth_attends("full_attention_interval")(fields, num_layers)
+
+
+def kinds_of_glm_5_next(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or every fourth attends."""
+    found = _listed(fields, num_layers, {**_ATTENTION_OR_STATE, "indexed_attention": FULL})
+    return found or [FULL if layer % 4 == 3 else LINEAR for layer in range(num_layers)]
+
+
+def kinds_of_zaya(fields: Fields, num_layers: int) -> list[str]:
+    """Every layer attends and keeps a state; listed layers may have a window."""
+    found = _listed(fields, num_layers, {HYBRID: HYBRID, HYBRID_SLIDING: HYBRID})
+    return found or [HYBRID] * num_layers
 
 
 def kinds_of_kimi(fields: Fields, num_layers: int) -> list[str]:

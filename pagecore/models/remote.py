@@ -1,7 +1,8 @@
 """Families whose code is published together with their weights, not in transformers.
 
 Source: the configuration and modeling files of internlm/internlm2-chat-7b, baichuan-inc/Baichuan2-7B-Base,
-THUDM/glm-4-9b-chat and LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct.
+THUDM/glm-4-9b-chat, LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct, deepseek-ai/deepseek-moe-16b-base, XiaomiMiMo/MiMo-7B-Base,
+openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B and stepfun-ai/step3.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models.families import GROUPED, Family, Heads
+from pagecore.models.families import GROUPED, QWEN, Family, Heads
 from pagecore.models.fields import Fields
+from pagecore.models.layer_rules import layers_above
 
 __all__ = ["REMOTE"]
 
@@ -36,6 +38,15 @@ REMOTE: Mapping[str, Family] = {
         aliases={"head_dim": "kv_channels", "num_hidden_layers": "num_layers", "max_position_embeddings": "seq_length"},
         heads=_groups_of_chatglm,
     ),
+    "deepseek": Family(GROUPED),
     "exaone": Family(GROUPED, aliases={"num_hidden_layers": "num_layers"}),
     "internlm2": Family(GROUPED),
+    "mimo": Family({**QWEN, "num_key_value_heads": 8}, layers_above),
+    "minicpm": Family(GROUPED),
+    "qwen": Family({"head_dim": 128}, aliases={"head_dim": "kv_channels", "max_position_embeddings": "seq_length"}),
+    # The heads share keys and values, and queries pass through a low rank.
+    "step3_text": Family(
+        {"head_dim": 256, "num_key_value_heads": 1},
+        aliases={"num_key_value_heads": "num_attention_groups", "max_position_embeddings": "max_seq_len"},
+    ),
 }

@@ -19,7 +19,7 @@ _Spec = TypeVar("_Spec")
 
 
 def share_last_layers(
-    fields: Fields, name: str, specs: Sequence[AttentionSpec | LatentSpec]
+    fields: Fields, name: str, specs: Sequence[AttentionSpec | LatentSpec | Alias]
 ) -> list[AttentionSpec | LatentSpec | Alias]:
     """Return the specs with an `Alias` for each of the last layers.
 

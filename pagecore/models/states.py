@@ -18,6 +18,7 @@ from pagecore.storage.checks import ceil_div
 from pagecore.storage.spec import CACHE_DTYPES
 from pagecore.storage.state_shapes import (
     STATE_DTYPE,
+    cca_planes,
     delta_planes,
     lightning_planes,
     mamba1_planes,
@@ -30,6 +31,7 @@ __all__ = [
     "States",
     "chunk_of",
     "chunk_of_64",
+    "convolution_of_zaya",
     "delta_rule",
     "delta_rule_of_ling",
     "delta_rule_of_olmo",
@@ -229,6 +231,17 @@ def mamba_2(
         return partial(mamba2_planes, channels, *sizes, dtype=dtypes.window, state_dtype=dtypes.state)
 
     return planes
+
+
+def convolution_of_zaya(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Convolutions of the queries and keys of ZAYA, and the part of the values that a token passes to the next."""
+    queries, keys = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
+    dim, kernel = fields.integer("head_dim"), fields.integer("cca_time0") + fields.integer("cca_time1") - 1
+    if kernel < 2:
+        fields.refuse(f"{fields.describe('cca_time0')} and {fields.describe('cca_time1')}; expected 2 or more in one")
+    if keys * dim % 2:
+        fields.refuse(f"{fields.describe('head_dim')} with {keys} key-value heads; half of the values must be whole")
+    return partial(cca_planes, queries, keys, dim, kernel, dtype=dtypes.window)
 
 
 def short_convolution(fields: Fields, dtypes: Dtypes) -> Planes:

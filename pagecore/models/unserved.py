@@ -63,7 +63,6 @@ TYPES: Mapping[str, str] = {
 _DENOISED = "blocks of tokens that are denoised together and attend to each other"
 _AT_ONCE = "all of its output computed at once, so that nothing is cached"
 _PREFIX = "prompts that attend to later tokens"
-_NO_ROTARY = "latents without a rotary part in some of its layers"
 # Model types of which no model is supported, whatever its fields are.
 WHOLE_TYPES: Mapping[str, str] = {
     "bark": "three models with caches of their own: pass semantic_config or coarse_acoustics_config",
@@ -80,16 +79,13 @@ WHOLE_TYPES: Mapping[str, str] = {
     "gemma4_unified_assistant": "layers that all read the keys and values of another model",
     "fastspeech2_conformer_with_hifigan": _AT_ONCE,
     "git": "images that attend to later tokens",
-    "glm5_next": _NO_ROTARY,
-    "glm5_next_text": _NO_ROTARY,
     "idefics": "cross attention to images between its layers",
     "inkling2_text": "convolution states of keys and values, and biases of positions",
     "inkling_text": "convolution states of keys and values, and biases of positions",
     "inkling2": "convolution states of keys and values, and biases of positions",
     "inkling_mm_model": "convolution states of keys and values, and biases of positions",
-    "mistral_large4": _NO_ROTARY,
-    "mistral_large4_text": _NO_ROTARY,
     "paligemma": _PREFIX,
+    "phi4flash": "differential attention",
     "phi3small": "block-sparse attention",
     "pi0": "actions that are denoised together and attend to each other",
     "prophetnet": "streams of predicted tokens next to its text",
@@ -99,7 +95,6 @@ WHOLE_TYPES: Mapping[str, str] = {
     "vits": _AT_ONCE,
     "xlm": "attention whose keys and values are not cached",
     "xlnet": "a memory of hidden states of earlier segments",
-    "zaya": "convolution states of queries and keys",
 }
 
 

@@ -7,7 +7,7 @@ from pagecore.arrays.codes cimport CPU, INT32, INT64
 from pagecore.ops._checks cimport any_tensor, check_last_axis, check_length, check_result, float_tensor
 from pagecore.ops._debug cimport debugging
 from pagecore.ops._indices cimport given_indices, index_tensor
-from pagecore.ops._latent_cache cimport LatentPlanes, latent_factor, latent_planes
+from pagecore.ops._latent_cache cimport LatentPlanes, latent_factor, latent_planes, rope_part
 from pagecore.ops._numbers cimport finite_number, head_numbers, read_flag, read_window
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
 from pagecore.ops._place cimport (
@@ -63,7 +63,7 @@ def latent_attention(
     ----------
     query_latent, query_rope : array, [T, H, L] and [T, H, R]
         float32, float16 or bfloat16, both of one dtype. query_latent is the query without rope times the key half of
-        the up-projection (``kv_b_proj``) of its head.
+        the up-projection (``kv_b_proj``) of its head. In layers without a rotary part query_rope is None, or R is 0.
     latent_cache, rope_cache : array
         As for `write_latent`.
     block_table, seq_lens, rows, cu_query_lens, causal, window
@@ -125,8 +125,7 @@ def latent_attention(
     cdef Place place
     cdef Tensor q = float_tensor(query_latent, "query_latent", 3, 1, "[num_tokens, num_heads, latent_dim]")
     find_place(&place, q, "query_latent", query_latent, stream)
-    cdef Tensor q_rope = float_tensor(query_rope, "query_rope", 3, 1, "[num_tokens, num_heads, rope_dim]")
-    check_place(q_rope, "query_rope", &place)
+    cdef Tensor q_rope = rope_part(query_rope, "query_rope", "[num_tokens, num_heads, rope_dim]", q, &place)
     if q_rope.dtype_code != q.dtype_code:
         raise UnsupportedDtype(f"query_latent is {q.dtype} and query_rope {q_rope.dtype}; both must have one dtype")
     check_length(q_rope, "query_rope", 0, q.shape_[0], "the tokens of query_latent")

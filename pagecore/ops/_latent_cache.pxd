@@ -20,6 +20,9 @@ cdef class LatentPlanes:
 cdef LatentPlanes latent_planes(
     object latent_cache, object rope_cache, object format, int64_t latent_dim, int64_t rope_dim, const Place* place)
 
+# The rope part of rows or queries next to `latent`, [..., rope_dim]: `array`, or without one a part of no numbers.
+cdef Tensor rope_part(object array, str name, str axes, Tensor latent, const Place* place)
+
 # The factor of a layer: a finite number above 0; 1 if it is None. UnsupportedOption for a format without one.
 cdef double latent_factor(object scale, str name, LatentPlanes planes) except? -1.0
 

@@ -5,7 +5,7 @@ from libc.stdint cimport int64_t, uintptr_t
 from pagecore.arrays._tensor cimport Tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
 from pagecore.arrays.codes cimport LAST_FLOAT, DType, UINT8
-from pagecore.ops._checks cimport any_tensor, check_aligned, check_last_axis, check_length, check_rank
+from pagecore.ops._checks cimport any_tensor, check_aligned, check_last_axis, check_length, check_rank, float_tensor
 from pagecore.ops._numbers cimport finite_number
 from pagecore.ops._place cimport Place, check_place
 from pagecore.ops.args cimport TokenArray
@@ -153,6 +153,18 @@ cdef int check_rope(LatentPlanes planes, int64_t latent_dim, int64_t rope_dim) e
     if rope.dtype_code != latent.dtype_code:
         raise UnsupportedDtype(f"latent_cache is {latent.dtype} and rope_cache {rope.dtype}; both must have one dtype")
     return 0
+
+
+cdef Tensor rope_part(object array, str name, str axes, Tensor latent, const Place* place):
+    cdef ArrayView none = latent.view()
+    cdef Tensor given
+    none.shape[latent.ndim - 1] = 0
+    if array is not None:
+        given = float_tensor(array, name, latent.ndim, latent.ndim, axes)
+        check_place(given, name, place)
+        if given.shape != tuple([none.shape[i] for i in range(none.ndim)]) or given.dtype_code != latent.dtype_code:
+            return given
+    return tensor_of(none, latent)  # an array without numbers may have no address
 
 
 cdef double latent_factor(object scale, str name, LatentPlanes planes) except? -1.0:

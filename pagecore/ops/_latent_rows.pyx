@@ -15,7 +15,7 @@ from pagecore.ops._checks cimport (
 )
 from pagecore.ops._debug cimport debug_sequences, debug_slots, debugging
 from pagecore.ops._indices cimport given_indices
-from pagecore.ops._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes, one_head
+from pagecore.ops._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes, one_head, rope_part
 from pagecore.ops._overlap cimport check_apart, check_own_elements
 from pagecore.ops._place cimport (
     Place,
@@ -37,6 +37,9 @@ from pagecore.arrays.dtypes import DTYPES
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops._write import write_kv
 
+# Rows without a rope part are written in two parts, which are divided at a multiple of this number.
+cdef int64_t SPLIT_ALIGNMENT = 8
+
 
 def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format=None, scale=None, stream=None):
     """Write new latent and rope rows to slots of a latent cache.
@@ -47,7 +50,8 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
     Parameters
     ----------
     latent, rope : array, [T, L] and [T, R]
-        float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free.
+        float32, float16 or bfloat16. The last axis is contiguous, here and below; other strides are free. In layers
+        without a rotary part rope is None, or R is 0.
     latent_cache : array, [num_blocks, block_size, row]
         Written in place. Its dtype and row determine the format:
 
@@ -100,8 +104,7 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
     cdef Place place
     cdef Tensor numbers = float_tensor(latent, "latent", 2, 1, "[num_tokens, latent_dim]")
     find_place(&place, numbers, "latent", latent, stream)
-    cdef Tensor turned = float_tensor(rope, "rope", 2, 1, "[num_tokens, rope_dim]")
-    check_place(turned, "rope", &place)
+    cdef Tensor turned = rope_part(rope, "rope", "[num_tokens, rope_dim]", numbers, &place)
     check_length(turned, "rope", 0, numbers.shape_[0], "the tokens of latent")
     cdef int64_t latent_dim = numbers.shape_[1], rope_dim = turned.shape_[1]
     cdef LatentPlanes planes = latent_planes(latent_cache, rope_cache, format, latent_dim, rope_dim, &place)
@@ -121,15 +124,9 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
         check_apart(planes.rope, "rope_cache", read, name) if planes.rope is not None else None
     cdef LatentWriteArgs args
     if not planes.format:
-        rope_plane = (
-            columns_of(planes.latent, latent_dim, rope_dim)
-            if planes.rope is None else columns_of(planes.rope, 0, rope_dim))
         if place.device_type != CPU:
             await_arrays((latent, rope, latent_cache, rope_cache, slot_mapping), &place)
-        write_kv(
-            columns_of(numbers, 0, latent_dim), columns_of(turned, 0, rope_dim),
-            columns_of(planes.latent, 0, latent_dim), rope_plane, slots,
-            stream=None if place.device_type == CPU else place.stream)
+        write_plain(numbers, turned, planes, slots, &place)
         return
     if place.device_type != CPU:
         await_arrays((latent, rope, latent_cache, rope_cache, slot_mapping), &place)
@@ -140,6 +137,25 @@ def write_latent(latent, rope, latent_cache, rope_cache, slot_mapping, *, format
     args.slots = index_array(slots)
     args.factor = <float>factor
     run_write(args)
+
+
+cdef int write_plain(
+        Tensor latent, Tensor rope, LatentPlanes planes, Tensor slots, const Place* place) except -1:
+    """Write the two parts of rows of plain numbers; without rope, two parts of the latent."""
+    cdef int64_t width = latent.shape_[1], second = rope.shape_[1]
+    cdef int64_t first = width
+    cdef Tensor rest = columns_of(rope, 0, second), plane
+    if second == 0:
+        if width == 1:
+            raise ShapeError("a row has 1 latent and 0 rope numbers; expected 2 numbers or more: pad the latent")
+        first = max(width // 2 // SPLIT_ALIGNMENT * SPLIT_ALIGNMENT, 1)
+        second = width - first
+        rest = columns_of(latent, first, second)
+    plane = columns_of(planes.latent, first, second) if planes.rope is None else columns_of(planes.rope, 0, second)
+    write_kv(
+        columns_of(latent, 0, first), rest, columns_of(planes.latent, 0, first), plane, slots,
+        stream=None if place.device_type == CPU else place.stream)
+    return 0
 
 
 cdef LatentPlaneSizes sizes_of(LatentPlanes planes) noexcept:

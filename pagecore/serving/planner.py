@@ -20,6 +20,7 @@ from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
 from pagecore.storage.memory import Memory
+from pagecore.storage.state_pool import checked_ratio
 
 __all__ = [
     "ContextPlan",
@@ -99,13 +100,14 @@ def plan_memory(
     """
     ranks = require_int("ranks", ranks)
     block_size = require_int("block_size", block_size)
+    given_ratio = checked_ratio(state_ratio)
     contexts = [require_int("context", length) for length in _listed(context)]
     groups, states = arrange_hybrid(specs, TensorParallel(0, ranks))
     longest = None if max_tokens is None else require_int("max_tokens", max_tokens)
     budget = parse_memory(memory, device)
-    num_blocks, slots = divide_hybrid(groups, states, block_size, budget, state_ratio, max_tokens=longest)
+    num_blocks, slots = divide_hybrid(groups, states, block_size, budget, given_ratio, max_tokens=longest)
     planned = tuple(_group(group, blocks, block_size) for group, blocks in zip(groups, num_blocks, strict=True))
-    ratio = float(state_ratio) if groups and states else None
+    ratio = given_ratio if groups and states else None
     plan = MemoryPlan(
         memory=budget,
         ranks=ranks,

@@ -18,6 +18,7 @@ from pagecore.storage.spec import CACHE_DTYPES, Plane
 #   nvfp4_ds_mla  256 bytes of two e2m1 | 64 e4m3 of the rope part | 32 e4m3 scales, one for 16 numbers
 ROW_BYTES: Mapping[str, int] = MappingProxyType({"fp8_ds_mla": 656, "nvfp4_ds_mla": 352})
 LATENT_FORMATS = ("float8_e4m3fn", *ROW_BYTES)
+INDEX_FORMAT = "float8_e4m3fn"
 _SCALE = "qk_head_dim ** -0.5 times mscale squared, qk_head_dim being the dim of a query head before absorption"
 
 
@@ -32,7 +33,8 @@ class LatentSpec:
     Parameters
     ----------
     latent_dim, rope_dim : int
-        Dimension of the latent (`kv_lora_rank`), and of the rotated part (`qk_rope_head_dim`).
+        Dimension of the latent (`kv_lora_rank`), and of the rotated part (`qk_rope_head_dim`); a rope_dim of 0 means
+        that there is none.
     num_query_heads : int, optional
         Number of query heads; by default that of the query.
     scale : float
@@ -51,6 +53,8 @@ class LatentSpec:
         remains the dtype of the model's latents.
     index_dim : int, optional
         Dimension of the keys of a sparse indexer (128 in DeepSeek-V3.2), stored with each token; by default none.
+    index_format : {"float8_e4m3fn", None}
+        Format of index keys: codes with a scale for each token, or None for plain numbers in `dtype`.
     key_scale : float
         Given factor of the numbers stored as "float8_e4m3fn"; the other formats compute their scales.
 
@@ -82,14 +86,17 @@ class LatentSpec:
     joint: bool = True
     format: str | None = None
     index_dim: int | None = None
+    index_format: str | None = "float8_e4m3fn"
     key_scale: float = 1.0
 
     def __post_init__(self) -> None:
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
 
-        for name in ("latent_dim", "rope_dim"):
-            put(name, require_int(name, getattr(self, name)))
+        put("latent_dim", require_int("latent_dim", self.latent_dim))
+        put("rope_dim", require_int("rope_dim", self.rope_dim, min=0))
+        if self.row_dim < 2:
+            raise ShapeError("latent_dim is 1 and rope_dim 0; a row has 2 numbers or more: pad the latent")
         for name in ("num_query_heads", "window", "index_dim"):
             given = getattr(self, name)
             put(name, None if given is None else require_int(name, given, max=None if name == "window" else INT32_MAX))
@@ -103,6 +110,9 @@ class LatentSpec:
         if self.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(f"dtype is {self.dtype}; a cache stores {', '.join(CACHE_DTYPES)}, or use format=")
         put("joint", flag("joint", self.joint))
+        index_format: object = self.index_format
+        if index_format is not None and index_format != INDEX_FORMAT:
+            raise UnsupportedOption(f"index_format is {shown(index_format)}; use {INDEX_FORMAT!r}, or None for `dtype`")
         put("key_scale", as_factor("key_scale", self.key_scale))
         self._check_format()
 
@@ -131,8 +141,9 @@ class LatentSpec:
     def planes(self) -> tuple[Plane, ...]:
         """One plane "latent" ``(latent_dim + rope_dim,)``, or ``(bytes,)`` uint8 for a format of byte rows.
 
-        With ``joint=False`` it is ``(latent_dim,)`` and a plane "rope" ``(rope_dim,)`` follows. With `index_dim` planes
-        "index_key" ``(index_dim,)`` float8_e4m3fn and "index_scale" ``(1,)`` float32 come last.
+        With ``joint=False`` it is ``(latent_dim,)`` and a plane "rope" ``(rope_dim,)`` follows, unless rope_dim is 0.
+        With `index_dim` planes "index_key" ``(index_dim,)`` float8_e4m3fn and "index_scale" ``(1,)`` float32 come
+        last, or with ``index_format=None`` a plane "index_key" in `dtype`.
         """
         dtype = as_dtype(self.dtype)
         if self.format is not None and self.format in ROW_BYTES:
@@ -142,9 +153,11 @@ class LatentSpec:
         elif self.joint:
             rows = [Plane("latent", (self.row_dim,), dtype)]
         else:
-            rows = [Plane("latent", (self.latent_dim,), dtype), Plane("rope", (self.rope_dim,), dtype)]
+            rows = [Plane("latent", (self.latent_dim,), dtype)]
+            rows += [Plane("rope", (self.rope_dim,), dtype)] if self.rope_dim else []
         if self.index_dim is not None:
-            rows.append(Plane("index_key", (self.index_dim,), as_dtype("float8_e4m3fn")))
+            rows.append(Plane("index_key", (self.index_dim,), as_dtype(self.index_format or dtype)))
+        if self.index_dim is not None and self.index_format is not None:
             rows.append(Plane("index_scale", (1,), as_dtype("float32")))
         return tuple(rows)
 

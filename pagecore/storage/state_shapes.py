@@ -134,6 +134,25 @@ def short_conv_planes(dim: int, kernel: int = 3, *, ranks: int = 1, dtype: DType
     return (_conv(_split("dim", dim, ranks), kernel, dtype),)
 
 
+def cca_planes(
+    query_heads: int, kv_heads: int, head_dim: int, kernel: int, *, ranks: int = 1, dtype: DType | str = CONV_DTYPE
+) -> tuple[Plane, Plane]:
+    """Return the planes next to compressed convolutional attention (ZAYA): ``conv`` and ``value``.
+
+    The convolution covers queries and keys; `kernel` is the number of tokens that it sees. Half of the channels of the
+    values come from the token before.
+
+    Raises
+    ------
+    ShapeError
+        A number out of range, or heads that the ranks cannot split.
+    """
+    queries, keys = _split("query_heads", query_heads, ranks), _split("kv_heads", kv_heads, ranks)
+    dim = require_int("head_dim", head_dim)
+    value = Plane("value", (_split("the channels of values", keys * dim, 2),), dtype, per="sequence")  # type: ignore[arg-type]
+    return _conv((queries + keys) * dim, kernel, dtype), value
+
+
 def lightning_planes(
     heads: int, head_dim: int, *, ranks: int = 1, state_dtype: DType | str = STATE_DTYPE
 ) -> tuple[Plane]:

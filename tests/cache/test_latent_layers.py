@@ -26,6 +26,8 @@ SPECS = {
     "joint": LatentSpec(LATENT, ROPE, HEADS, scale=SCALE, dtype="float32"),
     "apart": LatentSpec(LATENT, ROPE, HEADS, scale=SCALE, dtype="float32", joint=False),
     "any heads": LatentSpec(LATENT, ROPE, scale=SCALE, dtype="float32"),
+    "no rope": LatentSpec(LATENT + ROPE, 0, HEADS, scale=SCALE, dtype="float32"),
+    "no rope, apart": LatentSpec(LATENT + ROPE, 0, HEADS, scale=SCALE, dtype="float32", joint=False),
     "window": LatentSpec(LATENT, ROPE, HEADS, scale=SCALE, dtype="float32", window=5),
     "index": LatentSpec(LATENT, ROPE, HEADS, scale=SCALE, dtype="float32", index_dim=8),
 }
@@ -41,7 +43,7 @@ class Model:
 
     def continued(self, length, seed):
         """Return a model with the same first tokens and other later ones."""
-        other = Model(seed)
+        other = Model(seed, latent=self.latent.shape[1], rope=self.rope.shape[1])
         for own, new in zip(self.parts(), other.parts(), strict=True):
             new[:length] = own[:length]
         return other
@@ -54,6 +56,10 @@ class Model:
         query = np.concatenate([part[begin:end] for part in self.query], axis=-1)
         keys = np.concatenate([latent[:end], rope[:end]], axis=-1)[:, None]
         return dense_attention(query, keys, latent[:end, None], scale=SCALE, window=window)
+
+
+def model_of(spec, seed):
+    return Model(seed, latent=spec.latent_dim, rope=spec.rope_dim)
 
 
 def step(cache, sequences, models, counts, layer=0, **options):
@@ -99,7 +105,7 @@ def rows(cache, sequence, layer=0):
 def test_prefill_and_decode_equal_dense_attention(name, layout):
     spec = SPECS[name]
     cache = poisoned(spec, layout=layout)
-    models = [Model(1), Model(2)]
+    models = [model_of(spec, 1), model_of(spec, 2)]
     sequences = [cache.add_sequence(range(n)) for n in (9, 2)]
     check(cache, sequences, models, [9, 2], spec.window)
     for count in ([1, 1], [3, 2], [1, 1]):
@@ -118,7 +124,7 @@ def test_forks_copy_on_write_and_swap_keep_latents(name):
     spec = SPECS[name]
     cache = poisoned(spec, num_blocks=33)
     space = SwapSpace(cache, num_blocks=9)
-    model = Model(3)
+    model = model_of(spec, 3)
     parent = cache.add_sequence(range(6))
     check(cache, [parent], [model], [6], spec.window)
     child = cache.fork(parent)

@@ -22,3 +22,17 @@ def test_plain_rows_are_written_as_on_the_host(cuda, dtype, joint):
     write_latent(cuda.put(latent), cuda.put(rope), *device, *[None] * joint, cuda.put(slots))
     for expected, plane in zip(host, device, strict=True):
         assert cuda.get(plane).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dim", [3, 48])
+def test_plain_rows_without_a_rotary_part_are_written_as_on_the_host(cuda, dtype, dim):
+    latent = np.random.default_rng(1).standard_normal((5, dim)).astype(np.float32)
+    slots = np.array([9, -1, 4, 15, 0], np.int32)
+    host = np.full((4, 4, dim), 7, dtype)
+    device = [cuda.put(host) for _ in range(2)]
+    write_latent(latent, None, host, None, slots)
+    write_latent(cuda.put(latent), None, device[0], None, cuda.put(slots))
+    write_latent(cuda.put(latent), cuda.put(np.zeros((5, 0), np.float32)), device[1], None, cuda.put(slots))
+    for plane in device:
+        assert cuda.get(plane).tobytes() == host.tobytes()

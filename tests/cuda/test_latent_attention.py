@@ -227,7 +227,9 @@ def test_every_pair_of_dtypes(cuda, dtype, cache_dtype):
 
 
 @pytest.mark.parametrize(
-    "dims", cases([(3, 2), (33, 5)], [(3, 2), (33, 5), (16, 16), (100, 1), (512, 64), (640, 64)]), ids=str
+    "dims",
+    cases([(3, 2), (33, 5), (45, 0)], [(3, 2), (33, 5), (16, 16), (100, 1), (512, 64), (640, 64), (45, 0), (512, 0)]),
+    ids=str,
 )
 @pytest.mark.parametrize("joint", [True, False])
 def test_every_shape(cuda, dims, joint):

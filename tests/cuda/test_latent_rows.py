@@ -75,7 +75,7 @@ def test_nan_and_infinity(cuda):
         check_write(cuda, rows, poisoned((2, 4, size)), range(6), getattr(reference, format))
 
 
-@pytest.mark.parametrize("dims", [(48, 16), (7, 5), (512, 64)])
+@pytest.mark.parametrize("dims", [(48, 16), (7, 5), (512, 64), (45, 0)])
 def test_e4m3_rows_equal_the_twin(cuda, dims):
     rows = numbers(9, sum(dims), seed=1)
     factor = np.float32(0.3)

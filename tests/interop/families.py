@@ -67,6 +67,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("Qwen2Moe", _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
     "mixtral": ("Mixtral", _GROUPED | {"num_local_experts": 4}),
     "llama4": ("Llama4", _GROUPED | _LLAMA_4),
+    # One mask with a window for all layers, to whose attention the model passes no window.
+    "phimoe": ("Phimoe", _GROUPED | _WINDOW | {"num_local_experts": 4}),
     # Not in pagecore.models: its fields are read with their usual meaning.
     "gpt_bigcode": ("GPTBigCode", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 512} | _BASE),
     "starcoder2": ("Starcoder2", _GROUPED | _WINDOW),

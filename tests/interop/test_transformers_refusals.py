@@ -339,11 +339,12 @@ def causal(*_):
     ids=" ".join,
 )
 def test_masks_other_than_causal_and_window_masks_raise(options):
-    columns = attention.Columns(7, [None, 8])
+    columns = attention.Columns(7, [None, 8], made := set())
     with pytest.raises(UnsupportedOption, match=rf"{OWN_MASK}.*windows and chunks of the cache's layers \(\[8\]\)"):
         attention._mask(kv_length=columns, **options)
     assert attention._mask(kv_length=columns) is None
     assert attention._mask(kv_length=columns, local_size=8, mask_function=causal) is None
+    assert made == {None, 8}
 
 
 def test_a_mask_of_another_window_raises_when_a_layer_attends_with_it():

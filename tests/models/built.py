@@ -9,7 +9,16 @@ from pagecore.models.text_models import TEXT_PARTS
 
 __all__ = ["BUILT"]
 
-OF_STATES = {"bailing_hybrid", "minimax", "minimax_m1", "minimax_text_01", "qwen4_exp_text", "recurrent_gemma"}
-OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4"}
+OF_STATES = {
+    "bailing_hybrid",
+    "glm5_next_text",
+    "minimax",
+    "minimax_m1",
+    "minimax_text_01",
+    "qwen4_exp_text",
+    "recurrent_gemma",
+}
+OF_STATES |= {"zaya"}
+OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4", "mistral_large4_text"}
 BUILT = {*BERT_KIN, *TEXT_PARTS, *RECENT, *REMOTE, *SPEECH, *LINEAR, *OF_STATES, *OF_LATENTS}
 BUILT |= {"gemma3n_text", "gemma4_unified_text"}

@@ -8,10 +8,8 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
-from pagecore.models.linear import LINEAR
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
 from pagecore.models.parameters.count import ALL_TRAITS
-from pagecore.models.remote import REMOTE
 from pagecore.models.served import SERVED
 from pagecore.models.speech import SPEECH
 from tests.capabilities import require
@@ -19,7 +17,8 @@ from tests.models.published import PUBLISHED
 
 # Models with encoders of images and sound, with experts of two kinds, with two stacks of layers, and recent latents.
 UNCOUNTED = {"phi4_multimodal", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "chameleon", "hrm_text"}
-UNCOUNTED |= {"muse_spark_text", "dots3_note_text", "hy_v4", "qwen4_exp_text"}
+UNCOUNTED |= {"muse_spark_text", "dots3_note_text", "hy_v4", "qwen4_exp_text", "glm5_next_text", "mistral_large4_text"}
+UNCOUNTED |= {"zaya", "step3_text"}
 FOLDER = Path(__file__).parent
 RECORDED = json.loads((FOLDER / "parameters.json").read_text())
 WRITTEN = json.loads((FOLDER / "attended.json").read_text()) | json.loads((FOLDER / "stored.json").read_text())
@@ -42,7 +41,75 @@ def test_counts_equal_those_of_transformers(name):
 
 
 def test_every_family_is_counted():
-    assert set(ALL_TRAITS) == set(SERVED) - UNCOUNTED - {*REMOTE, *SPEECH, *LINEAR}
+    assert set(ALL_TRAITS) == set(SERVED) - UNCOUNTED - {*SPEECH}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [
+        ("rwkv", {"hidden_size": 48, "num_hidden_layers": 2, "attention_hidden_size": 32}),
+        ("rwkv", {"hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 100}),
+        ("xlstm", {"hidden_size": 128, "num_heads": 4, "num_hidden_layers": 2}),
+        ("xlstm", {"hidden_size": 128, "num_hidden_layers": 1, "weight_mode": "fused", "use_bias": True}),
+        ("xlstm", {"num_hidden_layers": 1, "use_bias": True, "add_out_norm": False, "ffn_proj_factor": 1.3}),
+    ],
+)
+def test_models_without_attention_are_counted_as_transformers_builds_them(model_type, sizes):
+    transformers, torch = require("transformers"), require("torch")
+    config = transformers.AutoConfig.for_model(model_type, **sizes, vocab_size=101)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    counted = count_parameters(config.to_dict())
+    assert counted.total == sum(parameter.numel() for parameter in model.parameters())
+    layers = range(config.num_hidden_layers)
+    stages = [count_parameters(config.to_dict(), layers=range(n, n + 1)).total for n in layers]
+    assert sum(stages) == counted.total
+
+
+# Models of remote code, with the numbers of parameters of their weights.
+REMOTE_FILES = {
+    "glm-4-9b": (
+        {"model_type": "chatglm", "num_layers": 40, "ffn_hidden_size": 13696, "padded_vocab_size": 151552}
+        | {"add_qkv_bias": True, "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 128},
+        9_399_951_360,
+    ),
+    "baichuan2-7b": (
+        {"model_type": "baichuan", "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 125696},
+        7_505_973_248,
+    ),
+    "internlm2-7b": (
+        {"model_type": "internlm2", "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 92544}
+        | {"num_key_value_heads": 8, "bias": False},
+        7_737_708_544,
+    ),
+    "deepseek-moe-16b": (
+        {"model_type": "deepseek", "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 28}
+        | {"intermediate_size": 10944, "moe_intermediate_size": 1408, "n_routed_experts": 64, "n_shared_experts": 2}
+        | {"first_k_dense_replace": 1, "vocab_size": 102400},
+        16_375_728_128,
+    ),
+    "minicpm-2b": (
+        {"model_type": "minicpm", "hidden_size": 2304, "num_attention_heads": 36, "num_hidden_layers": 40}
+        | {"intermediate_size": 5760, "vocab_size": 122753, "tie_word_embeddings": True},
+        2_724_880_896,
+    ),
+    "qwen-7b": (
+        {"model_type": "qwen", "num_hidden_layers": 32, "intermediate_size": 22016, "vocab_size": 151936},
+        7_721_324_544,
+    ),
+    "exaone-3.5-7.8b": (
+        {"model_type": "exaone", "num_layers": 32, "intermediate_size": 14336, "vocab_size": 102400}
+        | {"num_key_value_heads": 8},
+        7_818_448_896,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REMOTE_FILES)
+def test_models_of_remote_code_are_counted(name):
+    config, expected = REMOTE_FILES[name]
+    config = {"hidden_size": 4096, "num_attention_heads": 32, "tie_word_embeddings": False, **config}
+    assert count_parameters(config).total == expected
 
 
 def test_counts_of_published_files():

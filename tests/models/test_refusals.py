@@ -190,7 +190,7 @@ def test_a_known_family_with_a_field_of_other_attention_raises(fields, reason):
     assert specs_from_config(LLAMA | dict.fromkeys(fields)) == specs_from_config(LLAMA)
 
 
-@pytest.mark.parametrize("model_type", ["zaya", "bark"])
+@pytest.mark.parametrize("model_type", ["inkling_text", "bark"])
 def test_a_model_type_alone_reveals_its_attention(model_type):
     with pytest.raises(UnsupportedOption, match=rf'model_type is "{model_type}", which has (convolution|three)'):
         specs_from_config({"model_type": model_type, "hidden_size": 64, "num_attention_heads": 4})
@@ -327,7 +327,7 @@ def test_messages_name_the_file(tmp_path):
     with pytest.raises(ConfigError) as caught:
         specs_from_config(tmp_path)
     assert str(caught.value).startswith(f"{file}: num_attention_heads is 0")
-    file.write_text(json.dumps(LLAMA | {"model_type": "zaya"}))
+    file.write_text(json.dumps(LLAMA | {"model_type": "inkling_text"}))
     with pytest.raises(UnsupportedOption) as refused:
         specs_from_config(file)
     assert str(refused.value).startswith(f"{file}: model_type")

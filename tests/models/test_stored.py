@@ -307,6 +307,14 @@ def test_linear_layers_of_qwen_4():
             (40, 32, 2, 128),
         ),
         ({"model_type": "exaone", "head_dim": 128, "num_key_value_heads": 8, "num_layers": 32}, (32, 32, 8, 128)),
+        ({"model_type": "deepseek", "num_hidden_layers": 28, "num_key_value_heads": 32}, (28, 32, 32, 128)),
+        ({"model_type": "mimo", "num_hidden_layers": 36, "sliding_window": 32768}, (36, 32, 8, 128)),
+        ({"model_type": "minicpm", "num_hidden_layers": 40, "num_key_value_heads": 8}, (40, 32, 8, 128)),
+        ({"model_type": "qwen", "num_hidden_layers": 32, "kv_channels": 128, "seq_length": 8192}, (32, 32, 32, 128)),
+        (
+            {"model_type": "step3_text", "num_hidden_layers": 61, "num_attention_groups": 1, "share_q_dim": 2048},
+            (61, 32, 1, 256),
+        ),
     ],
 )
 def test_families_of_remote_code(config, heads):

@@ -96,7 +96,7 @@ def make_case(
         if joint:
             planes = (np.full((*shape, latent_dim + rope_dim), np.nan, stored), None)
         else:
-            planes = tuple(np.full((*shape, dim), np.nan, stored) for dim in dims)
+            planes = tuple(np.full((*shape, dim), np.nan, stored) if dim else None for dim in dims)
     factor = {"scale": scale} if format == "float8_e4m3fn" else {}
     for row, n in zip(table, lens, strict=True):
         new = rng.standard_normal((n, latent_dim + rope_dim)).astype(np.float32)
@@ -143,11 +143,45 @@ def test_every_number_of_heads(isa, heads):
     make_case(heads=heads).check()
 
 
-@pytest.mark.parametrize("dims", [(512, 64), (3, 2), (33, 5), (16, 16), (17, 64), (100, 1)])
+@pytest.mark.parametrize("dims", [(512, 64), (3, 2), (33, 5), (16, 16), (17, 64), (100, 1), (512, 0), (2, 0), (45, 0)])
 @pytest.mark.parametrize("joint", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_shape(isa, dims, joint, dtype):
     make_case(dims=dims, joint=joint, dtype=dtype, block_size=5, **MIXED).check()
+
+
+@pytest.mark.parametrize("format", [None, "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_latents_without_a_rotary_part(isa, format, dtype):
+    """None means the same as arrays without numbers, for dense calls and for lists."""
+    case = make_case(dims=(45, 0), dtype=dtype, format=format, scale=0.5, heads=16, **MIXED)
+    case.check()
+    options = {"scale": 0.07, "return_lse": True}
+    lists = (case.table, case.seq_lens)
+    for rest in (lists, ()):
+        more = {
+            **options,
+            **(case.options if rest else {"indices": np.tile(case.table[4, :3] * 16, (len(case.query), 1))}),
+        }
+        more |= {} if format is None else {"latent_scale": 0.5}
+        parts = [latent_attention(case.query, rope, *case.planes, *rest, **more) for rope in (case.rope, None)]
+        for given, none in zip(*parts, strict=True):
+            assert given.tobytes() == none.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("rope", "error", "words"),
+    [
+        (np.zeros((4, 2, 0), np.float32), errors.ShapeError, "axis 1 must have length 3: the heads of query_latent"),
+        (np.zeros((3, 3, 0), np.float32), errors.ShapeError, "axis 0 must have length 4"),
+        (np.zeros((4, 3, 0), np.float16), errors.UnsupportedDtype, "query_latent is float32 and query_rope float16"),
+        (np.zeros((4, 3, 1), np.float32), errors.ShapeError, "latent_dim \\+ rope_dim"),
+    ],
+)
+def test_a_rotary_part_that_does_not_fit_is_refused(rope, error, words):
+    case = make_case(dims=(45, 0), dtype="float32")
+    with pytest.raises(error, match=words):
+        latent_attention(case.query, rope, *case.planes, case.table, case.seq_lens, scale=1.0)
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 64, 100])

@@ -63,6 +63,28 @@ def test_worked_example_variants_a5_nvfp4_ds_mla_bytes():
     assert hashlib.sha256(row).hexdigest() == "82937d673cab79c72604785abe2db0b0eccaedc1da43dfb1af1d4d9a25602cf8"
 
 
+@pytest.mark.parametrize("dim", [2, 3, 7, 8, 15, 16, 45, 512])
+@pytest.mark.parametrize("stored", [np.float32, BF16, ml_dtypes.float8_e4m3fn])
+def test_rows_without_a_rotary_part(isa, dim, stored):
+    rows = np.random.default_rng(dim).standard_normal((5, dim)).astype(np.float32)
+    cache = np.full((3, 4, dim), 7, stored)
+    expected = cache.reshape(12, dim).copy()
+    expected[[5, 11, 0, 2]] = rows[[0, 2, 3, 4]].astype(stored)
+    for rope in (None, np.zeros((5, 0), np.float32)):
+        cache[...] = 7
+        write_latent(rows, rope, cache, None, [5, -1, 11, 0, 2])
+        assert cache.reshape(12, dim).tobytes() == expected.tobytes()
+    read = gather_latent(cache, None, [[2, 1]], [6])
+    assert read.tolist() == expected[[8, 9, 10, 11, 4, 5]].astype(np.float32).tolist()
+
+
+def test_rows_of_one_number_without_a_rotary_part_are_refused():
+    cache = np.full((2, 2, 1), 7, np.float32)
+    with pytest.raises(errors.ShapeError, match="1 latent and 0 rope numbers"):
+        write_latent(np.ones((1, 1), np.float32), None, cache, None, [3])
+    assert (cache == 7).all()
+
+
 @pytest.mark.parametrize("format", ROW_BYTES)
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
 def test_packed_rows_equal_the_twin(isa, format, dtype):

@@ -150,6 +150,8 @@ def test_a_context_may_be_any_integer_or_list_of_them(context):
         ({"ranks": 3}, PagecoreError, "num_kv_heads is 2"),
         ({"ranks": 8, "specs": AttentionSpec(2, 8, num_query_heads=4)}, PagecoreError, "num_query_heads is 4"),
         ({"block_size": 0}, ShapeError, "block_size is 0"),
+        ({"state_ratio": -1.0}, ShapeError, "state_ratio is -1.0"),
+        ({"state_ratio": float("nan")}, ShapeError, "state_ratio is nan"),
         ({"context": 0}, ShapeError, "context is 0"),
         ({"context": [1, -5]}, ShapeError, "context is -5"),
         ({"context": 2**31}, ShapeError, "must be at most"),

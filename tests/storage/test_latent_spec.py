@@ -49,6 +49,9 @@ def test_planes_of_each_way_to_store():
         "latent": ((6,), "bfloat16"),
         "rope": ((2,), "bfloat16"),
     }
+    for joint in (True, False):
+        assert shapes(spec(joint=joint, latent_dim=6, rope_dim=0)) == {"latent": ((6,), "bfloat16")}
+    assert shapes(spec(format="float8_e4m3fn", latent_dim=6, rope_dim=0)) == {"latent": ((6,), "float8_e4m3fn")}
     assert shapes(spec(format="float8_e4m3fn", latent_dim=6, rope_dim=2)) == {"latent": ((8,), "float8_e4m3fn")}
     assert shapes(spec(format="fp8_ds_mla")) == {"latent": ((656,), "uint8")}
     assert shapes(spec(format="nvfp4_ds_mla")) == {"latent": ((352,), "uint8")}
@@ -129,6 +132,9 @@ def test_specs_are_values_with_other_dtypes_and_formats():
         ({"scale": "1"}, ShapeError, "scale is '1'"),
         ({"latent_dim": 0}, ShapeError, "latent_dim is 0"),
         ({"rope_dim": 6.5}, ShapeError, "rope_dim is 6.5"),
+        ({"rope_dim": -1}, ShapeError, "rope_dim is -1"),
+        ({"latent_dim": 1, "rope_dim": 0}, ShapeError, "latent_dim is 1 and rope_dim 0; a row has 2 numbers"),
+        ({"format": "fp8_ds_mla", "rope_dim": 0}, ShapeError, "latent_dim is 512 and rope_dim 0; rows of 'fp8_ds"),
         ({"num_query_heads": -1}, ShapeError, "num_query_heads is -1"),
         ({"window": 0}, ShapeError, "window is 0"),
         ({"index_dim": 0}, ShapeError, "index_dim is 0"),

@@ -38,11 +38,15 @@ class Columns(int):
     """The number of columns of a layer's mask, marked as that of a paged cache, which applies masks itself."""
 
     limits: frozenset[int | None]
+    made: set[int | None]
 
-    def __new__(cls, count: int, limits: Iterable[int | None]) -> Columns:
-        """Make a number that knows the windows and chunks of the cache's layers; None for a layer without."""
+    def __new__(cls, count: int, limits: Iterable[int | None], made: set[int | None]) -> Columns:
+        """Make a number that knows the windows and chunks of the cache's layers; None for a layer without.
+
+        The limit of each mask that the model makes is added to `made`.
+        """
         columns = super().__new__(cls, count)
-        columns.limits = frozenset(limits)
+        columns.limits, columns.made = frozenset(limits), made
         return columns
 
 
@@ -147,6 +151,7 @@ def _mask(*arguments: Any, **options: Any) -> torch.Tensor | None:
     if not is_known or options.get("use_vmap") or not options.get("allow_is_causal_skip", True):
         kind = "tokens that attend to later ones, such as those of an image"
         raise UnsupportedOption(_mask_refusal(kind, columns))
+    columns.made.add(window)
     if window is None or window in columns.limits:
         return None
     refused = torch.zeros(1, 1, 1, 1, dtype=torch.bool)

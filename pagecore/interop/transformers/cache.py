@@ -249,6 +249,11 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Return the number of computed columns, padding included."""
         return self._generation.num_columns
 
+    @property
+    def mask_limits(self) -> set[int | None]:
+        """Windows and chunks of the masks that the model has made in the running forward pass."""
+        return self._generation.mask_limits
+
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """Return the number of columns before those of the forward pass."""
         return self.get_seq_length(layer_idx)

@@ -62,6 +62,8 @@ class Forward:
         self._given_ids = inputs.given_ids
         self._stored: set[int] = set()
         self._attended: set[int] = set()
+        # Windows and chunks of the masks that the model makes for this pass; None for a mask of all keys.
+        self.mask_limits: set[int | None] = set()
         self.is_done = False
         self.is_over = False
         # Rows of the pass that are stored, and for each row the index of its equal among them; None if all rows are.
@@ -225,6 +227,8 @@ class Forward:
         self._check(query)
         index = self._rows.layers[layer]
         spec = self._rows.cache.spec(index)
+        if window is None and self.mask_limits == {spec.window}:
+            window = spec.window  # the model has one mask for all layers, and passes no window to their attention
         if window != spec.window:
             raise UnsupportedOption(
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "

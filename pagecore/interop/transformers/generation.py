@@ -208,6 +208,11 @@ class Generation:
             raise _not_its_model("update was called", self._model())
         return self._forward
 
+    @property
+    def mask_limits(self) -> set[int | None]:
+        """Windows and chunks of the masks that the model has made in the running pass; masks may be added."""
+        return set() if self._forward is None or self._running is None else self._forward.mask_limits
+
     def enter(self, given: Mapping[str, Any], module: torch.nn.Module) -> None:
         """Start a forward pass of `module`, the model or the decoder in it, with these arguments."""
         if self._running is not None and module is not self._running:

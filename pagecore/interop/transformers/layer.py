@@ -38,7 +38,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         """Return the number of columns, those of the forward pass included, and the offset 0."""
         columns = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return Columns(self.get_seq_length() + columns, self._limits), 0
+        return Columns(self.get_seq_length() + columns, self._limits, self._paged_cache.mask_limits), 0
 
     def get_seq_length(self, *_: Any) -> int:
         """Return the number of computed columns, padding included."""

@@ -22,8 +22,10 @@ from pagecore.models.parameters.blocks import (
 )
 from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
+from pagecore.models.parameters.linear import LINEAR_TRAITS
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.recurrent import RECURRENT
+from pagecore.models.parameters.remote import REMOTE_TRAITS
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
@@ -35,8 +37,17 @@ from pagecore.storage.checks import ceil_div
 
 __all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
 
-ALL_TRAITS: Mapping[str, Traits] = {**TRAITS, **EARLIER_TRAITS, **TEXT_TRAITS, **BERT_TRAITS}
+ALL_TRAITS: Mapping[str, Traits] = {
+    **TRAITS,
+    **EARLIER_TRAITS,
+    **TEXT_TRAITS,
+    **BERT_TRAITS,
+    **LINEAR_TRAITS,
+    **REMOTE_TRAITS,
+}
 
+# Families whose recurrent layers are all of a layer.
+_WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", *LINEAR_TRAITS})
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
 _DEFAULTS: Mapping[str, object] = {
@@ -194,7 +205,7 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
         elif isinstance(spec, AttentionSpec):
             add_attention(tally, fields, traits, spec, has_keys=not is_shared)
     tally.module = f"{path}.mlp"
-    if model_type in ("mamba", "falcon_mamba", "mamba2"):
+    if model_type in _WITHOUT_MLP:
         return
     if model_type == "gemma4_text":
         gemma_4.add_to_layer(tally, fields)

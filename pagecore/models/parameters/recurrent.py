@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pagecore.models.fields import Fields
+from pagecore.models.parameters.linear import add_rwkv, add_xlstm
 from pagecore.models.parameters.tally import Kind, Split, Tally
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import ceil_div
@@ -144,4 +145,6 @@ RECURRENT: Mapping[str, Adder] = {
     "mamba": _OF_MAMBA,
     "falcon_mamba": _OF_MAMBA,
     "mamba2": _mamba_2("use_conv_bias", "use_bias"),
+    "rwkv": add_rwkv,
+    "xlstm": add_xlstm,
 }

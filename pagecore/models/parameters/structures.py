@@ -11,7 +11,7 @@ from dataclasses import replace
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.traits import Experts, Settled, Traits
 
-__all__ = ["TRAITS"]
+__all__ = ["TRAITS", "half_as_wide"]
 
 _BIASED: Mapping[str, object] = {"attention_bias": True}
 _LLAMA = Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias")
@@ -50,7 +50,7 @@ _BAILING_EXPERTS = Experts(shared="num_shared_experts", rule="after")
 _MINIMAX = Traits(experts=Experts("num_local_experts", "intermediate_size"))
 
 
-def _half_as_wide(fields: Fields) -> Settled:
+def half_as_wide(fields: Fields) -> Settled:
     """The field has the width of the gate and the projection next to it together."""
     return {"width": fields.integer("intermediate_size") // 2}
 
@@ -192,7 +192,7 @@ TRAITS: Mapping[str, Traits] = {
         defaults={"first_k_dense_replace": 2, "num_shared_experts": 1, "q_lora_rank": None},
     ),
     "recurrent_gemma": Traits(
-        qkv_bias="attention_bias", output_bias=True, mlp_bias=True, is_tied=True, settle=_half_as_wide
+        qkv_bias="attention_bias", output_bias=True, mlp_bias=True, is_tied=True, settle=half_as_wide
     ),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
     "nemotron_h": Traits(

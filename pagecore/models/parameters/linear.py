@@ -1,0 +1,65 @@
+"""Parameters of RWKV and xLSTM, whose blocks have no attention.
+
+Source: the modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.models.fields import Fields
+from pagecore.models.parameters.tally import Kind, Split, Tally
+from pagecore.models.parameters.traits import Settled, Traits
+from pagecore.storage import StateSpec
+from pagecore.storage.checks import ceil_div
+
+__all__ = ["LINEAR_TRAITS", "add_rwkv", "add_xlstm"]
+
+
+def add_rwkv(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add both parts of a block: the sums over time, and the mix of channels."""
+    hidden, (width,) = fields.integer("hidden_size"), spec.planes[1].shape[1:]
+    tally.linear(hidden, width, copies=3, name="key")
+    tally.linear(width, hidden, name="output")
+    tally.add(2 * width, Kind.OTHER, Split.TENSOR)  # decay, and the weight of the token itself
+    inner = 4 * hidden if fields.value("intermediate_size") is None else fields.integer("intermediate_size")
+    tally.linear(hidden, inner, name="feed_forward.key")
+    tally.linear(hidden, hidden, name="feed_forward.receptance")
+    tally.linear(inner, hidden, name="feed_forward.value")
+    tally.add(5 * hidden)  # shares of the token before
+
+
+def add_xlstm(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add the cell and the MLP of a block."""
+    hidden, has_bias = fields.integer("hidden_size"), fields.flag("use_bias")
+    heads, key_dim, value_dim = spec.planes[0].shape
+    keys, values = heads * key_dim, heads * value_dim
+    tally.linear(hidden, keys, copies=2, bias=has_bias, name="q")
+    tally.linear(hidden, values, copies=2, bias=has_bias, name="v")
+    tally.linear(hidden, heads, copies=2, bias=True, name="igate_preact")
+    tally.add(values * (1 + has_bias), Kind.OTHER, Split.TENSOR)
+    tally.linear(values, hidden, bias=has_bias, name="out_proj")
+    multiple = fields.integer("ffn_round_up_to_multiple_of")
+    width = multiple * ceil_div(max(1, int(hidden * fields.number("ffn_proj_factor"))), multiple)
+    tally.linear(hidden, width, copies=2, bias=has_bias, name="ffn.proj_up_gate")
+    tally.linear(width, hidden, bias=has_bias, name="ffn.proj_down")
+
+
+def _norm_before_rwkv(fields: Fields) -> Settled:
+    """The first block has one more norm."""
+    return {"first": 2 * fields.integer("hidden_size")}
+
+
+def _norms_of_xlstm(fields: Fields) -> Settled:
+    """The last norm has no bias."""
+    return {"norm_bias": fields.flag("use_bias"), "last": fields.integer("hidden_size")}
+
+
+LINEAR_TRAITS: Mapping[str, Traits] = {
+    "rwkv": Traits(norm_bias=True, settle=_norm_before_rwkv, defaults={"intermediate_size": None}),
+    "xlstm": Traits(
+        settle=_norms_of_xlstm,
+        has_last_norm=False,
+        defaults={"ffn_proj_factor": 2.667, "ffn_round_up_to_multiple_of": 64},
+    ),
+}

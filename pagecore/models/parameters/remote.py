@@ -1,0 +1,35 @@
+"""Structure of families whose code is published together with their weights.
+
+Source: as for `pagecore.models.remote`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.models.fields import Fields
+from pagecore.models.parameters.structures import half_as_wide
+from pagecore.models.parameters.traits import Experts, Settled, Traits
+
+__all__ = ["REMOTE_TRAITS"]
+
+
+def _biases_of_chatglm(fields: Fields) -> Settled:
+    has_biases = fields.flag("add_bias_linear")
+    return {"qkv_bias": has_biases or fields.flag("add_qkv_bias"), "output_bias": has_biases, "mlp_bias": has_biases}
+
+
+REMOTE_TRAITS: Mapping[str, Traits] = {
+    "baichuan": Traits(),
+    "chatglm": Traits(
+        settle=_biases_of_chatglm,
+        defaults={"add_qkv_bias": False},
+        aliases={"intermediate_size": "ffn_hidden_size", "vocab_size": "padded_vocab_size"},
+    ),
+    "deepseek": Traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after")),
+    "exaone": Traits(),
+    "internlm2": Traits(qkv_bias="bias", output_bias="bias", defaults={"bias": True}),
+    "mimo": Traits(qkv_bias=True),
+    "minicpm": Traits(is_tied=True),
+    "qwen": Traits(qkv_bias=True, settle=half_as_wide),
+}
