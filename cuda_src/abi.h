@@ -2,6 +2,7 @@
 // same for g++, NVRTC and the emulator.
 #pragma once
 
+typedef short pc_int16;
 typedef int pc_int32;
 typedef long long pc_int64;
 typedef unsigned long long pc_address;  // of device memory; 0: absent

@@ -68,8 +68,8 @@ struct PcAttentionParams {
 
   pc_address sinks;         // float32 [num_query_heads]; may be absent, as may the arrays up to `mask`
   pc_address alibi_slopes;  // float32 [num_query_heads]
-  pc_address key_scale;     // float32 [num_kv_heads]
-  pc_address value_scale;   // float32 [num_kv_heads]
+  pc_address key_scale;     // float32 [num_kv_heads], or one number
+  pc_address value_scale;   // float32 [num_kv_heads], or one number
   pc_address mask;          // bytes: [query_len, seq_len] of each sequence, one after the other; or see PcTree
   pc_address mask_starts;   // int64 [num_sequences]: first byte of each sequence in the mask
   pc_int64 mask_size;       // entries
@@ -91,9 +91,10 @@ struct PcAttentionParams {
   PcFloat key_type;
   PcFloat value_type;
   float scale;
-  float softcap;         // 0: none
-  pc_int32 sink_tokens;  // first keys that are attended to in addition to the window; items do not cross their end
-  pc_int32 pad;
+  float softcap;              // 0: none
+  pc_int32 sink_tokens;       // first keys that are attended to in addition to the window; items do not cross their end
+  pc_int16 key_scale_stride;  // elements: 1, or 0 if all heads have one number
+  pc_int16 value_scale_stride;
   PcSelection selection;
   PcTree tree;  // exclusive with the selection
 };

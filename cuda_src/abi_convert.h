@@ -22,7 +22,7 @@ struct PcConvertPairs {
 struct PcConvertParams {
   PcStored source;
   PcStored target;
-  pc_address source_factors;  // float32 [num_heads]: given factors; absent: `source_factor` for all heads
+  pc_address source_factors;  // float32 [num_heads] or one number: given factors; absent: `source_factor` for all heads
   pc_address target_factors;
   float source_factor;
   float target_factor;
@@ -32,8 +32,9 @@ struct PcConvertParams {
   pc_int32 lanes_shift;        // 1 << lanes_shift lanes of a warp process a row
   pc_int32 source_in_vectors;  // 8 elements or codes can be moved at once
   pc_int32 target_in_vectors;
-  pc_int32 is_4over6;  // PC_NVFP4: of the scales for a largest code of 6 and of 4, take the better
-  pc_int32 pad;
+  pc_int32 is_4over6;             // PC_NVFP4: of the scales for a largest code of 6 and of 4, take the better
+  pc_int16 source_factor_stride;  // elements: 1, or 0 if all heads have one number
+  pc_int16 target_factor_stride;
   PcConvertPairs pairs;
 };
 

@@ -69,15 +69,15 @@ static_assert(sizeof(PcStoredAttentionParams) == 672, "the layout is part of the
 struct PcCodePlane {
   PcRows rows;  // [num_tokens, num_heads, dim]
   PcStored stored;
-  pc_address factors;  // float32 [num_heads]: given factors; absent: `factor` for all heads
+  pc_address factors;  // float32 [num_heads] or one number: given factors; absent: `factor` for all heads
   float factor;
   pc_int32 is_4over6;  // PC_NVFP4: of the scales for a largest code of 6 and of 4, take the better
   PcDivisor num_heads;
   pc_int32 dim;
-  pc_int32 num_rows;     // heads of all tokens; times the lanes of a row below 2^31, even with one more grid
-  pc_int32 lanes_shift;  // 1 << lanes_shift lanes of a warp process a row
-  pc_int32 in_vectors;   // 8 elements, and their codes, can be moved at once
-  pc_int32 pad;
+  pc_int32 num_rows;       // heads of all tokens; times the lanes of a row below 2^31, even with one more grid
+  pc_int32 lanes_shift;    // 1 << lanes_shift lanes of a warp process a row
+  pc_int32 in_vectors;     // 8 elements, and their codes, can be moved at once
+  pc_int32 factor_stride;  // elements: 1, or 0 if all heads have one number
 };
 
 struct PcCodeParams {

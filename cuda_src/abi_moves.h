@@ -42,13 +42,13 @@ static_assert(sizeof(PcTableParams) == 40, "the layout is part of the ABI");
 struct PcWritePlane {
   PcRows rows;        // [num_tokens, num_heads, dim]
   PcCache cache;      // [num_blocks, block_size, num_heads, dim]
-  pc_address scales;  // float32 [num_heads]: divisors of the elements; absent: `scale` for all heads
+  pc_address scales;  // float32: divisors of the elements of a row; absent: `scale` for all rows
   float scale;
   pc_int32 unit;  // elements that a thread moves at once: 1, 2, 4 or 8
   PcDivisor units_per_token;
   PcDivisor units_per_row;  // row: a head, or all heads of a token if they are contiguous in both arrays
   pc_int32 num_units;       // of all tokens; below 2^31 even with the units of one more grid
-  pc_int32 pad;
+  pc_int32 scale_stride;    // elements: 1, or 0 if all rows have one number
 };
 
 struct PcWriteParams {

@@ -14,6 +14,11 @@ PC_DEVICE float load_or(pc_address array, int i, float absent) {
   return array == 0 ? absent : Global<float>(array).load(i);
 }
 
+// The given factor of the values of a key head.
+PC_DEVICE float load_value_scale(const PcAttentionParams& p, int kv_head) {
+  return load_or(p.value_scale, kv_head * p.value_scale_stride, 1.0f);
+}
+
 // ---- work
 
 // Items first .. end - 1 of the schedule.

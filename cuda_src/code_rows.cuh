@@ -111,7 +111,7 @@ PC_DEVICE CodeRow<T> load_code_row(const PcCodeParams& params, const PcCodePlane
     row.scales = row.scales + (position.block * scales.block_stride + position.offset * scales.token_stride +
                                head * scales.head_stride);
   }
-  row.factor = plane.factors != 0 ? Global<float>(plane.factors).load(head) : plane.factor;
+  row.factor = plane.factors != 0 ? Global<float>(plane.factors).load(head * plane.factor_stride) : plane.factor;
   row.dim = plane.dim;
   row.lanes = 1 << plane.lanes_shift;
   row.lane = pc_lane() & (row.lanes - 1);

@@ -93,8 +93,8 @@ struct ConvertPlace {
   int head;
 };
 
-PC_DEVICE float factor_of(pc_address factors, float factor, int head) {
-  return factors != 0 ? Global<float>(factors).load(head) : factor;
+PC_DEVICE float factor_of(pc_address factors, int stride, float factor, int head) {
+  return factors != 0 ? Global<float>(factors).load(head * stride) : factor;
 }
 
 PC_DEVICE ConvertPlace convert_place(const PcConvertParams& params) {
@@ -106,8 +106,8 @@ PC_DEVICE ConvertPlace convert_place(const PcConvertParams& params) {
   place.head = exists ? number - place.token * params.num_heads.divisor : 0;
   ConvertRow& row = place.row;
   row.writes = exists;
-  row.factor = factor_of(params.target_factors, params.target_factor, place.head);
-  row.own_factor = factor_of(params.source_factors, params.source_factor, place.head);
+  row.factor = factor_of(params.target_factors, params.target_factor_stride, params.target_factor, place.head);
+  row.own_factor = factor_of(params.source_factors, params.source_factor_stride, params.source_factor, place.head);
   row.own_format = params.source.format;
   row.own_type = params.source.type;
   row.dim = params.dim;

@@ -109,7 +109,7 @@ class DecodeWorker {
     const Splits splits = splits_of(item);
     clamp_queries(p, item);
     const bool whole = splits.count == 1;
-    const float value_scale = whole ? load_or(p.value_scale, heads_.kv, 1.0f) : 1.0f;
+    const float value_scale = whole ? load_value_scale(p, heads_.kv) : 1.0f;
     const int tasks = item.query_count * heads_.count * kVectors;
     for (int task = pc_thread(); task < tasks; task += pc_num_threads()) {
       const int row = task / kVectors, d = task % kVectors * 4;

@@ -164,7 +164,7 @@ class GeneralWorker {
     const Splits splits = splits_of(item);
     clamp_queries(p, item);
     const bool whole = splits.count == 1 && piece_.last;
-    const float value_scale = whole ? load_or(p.value_scale, heads_.kv, 1.0f) : 1.0f;
+    const float value_scale = whole ? load_value_scale(p, heads_.kv) : 1.0f;
     const int rows = block_.rows(item), vectors = p.value_dim / N;
     for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
       const int row = task / vectors, d = task % vectors * N;

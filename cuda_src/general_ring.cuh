@@ -63,41 +63,56 @@ PC_DEVICE int width_of(PcFloat type) { return type == PC_FLOAT32 ? 4 : 2; }
 // Rows of a head in the cache: of elements, or of the codes of a stored format.
 struct RowSource {
   Global<pc_uint8> data;
-  int count;        // elements of a row
-  bool in_vectors;  // every row begins and ends at a multiple of 16 bytes, so that cp.async can copy it
+  int count;  // elements of a row
+  int unit;   // bytes of a cp.async: 16 or 4 if every row begins and ends at a multiple; 0 if rows allow neither
 };
 
 // Strides of `cache`, and the length of its rows, count `unit` bytes.
 PC_DEVICE RowSource row_source(const PcCache& cache, int unit, int length, int count, int kv_head) {
   const pc_uint64 strides = cache.block_stride | cache.token_stride | cache.head_stride | length;
+  const pc_uint64 bits = strides * unit | cache.data;
   return {Global<pc_uint8>(cache.data) + kv_head * cache.head_stride * unit, count,
-          ((strides * unit | cache.data) & 15) == 0};
+          (bits & 15) == 0  ? 16
+          : (bits & 3) == 0 ? 4
+                            : 0};
+}
+
+// copy_elements in units of kUnit bytes. Slots are loaded before the first copy, because the compiler moves no load of
+// shared memory ahead of a copy.
+template <int kDim, int kSize, int kUnit>
+PC_DEVICE void copy_units(const RowSource& source, const Shared<pc_address>& slots, const Shared<pc_uint8>& target,
+                          int which, const WalkState& state) {
+  using Tile = GeneralTile<kDim>;
+  constexpr int kUnits = kDim * kSize / kUnit, kCopies = Tile::kTokens * kUnits / 32;
+  constexpr int kAhead = kCopies < 8 ? kCopies : 8;
+  PC_NO_UNROLL
+  for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
+    pc_address slot[kAhead];
+    PC_UNROLL
+    for (int i = 0; i < kAhead; ++i) slot[i] = slots.load(2 * ((first + 32 * i) / kUnits) + which);
+    PC_UNROLL
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = (first + 32 * i) / kUnits, byte = (first + 32 * i) % kUnits * kUnit;
+      const bool valid = byte < source.count * kSize && state.keys.has(state.token + row);  // fault: units_past_dims
+      const SharedAddress to = target.address(row * Tile::kRowBytes + byte);
+      if constexpr (kUnit == 16) {
+        pc_copy_async(to, Global<pc_uint8>(slot[i]), byte, valid);
+      } else {
+        pc_copy_word_async(to, Global<pc_uint8>(slot[i]), byte, valid);
+      }
+    }
+  }
 }
 
 // Starts to copy the rows of a tile; `slots`: addresses of keys and values, alternating. Elements past the dims, and
-// tokens that the item does not have, become zeros. Slots are loaded before the first copy, because the compiler moves
-// no load of shared memory ahead of a copy.
+// tokens that the item does not have, become zeros. The threads wait for rows that cp.async cannot copy.
 template <int kDim, typename Element>
 PC_DEVICE void copy_elements(const RowSource& source, const Shared<pc_address>& slots, const Shared<pc_uint8>& target,
                              int which, const WalkState& state) {
   using Tile = GeneralTile<kDim>;
-  constexpr int kSize = sizeof(Element), kChunks = kDim * kSize / 16, kCopies = Tile::kTokens * kChunks / 32;
-  if (source.in_vectors) {
-    constexpr int kAhead = kCopies < 8 ? kCopies : 8;
-    for (int first = pc_lane(); first < 32 * kCopies; first += 32 * kAhead) {
-      pc_address slot[kAhead];
-      PC_UNROLL
-      for (int i = 0; i < kAhead; ++i) slot[i] = slots.load(2 * ((first + 32 * i) / kChunks) + which);
-      PC_UNROLL
-      for (int i = 0; i < kAhead; ++i) {
-        const int row = (first + 32 * i) / kChunks, byte = (first + 32 * i) % kChunks * 16;
-        const bool valid = byte < source.count * kSize && state.keys.has(state.token + row);
-        pc_copy_async(target.address(row * Tile::kRowBytes + byte), Global<pc_uint8>(slot[i]), byte, valid);
-      }
-    }
-    return;
-  }
-  constexpr int kAhead = 4;
+  constexpr int kSize = sizeof(Element), kAhead = 4;
+  if (source.unit == 16) return copy_units<kDim, kSize, 16>(source, slots, target, which, state);
+  if (source.unit == 4) return copy_units<kDim, kSize, 4>(source, slots, target, which, state);
   const Shared<Element> stored = target.template as<Element>();
   for (int first = pc_lane(); first < Tile::kTokens * kDim; first += 32 * kAhead) {
     Element x[kAhead];

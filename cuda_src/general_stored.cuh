@@ -37,42 +37,50 @@ class StoredPlane {
     }
   }
 
-  // Stores the scales of the tile's rows; those of tokens that the item does not have, and past the dims, become 0.
-  // `slot` is that of token state.token + lane; four lanes share the scales of a token.
+  // Starts to copy the scales of the tile's rows; those of tokens that the item does not have, and past the dims,
+  // become 0. `slot` is that of token state.token + lane; four lanes share the scales of a token. The threads wait for
+  // scales that are not whole words.
   PC_MEMBER void load_scales(const Shared<pc_uint8>& tile, const Slot& slot, const WalkState& state) const {
-    if (stored_.scales.data == 0) return;
+    const PcScales& stored = stored_.scales;
+    if (stored.data == 0) return;
     const int row = pc_lane() / kLanesOfToken, first = pc_lane() % kLanesOfToken;
     const pc_int64 block = pc_shuffle(slot.block, row), offset = pc_shuffle(slot.offset, row);
-    const bool exists = state.keys.has(state.token + row);
-    const Global<pc_uint8> scales = Global<pc_uint8>(stored_.scales.data) +
-                                    (block * stored_.scales.block_stride + offset * stored_.scales.token_stride +
-                                     pc_block_y() * stored_.scales.head_stride);
+    const Global<pc_uint8> scales =
+        Global<pc_uint8>(stored.data) +
+        (block * stored.block_stride + offset * stored.token_stride + pc_block_y() * stored.head_stride);
     const Shared<pc_uint8> held = tile + (row * Tile::kRowBytes + kScales);
-    if (pc_has_row_scale(stored_.format)) {
-      if (first == 0) held.template as<pc_uint32>().store(0, exists ? scales.template as<pc_uint32>().load(0) : 0);
+    const int num_bytes = state.keys.has(state.token + row) ? pc_scale_bytes(stored_.format, dim_) : 0;
+    const pc_uint64 steps = stored.data | stored.block_stride | stored.token_stride | stored.head_stride | num_bytes;
+    if (steps % 4 == 0) {
+      for (int at = 4 * first; at < kMaxGroups; at += 4 * kLanesOfToken) {
+        pc_copy_word_async(held.address(at), scales, at, at < num_bytes);
+      }
       return;
     }
-    const int groups = exists ? dim_ / pc_group_of(stored_.format) : 0;
     for (int g = first; g < kMaxGroups; g += kLanesOfToken) {
-      held.store(g, g < groups ? scales.load(g) : static_cast<pc_uint8>(0));
+      held.store(g, g < num_bytes ? scales.load(g) : static_cast<pc_uint8>(0));
     }
   }
 
-  // Widens each row in place.
+  // Widens the rows in place: a lane has four adjacent numbers of kTogether rows or parts of rows at a time.
   PC_MEMBER void widen(const Shared<pc_uint8>& tile) const {
     if (stored_.format == PC_PLAIN) {
       if (stored_.type != PC_FLOAT32) widen_rows<kDim>(stored_.type, tile);
       return;
     }
-    constexpr int kPairs = kDim / 64;  // of a lane
-    for (int row = 0; row < Tile::kTokens; ++row) {
-      const Shared<pc_uint8> bytes = tile + row * Tile::kRowBytes;
-      pc_uint64 numbers[kPairs];
+    constexpr int kQuads = kDim / 4, kTogether = kQuads < 64 ? 2 : kQuads / 32;  // whole rows
+    static_assert(kTogether * 32 % kQuads == 0 && Tile::kTokens * kQuads % (kTogether * 32) == 0, "a pass has rows");
+    PC_NO_UNROLL
+    for (int first = pc_lane(); first < Tile::kTokens * kQuads; first += kTogether * 32) {
+      pc_vector numbers[kTogether];
       PC_UNROLL
-      for (int i = 0; i < kPairs; ++i) numbers[i] = widen_pair(stored_.format, bytes, i * 32 + pc_lane());
+      for (int i = 0; i < kTogether; ++i) {
+        const int at = first + 32 * i;
+        numbers[i] = widen_quad(stored_.format, tile + at / kQuads * Tile::kRowBytes, at % kQuads);
+      }
       pc_sync_warp();  // fault: stored_barrier_before_widening
       PC_UNROLL
-      for (int i = 0; i < kPairs; ++i) bytes.template as<pc_uint64>().store(i * 32 + pc_lane(), numbers[i]);
+      for (int i = 0; i < kTogether; ++i) tile.store_vector(16 * (first + 32 * i), numbers[i]);
     }
     pc_sync_warp();
   }
@@ -83,18 +91,20 @@ class StoredPlane {
     return row_source(stored.codes, 1, stored.format == PC_PLAIN ? dim * width_of(stored.type) : count, count, kv_head);
   }
 
-  // Numbers 2 * at and 2 * at + 1 of a row.
-  PC_MEMBER static pc_uint64 widen_pair(PcFormat format, const Shared<pc_uint8>& row, int at) {
-    const pc_uint32 codes = pc_is_packed(format) ? row.load(at) : row.template as<pc_uint16>().load(at);
+  // Numbers 4 * at .. 4 * at + 3 of a row, which share a scale.
+  PC_MEMBER static pc_vector widen_quad(PcFormat format, const Shared<pc_uint8>& row, int at) {
+    const bool packed = pc_is_packed(format);
+    const pc_uint32 codes = packed ? row.template as<pc_uint16>().load(at) : row.template as<pc_uint32>().load(at);
     CodeScale scale = {1.0f, 0, 0};
     if (pc_has_row_scale(format)) {
       scale = row_scale(format, row.template as<pc_uint32>().load(kScales / 4));
     } else if (pc_group_of(format) != 0) {
-      scale = group_scale(format, row.load(kScales + 2 * at / pc_group_of(format)));
+      scale = group_scale(format, row.load(kScales + 4 * at / pc_group_of(format)));
     }
-    const pc_uint32 halves = halves_of_codes(format, codes, scale.zero_point);
-    const pc_uint64 low = pc_float_to_bits(low_half(halves) * scale.factor);
-    return low | static_cast<pc_uint64>(pc_float_to_bits(high_half(halves) * scale.factor)) << 32;
+    const pc_uint32 low = halves_of_codes(format, codes, scale.zero_point);
+    const pc_uint32 high = halves_of_codes(format, codes >> (packed ? 8 : 16), scale.zero_point);
+    return {{pc_float_to_bits(low_half(low) * scale.factor), pc_float_to_bits(high_half(low) * scale.factor),
+             pc_float_to_bits(low_half(high) * scale.factor), pc_float_to_bits(high_half(high) * scale.factor)}};
   }
 
   const PcStored& stored_;

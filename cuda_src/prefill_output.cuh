@@ -23,7 +23,7 @@ class PrefillOutput {
   // Writes the rows of an item that is a whole tile to the output.
   PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item,
                              Sums& sums) const {
-    const float value_scale = load_or(p.value_scale, heads.kv, 1.0f);
+    const float value_scale = load_value_scale(p, heads.kv);
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       complete_softmax(sums.softmax[m]);
@@ -65,7 +65,7 @@ class PrefillOutput {
                       bool is_last, Sums& sums) const {
     const int tile_queries = max_of(Tile::kRows / (p.num_query_heads / p.num_kv_heads), 1);
     const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
-    const float value_scale = load_or(p.value_scale, heads.kv, 1.0f);
+    const float value_scale = load_value_scale(p, heads.kv);
     const Global<pc_uint64> partial(p.partial_out);
     float tops[kRowTiles][2], totals[kRowTiles][2];
     PC_UNROLL

@@ -74,7 +74,8 @@ template <typename T>
 class Global {
  public:
   PC_MEMBER Global() : data_(nullptr) {}
-  PC_MEMBER explicit Global(pc_address address) : data_(reinterpret_cast<T*>(address)) {}
+  // The conversion tells the compiler that the address is of device memory: it emits ld.global, not a generic load.
+  PC_MEMBER explicit Global(pc_address address) : data_(static_cast<T*>(__cvta_global_to_generic(address))) {}
 
   PC_MEMBER explicit operator bool() const { return data_ != nullptr; }
   PC_MEMBER Global operator+(pc_int64 count) const { return Global(data_ + count); }

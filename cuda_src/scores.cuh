@@ -38,7 +38,7 @@ struct ScoreRule {
 
 template <typename Options>
 PC_DEVICE ScoreRule make_rule(const PcAttentionParams& p, int kv_head) {
-  const float scale = p.scale * load_or(p.key_scale, kv_head, 1.0f);
+  const float scale = p.scale * load_or(p.key_scale, kv_head * p.key_scale_stride, 1.0f);
   const float size = pc_max(scale, -scale);
   ScoreRule rule;
   rule.negate = scale < 0.0f;

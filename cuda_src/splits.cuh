@@ -199,7 +199,7 @@ PC_DEVICE void join_parts(const PcAttentionParams& p, const RowsOf& heads, const
                           bool whole) {
   const Global<float> partial_lse(p.partial_lse), partial_out(p.partial_out);
   const pc_int64 lse_step = static_cast<pc_int64>(parts.step) * p.num_query_heads;
-  const float value_scale = whole ? load_or(p.value_scale, heads.kv, 1.0f) : 1.0f;
+  const float value_scale = whole ? load_value_scale(p, heads.kv) : 1.0f;
   const int rows = heads.num_rows(item), vectors = p.value_dim / N;
   for (int task = pc_thread(); task < rows * vectors; task += pc_num_threads()) {
     const int row = task / vectors, d = task % vectors * N;

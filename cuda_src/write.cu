@@ -55,7 +55,7 @@ PC_DEVICE void write_units(const PcWriteParams& params, const PcWritePlane& plan
       const pc_int64 at = unit.token * plane.rows.token_stride + unit.row * plane.rows.head_stride + unit.at;
       slots[i] = begin_index(params.slots, unit.token);
       units[i] = load_unit<T, Count, true>(rows, at);
-      divisors[i] = plane.scales != 0 ? Global<float>(plane.scales).load(unit.row) : plane.scale;
+      divisors[i] = plane.scales != 0 ? Global<float>(plane.scales).load(unit.row * plane.scale_stride) : plane.scale;
     }
     PC_UNROLL
     for (int i = 0; i < kInFlight; ++i) {

@@ -9,7 +9,7 @@ from pagecore.ops._checks cimport check_length
 from pagecore.ops._formats cimport StoredCache, given_factor, is_plain, native_cache, stored_cache
 from pagecore.ops._indices cimport viewed
 from pagecore.ops._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes
-from pagecore.ops._numbers cimport divisors, scale_numbers
+from pagecore.ops._numbers cimport divisors, scale_numbers, scale_stride
 from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
@@ -109,6 +109,7 @@ cdef int add_on_device(
 cdef Tensor device_factors(Factors* factors, object given, str name, int64_t heads, const Place* place):
     cdef Tensor numbers = divisors(given, name, heads, place, &factors.for_all)
     factors.data = NULL
+    factors.stride = scale_stride(numbers)
     if numbers is not None:
         factors.data = numbers.data
     return numbers
@@ -204,6 +205,7 @@ cdef int add_latents_on_device(
             conversion.target_factor)
     # Rows of numbers or of e4m3 codes are those of a cache of one head.
     source_factor.data = target_factor.data = NULL
+    source_factor.stride = target_factor.stride = 1
     source_factor.for_all, target_factor.for_all = conversion.source_factor, conversion.target_factor
     return conversions.on_device.add(
         one_head_of(sources), source_factor, one_head_of(targets), target_factor, False)

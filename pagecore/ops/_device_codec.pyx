@@ -6,7 +6,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
-from pagecore.ops._numbers cimport divisors
+from pagecore.ops._numbers cimport divisors, scale_stride
 from pagecore.ops._place cimport Place, note_written
 from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
@@ -24,6 +24,7 @@ cdef int convert_rows(
     cdef Tensor factors = divisors(factor, "scale", heads, place, &given.for_all)
     given.data = none.data = NULL
     none.for_all = 1.0
+    given.stride, none.stride = scale_stride(factors), 1
     if factors is not None:
         given.data = factors.data
     tensors = [numbers, codes] if scales is None else [numbers, codes, scales]

@@ -9,9 +9,13 @@ from pagecore.ops._place cimport Place
 # CUDA.
 cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place* place)
 
-# head_numbers() that also takes a single number, or on the host an array of one. Returns None if all scales are the
-# number 1. Numbers on the host must be finite and, with `divides`, not 0; numbers on a device are not checked.
+# head_numbers() that also takes a single number, or an array of one; of an array of one on a device, the result is a view
+# with a stride of 0. Returns None if all scales are the number 1. Numbers on the host must be finite and, with
+# `divides`, not 0; numbers on a device are not checked.
 cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place)
+
+# The stride of scales in elements: 1, or 0 for one number that all heads share.
+cdef int scale_stride(Tensor scales) noexcept
 
 # Scales to divide by: a single number is written to `divisor`, and None is returned. Otherwise `divisor` is 1.
 cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* place, float* divisor)

@@ -4,7 +4,7 @@ from cpython.object cimport PyObject
 from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, int64_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, new_tensor
+from pagecore.arrays._tensor cimport ArrayView, Tensor, as_tensor, new_tensor, size_of, tensor_of
 from pagecore.arrays.codes cimport LAST_FLOAT, CPU, FLOAT32
 from pagecore.ops._checks cimport check_aligned, check_last_axis, is_aligned
 from pagecore.ops._indices cimport viewed
@@ -114,8 +114,10 @@ cdef Tensor checked_scales(object scale, str name, int64_t num_kv_heads, bint di
     if is_one_number(scale, name):
         return repeated_scale(checked_scale(scale, name, divides), num_kv_heads)
     tensor = given_numbers(scale, name, place)
-    if tensor.device_type == CPU and tensor.ndim == 1 and tensor.shape_[0] == 1:  # a factor of a layer in vLLM
-        return repeated_scale(checked_scale(tensor.numpy()[0], name, divides), num_kv_heads)
+    if tensor.ndim < 2 and size_of(tensor) == 1:  # a factor of a layer in vLLM
+        if tensor.device_type == CPU:
+            return repeated_scale(checked_scale(tensor.numpy()[0], name, divides), num_kv_heads)
+        return repeated_number(tensor, num_kv_heads)
     check_heads(tensor, name, num_kv_heads)
     if tensor.device_type == CPU:
         for each in tensor.numpy().tolist():
@@ -132,6 +134,17 @@ cdef Tensor repeated_scale(double value, int64_t num_kv_heads):
     for i in range(num_kv_heads):
         (<float*>tensor.data)[i] = <float>value
     return tensor
+
+
+cdef Tensor repeated_number(Tensor number, int64_t num_heads):
+    """Return a view of one number for each head."""
+    cdef ArrayView view = number.view()
+    view.ndim, view.shape[0], view.strides[0] = 1, num_heads, 0
+    return tensor_of(view, number)
+
+
+cdef int scale_stride(Tensor scales) noexcept:
+    return 0 if scales is not None and scales.strides_[0] == 0 else 1
 
 
 cdef double checked_scale(object scale, str name, bint divides) except? -1:

@@ -64,9 +64,9 @@ def write_kv(
         written. If two tokens have one slot, the host keeps the later one, and CUDA keeps either or a mixture of both.
         For CUDA arrays a list or host array is copied to the device.
     key_scale, value_scale : float, [Hkv] or array, [num_blocks, block_size, Hkv, groups], optional
-        A float, or an array of one number on the host, is a given factor of the stored numbers, as is an array with one
-        number for each head: new keys or values are divided by it. An array on CUDA is float32 and has a number for
-        each head; for CUDA arrays one on the host is copied to the device.
+        A float, or an array of one number, is a given factor of the stored numbers, as is an array with one number for
+        each head: new keys or values are divided by it. An array on CUDA is float32, and its numbers are read when the
+        kernels run; for CUDA arrays one on the host is copied to the device.
 
         An array of 4 axes is the plane of the stored scales, which the call computes and writes at the same slots. Its
         dtype and that of the codes determine the format, see Notes. groups is D / 16 or D / 32, or 1 for a scale a

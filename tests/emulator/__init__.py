@@ -12,10 +12,12 @@ These errors end a launch with an `EmulatorError` that names kernel, block, thre
 - an access outside its allocation or buffer, to freed memory, or at a wrong alignment
 - a read of shared memory that is uninitialised or that a copy has in flight
 - two accesses without the barrier or fence that they need
+- a write to device memory that a thread reads by `load_vector_once`
 - a collective or barrier that only some of the threads reach
 - asynchronous copies without a wait
 - an overflow of int, or an index outside a local array
 
-The emulator does not detect a read and a later write of device memory by different threads or blocks (another `seed`
-shows them as wrong results). It does not model the rounding inside one matrix instruction, or time.
+Of the reads of a byte of device memory, only the last is compared with a later write, and reads of an allocation only once
+a kernel has written to it; another `seed` shows the others as wrong results. The emulator does not model the rounding
+inside one matrix instruction, or time.
 """

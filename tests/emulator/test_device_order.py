@@ -55,14 +55,41 @@ FAULTS = {
     "no barrier between threads of a block": Fault(
         "barrier_before_ticket",
         "parts.load(pc_block_x() * 64 + t); pc_sync_block();",
-        r"races: it reads at 0x[0-9a-f]+ what thread \d+ writes",
+        r"races: it (reads|overwrites) at 0x[0-9a-f]+ what thread \d+ (writes|reads)",
+    ),
+    "a block overwrites what others read": Fault(
+        "barrier_before_ticket",
+        "const Global<int> out(params.out); if (t == 0) { if (pc_block_x() < 4) out.load(7); else out.store(7, 1); } "
+        "pc_sync_block();",
+        r"races: it (reads|overwrites) at 0x[0-9a-f]+ what block \([0-4], 0, 0\), thread 0, (writes|reads)",
     ),
 }
 NO_JOIN = Fault("join", "return;")
+ONCE = {
+    "after a write": Fault(
+        "barrier_before_ticket",
+        "pc_sync_block(); if (t == 0) parts.load_vector_once(pc_block_x() * 64);",
+        r"races: it reads once at 0x[0-9a-f]+ what thread \d+ writes",
+    ),
+    "before a write": Fault(
+        "target_of_part",
+        "const int block = pc_block_x(), at = 63 - t; if (t == 1) parts.store(block * 64, 7); pc_sync_block(); "
+        "if (t == 2) parts.load_vector_once(block * 64 + 4); pc_sync_block();",
+        r"races: it overwrites at 0x[0-9a-f]+ what thread 2 reads once",
+    ),
+}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_a_missing_synchronisation_is_named_in_any_order(tmp_path, fault):
+    sources = plant(tmp_path, KERNELS, fault)
+    for seed in SEEDS:
+        with pytest.raises(EmulatorError, match=fault.message):
+            join(EmulatedRuntime(sources, tmp_path, seed=seed))
+
+
+@pytest.mark.parametrize("fault", ONCE.values(), ids=ONCE)
+def test_memory_that_is_read_once_is_not_written_in_the_launch(tmp_path, fault):
     sources = plant(tmp_path, KERNELS, fault)
     for seed in SEEDS:
         with pytest.raises(EmulatorError, match=fault.message):

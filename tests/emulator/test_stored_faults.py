@@ -34,6 +34,9 @@ STORED_FAULTS = {
     "prompts multiply values that are being unpacked": Fault("prefill_stored_barrier_after_values", "", RACE),
     "scales of prompts as words that they are not": Fault("parts_of_words"),
     "codes of prompts past their dims": Fault("prefill_codes_past_dims", "const bool exists = keys.has(token + row);"),
+    "general copies units past the dims": Fault(
+        "units_past_dims", "const bool valid = state.keys.has(state.token + row);"
+    ),
     "queries past their dims": Fault("stored_queries_past_dims", "if (row < item.query_count * heads.count) {"),
 }
 UNIT_FAULTS = {

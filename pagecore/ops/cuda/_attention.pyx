@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, CUDA, INT64, UINT8
 from pagecore.ops._formats cimport StoredCache, is_plain, native_cache
-from pagecore.ops._numbers cimport chunk_of
+from pagecore.ops._numbers cimport chunk_of, scale_stride
 from pagecore.ops._place cimport Place, new_at, new_result, to_device
 from pagecore.ops._plan cimport AttentionPlan, copy_lens
 from pagecore.ops._selected cimport Selected
@@ -83,6 +83,7 @@ cdef int attention(
     p.scale, p.softcap, p.sink_tokens = <float>scale, <float>softcap, <int32_t>sink_tokens
     p.sinks, p.alibi_slopes = address_of(sinks), address_of(alibi_slopes)
     p.key_scale, p.value_scale = address_of(key_scale), address_of(value_scale)
+    p.key_scale_stride, p.value_scale_stride = scale_stride(key_scale), scale_stride(value_scale)
     if mask is not None:
         p.mask, p.mask_size = address_of(mask), mask.shape_[0]
     if tree is not None:

@@ -1,6 +1,6 @@
 # Conversions of stored rows between formats on CUDA. The caller has checked all arguments except the contents of arrays
 # on the device; kernels skip invalid pairs there.
-from libc.stdint cimport int64_t
+from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -15,6 +15,7 @@ cdef extern from "pagecore/ops/cuda/write_launch.hpp" namespace "pagecore::cuda"
     cdef cppclass Divisors:
         const char* data
         float for_all
+        int32_t stride
 
 cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass BlockPairs:
@@ -70,10 +71,11 @@ cdef extern from "pagecore/ops/cuda/convert_launch.hpp" namespace "pagecore::cud
         const ConvertBlocks& blocks) except +raise_python_error
 
 
-# Given factors of a cache: one for each head on the device, or `for_all`.
+# Given factors of a cache: one for each head on the device, with a stride in elements, or `for_all`.
 cdef struct Factors:
     char* data
     float for_all
+    int32_t stride
 
 
 cdef class DeviceConversions:

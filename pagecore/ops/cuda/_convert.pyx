@@ -26,6 +26,7 @@ cdef class DeviceConversions:
         args.source, args.target, args.is_4over6 = source, target, is_4over6
         args.source_factors.data, args.source_factors.for_all = source_factors.data, source_factors.for_all
         args.target_factors.data, args.target_factors.for_all = target_factors.data, target_factors.for_all
+        args.source_factors.stride, args.target_factors.stride = source_factors.stride, target_factors.stride
         self.caches.push_back(args)
         return 0
 

@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor, size_of
 from pagecore.arrays.codes cimport CPU, DType
 from pagecore.native.translate cimport raise_python_error
+from pagecore.ops._numbers cimport scale_stride
 from pagecore.ops._place cimport Place, note_written
 from pagecore.ops.args cimport (
     BlockArray,
@@ -64,6 +65,7 @@ cdef extern from "pagecore/ops/cuda/write_launch.hpp" namespace "pagecore::cuda"
     cdef cppclass Divisors:
         const char* data
         float for_all
+        int32_t stride
 
     cdef cppclass WriteLaunch:
         PcWriteParams params
@@ -165,6 +167,7 @@ cdef Divisors divisors_of(Tensor for_each, float for_all) noexcept:
     cdef Divisors divisors
     if for_each is not None:
         divisors.data = for_each.data
+        divisors.stride = scale_stride(for_each)
     divisors.for_all = for_all
     return divisors
 

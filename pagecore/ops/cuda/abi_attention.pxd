@@ -1,5 +1,5 @@
 # The parts of cuda_src/abi_attention.h and abi_plan.h that the binding of attention uses, and the conversion to them.
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int16_t, int32_t, int64_t, uint64_t
 
 from pagecore.ops.args cimport Cache, Indices, Table, TokenArray
 from pagecore.ops.cuda._plan cimport PcPlanLayout
@@ -88,6 +88,8 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
         float scale
         float softcap
         int32_t sink_tokens
+        int16_t key_scale_stride
+        int16_t value_scale_stride
         PcSelection selection
         PcTree tree
 

@@ -37,6 +37,7 @@ inline PcCodePlane code_plane(const TokenArray& rows, const Cache& cache, const 
   plane.stored = device_stored(cache);
   plane.factors = address_of(factors.data);
   plane.factor = factors.for_all;
+  plane.factor_stride = factors.stride;
   plane.is_4over6 = is_4over6 ? 1 : 0;
   plane.num_heads = make_divisor(rows.num_heads);
   plane.dim = clamped(rows.dim);

@@ -109,6 +109,8 @@ inline void add_launches(std::vector<ConvertLaunch>& launches, const ConvertArgs
   params.target_factors = address_of(args.target_factors.data);
   params.source_factor = args.source_factors.for_all;
   params.target_factor = args.target_factors.for_all;
+  params.source_factor_stride = static_cast<pc_int16>(args.source_factors.stride);
+  params.target_factor_stride = static_cast<pc_int16>(args.target_factors.stride);
   const auto chunks = static_cast<uint64_t>(ceil_div(source.dim, 8));
   params.lanes_shift = std::min<pc_int32>(5, static_cast<pc_int32>(std::bit_width(chunks - 1)));
   PC_EXPECTS(source.dim < INT32_MAX / 2 && source.num_heads <= kMaxUnits / source.block_size >> params.lanes_shift,

@@ -12,10 +12,11 @@
 
 namespace pagecore::cuda {
 
-// Divisors: one for each head in device memory, or one for all heads.
+// Divisors: one for each head or for all heads in device memory, or one for all heads.
 struct Divisors {
   const char* data = nullptr;  // float32
   float for_all = 1.0f;
+  int32_t stride = 1;  // of `data` in elements: 1, or 0 for one number
 };
 
 struct WriteLaunch {
@@ -52,7 +53,7 @@ inline WritePlaneShape shape_of(const TokenArray& rows, const Cache& cache, cons
   const bool heads_follow = rows.head_stride == rows.dim * from_size && cache.head_stride == rows.dim * to_size;
   WritePlaneShape shape;
   shape.row = rows.dim;
-  if (rows.num_heads == 1 || (heads_follow && divisors.data == nullptr)) {
+  if (rows.num_heads == 1 || (heads_follow && (divisors.data == nullptr || divisors.stride == 0))) {
     shape.row *= rows.num_heads;
   } else {
     shape.rows_per_token = rows.num_heads;
@@ -65,6 +66,7 @@ inline WritePlaneShape shape_of(const TokenArray& rows, const Cache& cache, cons
   plane.cache = device_cache(cache);
   plane.scales = address_of(divisors.data);
   plane.scale = divisors.for_all;
+  plane.scale_stride = divisors.stride;
   plane.unit = static_cast<pc_int32>(unit);
   plane.units_per_row = make_divisor(shape.row / unit);
   plane.units_per_token = make_divisor(shape.rows_per_token * (shape.row / unit));

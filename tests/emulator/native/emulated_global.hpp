@@ -27,7 +27,7 @@ class Global {
   }
   PC_MEMBER pc_vector load_vector(pc_int64 i, PC_SITE) const { return read<pc_vector>(i, site); }
   PC_MEMBER void store_vector(pc_int64 i, pc_vector value, PC_SITE) const { write(i, value, site); }
-  PC_MEMBER pc_vector load_vector_once(pc_int64 i, PC_SITE) const { return read<pc_vector>(i, site); }
+  PC_MEMBER pc_vector load_vector_once(pc_int64 i, PC_SITE) const { return read<pc_vector>(i, site, true); }
 
   PC_MEMBER T atomic_add(pc_int64 i, T value, PC_SITE) const {
     static_assert(std::is_same_v<T, int>);
@@ -66,18 +66,18 @@ class Global {
     return {address, *allocation};
   }
   template <typename V>
-  PC_MEMBER Target readable(const char* what, pc_int64 i, const emulator::Site& site) const {
+  PC_MEMBER Target readable(const char* what, pc_int64 i, const emulator::Site& site, bool once = false) const {
     const Target target = checked<V>(what, i, site);
-    if (target.allocation.writes != nullptr) {
-      emulator::note_device_read(target.allocation, target.address, sizeof(V), site);
+    if (target.allocation.is_written) {
+      emulator::note_device_read(target.allocation, target.address, sizeof(V), once, site);
     }
     return target;
   }
   template <typename V>
-  PC_MEMBER V read(pc_int64 i, const emulator::Site& site) const {
+  PC_MEMBER V read(pc_int64 i, const emulator::Site& site, bool once = false) const {
     V value;
     emulator::counts.read_bytes += sizeof(V);
-    std::memcpy(&value, reinterpret_cast<const void*>(readable<V>("reads", i, site).address), sizeof(V));
+    std::memcpy(&value, reinterpret_cast<const void*>(readable<V>("reads", i, site, once).address), sizeof(V));
     return value;
   }
   template <typename V>

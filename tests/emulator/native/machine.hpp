@@ -64,8 +64,11 @@ void multiply(MatrixType type, float (&c)[4], const uint32_t (&a)[4], uint32_t b
 struct Allocation {
   uint64_t begin;
   uint64_t size;
-  // For each byte, the number of the last write in this launch (order.hpp); null before the first write.
+  // For each byte, the numbers of the last write and of the last read in this launch (order.hpp); null before the
+  // first.
   uint32_t* writes = nullptr;
+  uint32_t* reads = nullptr;
+  bool is_written = false;  // by this launch or an earlier one; reads are recorded from then on
 
   bool holds(uint64_t address, uint64_t num_bytes) const {
     return num_bytes <= size && address - begin <= size - num_bytes;
@@ -86,7 +89,8 @@ inline constexpr uint32_t kMaxAccesses = 1 << 26;
 [[noreturn]] void fail_endless(const Site& site);
 
 // Records accesses and fences, to check their order among threads and blocks. A write is recorded before it is done.
-void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, const Site& site);
+// `once`: by load_vector_once, of bytes that no thread writes during the launch.
+void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, bool once, const Site& site);
 void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,
                        const Site& site);
 void note_device_atomic(const Allocation& allocation, uint64_t address, uint32_t num_bytes);

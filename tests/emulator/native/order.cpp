@@ -14,8 +14,9 @@ namespace emulator {
 namespace {
 
 // Of the launch.
-std::vector<Write> writes;  // [0]: no write
-std::vector<Allocation*> written;
+std::vector<Access> writes;  // [0]: no write
+std::vector<Access> reads;   // [0]: no read
+std::vector<Allocation*> accessed;
 std::unordered_map<uint64_t, std::vector<Release>> releases;  // by the address of the atomic
 bool overwriting;
 
@@ -24,75 +25,100 @@ uint32_t number;
 std::unordered_map<uint32_t, std::vector<Acquisition>> acquired;  // by the releasing block
 struct ThreadState {
   uint32_t last_write = 0;
+  uint32_t last_read = 0;
   uint32_t num_fences = 0;
   Epochs fenced;
   std::vector<Release> seen;  // since its last fence
 };
 ThreadState states[kMaxThreads];
 
-uint32_t this_write(const Accessor& now, const Site& site) {
-  ThreadState& state = states[place.thread];
-  const Write& last = writes[state.last_write];
-  if (state.last_write == 0 || last.num_fences != state.num_fences || last.when.block != now.now.block ||
-      last.when.warp != now.now.warp || last.site.line() != site.line()) {
-    state.last_write = static_cast<uint32_t>(writes.size());
-    writes.push_back({number, place.thread, state.num_fences, now.now, site});
+// Returns the number of an access among `all`; `last` is the number of the thread's last one.
+uint32_t number_of(std::vector<Access>& all, uint32_t& last, const Accessor& now, bool once, const Site& site) {
+  const ThreadState& state = states[place.thread];
+  const Access& before = all[last];
+  if (last == 0 || before.num_fences != state.num_fences || before.when.block != now.now.block ||
+      before.when.warp != now.now.warp || before.site.line() != site.line() || before.once != once) {
+    last = static_cast<uint32_t>(all.size());
+    all.push_back({number, place.thread, state.num_fences, now.now, site, once});
   }
-  return state.last_write;
+  return last;
 }
 
-// Returns true if a write precedes the fence of a release of its block.
-bool is_released(const Write& write, const Release& release) {
-  if (write.thread == release.thread) return write.num_fences < release.num_fences;
+// Returns true if an access precedes the fence of a release of its block.
+bool is_released(const Access& access, const Release& release) {
+  if (access.thread == release.thread) return access.num_fences < release.num_fences;
   const Accessor releaser{release.thread / kLanes, 0, release.fenced};
-  return is_ordered(write.when, write.thread / kLanes, releaser);
+  return is_ordered(access.when, access.thread / kLanes, releaser);
 }
 
-bool is_seen(const Write& write, const Accessor& now) {
-  const auto found = acquired.find(write.block);
+bool is_seen(const Access& access, const Accessor& now) {
+  const auto found = acquired.find(access.block);
   if (found == acquired.end()) return false;
   return std::any_of(found->second.begin(), found->second.end(), [&](const Acquisition& acquisition) {
     const bool here =
         acquisition.thread == place.thread || is_ordered(acquisition.when, acquisition.thread / kLanes, now);
-    return here && is_released(write, acquisition.release);
+    return here && is_released(access, acquisition.release);
   });
 }
 
-bool comes_before(const Write& write, const Accessor& now) {
-  if (write.block != number) return is_seen(write, now);
-  return write.thread == place.thread || is_ordered(write.when, write.thread / kLanes, now);
+bool comes_before(const Access& access, const Accessor& now) {
+  if (access.block != number) return is_seen(access, now);
+  return access.thread == place.thread || is_ordered(access.when, access.thread / kLanes, now);
 }
 
-[[noreturn]] void refuse(const char* what, uint64_t address, const Write& write, const Site& site) {
-  if (write.block == number) {
-    fail(site, "races: it %s at 0x%llx what thread %d writes (line %u), without a barrier between", what,
-         static_cast<unsigned long long>(address), write.thread, write.site.line());
+// `what`: the present access; `did`: the earlier one.
+[[noreturn]] void refuse(const char* what, uint64_t address, const char* did, const Access& access, const Site& site) {
+  if (access.block == number) {
+    fail(site, "races: it %s at 0x%llx what thread %d %s (line %u), without a barrier between", what,
+         static_cast<unsigned long long>(address), access.thread, did, access.site.line());
   }
-  const uint32_t x = write.block % static_cast<uint32_t>(place.num_blocks[0]);
-  const uint32_t rest = write.block / static_cast<uint32_t>(place.num_blocks[0]);
+  const uint32_t x = access.block % static_cast<uint32_t>(place.num_blocks[0]);
+  const uint32_t rest = access.block / static_cast<uint32_t>(place.num_blocks[0]);
   const uint32_t rows = static_cast<uint32_t>(place.num_blocks[1]);
   fail(site,
-       "races: it %s at 0x%llx what block (%u, %u, %u), thread %d, writes (line %u), without a fence and an atomic "
+       "races: it %s at 0x%llx what block (%u, %u, %u), thread %d, %s (line %u), without a fence and an atomic "
        "on both sides",
-       what, static_cast<unsigned long long>(address), x, rest % rows, rest / rows, write.thread, write.site.line());
+       what, static_cast<unsigned long long>(address), x, rest % rows, rest / rows, access.thread, did,
+       access.site.line());
 }
 
-// Returns memory for the numbers of writes; null if the system has none.
-uint32_t* numbers_of(Allocation& allocation) {
-  if (allocation.writes == nullptr) {
+// Returns memory for a number of each byte, `held` if it is not null; null if the system has none.
+uint32_t* numbers_of(Allocation& allocation, uint32_t*& held) {
+  if (held == nullptr) {
     void* all = mmap(nullptr, allocation.size * sizeof(uint32_t), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (all == MAP_FAILED) return nullptr;
-    allocation.writes = static_cast<uint32_t*>(all);
-    written.push_back(&allocation);
+    held = static_cast<uint32_t*>(all);
+    accessed.push_back(&allocation);
   }
-  return allocation.writes;
+  return held;
+}
+
+void release_numbers(const Allocation& allocation, uint32_t*& held) {
+  if (held != nullptr) munmap(held, allocation.size * sizeof(uint32_t));
+  held = nullptr;
+}
+
+// Checks a write of changed bytes against the reads of them.
+void expect_read_before(const Allocation& allocation, uint64_t address, const unsigned char* after, uint32_t num_bytes,
+                        const Accessor& now, const Site& site) {
+  const uint32_t* held = allocation.reads + (address - allocation.begin);
+  const unsigned char* before = reinterpret_cast<const unsigned char*>(address);
+  uint32_t judged = 0;
+  for (uint32_t i = 0; i < num_bytes; ++i) {
+    if (held[i] == judged || held[i] == 0 || before[i] == after[i]) continue;
+    judged = held[i];
+    if (reads[judged].once || !comes_before(reads[judged], now)) {
+      refuse("overwrites", address + i, reads[judged].once ? "reads once" : "reads", reads[judged], site);
+    }
+  }
 }
 
 }  // namespace
 
 void begin_launch_of_order(bool may_overwrite) {
   writes.assign(1, {});
+  reads.assign(1, {});
   releases.clear();
   overwriting = may_overwrite;
 }
@@ -104,26 +130,38 @@ void begin_block_of_order(uint32_t block_number) {
 }
 
 void end_launch_of_order() {
-  for (Allocation* allocation : written) {
-    munmap(allocation->writes, allocation->size * sizeof(uint32_t));
-    allocation->writes = nullptr;
+  for (Allocation* allocation : accessed) {
+    release_numbers(*allocation, allocation->writes);
+    release_numbers(*allocation, allocation->reads);
   }
-  written.clear();
+  accessed.clear();
 }
 
-void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, const Site& site) {
-  const uint32_t* held = allocation.writes + (address - allocation.begin);
-  uint32_t judged = 0;
-  for (uint32_t i = 0; i < num_bytes; ++i) {
-    if (held[i] == judged || held[i] == 0) continue;
-    judged = held[i];
-    if (!comes_before(writes[judged], running_thread())) refuse("reads", address + i, writes[judged], site);
+void note_device_read(const Allocation& allocation, uint64_t address, uint32_t num_bytes, bool once, const Site& site) {
+  const Accessor now = running_thread();
+  if (allocation.writes != nullptr) {
+    const uint32_t* held = allocation.writes + (address - allocation.begin);
+    uint32_t judged = 0;
+    for (uint32_t i = 0; i < num_bytes; ++i) {
+      if (held[i] == judged || held[i] == 0) continue;
+      judged = held[i];
+      if (once || !comes_before(writes[judged], now)) {
+        refuse(once ? "reads once" : "reads", address + i, "writes", writes[judged], site);
+      }
+    }
   }
+  Allocation& target = const_cast<Allocation&>(allocation);
+  uint32_t* const all = numbers_of(target, target.reads);
+  if (all == nullptr) return;
+  uint32_t& last = states[place.thread].last_read;
+  std::fill_n(all + (address - allocation.begin), num_bytes, number_of(reads, last, now, once, site));
 }
 
 void note_device_write(const Allocation& allocation, uint64_t address, const void* value, uint32_t num_bytes,
                        const Site& site) {
-  uint32_t* const all = numbers_of(const_cast<Allocation&>(allocation));
+  Allocation& target = const_cast<Allocation&>(allocation);
+  target.is_written = true;
+  uint32_t* const all = numbers_of(target, target.writes);
   if (all == nullptr) return;
   uint32_t* const held = all + (address - allocation.begin);
   const Accessor now = running_thread();
@@ -133,13 +171,18 @@ void note_device_write(const Allocation& allocation, uint64_t address, const voi
   for (uint32_t i = 0; i < num_bytes && !overwriting; ++i) {
     if (held[i] == judged || held[i] == 0 || before[i] == after[i]) continue;
     judged = held[i];
-    if (!comes_before(writes[judged], now)) refuse("overwrites", address + i, writes[judged], site);
+    if (!comes_before(writes[judged], now)) refuse("overwrites", address + i, "writes", writes[judged], site);
   }
-  std::fill_n(held, num_bytes, this_write(now, site));
+  if (allocation.reads != nullptr && !overwriting) {
+    expect_read_before(allocation, address, after, num_bytes, now, site);
+  }
+  std::fill_n(held, num_bytes, number_of(writes, states[place.thread].last_write, now, false, site));
 }
 
 void note_device_atomic(const Allocation& allocation, uint64_t address, uint32_t num_bytes) {
-  if (allocation.writes != nullptr) std::fill_n(allocation.writes + (address - allocation.begin), num_bytes, 0);
+  for (uint32_t* held : {allocation.writes, allocation.reads}) {
+    if (held != nullptr) std::fill_n(held + (address - allocation.begin), num_bytes, 0);
+  }
   ThreadState& state = states[place.thread];
   std::vector<Release>& here = releases[address];
   for (const Release& release : here) {

@@ -5,9 +5,9 @@
 //
 //   write  [barrier]  pc_fence_device  atomic on A    ->    atomic on A  pc_fence_device  [barrier]  read
 //
-// The barriers are needed if the thread that writes or reads is not the thread of the fence. Two threads or blocks that
-// write different bytes to one address without such an order are also reported. A read and a later write by another
-// block are not reported; another order of the blocks shows them as wrong results. Launches are ordered.
+// The barriers are needed if the thread that writes or reads is not the thread of the fence. The same holds for a read
+// and a later write that changes the bytes, and for two writes of different bytes. Only the last read of a byte is
+// held, and reads of an allocation only from the first write of a kernel to it on. Launches are ordered.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,14 @@
 
 namespace emulator {
 
-// Writes of one thread from one line of the source, between the same barriers and fences.
-struct Write {
+// Writes, or reads, of one thread from one line of the source, between the same barriers and fences.
+struct Access {
   uint32_t block = 0;
   int thread = 0;
-  uint32_t num_fences = 0;  // of the thread before the write
+  uint32_t num_fences = 0;  // of the thread before the access
   Epochs when;
   Site site;
+  bool once = false;  // read by load_vector_once
 };
 
 // An atomic access of a thread, and the writes that its last fence covers.

@@ -62,19 +62,25 @@ def compiled_always(source: str, architecture: str) -> list[Instance]:
 
 
 def write(*, all_programs: bool = True) -> None:
-    """Compile kernels for every architecture, and write the record: all of them, or those that the record lacks."""
+    """Compile kernels for every architecture, and record all of them, or those that the record lacks.
+
+    The record is saved after each program, so that a run that is interrupted can be continued.
+    """
     set_cache_folder(FOLDER)
     held = {} if all_programs else json.loads(RECORD.read_text())
-    entries = {}
-    for architecture in ARCHITECTURES:
-        for source in SOURCES:
-            entry = held.get(f"{source} {architecture}")
-            if entry is not None and entry["key"] == key_of(of_source(source), architecture):
-                entries[f"{source} {architecture}"] = entry
-        stale = [each for each in instances() if f"{each.source} {architecture}" not in entries]
-        results = {each.kernel: each for each in measure(stale, [architecture], os.cpu_count() or 1)}
-        for source in sorted({each.source for each in stale}):
-            entries[f"{source} {architecture}"] = entry_of(of_source(source), architecture, results)
+    programs = {
+        f"{source} {architecture}": (source, architecture) for architecture in ARCHITECTURES for source in SOURCES
+    }
+    entries = {name: entry for name, entry in held.items() if name in programs}
+    for name, (source, architecture) in programs.items():
+        chosen = of_source(source)
+        if name not in entries or entries[name]["key"] != key_of(chosen, architecture):
+            results = {each.kernel: each for each in measure(chosen, [architecture], os.cpu_count() or 1)}
+            entries[name] = entry_of(chosen, architecture, results)
+            save(entries)
+
+
+def save(entries: dict[str, Any]) -> None:
     lines = []
     for name, entry in sorted(entries.items()):
         kernels = ",\n".join(f"  {json.dumps(each)}: {list(figures)}" for each, figures in entry["kernels"].items())
