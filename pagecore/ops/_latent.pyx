@@ -74,8 +74,7 @@ def latent_attention(
     sinks : numbers, [H], optional
         An additional logit in the softmax of each head, without a value; included in lse.
     indices : integers, [T, n], optional
-        Slots that each query attends to; negative entries are skipped. A row must not list a slot twice. On CUDA this
-        is checked under `debug` only.
+        Slots that each query attends to; negative entries are skipped. A slot that a row lists twice counts twice.
     index_lens : integers, [T], optional
         Number of entries of each row of `indices` that count; all by default.
     format : str, optional
@@ -103,7 +102,7 @@ def latent_attention(
     Raises
     ------
     InvalidBlock
-        A block or slot is outside the cache, or a row lists a slot twice.
+        A block or slot is outside the cache.
     ShapeError, InvalidSequence, UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
         As for `paged_attention`. After every error nothing has been written.
 

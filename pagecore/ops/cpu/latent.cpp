@@ -17,40 +17,9 @@ namespace {
 // Products of one fast core per microsecond, with AVX-512.
 constexpr double kLatentFlopsPerUs = 200e3;
 
-// Finds a slot that a list names twice: a set of slots that is cleared by a new stamp.
-class SlotSet {
- public:
-  void clear(int64_t size) {
-    size_t room = 64;
-    while (room < 2 * static_cast<size_t>(size)) room *= 2;
-    if (entries_.size() < room) entries_.assign(room, {});
-    ++stamp_;
-  }
-
-  // Returns false if the slot is in the set.
-  [[nodiscard]] bool add(int64_t slot) {
-    const size_t mask = entries_.size() - 1;
-    size_t at = static_cast<size_t>(static_cast<uint64_t>(slot) * 0x9e3779b97f4a7c15 >> 32) & mask;
-    for (; entries_[at].stamp == stamp_; at = (at + 1) & mask) {
-      if (entries_[at].slot == slot) return false;
-    }
-    entries_[at] = {slot, stamp_};
-    return true;
-  }
-
- private:
-  struct Entry {
-    int64_t slot = 0;
-    uint64_t stamp = 0;
-  };
-  std::vector<Entry> entries_;
-  uint64_t stamp_ = 0;
-};
-
 // Buffers that the calling thread keeps between calls, for itself and its helpers.
 struct Workspace {
   CheckedBatch batch;
-  SlotSet slots;
   std::vector<PcWorkItem> items;
   std::vector<int32_t> tiles;  // first items of query tiles that are split
   ScratchBuffer scratch;
@@ -62,19 +31,15 @@ Workspace& workspace() {
   return mine;
 }
 
-void check_slots(const LatentArgs& args, Workspace& work) {
+void check_slots(const LatentArgs& args, const CheckedBatch& batch) {
   const int64_t limit = args.cache.num_blocks * args.cache.block_size;
-  for (int64_t i = 0; i < work.batch.num_sequences(); ++i) {
+  for (int64_t i = 0; i < batch.num_sequences(); ++i) {
     const Indices list = args.call.table.row(i);
-    const int64_t length = work.batch.seq_lens()[i];
-    work.slots.clear(length);
+    const int64_t length = batch.seq_lens()[i];
     for (int64_t j = 0; j < length; ++j) {
       const int64_t slot = list.at(j);
-      if (slot < 0) continue;
       PC_EXPECTS(slot < limit, InvalidBlock, "indices[", i, ", ", j, "] is ", slot, " and the cache has ", limit,
                  " slots; a negative entry is skipped");
-      PC_EXPECTS(work.slots.add(slot), InvalidBlock, "indices[", i, ", ", j, "] is ", slot,
-                 ", which the row lists before; name a slot once, and use -1 for an unused entry");
     }
   }
 }
@@ -88,7 +53,7 @@ void check(const LatentArgs& args, const PlanView* given, Workspace& work) {
                  args.call.table.width);
     }
     work.batch.check_lists(args.call);
-    check_slots(args, work);
+    check_slots(args, work.batch);
   } else {
     work.batch.check(args.call);
   }
