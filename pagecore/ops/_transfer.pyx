@@ -139,8 +139,8 @@ cdef int convert_on_device(
         conversions.on_device.prepare(ids, independent, lowest, num_sources, num_targets, place)
     if conversions.copied:
         launch_transfer(
-            [pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], ids, independent, lowest,
-            place)
+            [pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], ids, independent,
+            lowest, place)
     conversions.on_device.launch(place)
     for tensor in (*targets, *conversions.target_planes):
         note_written(tensor, place)

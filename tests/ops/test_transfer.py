@@ -82,7 +82,7 @@ def test_without_a_null_block_block_0_moves_as_any_other(layout):
 @pytest.mark.parametrize("pair", [(-1, 1), (1, -1), (7, 1), (1, 7)])
 def test_without_a_null_block_blocks_outside_are_refused(pair):
     source, target = np.ones((7, 4, 2), np.float32), np.zeros((7, 4, 2), np.float32)
-    with pytest.raises(errors.InvalidBlock, match="of pair 1 is -?[17] .* expected 0 to 6$"):
+    with pytest.raises(errors.InvalidBlock, match=r"of pair 1 is -?[17] .* expected 0 to 6$"):
         ops.transfer_blocks(source, target, [(0, 0), pair], null_block=False)
     assert not target.any()
 

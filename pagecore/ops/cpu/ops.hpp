@@ -53,8 +53,7 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
 // Copies block source_ids[i] of each source to block target_ids[i] of the target with the same index, in order of i.
 // Sources must not overlap targets. Blocks below `lowest` are refused: 1 excludes the null block.
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1,
-                     int64_t lowest = 1);
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1, int64_t lowest = 1);
 
 // Merges two attention outputs over different keys into one.
 void merge(const MergeArgs& args, int64_t num_threads = 1);
