@@ -28,6 +28,10 @@ cdef Tensor foreign_tensor(object array, str name):
         raise UnsupportedOption(f"{name}: the {type(array).__name__} cannot be viewed: {brief(error)}") from error
 
 
+# Dtypes of torch whose elements are stored codes.
+STORED_AS_BYTES = ("float4_e2m1fn_x2", "float8_e8m0fnu")
+
+
 cdef Tensor float_tensor(object array, str name, int ndim, int first_full, str axes):
     cdef Tensor tensor = float_array(array, name)
     cdef int i
@@ -79,6 +83,8 @@ cdef Tensor listed_tensor(object array, str name):
         dtype = unlisted_dtype(array)
         if dtype is None:
             raise
+        if dtype in STORED_AS_BYTES:
+            raise UnsupportedDtype(f"{name} is {dtype}; pass it viewed as uint8, the dtype of its bytes here") from None
         raise not_float(name, dtype) from None
 
 

@@ -14,7 +14,7 @@ cdef int debug_slots(Tensor slot_mapping, Tensor key, Tensor key_cache, const Pl
 # `independent`: the caller claims that pairs may be copied in any order, which is checked too.
 cdef int debug_copied(list caches, Tensor pairs, bint independent, const Place* place) except -1
 cdef int debug_transferred(
-    list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1
+    list sources, list targets, Tensor pairs, bint independent, int64_t lowest, const Place* place) except -1
 
 # For gather and scatter. `packed` is the first packed array and `name` its argument; rows may be None.
 cdef int debug_sequences(

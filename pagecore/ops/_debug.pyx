@@ -105,12 +105,12 @@ cdef int debug_copied(list caches, Tensor pairs, bint independent, const Place* 
 
 
 cdef int debug_transferred(
-        list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1:
+        list sources, list targets, Tensor pairs, bint independent, int64_t lowest, const Place* place) except -1:
     check_not_captured(place)
     if independent:
         check_independent(to_host(pairs, place), False)
-    if has_invalid_pairs(pairs, 1, fewest_blocks(sources), fewest_blocks(targets), place):
-        check_transferred(sources, targets, to_host(pairs, place))
+    if has_invalid_pairs(pairs, lowest, fewest_blocks(sources), fewest_blocks(targets), place):
+        check_transferred(sources, targets, to_host(pairs, place), lowest)
     return 0
 
 

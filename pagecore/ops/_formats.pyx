@@ -157,6 +157,8 @@ cdef Tensor scale_plane(object scale, str name):
     if scale is None or isinstance(scale, (float, int)):
         return None
     cdef Tensor tensor = viewed(scale, name)
+    if tensor is None and str(getattr(scale, "dtype", "")).endswith("float8_e8m0fnu"):
+        raise UnsupportedDtype(f"{name} is float8_e8m0fnu; pass it viewed as uint8, the dtype of such scales here")
     return tensor if tensor is not None and tensor.ndim > 2 else None
 
 

@@ -8,5 +8,6 @@ def transfer_blocks(
     source_scales: Any = None,
     target_scales: Any = None,
     independent: bool = False,
+    null_block: bool = True,
     stream: Any = None,
 ) -> None: ...

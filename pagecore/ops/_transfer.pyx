@@ -41,6 +41,7 @@ def transfer_blocks(
     source_scales=None,
     target_scales=None,
     bint independent=False,
+    bint null_block=True,
     stream=None,
 ):
     """Copy whole blocks from caches to other caches, which may differ in layout, dtype, format and number of blocks.
@@ -58,9 +59,9 @@ def transfer_blocks(
         of them has a format, see `source_scales`. A target
         must not share memory with a source or with another target; use `copy_blocks` to copy inside a cache.
     pairs : integers, [n, 2]
-        (source block, target block), the same for every cache, neither of them the null block 0. Pairs are copied in
-        order, so the last of several pairs with one target wins. Pairs in CUDA memory are copied one after another
-        unless they are `independent`; pairs on the host are copied in launches of pairs without common blocks.
+        (source block, target block), the same for every cache; see `null_block` for block 0. Pairs are copied in order,
+        so the last of several pairs with one target wins. Pairs in CUDA memory are copied one after another unless they
+        are `independent`; pairs on the host are copied in launches of pairs without common blocks.
     source_scales, target_scales : optional
         The scales of caches with a format, which are then converted as by `dequantize` and `quantize`; the scales of
         the target are computed. Lists have an entry for each cache. An entry is
@@ -76,6 +77,9 @@ def transfer_blocks(
         The caller's claim that no block is a target twice. Pairs in CUDA memory are then copied in parallel. The claim
         is checked for pairs on the host and under `debug`; otherwise a false claim leaves a mixture of both sources in
         the target.
+    null_block : bool
+        Refuse block 0, the null block of the caches of pagecore. False copies block 0 as any other, between caches of
+        other libraries, where it holds tokens.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `source_caches`.
@@ -83,7 +87,7 @@ def transfer_blocks(
     Raises
     ------
     InvalidBlock
-        A block is the null block or outside of a cache. Pairs in CUDA memory are checked under `debug` only; otherwise
+        A block is outside of a cache, or the null block. Pairs in CUDA memory are checked under `debug` only; otherwise
         such pairs are skipped.
     UnsupportedOption
         `independent` is claimed for pairs that are not.
@@ -105,6 +109,7 @@ def transfer_blocks(
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
+    cdef int64_t lowest = 1 if null_block else 0
     if independent and ids.device_type == CPU:
         check_independent(ids, False)
     check_index_apart(targets, "target_caches", many, ids, "pairs")
@@ -112,29 +117,30 @@ def transfer_blocks(
         check_planes(conversions, sources, targets, ids)
     if place.device_type == CPU:
         if conversions.is_empty():
-            run_transfer(sources, targets, ids)
+            run_transfer(sources, targets, ids, lowest)
         else:
-            convert(conversions, sources, targets, ids)
+            convert(conversions, sources, targets, ids, lowest)
         return
     await_arrays((source_caches, pairs, source_scales, target_scales), &place)
     if ids.device_type == CPU:
-        check_transferred(sources, targets, ids)
+        check_transferred(sources, targets, ids, lowest)
     elif debugging():
-        debug_transferred(sources, targets, ids, independent, &place)
-    convert_on_device(conversions, sources, targets, ids, independent, &place)
+        debug_transferred(sources, targets, ids, independent, lowest, &place)
+    convert_on_device(conversions, sources, targets, ids, independent, lowest, &place)
 
 
 cdef int convert_on_device(
-        Conversions conversions, list sources, list targets, Tensor ids, bint independent,
+        Conversions conversions, list sources, list targets, Tensor ids, bint independent, int64_t lowest,
         const Place* place) except -1:
     """Launch the conversions and copies of a call. All kernels are loaded before the first one writes."""
     cdef int64_t num_sources = min([(<Tensor>each).shape_[0] for each in sources], default=0)
     cdef int64_t num_targets = min([(<Tensor>each).shape_[0] for each in targets], default=0)
     if not conversions.is_empty():
-        conversions.on_device.prepare(ids, independent, num_sources, num_targets, place)
+        conversions.on_device.prepare(ids, independent, lowest, num_sources, num_targets, place)
     if conversions.copied:
         launch_transfer(
-            [pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], ids, independent, place)
+            [pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], ids, independent,
+            lowest, place)
     conversions.on_device.launch(place)
     for tensor in (*targets, *conversions.target_planes):
         note_written(tensor, place)
@@ -192,11 +198,11 @@ cdef int check_planes(Conversions conversions, list sources, list targets, Tenso
     return check_index_apart(conversions.target_planes, "target_scales", True, ids, "pairs")
 
 
-cdef int convert(Conversions conversions, list sources, list targets, Tensor ids) except -1:
+cdef int convert(Conversions conversions, list sources, list targets, Tensor ids, int64_t lowest) except -1:
     """Check the pairs for all caches, then convert and copy; the ids are copied, so that these are the checked ones."""
     cdef Tensor pairs = as_tensor(np.array(ids.numpy()))
-    check_transferred(sources, targets, pairs)
-    run_convert(conversions.caches, conversions.latents, pairs)
+    check_transferred(sources, targets, pairs, lowest)
+    run_convert(conversions.caches, conversions.latents, pairs, lowest)
     if conversions.copied:
-        run_transfer([pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], pairs)
+        run_transfer([pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], pairs, lowest)
     return 0

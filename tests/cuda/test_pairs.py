@@ -196,6 +196,24 @@ def test_invalid_pairs_of_a_transfer_on_the_device_are_skipped(cuda):
         pagecore.transfer_blocks(cuda.put(source), device, [(2, 0)])
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_a_transfer_without_a_null_block_moves_block_0(cuda, place):
+    source, target = random_numbers((9, 4, 8), "float32"), random_numbers((7, 4, 8), "float32", 1)
+    device, pairs = cuda.put(target), [(0, 2), (8, 0), (3, 6)]
+    pagecore.transfer_blocks(cuda.put(source), device, indices(cuda, pairs, place), null_block=False)
+    for a, b in pairs:
+        target[b] = source[a]
+    assert_same_memory(cuda.get(device), target)
+
+
+def test_invalid_pairs_of_a_transfer_without_a_null_block_are_skipped(cuda):
+    source, target = random_numbers((9, 4, 8), "float32"), random_numbers((7, 4, 8), "float32", 1)
+    device, pairs = cuda.put(target), [(-1, 2), (2, -1), (9, 2), (2, 7), (0, 6)]
+    pagecore.transfer_blocks(cuda.put(source), device, cuda.put(np.asarray(pairs, np.int32)), null_block=False)
+    target[6] = source[0]
+    assert_same_memory(cuda.get(device), target)
+
+
 def test_odd_addresses_move_as_bytes_and_are_not_cast(cuda):
     memory = np.random.default_rng(0).integers(0, 256, 9 * 4 * 8 + 1, dtype=np.uint8)
     source = memory[1:].view(np.float32).reshape(9, 4, 2)

@@ -101,6 +101,17 @@ def test_latents(cuda, names):
     assert cuda.get(to).tobytes() == target.tobytes()
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_without_a_null_block_block_0_is_converted(cuda, on_device):
+    source, target = np.random.default_rng(0).standard_normal((7, 5, 3, 64)).astype(np.float32), Side("int8_token", 8)
+    to, to_scale = put(cuda, target)
+    pairs = np.asarray([(0, 3), (2, 0)], np.int32)
+    given = cuda.put(pairs) if on_device else pairs
+    transfer_blocks(cuda.put(source), to, given, target_scales=to_scale, null_block=False)
+    transfer_blocks(source, target.codes, pairs, target_scales=target.scale, null_block=False)
+    assert_equal(cuda, to, to_scale, target)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [

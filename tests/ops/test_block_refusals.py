@@ -178,8 +178,8 @@ BAD_TRANSFERS: list[tuple[dict[str, Any], Any, str]] = [
         "the target of pair 0 is 5 and the smallest target cache has 5 blocks; expected 1 to 4",
     ),
     ({"pairs": [(1, 2), (6, 1)]}, BLOCK, "the source of pair 1 is 6"),
-    ({"pairs": [(0, 1)]}, BLOCK, "null block"),
-    ({"pairs": [(1, 0)]}, BLOCK, "null block"),
+    ({"pairs": [(0, 1)]}, BLOCK, "null block; null_block=False copies it"),
+    ({"pairs": [(1, 0)]}, BLOCK, "null block; null_block=False copies it"),
     ({"stream": 1}, OPTION, "stream"),
 ]
 

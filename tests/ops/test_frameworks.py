@@ -148,6 +148,22 @@ def test_arrays_of_jax_are_not_written(target):
     assert (np.asarray(caches[target]) == 0).all()
 
 
+def test_dtypes_of_torch_that_are_stored_codes_are_refused_with_the_view_to_pass():
+    torch = require("torch")
+    query, codes = torch.ones(1, 2, 64), torch.ones(2, 16, 2, 32, dtype=torch.uint8)
+    scales = torch.full((2, 16, 2, 4), 127, dtype=torch.uint8)
+    table, lens = [[1]], [5]
+    bare = ops.paged_attention(query, codes, codes, table, lens, key_scale=scales, value_scale=scales)
+    assert torch.isfinite(bare).all()
+    powers, pairs = scales.view(torch.float8_e8m0fnu), codes.view(torch.float4_e2m1fn_x2)
+    with pytest.raises(errors.UnsupportedDtype, match="value_scale is float8_e8m0fnu; pass it viewed as uint8"):
+        ops.paged_attention(query, codes, codes, table, lens, key_scale=scales, value_scale=powers)
+    with pytest.raises(errors.UnsupportedDtype, match="key_cache is float4_e2m1fn_x2; pass it viewed as uint8"):
+        ops.paged_attention(query, pairs, codes, table, lens, key_scale=scales, value_scale=scales)
+    with pytest.raises(errors.UnsupportedDtype, match="key_scale is float8_e8m0fnu"):
+        ops.write_kv(query, query, codes, codes, [3], key_scale=powers, value_scale=scales)
+
+
 def test_a_tensor_of_torch_that_requires_grad_is_refused_by_name():
     case = make_case(Shape(**SHAPE))
     case.query = to_torch(case.query).requires_grad_()

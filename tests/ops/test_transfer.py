@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pagecore import KVPool, errors, ops
 from pagecore.arrays.dtypes import as_dtype
 from pagecore.storage import AttentionSpec
-from tests.ops.block_cases import ANY_DTYPE, RANKS, random_bytes, random_cache, shuffled_axes, twin_of
+from tests.ops.block_cases import ANY_DTYPE, RANKS, random_bytes, random_cache, random_numbers, shuffled_axes, twin_of
 from tests.ops.cases import DTYPES, LAYOUTS, snapshot
 from tests.reference import blocks as reference
 
@@ -61,6 +61,30 @@ def test_of_pairs_with_one_target_the_later_one_stays():
     source, target = np.arange(6, dtype=np.int32).reshape(6, 1), np.zeros((4, 1), np.int32)
     ops.transfer_blocks(source, target, [(1, 2), (2, 3), (5, 2), (4, 3), (3, 3)])
     assert target[:, 0].tolist() == [0, 0, 5, 3]
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_without_a_null_block_block_0_moves_as_any_other(layout):
+    """As in a pool by layers and one by pages: [layers, tokens, heads, dim] and [pages, layers, size, heads, dim]."""
+    tokens = random_numbers((3, 7 * 4, 2, 8), "float16")
+    pages = np.zeros((7, 3, 4, 2, 8), np.float16)
+    sources = [layer.reshape(7, 4, 2, 8) for layer in tokens]
+    targets = list(pages.swapaxes(0, 1))
+    if layout == "HND":
+        targets = list(np.zeros((7, 2, 4, 3, 8), np.float16).transpose(3, 0, 2, 1, 4))
+    pairs = np.asarray([(0, 6), (5, 0), (1, 2)])
+    ops.transfer_blocks(sources, targets, pairs, null_block=False)
+    for source, target in zip(sources, targets, strict=True):
+        np.testing.assert_array_equal(target[pairs[:, 1]], source[pairs[:, 0]])
+        assert not target[[1, 3, 4, 5]].any()
+
+
+@pytest.mark.parametrize("pair", [(-1, 1), (1, -1), (7, 1), (1, 7)])
+def test_without_a_null_block_blocks_outside_are_refused(pair):
+    source, target = np.ones((7, 4, 2), np.float32), np.zeros((7, 4, 2), np.float32)
+    with pytest.raises(errors.InvalidBlock, match=r"of pair 1 is -?[17] .* expected 0 to 6$"):
+        ops.transfer_blocks(source, target, [(0, 0), pair], null_block=False)
+    assert not target.any()
 
 
 @pytest.mark.parametrize("pairs", [[], (), np.zeros((0, 2), np.int32), np.zeros((0, 2), np.float32)])

@@ -127,6 +127,17 @@ NAMES = [*FORMATS, "float32", "bfloat16", "float16"]
 DIFFERENT = [(a, b) for a in NAMES for b in NAMES if a in FORMATS or b in FORMATS]
 
 
+def test_without_a_null_block_block_0_is_converted_as_any_other():
+    plain, codes, scales = numbers(), np.zeros((7, *SHAPE), np.int8), np.zeros((7, *SHAPE[:2], 1), np.float32)
+    transfer_blocks(plain, codes, [(0, 3), (2, 0)], target_scales=scales, null_block=False)
+    expected = quantize(plain[[0, 2]], "int8_token")
+    assert codes[[3, 0]].tobytes() == expected[0].tobytes()
+    assert scales[[3, 0]].tobytes() == expected[1].tobytes()
+    assert not codes[[1, 2, 4, 5, 6]].any()
+    with pytest.raises(errors.InvalidBlock, match="the source of pair 0 is -1"):
+        transfer_blocks(plain, codes, [(-1, 3)], target_scales=scales, null_block=False)
+
+
 @pytest.mark.parametrize("names", DIFFERENT, ids=str)
 def test_blocks_are_converted_as_by_the_twin(names):
     source, target, expected = sides(names, ("HND", "NHD"))

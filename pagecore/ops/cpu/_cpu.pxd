@@ -52,7 +52,7 @@ cdef int copy_blocks(list caches, Tensor pairs) except -1
 
 # Copies block pairs[i, 0] of each source to block pairs[i, 1] of the target with the same list index, which has the
 # same axes after the first.
-cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1
+cdef int transfer_blocks(list sources, list targets, Tensor pairs, int64_t lowest) except -1
 
 # Packed arrays are [num_tokens, ...], one for each cache, with the cache's axes after the second. All caches have one
 # block_size. If the dtypes of a cache and its packed array differ, both are floats. No cache may overlap a packed
@@ -80,9 +80,10 @@ cdef int check_latent(const LatentArgs& args) except -1
 cdef int write_latent(const LatentWriteArgs& args) except -1
 cdef int write_index(const IndexWriteArgs& args) except -1
 
-# Conversions between formats; see conversions.hpp. `pairs` is [n, 2] of (source, target).
+# Conversions between formats; see conversions.hpp. `pairs` is [n, 2] of (source, target), blocks from `lowest` on.
 cdef int convert_blocks(
-    const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs) except -1
+    const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs,
+    int64_t lowest) except -1
 cdef int convert_latent_rows(const LatentConversion& rows) except -1
 cdef int gather_latent(
     const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor out) except -1
@@ -100,7 +101,7 @@ cdef int check_attended(
 cdef int check_copied(list caches, Tensor pairs) except -1
 cdef int check_sequences(
     list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
-cdef int check_transferred(list sources, list targets, Tensor pairs) except -1
+cdef int check_transferred(list sources, list targets, Tensor pairs, int64_t lowest) except -1
 
 # Raises UnsupportedOption if a pair reads or writes what another pair writes. `one_cache`: sources and targets are
 # blocks of the same caches.

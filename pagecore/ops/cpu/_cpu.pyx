@@ -246,11 +246,11 @@ cdef int check_sequences(
     return 0
 
 
-cdef int check_transferred(list sources, list targets, Tensor pairs) except -1:
+cdef int check_transferred(list sources, list targets, Tensor pairs, int64_t lowest) except -1:
     cdef vector[BlockArray] from_arrays, to_arrays
     fill_block_arrays(from_arrays, sources)
     fill_block_arrays(to_arrays, targets)
-    run_check_transferred(from_arrays, to_arrays, pair_column(pairs, 0), pair_column(pairs, 1))
+    run_check_transferred(from_arrays, to_arrays, pair_column(pairs, 0), pair_column(pairs, 1), lowest)
     return 0
 
 
@@ -275,14 +275,14 @@ cdef int copy_blocks(list caches, Tensor pairs) except -1:
     return 0
 
 
-cdef int transfer_blocks(list sources, list targets, Tensor pairs) except -1:
+cdef int transfer_blocks(list sources, list targets, Tensor pairs, int64_t lowest) except -1:
     cdef vector[BlockArray] from_arrays, to_arrays
     fill_block_arrays(from_arrays, sources)
     fill_block_arrays(to_arrays, targets)
     cdef Indices source_ids = pair_column(pairs, 0), target_ids = pair_column(pairs, 1)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_transfer(from_arrays, to_arrays, source_ids, target_ids, num_threads)
+        run_transfer(from_arrays, to_arrays, source_ids, target_ids, num_threads, lowest)
     return 0
 
 
@@ -400,11 +400,12 @@ cdef int write_latent(const LatentWriteArgs& args) except -1:
 
 
 cdef int convert_blocks(
-        const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs) except -1:
+        const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs,
+        int64_t lowest) except -1:
     cdef Indices sources = pair_column(pairs, 0), targets = pair_column(pairs, 1)
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_convert_blocks(caches, latents, sources, targets, num_threads)
+        run_convert_blocks(caches, latents, sources, targets, num_threads, lowest)
     return 0
 
 

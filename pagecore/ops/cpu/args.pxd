@@ -116,7 +116,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
     void run_check_sequences "pagecore::cpu::check_sequences"(const PackedSequences& batch) except +raise_python_error
     void run_check_transferred "pagecore::cpu::check_transferred"(
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
-        const Indices& target_ids) except +raise_python_error
+        const Indices& target_ids, int64_t lowest) except +raise_python_error
     void run_check_independent "pagecore::cpu::check_independent"(
         const Indices& sources, const Indices& targets, bint one_cache) except +raise_python_error
     int64_t sum_lengths "pagecore::cpu::total_tokens"(
@@ -129,7 +129,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         const PackedSequences& batch, int64_t num_threads) except +raise_python_error
     void run_transfer "pagecore::cpu::transfer_blocks"(
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
-        const Indices& target_ids, int64_t num_threads) except +raise_python_error
+        const Indices& target_ids, int64_t num_threads, int64_t lowest) except +raise_python_error
     void run_attention "pagecore::cpu::attention"(
         const AttentionArgs& args, const PlanView* plan, int64_t num_threads) except +raise_python_error
     void run_write "pagecore::cpu::write_kv"(const WriteArgs& args, int64_t num_threads) except +raise_python_error

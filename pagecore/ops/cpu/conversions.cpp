@@ -159,7 +159,7 @@ std::vector<BlockPair> last_pairs(const std::vector<CopyRun>& runs) {
 }  // namespace
 
 void convert_blocks(const std::vector<BlockConversion>& given, const std::vector<LatentConversion>& latents,
-                    const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
+                    const Indices& source_ids, const Indices& target_ids, int64_t num_threads, int64_t lowest) {
   std::vector<BlockConversion> caches;
   for (const BlockConversion& each : given) caches.push_back(joined(each));
   int64_t sources = std::numeric_limits<int64_t>::max(), targets = sources, most = 0;
@@ -176,7 +176,7 @@ void convert_blocks(const std::vector<BlockConversion>& given, const std::vector
     numbers += static_cast<double>(each.source.block_size * (each.source.latent_dim + each.source.rope_dim));
   }
   std::vector<CopyRun> runs;
-  list_pairs(source_ids, target_ids, sources, targets, runs);
+  list_pairs(source_ids, target_ids, sources, targets, lowest, runs);
   const std::vector<BlockPair> pairs = last_pairs(runs);
   const double us = numbers * static_cast<double>(pairs.size()) / kConvertedPerUs;
   const int64_t workers = std::min(worthwhile_threads(us, num_threads), std::max<int64_t>(1, std::ssize(pairs)));

@@ -24,6 +24,6 @@ cdef extern from "pagecore/ops/cpu/conversions.hpp" namespace "pagecore::cpu" no
 
     void run_convert_blocks "pagecore::cpu::convert_blocks"(
         const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, const Indices& source_ids,
-        const Indices& target_ids, int64_t num_threads) except +raise_python_error
+        const Indices& target_ids, int64_t num_threads, int64_t lowest) except +raise_python_error
     void run_convert_latent_rows "pagecore::cpu::convert_latent_rows"(
         const LatentConversion& rows, int64_t num_threads) except +raise_python_error

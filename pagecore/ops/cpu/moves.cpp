@@ -209,9 +209,9 @@ void check_sequences(const PackedSequences& batch) {
 }
 
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                       const Indices& source_ids, const Indices& target_ids) {
+                       const Indices& source_ids, const Indices& target_ids, int64_t lowest) {
   std::vector<CopyRun> runs;
-  list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
+  list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), lowest, runs);
 }
 
 void gather_blocks(const std::vector<BlockArray>& caches, const std::vector<BlockArray>& packed,
@@ -225,9 +225,10 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
 }
 
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads) {
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads, int64_t lowest) {
   std::vector<CopyRun> runs;
-  const int64_t copied = list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), runs);
+  const int64_t copied =
+      list_pairs(source_ids, target_ids, fewest_blocks(sources), fewest_blocks(targets), lowest, runs);
   std::vector<Move> moves;
   int64_t written = 0;
   for (size_t i = 0; i < sources.size(); ++i) {

@@ -51,9 +51,9 @@ void scatter_blocks(const std::vector<BlockArray>& packed, const std::vector<Blo
                     const PackedSequences& batch, int64_t num_threads = 1);
 
 // Copies block source_ids[i] of each source to block target_ids[i] of the target with the same index, in order of i.
-// Sources must not overlap targets.
+// Sources must not overlap targets. Blocks below `lowest` are refused: 1 excludes the null block.
 void transfer_blocks(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1);
+                     const Indices& source_ids, const Indices& target_ids, int64_t num_threads = 1, int64_t lowest = 1);
 
 // Merges two attention outputs over different keys into one.
 void merge(const MergeArgs& args, int64_t num_threads = 1);
@@ -68,6 +68,6 @@ void check_sequences(const PackedSequences& batch);
 // is the source of one pair and the target of another. With `one_cache`, pairs that copy a block to itself are ignored.
 void check_independent(const Indices& sources, const Indices& targets, bool one_cache);
 void check_transferred(const std::vector<BlockArray>& sources, const std::vector<BlockArray>& targets,
-                       const Indices& source_ids, const Indices& target_ids);
+                       const Indices& source_ids, const Indices& target_ids, int64_t lowest = 1);
 
 }  // namespace pagecore::cpu

@@ -100,12 +100,12 @@ int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector
 }
 
 int64_t list_pairs(const Indices& sources, const Indices& targets, int64_t num_sources, int64_t num_targets,
-                   std::vector<CopyRun>& runs) {
+                   int64_t lowest, std::vector<CopyRun>& runs) {
   runs.clear();
-  const auto check = [](const char* what, int64_t i, int64_t id, int64_t limit) {
-    PC_EXPECTS(id > kNullBlock && id < limit, InvalidBlock, "the ", what, " of pair ", i, " is ", id,
-               " and the smallest ", what, " cache has ", limit, " blocks; expected 1 to ", limit - 1,
-               " (block 0 is the reserved null block)");
+  const char* hint = lowest > kNullBlock ? " (block 0 is the reserved null block; null_block=False copies it)" : "";
+  const auto check = [&](const char* what, int64_t i, int64_t id, int64_t limit) {
+    PC_EXPECTS(id >= lowest && id < limit, InvalidBlock, "the ", what, " of pair ", i, " is ", id, " and the smallest ",
+               what, " cache has ", limit, " blocks; expected ", lowest, " to ", limit - 1, hint);
   };
   for (int64_t i = 0; i < sources.size; ++i) {
     const int64_t source = sources.at(i), target = targets.at(i);

@@ -29,9 +29,9 @@ enum class Direction { Gather, Scatter };
 // when scattering. Returns the number of copied tokens. Raises before anything is written.
 int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<CopyRun>& runs);
 
-// list_runs for pairs of blocks of two caches with at least `num_sources` and `num_targets` blocks. Returns the number
-// of pairs.
+// list_runs for pairs of blocks of two caches with at least `num_sources` and `num_targets` blocks. Blocks below
+// `lowest` are refused. Returns the number of pairs.
 int64_t list_pairs(const Indices& sources, const Indices& targets, int64_t num_sources, int64_t num_targets,
-                   std::vector<CopyRun>& runs);
+                   int64_t lowest, std::vector<CopyRun>& runs);
 
 }  // namespace pagecore::cpu

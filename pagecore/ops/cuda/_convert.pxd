@@ -19,7 +19,7 @@ cdef extern from "pagecore/ops/cuda/write_launch.hpp" namespace "pagecore::cuda"
 
 cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass BlockPairs:
-        pass
+        int32_t lowest
 
     BlockPairs host_pairs(const Indices& sources, const Indices& targets, bint one_cache) except +raise_python_error
     BlockPairs device_pairs(const Indices& sources, const Indices& targets, bint independent)
@@ -98,7 +98,7 @@ cdef class DeviceConversions:
     # Makes the launches of a call and loads its kernels, which may fail; launch() fails only if the device does. Pairs
     # on the host have been checked, and the launches carry them.
     cdef int prepare(
-        self, Tensor pairs, bint independent, int64_t num_source_blocks, int64_t num_target_blocks,
+        self, Tensor pairs, bint independent, int64_t lowest, int64_t num_source_blocks, int64_t num_target_blocks,
         const Place* place) except -1
     # The same for block i to block i of every cache.
     cdef int prepare_all(self, int64_t num_blocks, const Place* place) except -1

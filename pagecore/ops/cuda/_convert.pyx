@@ -1,6 +1,6 @@
 """Bindings of the kernels that convert stored rows between formats."""
 
-from libc.stdint cimport int64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU
@@ -41,13 +41,14 @@ cdef class DeviceConversions:
         return 0
 
     cdef int prepare(
-            self, Tensor pairs, bint independent, int64_t num_source_blocks, int64_t num_target_blocks,
-            const Place* place) except -1:
+            self, Tensor pairs, bint independent, int64_t lowest, int64_t num_source_blocks,
+            int64_t num_target_blocks, const Place* place) except -1:
         cdef ConvertBlocks blocks
         if pairs.device_type == CPU:
             blocks.pairs = host_pairs(pair_column(pairs, 0), pair_column(pairs, 1), False)
         else:
             blocks.pairs = device_pairs(pair_column(pairs, 0), pair_column(pairs, 1), independent)
+        blocks.pairs.lowest = <int32_t>lowest
         blocks.num_source_blocks, blocks.num_target_blocks = num_source_blocks, num_target_blocks
         return self.make_launches(blocks, place)
 

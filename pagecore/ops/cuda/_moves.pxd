@@ -17,7 +17,8 @@ cdef int write_kv(
 # Block copies inside caches and between caches. Pairs on the host have been checked, and the launch carries them. Pairs
 # on the device are copied one after another, or in parallel if the caller claims that they are `independent`.
 cdef int copy_blocks(list caches, Tensor pairs, bint independent, const Place* place) except -1
-cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1
+cdef int transfer_blocks(
+    list sources, list targets, Tensor pairs, bint independent, int64_t lowest, const Place* place) except -1
 
 # Copies of sequences from and to blocks. `longest` is an upper bound of the tokens of a sequence.
 cdef int gather_blocks(

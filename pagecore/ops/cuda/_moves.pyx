@@ -92,7 +92,7 @@ cdef extern from "pagecore/ops/cuda/code_launch.hpp" namespace "pagecore::cuda" 
 
 cdef extern from "pagecore/ops/cuda/pair_runs.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass BlockPairs:
-        pass
+        int32_t lowest
 
     BlockPairs host_pairs(const Indices& sources, const Indices& targets, bint one_cache) except +raise_python_error
     BlockPairs device_pairs(const Indices& sources, const Indices& targets, bint independent)
@@ -207,15 +207,17 @@ cdef int note_all(list tensors, const Place* place) except -1:
 
 
 cdef int copy_blocks(list caches, Tensor pairs, bint independent, const Place* place) except -1:
-    return move_pairs(caches, caches, pairs, True, independent, place)
+    return move_pairs(caches, caches, pairs, True, independent, 0, place)
 
 
-cdef int transfer_blocks(list sources, list targets, Tensor pairs, bint independent, const Place* place) except -1:
-    return move_pairs(sources, targets, pairs, False, independent, place)
+cdef int transfer_blocks(
+        list sources, list targets, Tensor pairs, bint independent, int64_t lowest, const Place* place) except -1:
+    return move_pairs(sources, targets, pairs, False, independent, lowest, place)
 
 
 cdef int move_pairs(
-        list sources, list targets, Tensor pairs, bint one_cache, bint independent, const Place* place) except -1:
+        list sources, list targets, Tensor pairs, bint one_cache, bint independent, int64_t lowest,
+        const Place* place) except -1:
     cdef vector[BlockArray] from_arrays, to_arrays
     fill_block_arrays(from_arrays, sources)
     fill_block_arrays(to_arrays, targets)
@@ -226,6 +228,7 @@ cdef int move_pairs(
         ids = host_pairs(source_ids, target_ids, one_cache)
     else:
         ids = device_pairs(source_ids, target_ids, independent)
+    ids.lowest = <int32_t>lowest
     cdef vector[PairLaunch] launches = pair_launches(from_arrays, to_arrays, ids, one_cache, multiprocessors(place))
     cdef list ready = []
     for i in range(launches.size()):

@@ -70,7 +70,7 @@ inline std::vector<PairRun> convert_runs(const ConvertBlocks& blocks) {
 
 inline void set_blocks(PcConvertPairs& params, const ConvertBlocks& blocks, const PairRun& run) {
   params.identity = blocks.identity > 0 ? 1 : 0;
-  params.lowest = blocks.identity > 0 ? 0 : 1;
+  params.lowest = blocks.identity > 0 ? 0 : blocks.pairs.lowest;
   params.num_source_blocks = clamped(blocks.num_source_blocks);
   params.num_target_blocks = clamped(blocks.num_target_blocks);
   if (blocks.identity > 0) {

@@ -112,7 +112,7 @@ inline pc_int32 fewest_blocks(const std::vector<BlockArray>& arrays) {
       params.shape = share.group->plan.shape;
       params.source_block_stride = share.group->plan.source_block_stride;
       params.target_block_stride = share.group->plan.target_block_stride;
-      params.lowest = one_cache ? 0 : 1;
+      params.lowest = pairs.lowest;
       params.num_source_blocks = internal::fewest_blocks(sources);
       params.num_target_blocks = internal::fewest_blocks(targets);
       set_pairs(params, pairs, run);

@@ -22,6 +22,7 @@ struct BlockPairs {
   int64_t column_stride = 0;
   bool wide = false;
   bool independent = false;  // the caller claims that pairs on the device may run in any order
+  int32_t lowest = 0;        // lowest valid block: 1 excludes the null block
 };
 
 // Read pairs on the host. With `one_cache`, pairs that copy a block to itself are dropped.
