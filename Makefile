@@ -131,7 +131,7 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/.created
 	$(Q)touch $@
 
 $(VENV)/.built: $(NATIVE) setup.py $(VENV)/.tools
-	@echo 'Compiling the native code$(call about,2 min on two cores)'
+	@echo 'Compiling the native code$(call about,3 min on two cores)'
 	$(Q)$(call logged,build,$(BIN)/python setup.py $(QUIET) build_clib -j$(JOBS) build_ext --inplace -j$(JOBS))
 	$(Q)touch $@
 

@@ -5,6 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.index._radix_journal import ChangeLog
+from pagecore.index._radix_options import POLICIES as POLICIES
 from pagecore.index._radix_values import Match
 
 class Receipt:

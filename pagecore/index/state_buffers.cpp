@@ -1,37 +1,42 @@
 #include "pagecore/index/state_buffers.hpp"
 
 #include <algorithm>
+#include <limits>
 
-#include "pagecore/index/sizes.hpp"
-#include "pagecore/native/rounding.hpp"
+#include "pagecore/native/checks.hpp"
 
 namespace pagecore {
 namespace {
 
-constexpr size_t kAlignedValues = 16;  // int32 values in 64 bytes, which JAX requires for shared memory
+constexpr size_t kAlignment = 16;  // int32 values in 64 bytes, which JAX requires for shared memory
 constexpr int64_t kMaxDrafts = 1023;
 
-size_t padded(size_t size) { return round_up(size, kAlignedValues); }
+size_t aligned(size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
+
+int32_t checked(const char* name, int64_t value, int64_t most) {
+  PC_EXPECTS(value >= 0 && value <= most, ShapeError, name, " is ", value, "; use 0 to ", most);
+  return static_cast<int32_t>(value);
+}
 
 // Values of the image for S sequences: five arrays [S], one [S, 2] and one [S, width].
 size_t total_size(size_t sequences, size_t width) {
-  return 5 * padded(sequences) + padded(2 * sequences) + padded(sequences * width);
+  return 5 * aligned(sequences) + aligned(2 * sequences) + aligned(sequences * width);
 }
 
 }  // namespace
 
 StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
-    : max_sequences_(checked_size("max_sequences", max_sequences, 0, kMaxInt32 - 1)),
-      draft_tokens_(checked_size("draft_tokens", draft_tokens, 0, kMaxDrafts)),
+    : max_sequences_(checked("max_sequences", max_sequences, std::numeric_limits<int32_t>::max() - 1)),
+      draft_tokens_(checked("draft_tokens", draft_tokens, kMaxDrafts)),
       memory_(total_size(static_cast<size_t>(max_sequences_), width()) +
-              2 * padded(2 * static_cast<size_t>(max_sequences_)) + kAlignedValues),
+              2 * aligned(2 * static_cast<size_t>(max_sequences_)) + kAlignment),
       image_size_(total_size(static_cast<size_t>(max_sequences_), width())) {
   const auto sequences = static_cast<size_t>(max_sequences_);
   const auto start = reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(int32_t);
-  int32_t* at = memory_.data() + (padded(start) - start);
+  int32_t* at = memory_.data() + (aligned(start) - start);
   const auto carve = [&at](size_t size) {
     int32_t* const begin = at;
-    at += padded(size);
+    at += aligned(size);
     return begin;
   };
   state_read_ = carve(sequences);

@@ -26,7 +26,7 @@ struct Unit {
 };
 
 // Buffers that the calling thread keeps between calls, for itself and its helpers.
-struct Workspace {
+struct AttentionWorkspace {
   CheckedBatch batch;
   std::vector<PcWorkItem> items;
   std::vector<Unit> units;
@@ -34,8 +34,8 @@ struct Workspace {
   ScratchBuffer partials;
 };
 
-Workspace& workspace() {
-  static thread_local Workspace mine;
+AttentionWorkspace& attention_workspace() {
+  static thread_local AttentionWorkspace mine;
   return mine;
 }
 
@@ -69,7 +69,8 @@ Estimate estimate(const AttentionArgs& args, const CheckedBatch& batch) {
 }
 
 // Makes a plan for `num_threads` threads in the calling thread's workspace.
-PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, bool batch_invariant, Workspace& work) {
+PlanView make_local_plan(const AttentionArgs& args, int64_t num_threads, bool batch_invariant,
+                         AttentionWorkspace& work) {
   PlanOptions options = host_plan_options(args.query.num_heads, args.key.num_heads);
   const Window window = planned_window(args);
   options.causal = false;  // `window` includes causality
@@ -135,7 +136,7 @@ class WorkerScratch {
 };
 
 // The kernels' view of the batch, with room for partial rows.
-AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, Workspace& work) {
+AttentionBatch kernel_batch(const AttentionArgs& args, const PlanView& plan, AttentionWorkspace& work) {
   AttentionBatch batch;
   batch.cu_query_lens = work.batch.cu_query_lens();
   batch.seq_lens = work.batch.seq_lens();
@@ -204,7 +205,7 @@ void clear_padding(const Call& call, int64_t begin) {
 }  // namespace
 
 void attention(const AttentionArgs& args, const PlanView* given, int64_t num_threads) {
-  Workspace& work = workspace();
+  AttentionWorkspace& work = attention_workspace();
   const KernelTable& table = kernels();
   work.batch.check(args);
   if (given != nullptr) work.batch.check_plan(args, *given);

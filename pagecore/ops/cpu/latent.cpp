@@ -48,7 +48,7 @@ class SlotSet {
 };
 
 // Buffers that the calling thread keeps between calls, for itself and its helpers.
-struct LatentWorkspace {
+struct Workspace {
   CheckedBatch batch;
   SlotSet slots;
   std::vector<PcWorkItem> items;
@@ -57,12 +57,12 @@ struct LatentWorkspace {
   ScratchBuffer partials;
 };
 
-LatentWorkspace& latent_workspace() {
-  static thread_local LatentWorkspace mine;
+Workspace& workspace() {
+  static thread_local Workspace mine;
   return mine;
 }
 
-void check_slots(const LatentArgs& args, LatentWorkspace& work) {
+void check_slots(const LatentArgs& args, Workspace& work) {
   const int64_t limit = args.cache.num_blocks * args.cache.block_size;
   for (int64_t i = 0; i < work.batch.num_sequences(); ++i) {
     const Indices list = args.call.table.row(i);
@@ -79,7 +79,7 @@ void check_slots(const LatentArgs& args, LatentWorkspace& work) {
   }
 }
 
-void check(const LatentArgs& args, const PlanView* given, LatentWorkspace& work) {
+void check(const LatentArgs& args, const PlanView* given, Workspace& work) {
   if (args.sparse) {
     const Indices& lens = args.call.seq_lens;
     for (int64_t i = 0; i < lens.size; ++i) {
@@ -112,7 +112,7 @@ double estimate_us(const LatentArgs& args, const CheckedBatch& batch) {
   return std::max(bytes / kBytesPerUs, flops / kLatentFlopsPerUs);
 }
 
-PlanView make_local_plan(const LatentArgs& args, int64_t num_threads, LatentWorkspace& work) {
+PlanView make_local_plan(const LatentArgs& args, int64_t num_threads, Workspace& work) {
   PlanOptions options = host_plan_options(args.call.query.num_heads, 1);
   options.causal = args.call.causal;
   options.window_left = args.call.window_left;
@@ -145,7 +145,7 @@ int64_t page_of_floats(int64_t floats) {
   return (floats + kPage - 1) / kPage * kPage;
 }
 
-AttentionBatch kernel_batch(const LatentArgs& args, const PlanView& plan, LatentWorkspace& work) {
+AttentionBatch kernel_batch(const LatentArgs& args, const PlanView& plan, Workspace& work) {
   AttentionBatch batch;
   batch.cu_query_lens = work.batch.cu_query_lens();
   batch.seq_lens = work.batch.seq_lens();
@@ -161,10 +161,10 @@ AttentionBatch kernel_batch(const LatentArgs& args, const PlanView& plan, Latent
 
 }  // namespace
 
-void check_latent_attention(const LatentArgs& args) { check(args, nullptr, latent_workspace()); }
+void check_latent_attention(const LatentArgs& args) { check(args, nullptr, workspace()); }
 
 void latent_attention(const LatentArgs& args, const PlanView* given, int64_t num_threads) {
-  LatentWorkspace& work = latent_workspace();
+  Workspace& work = workspace();
   const KernelTable& table = kernels();
   check(args, given, work);
   const int64_t worth = worthwhile_threads(estimate_us(args, work.batch), num_threads);
