@@ -270,3 +270,14 @@ def test_a_replay_is_deterministic(chats, policy, swap):
     first, again = (replay(chats, options).as_json() for _ in range(2))
     timed = ("index_us_p50", "index_us_p99", "index_us_max", "wall_s")
     assert {**first, **dict.fromkeys(timed)} == {**again, **dict.fromkeys(timed)}
+
+
+def test_a_repeated_prompt_keeps_no_earlier_answer_from_eviction(tmp_path):
+    requests = [(4, 3, 1), (9, 0, 0), (4, 2, 1), (10, 1, 0)]  # tokens of input and output, content
+    path = tmp_path / "repeated.jsonl"
+    lines = [{"timestamp": 0, "input_length": a, "output_length": b, "hash_ids": [c]} for a, b, c in requests]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    report = replay(path, ReplayOptions(blocks=16, block_size=1, max_running=1))
+    # The third request evicts the two older answer tokens, and nothing of the nine tokens used after them.
+    assert report.prefix_hit_tokens == 3 + 9
+    assert report.evicted_blocks == 2
