@@ -206,8 +206,8 @@ class StepMethods(PartsOwner):
         """Write the step's keys ``[T, num_kv_heads, head_dim]`` and values ``[T, num_kv_heads, v_head_dim]``.
 
         T is the batch's `num_tokens` or more. Floats are cast or quantised to the spec's format. A `LatentSpec` takes
-        latents ``[T, latent_dim]`` and rotated parts ``[T, rope_dim]``. A `CrossSpec` takes the encoder's keys and
-        values, of the tokens that `Batch.cross` counts. `stream` is that of the prepare.
+        latents ``[T, latent_dim]`` and rotated parts ``[T, rope_dim]`` (None for a rope_dim of 0). A `CrossSpec` takes
+        the encoder's keys and values, of the tokens that `Batch.cross` counts. `stream` is that of the prepare.
 
         Raises
         ------
