@@ -358,6 +358,19 @@ def test_a_later_token_that_is_nan_does_not_reach_earlier_queries(isa, format, l
         assert np.isnan(out[-1].astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("code", [0x7F, 0xFF], ids=hex)
+@pytest.mark.parametrize("part", ["key", "value"])
+@pytest.mark.parametrize(("format", "dim"), [("float8_e4m3fn", 80), ("float8_token", 96), ("mxfp8", 96)])
+def test_one_nan_code_makes_nan_only_of_what_it_is_part_of(isa, format, dim, part, code):
+    """The bits of this NaN are those of a number in wider types: see code_floats.hpp."""
+    shape = Shape(seq_lens=(130,), query_lens=(1,), heads=(6, 2), dims=(dim, dim), query_dtype="bfloat16")
+    case = make_format_case(format, shape=shape)
+    expected = case.run().astype(np.float32)
+    getattr(case, part).codes.view(np.uint8)[case.plain.block_table[0, 70 // 16], 70 % 16, 1, dim - 1] = code
+    expected[:, 3:, dim - 1 if part == "value" else slice(None)] = np.nan
+    np.testing.assert_allclose(case.run().astype(np.float32), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_rows_with_a_plane_of_three_axes():
     case = make_format_case("int8_token")
     expected = case.run().tobytes()

@@ -2,7 +2,7 @@
 //
 // The bits of a float8 number, moved to the top of a word, are those of a float16 number: e5m2 is one, and e4m3 is 256
 // times as large if its sign is moved apart. Instructions for float16 widen subnormals, infinities and NaN. The NaN of
-// e4m3 would become a number, so tiles that have it are unpacked.
+// e4m3 would become a number, so codes are compared with it.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/few_rows.hpp"
@@ -21,6 +21,18 @@ PC_FORCE_INLINE Shorts load_signed(const char* p) {
   return (Shorts)_mm512_maskz_cvtepi8_epi16(~__mmask32{0}, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #else
   return (Shorts)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+}
+
+// kWordLanes codes as the high bytes of words.
+PC_FORCE_INLINE Words load_high(const char* p) {
+#if defined(__AVX512BW__)
+  return (Words)(load_signed(p) << 8);
+#else
+  const __m256i order = _mm256_setr_epi8(-1, 0, -1, 1, -1, 2, -1, 3, -1, 4, -1, 5, -1, 6, -1, 7,  //
+                                         -1, 8, -1, 9, -1, 10, -1, 11, -1, 12, -1, 13, -1, 14, -1, 15);
+  const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (Words)_mm256_shuffle_epi8(twice, order);
 #endif
 }
 
@@ -61,9 +73,7 @@ struct ScaledE4M3Floats : E4M3Floats {
 struct E5M2Floats {
   static constexpr bool kHasScales = false;
   static constexpr float kUnit = 1.0f;
-  PC_FORCE_INLINE static void numbers(const char* codes, Vec (&to)[2]) {
-    widen_halves((Words)(load_signed(codes) << 8), to);
-  }
+  PC_FORCE_INLINE static void numbers(const char* codes, Vec (&to)[2]) { widen_halves(load_high(codes), to); }
 };
 
 struct Int8Floats {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes.hpp"
+#include "pagecore/ops/cpu/kernels/convert.hpp"
 #include "pagecore/ops/cpu/kernels/few_rows.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -45,14 +46,16 @@ PC_FORCE_INLINE IntVec multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-// Adds multiply_pairs(a, b). The sum is made here: GCC would add products first, and lack registers for them.
-PC_FORCE_INLINE void add_pairs(IntVec& sum, Shorts a, Shorts b) {
+// sum + multiply_pairs(a, b). The sum is made here: GCC would add products first, and lack registers for them. It is
+// passed by value, because GCC keeps an array in memory whose elements are operands of assembly.
+PC_FORCE_INLINE IntVec add_pairs(IntVec sum, Shorts a, Shorts b) {
   sum += multiply_pairs(a, b);
 #if defined(__AVX512F__)
   asm("" : "+v"(sum));
 #else
   asm("" : "+x"(sum));
 #endif
+  return sum;
 }
 
 PC_FORCE_INLINE Vec to_floats(IntVec v) { return __builtin_convertvector(v, Vec); }
@@ -98,27 +101,30 @@ PC_FORCE_INLINE void split(Bytes bytes, Shorts (&words)[2]) {
 }
 
 template <int kPart>
-PC_FORCE_INLINE Bytes nibbles(Bytes bytes) {
-  return (Bytes)((Words)bytes >> 4 * kPart) & 15;
+PC_FORCE_INLINE Words nibbles(Bytes bytes) {
+  return (Words)bytes >> 4 * kPart & 0x0f0f;
 }
 
-struct Int8Integers {
-  static constexpr int kParts = 1, kGroup = 0;
-  static constexpr bool kHasZeroPoints = false;
+// Codes of integers without groups; words() writes the words of a part of a vector of stored bytes.
+template <int kPartsOfByte, bool kZeroPoints>
+struct PlainIntegers {
+  static constexpr int kParts = kPartsOfByte, kGroup = 0;
+  static constexpr bool kHasZeroPoints = kZeroPoints;
   static constexpr float kUnit = 1.0f;
+};
+
+struct Int8Integers : PlainIntegers<1, false> {
   template <int kPart>
-  PC_FORCE_INLINE Bytes part(Bytes bytes) const {
-    return bytes;
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    split(stored, to);
   }
 };
 
-struct Int4Integers {
-  static constexpr int kParts = 2, kGroup = 0;
-  static constexpr bool kHasZeroPoints = true;
-  static constexpr float kUnit = 1.0f;
+struct Int4Integers : PlainIntegers<2, true> {
   template <int kPart>
-  PC_FORCE_INLINE Bytes part(Bytes bytes) const {
-    return nibbles<kPart>(bytes);
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    to[0] = (Shorts)((Words)stored >> 4 * kPart & 15);
+    to[1] = (Shorts)((Words)stored >> (8 + 4 * kPart) & 15);
   }
 };
 
@@ -128,8 +134,8 @@ struct E2M1Integers {
   static constexpr bool kHasZeroPoints = false;
   static constexpr float kUnit = 0.5f;
   template <int kPart>
-  PC_FORCE_INLINE Bytes part(Bytes bytes) const {
-    return look_up(halves_, nibbles<kPart>(bytes));
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    split(look_up(halves_, (Bytes)nibbles<kPart>(stored)), to);
   }
 
  private:
@@ -160,11 +166,27 @@ PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, float* points) {
   }
 }
 
+// kLanes scale bytes of groups; 8 of them fill the first lanes.
+PC_FORCE_INLINE __m128i load_scales(const char* p) {
+  return kLanes == 16 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                      : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+PC_FORCE_INLINE __m128i eight_scales(int64_t bytes) { return _mm_cvtsi64_si128(bytes); }
+
 // Numbers of the scale bytes of groups of 16.
-PC_FORCE_INLINE Vec numbers_of_scales(Format format, IntVec codes) {
-  if (format == Format::NVFP4) return number_of_e4m3(codes);
-  const IntVec normal = codes << 23, least = splat_bits(0x00400000), nan = splat_bits(0x7fc00000);
-  return (Vec)(codes == 255 ? nan : codes == 0 ? least : normal);
+PC_FORCE_INLINE Vec numbers_of_scales(Format format, __m128i bytes) {
+#if defined(__AVX512F__)
+  const auto words = (HalfVec)_mm256_cvtepi8_epi16(bytes);
+  const auto codes = (IntVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, bytes);
+#else
+  const auto words = (HalfVec)_mm_cvtepi8_epi16(bytes);
+  const auto codes = (IntVec)_mm256_cvtepu8_epi32(bytes);
+#endif
+  if (format == Format::NVFP4) {  // the bits of a float16 number that is 256 times as small
+    return widen_f16((words << 7 & 0xbfff) | (HalfVec)((words & 0x7f) == 0x7f)) * 256.0f;
+  }
+  const IntVec least = splat_bits(0x00400000);  // 2^-127
+  return (Vec)(max(codes << 23, least) | (IntVec)(codes == 255));
 }
 
 // Calls visit.operator()<Codes>() for the codes of a format.

@@ -81,16 +81,6 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
   return made;
 }
 
-// Eight codes, from the lowest byte on, in the first lanes.
-PC_FORCE_INLINE IntVec eight_codes(int64_t bytes) {
-  const __m128i codes = _mm_cvtsi64_si128(bytes);
-#if defined(__AVX512F__)
-  return (IntVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, codes);
-#else
-  return (IntVec)_mm256_cvtepu8_epi32(codes);
-#endif
-}
-
 // Stores the first 8 lanes twice each; the last 4 of them only if there is a vector for them.
 PC_FORCE_INLINE void store_twice(float* to, Vec numbers, [[maybe_unused]] bool all) {
 #if defined(__AVX512F__)
@@ -111,7 +101,7 @@ inline void spread_scales(const Cache& cache, const StoredTile& tile, float* lan
       const bool all = groups - g >= 8;
       int64_t bytes = 0;
       __builtin_memcpy(&bytes, tile.scales[t] + g, all ? 8 : 4);
-      store_twice(lanes, numbers_of_scales(cache.format, eight_codes(bytes)), all);
+      store_twice(lanes, numbers_of_scales(cache.format, eight_scales(bytes)), all);
       lanes += all || kLanes == 16 ? 16 : kLanes;
     }
   }
@@ -121,12 +111,12 @@ inline void spread_scales(const Cache& cache, const StoredTile& tile, float* lan
 template <int kPart, typename Codes, int R>
 PC_FORCE_INLINE void multiply_part(const Codes& codes, Bytes stored, const int16_t* query, IntVec (&sums)[R]) {
   Shorts words[2];
-  split(codes.template part<kPart>(stored), words);
+  codes.template words<kPart>(stored, words);
 #pragma GCC unroll 2
   for (int e = 0; e < 2; ++e) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      add_pairs(sums[r], words[e], load_shorts(query + ((2 * kPart + e) * R + r) * kWordLanes));
+      sums[r] = add_pairs(sums[r], words[e], load_shorts(query + ((2 * kPart + e) * R + r) * kWordLanes));
     }
   }
 }

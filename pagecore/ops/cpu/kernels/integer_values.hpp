@@ -60,7 +60,7 @@ inline void transpose_scales(const Cache& cache, const StoredTile& tile, float* 
     for (int t = 0; t < kTileTokens; t += 8) transpose_scale_bytes(tile.scales + t, g, count, bytes + t);
     for (int64_t i = 0; i < count; ++i, numbers += kTileTokens) {
       for (int t = 0; t < kTileTokens; t += kLanes) {
-        const Vec scale = numbers_of_scales(cache.format, load_codes(bytes + i * kTileTokens + t));
+        const Vec scale = numbers_of_scales(cache.format, load_scales(bytes + i * kTileTokens + t));
         auto* const top = reinterpret_cast<float*>(largest + t);
         store(numbers + t, scale);
         store(top, (Vec)max((IntVec)load(top), (IntVec)scale & kMagnitudeBits));
@@ -150,12 +150,12 @@ PC_FORCE_INLINE void multiply_values(const StoredTile& tile, int64_t at, int64_t
     if constexpr (kPrefetches) ahead.prefetch(t);
     const Bytes a = load_stored(tile.codes[t] + at, bytes - at), b = load_stored(tile.codes[t + 1] + at, bytes - at);
     Shorts pairs[2];
-    split(codes.template part<kPart>(zip_words<kHalf>(a, b)), pairs);
+    codes.template words<kPart>(zip_words<kHalf>(a, b), pairs);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const Shorts weight = weight_pair<Codes>(words + r * kTileTokens + t);
-      add_pairs(sums[r][0], pairs[0], weight);
-      add_pairs(sums[r][1], pairs[1], weight);
+      sums[r][0] = add_pairs(sums[r][0], pairs[0], weight);
+      sums[r][1] = add_pairs(sums[r][1], pairs[1], weight);
     }
   }
 #pragma GCC unroll 4

@@ -21,16 +21,15 @@ PC_FORCE_INLINE Vec exp_near_zero(Vec r) {
 // For x <= 88. Exactly 1 at 0; exactly 0 below -86, including -inf; NaN for NaN.
 PC_FORCE_INLINE Vec exp(Vec x) {
   const Vec lowest = splat(-86.0f);
+  const Vec bounded = max(lowest, x);  // x if it is NaN
 #if defined(__AVX512F__)
-  // One instruction rounds and one scales by 2^n. max() returns its second operand for NaN, so NaN propagates.
-  const Vec bounded = max(lowest, x);
+  // One instruction rounds and one scales by 2^n.
   const Vec n = (Vec)_mm512_maskz_roundscale_ps(kAllLanes, (__m512)(bounded * 1.44269504f), _MM_FROUND_TO_NEAREST_INT);
   Vec r = fma(n, splat(-0.693359375f), bounded);
   r = fma(n, splat(2.12194440e-4f), r);
   const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)lowest, _CMP_NLT_UQ);
   return (Vec)_mm512_maskz_scalef_ps(counts, (__m512)exp_near_zero(r), (__m512)n);
 #else
-  const Vec bounded = x < lowest ? lowest : x;
   // n = round(x / ln 2): adding 1.5 * 2^23 leaves it in the low bits of the sum.
   const Vec magic = splat(12582912.0f);
   const Vec shifted = fma(bounded, splat(1.44269504f), magic);
@@ -40,7 +39,7 @@ PC_FORCE_INLINE Vec exp(Vec x) {
   r = fma(n, splat(2.12194440e-4f), r);
   const Vec p = exp_near_zero(r);
   const Vec two_to_n = (Vec)(((IntVec)shifted << 23) + 0x3f800000);
-  return x < lowest ? Vec{} : p * two_to_n;
+  return (Vec)((IntVec)(p * two_to_n) & ~(IntVec)(x < lowest));
 #endif
 }
 

@@ -74,12 +74,21 @@ PC_FORCE_INLINE void change_scores(const RowScores& row, Vec (&x)[kTileVectors])
   }
 }
 
-// Multiplies weights with the factors of their values, and stores them. A weight of 0 stays 0 even if the factor of a
-// token to which the row does not attend is NaN.
+// weight * factor. A weight of 0 stays 0 even if the factor of a token to which the row does not attend is NaN.
+PC_FORCE_INLINE Vec scaled_weight(Vec weight, Vec factor) {
+#if defined(__AVX512F__)
+  const __mmask16 attended = _mm512_cmp_ps_mask((__m512)weight, __m512{}, _CMP_NEQ_UQ);
+  return (Vec)_mm512_maskz_mul_ps(attended, (__m512)weight, (__m512)factor);
+#else
+  return (Vec)((IntVec)(weight * factor) & (IntVec)(weight != 0.0f));
+#endif
+}
+
+// Multiplies weights with the factors of their values, and stores them.
 PC_FORCE_INLINE void scale_weights(const float* factors, Vec (&x)[kTileVectors], float* scores) {
 #pragma GCC unroll 16
   for (int i = 0; i < kTileVectors; ++i) {
-    x[i] = x[i] == 0.0f ? x[i] : x[i] * load(factors + i * kLanes);
+    x[i] = scaled_weight(x[i], load(factors + i * kLanes));
     store(scores + i * kLanes, x[i]);
   }
 }

@@ -84,7 +84,7 @@ PC_FORCE_INLINE Vec4 weigh_rows(const float* value_factors, Vec4 origins, float*
         added[r] += x[k];
         if constexpr (kFactors) {
           factors[k] = load(value_factors + (i + k) * kLanes);
-          x[k] = x[k] == 0.0f ? x[k] : x[k] * factors[k];
+          x[k] = scaled_weight(x[k], factors[k]);
         }
         store(at + k * kLanes, x[k]);
         background.step();
