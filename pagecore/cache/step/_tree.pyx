@@ -91,21 +91,21 @@ cdef class StepTree:
         cdef int64_t k
         if given.size > 1 + drafts:
             raise UnsupportedOption(
-                f"sequence {index} of the step has a tree of {given.size} tokens, and the layers that keep states have "
+                f"sequence {index} of the step has a tree of {given.size} tokens, and layers that keep states have "
                 f"slots for 1 + {drafts}; make the specs with draft_tokens={given.size - 1}, or pass None for a chain"
             )
         for k in range(1, given.size if plan.state.states.is_in_place else 0):
             if given.data[k] < 0:
                 raise UnsupportedOption(
-                    f"parents[{index}][{k}] is -1, and token 0 overwrites the state before both; let all tokens descend "
-                    "from token 0, or make the specs with in_place=False"
+                    f"parents[{index}][{k}] is -1, and token 0 overwrites the state before both; let all tokens "
+                    "descend from token 0, or make the specs with in_place=False"
                 )
         if plan.state.prefix is not None and (
             plan.state.prefix.num_held(sequence.hold) * <int64_t>plan.state.block_size > sequence.computed
         ):
             raise UnsupportedOption(
-                f"sequence {sequence.id!r} shares keys and values past its {sequence.computed} computed tokens; compute "
-                "the tokens of these before a tree"
+                f"sequence {sequence.id!r} shares keys and values past its {sequence.computed} computed tokens; "
+                "compute the tokens of these before a tree"
             )
         return 0
 
