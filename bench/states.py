@@ -15,10 +15,12 @@ import numpy as np
 
 from bench.prepare import FULL, PreparedRows
 from bench.runner import Bench, Job
+from bench.state_placement import best_state_hits
 from bench.synthetic_trace import write_shared_prompts
 from pagecore.index import BlockPool, BlockTables, StateBuffers, StateTable, StepBuffers
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
+from pagecore.serving.replay.trace import read_trace
 from pagecore.storage import StatePool, StateSpec
 from pagecore.storage.state_shapes import delta_planes, mamba2_planes, short_conv_planes
 
@@ -30,6 +32,7 @@ BLOCK = 16
 MIB = 1 << 20
 # Share of the tokens that the best placement of checkpoints saves; Qwen3-Next-80B in bfloat16.
 HITS_TARGET = 0.95
+HITS_GRID = 64  # the chunk of the model
 HITS_MEMORY = "64GiB"
 HITS_RUNNING = 128
 QWEN_3_NEXT = {
@@ -92,32 +95,37 @@ def _copies(bench: Bench, name: str, spec: StateSpec, layers: int) -> None:
 
 
 def _hits(bench: Bench) -> None:
-    """Compare the tokens that cached states save with those that the best placement of checkpoints saves.
+    """Compare the tokens that cached states save with those of the best placement, which knows the requests to come.
 
-    The latter are the tokens in cached blocks, all of which a state after every block would save.
-    With unlimited slots the two figures compare placements alone; otherwise eviction has its share.
+    The best placement keeps states anywhere in a prompt, in all slots, and serves requests in turn. A replay keeps one
+    state a step, and its running requests hold slots and blocks: a shared prompt has a state for the third request.
     """
-    requests, prompts = bench.pick((2000, 40), (30, 2))
+    requests = bench.pick(2000, 30)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "shared.jsonl"
-        write_shared_prompts(path, requests, prompts, bench.pick(1.0, 0.25))
-        unlimited = ReplayOptions(model=QWEN_3_NEXT, blocks="unbounded", max_running=HITS_RUNNING)
-        limited = ReplayOptions(model=QWEN_3_NEXT, memory=HITS_MEMORY, max_running=HITS_RUNNING)
-        cases = {f"unlimited slots, target {HITS_TARGET}": unlimited}
-        cases[f"{HITS_MEMORY}, lru, target {HITS_TARGET}"] = limited
-        cases[f"{HITS_MEMORY}, slru"] = replace(limited, evict="slru")
-        reports = {name: replay(path, options) for name, options in cases.items()}
-    bench.fact(
-        f"{requests} requests, {prompts} shared prompts: prompt tokens", reports[next(iter(cases))].prompt_tokens
-    )
-    for name, report in reports.items():
-        states = report.states
+        for prompts in bench.pick((40, 300), (2, 3)):
+            path = Path(folder) / "shared.jsonl"
+            write_shared_prompts(path, requests, prompts, bench.pick(1.0, 0.25))
+            _hits_of_trace(bench, f"{requests} requests, {prompts} shared prompts", path)
+
+
+def _hits_of_trace(bench: Bench, name: str, path: Path) -> None:
+    prompts = [request.prompt() for request in read_trace(path)]
+    unlimited = ReplayOptions(model=QWEN_3_NEXT, blocks="unbounded", max_running=HITS_RUNNING)
+    limited = ReplayOptions(model=QWEN_3_NEXT, memory=HITS_MEMORY, max_running=HITS_RUNNING)
+    cases = {"unlimited slots": unlimited}
+    cases |= {f"{HITS_MEMORY}, {evict}": replace(limited, evict=evict) for evict in ("lru", "slru")}
+    bench.fact(f"{name}: prompt tokens", sum(map(len, prompts)))
+    for case, options in cases.items():
+        states = replay(path, options).states
         assert states is not None
-        with bench.case(f"state hits, {name}"):
+        best = sum(best_state_hits(prompts, HITS_GRID, states.num_states - 1))
+        with bench.case(f"state hits, {name}, {case}"):
             assert 0 < states.hit_tokens <= states.matched_tokens, "states save more than the cached blocks have"
-        bench.fact(f"best placement saves tokens, {name}", states.matched_tokens)
-        bench.fact(f"cached states save tokens, {name}", states.hit_tokens)
-        bench.fact(f"share of the best, {name}", states.hit_tokens / max(states.matched_tokens, 1))
+        bench.fact(f"{name}, {case}: slots", states.num_states - 1)
+        bench.fact(f"{name}, {case}: tokens in cached blocks", states.matched_tokens)
+        bench.fact(f"{name}, {case}: the best placement saves tokens", best)
+        bench.fact(f"{name}, {case}: cached states save tokens", states.hit_tokens)
+        bench.fact(f"{name}, {case}: share of the best, target {HITS_TARGET}", states.hit_tokens / max(best, 1))
 
 
 class _Rows:

@@ -29,6 +29,7 @@ cdef extern from "pagecore/index/state_buffers.hpp" namespace "pagecore" nogil:
         const int32_t* image()
         size_t image_nbytes()
         void skip(int32_t first, int32_t last)
+        int32_t* draft_read(size_t)
         int32_t* draft_write(size_t)
         void check_invariants() except +raise_python_error
 
@@ -41,7 +42,7 @@ cdef class StateMemory:
 cdef class StateBuffers:
     cdef StateMemory memory
     cdef NativeStateBuffers* native
-    cdef readonly object state_read, state_write, checkpoint_write, checkpoint_lengths, draft_write
+    cdef readonly object state_read, state_write, checkpoint_write, checkpoint_lengths, draft_read, draft_write
     cdef object all_zeros, all_copies, all_loads, all_saves
 
     cdef object _array(self, void* data, Py_ssize_t size, Py_ssize_t width=*)

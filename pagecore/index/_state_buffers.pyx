@@ -35,9 +35,9 @@ Slots that a forward pass reads and writes recurrent states in, in arrays alloca
     checkpoint_write, checkpoint_lengths : numpy.ndarray
         int32 [S], slot for a checkpoint, and the number of tokens of the sequence, from its start, that it covers; 0
         for none. At the end of the step, or after a token with a slot in `draft_write`, the slot is that one.
-    draft_write : numpy.ndarray or None
-        int32 [S, 1 + k], slot for the state after each token of a step of up to 1 + k tokens; zeros for longer steps.
-        None without drafts.
+    draft_read, draft_write : numpy.ndarray or None
+        int32 [S, 1 + k], slots of the states before and after each token of a step of up to 1 + k tokens; zeros for
+        longer steps. None without drafts.
     zeros : numpy.ndarray
         int32 [n], slots to zero before the pass.
     copies : numpy.ndarray
@@ -72,6 +72,7 @@ Slots that a forward pass reads and writes recurrent states in, in arrays alloca
         self.all_loads = self._array(self.native.loads(), size, 2)
         self.all_saves = self._array(self.native.saves(), size, 2)
         if self.native.draft_tokens() > 0:
+            self.draft_read = self._array(self.native.draft_read(0), size, 1 + self.native.draft_tokens())
             self.draft_write = self._array(self.native.draft_write(0), size, 1 + self.native.draft_tokens())
 
     cdef object _array(self, void* data, Py_ssize_t size, Py_ssize_t width=0):

@@ -53,6 +53,8 @@ cdef extern from "pagecore/index/state_table.hpp" namespace "pagecore" nogil:
             Int32s rows, Int32s counts, const int32_t* lengths, Int32s released
         ) except +raise_python_error
         void check_commit(Int32s rows, Int32s accepted, vector[int32_t]& lengths) except +raise_python_error
+        void select_path(int32_t row, Int32s path)
+        void restore_path(int32_t row, Int32s path)
         void list_saves(Int32s rows, Int32s accepted, vector[BlockCopy]& out) except +raise_python_error
         void commit(Int32s rows, Int32s accepted) except +raise_python_error
         void check_flight(Int32s rows, bint has_run, vector[int32_t]& lengths) except +raise_python_error
@@ -118,6 +120,8 @@ cdef class StateTable:
     # The slots that a step lacks at least, if another holder drops `released` and idle rows drop their checkpoints.
     cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1
     cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1
+    # Selects the slots of a path of a tree of drafts, which commit_raw keeps then, or undoes that.
+    cdef void select_path_raw(self, int32_t row, Int32s path, bint is_undone) noexcept
     # Lists the quantised checkpoints that commit_raw will keep.
     cdef int list_saves_raw(self, Int32s rows, Int32s accepted, vector[BlockCopy]& out) except -1
     cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept

@@ -601,6 +601,12 @@ Slots of a `StatePool` for the sequences of block tables.
         deref(self.native).list_saves(rows, accepted, out)
         return 0
 
+    cdef void select_path_raw(self, int32_t row, Int32s path, bint is_undone) noexcept:
+        if is_undone:
+            deref(self.native).restore_path(row, path)
+        else:
+            deref(self.native).select_path(row, path)
+
     cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept:
         deref(self.native).commit(rows, accepted)
 

@@ -18,9 +18,9 @@ int32_t checked(const char* name, int64_t value, int64_t most) {
   return static_cast<int32_t>(value);
 }
 
-// Values of the image for S sequences: five arrays [S], one [S, 2] and one [S, width].
+// Values of the image for S sequences: five arrays [S], one [S, 2] and two [S, width].
 size_t total_size(size_t sequences, size_t width) {
-  return 5 * aligned(sequences) + aligned(2 * sequences) + aligned(sequences * width);
+  return 5 * aligned(sequences) + aligned(2 * sequences) + 2 * aligned(sequences * width);
 }
 
 }  // namespace
@@ -45,6 +45,7 @@ StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
   checkpoint_lengths_ = carve(sequences);
   zeros_ = carve(sequences);
   copies_ = carve(2 * sequences);
+  draft_read_ = carve(sequences * width());
   draft_write_ = carve(sequences * width());
   loads_ = carve(2 * sequences);
   saves_ = carve(2 * sequences);
@@ -53,7 +54,7 @@ StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
 void StateBuffers::begin(int32_t num_sequences) {
   const auto old = static_cast<size_t>(num_sequences_);
   for (int32_t* array : {state_read_, state_write_, checkpoint_write_, checkpoint_lengths_}) std::fill_n(array, old, 0);
-  std::fill_n(draft_write_, old * width(), 0);
+  for (int32_t* array : {draft_read_, draft_write_}) std::fill_n(array, old * width(), 0);
   std::fill_n(zeros_, num_zeros_, 0);
   std::fill_n(copies_, 2 * static_cast<size_t>(num_copies_), 0);
   std::fill_n(loads_, 2 * static_cast<size_t>(num_loads_), 0);
@@ -68,7 +69,7 @@ void StateBuffers::skip(int32_t first, int32_t last) {
   for (int32_t* array : {state_read_, state_write_, checkpoint_write_, checkpoint_lengths_}) {
     std::fill_n(array + from, count, 0);
   }
-  std::fill_n(draft_write_ + from * width(), count * width(), 0);
+  for (int32_t* array : {draft_read_, draft_write_}) std::fill_n(array + from * width(), count * width(), 0);
 }
 
 void StateBuffers::set_saves(const std::vector<BlockCopy>& saves) {
@@ -85,7 +86,7 @@ void StateBuffers::check_invariants() const {
   const auto used = static_cast<size_t>(num_sequences_), all = static_cast<size_t>(max_sequences_);
   for (const int32_t* array : {state_read_, state_write_, checkpoint_write_, checkpoint_lengths_})
     PC_ASSERT(is_zero(array, used, all));
-  PC_ASSERT(is_zero(draft_write_, used * width(), all * width()));
+  for (const int32_t* array : {draft_read_, draft_write_}) PC_ASSERT(is_zero(array, used * width(), all * width()));
   PC_ASSERT(is_zero(zeros_, static_cast<size_t>(num_zeros_), all));
   PC_ASSERT(is_zero(copies_, 2 * static_cast<size_t>(num_copies_), 2 * all));
   PC_ASSERT(is_zero(loads_, 2 * static_cast<size_t>(num_loads_), 2 * all));

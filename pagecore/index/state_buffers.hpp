@@ -6,7 +6,8 @@
 //   checkpoint_lengths  0 64 16 | 0  0      tokens of the sequence, counted from its start
 //   zeros               4 | ...             slots to zero before the pass: the first num_zeros entries
 //   copies              8 7 | ...           (source, target) to copy before the pass: the first num_copies pairs
-//   draft_write         [sequence][token]   slot of the state after each token of a decode step, if there are drafts
+//   draft_read          [sequence][token]   slot of the state before each token of a decode step, if there are drafts
+//   draft_write         [sequence][token]   slot of the state after it
 //   loads               3 7 | ...           (checkpoint, slot) to restore before the pass, if checkpoints are quantised
 //   saves               7 4 | ...           (slot, checkpoint) to quantise after the pass; written when the step ends
 //
@@ -49,9 +50,8 @@ class StateBuffers {
   [[nodiscard]] BlockCopy* loads() { return reinterpret_cast<BlockCopy*>(loads_); }
   [[nodiscard]] BlockCopy* saves() { return reinterpret_cast<BlockCopy*>(saves_); }
   // draft_tokens() + 1 entries of sequence i; null without drafts.
-  [[nodiscard]] BlockId* draft_write(size_t i) {
-    return draft_tokens_ > 0 ? draft_write_ + i * static_cast<size_t>(draft_tokens_ + 1) : nullptr;
-  }
+  [[nodiscard]] BlockId* draft_read(size_t i) { return draft_tokens_ > 0 ? draft_read_ + i * width() : nullptr; }
+  [[nodiscard]] BlockId* draft_write(size_t i) { return draft_tokens_ > 0 ? draft_write_ + i * width() : nullptr; }
 
   // Begins a step, whose entries the caller writes; everything else becomes 0.
   void begin(int32_t num_sequences);
@@ -83,6 +83,7 @@ class StateBuffers {
   TokenCount* checkpoint_lengths_;
   BlockId* zeros_;
   int32_t* copies_;
+  BlockId* draft_read_;
   BlockId* draft_write_;
   int32_t* loads_;
   int32_t* saves_;

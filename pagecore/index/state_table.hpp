@@ -112,6 +112,10 @@ class StateTable {
 
   // Throws unless a step of every row is in flight of which accepted[i] tokens can stay. Writes the lengths after it.
   void check_commit(RowSpan rows, CountSpan accepted, std::span<TokenCount> lengths);
+  // Moves the slots after the accepted tokens of a tree of drafts to the front; commit() then keeps the path. `path`
+  // has the indices of these tokens in the step, ascending. restore_path() undoes it.
+  void select_path(RowId row, std::span<const int32_t> path);
+  void restore_path(RowId row, std::span<const int32_t> path);
   // After check_commit(): writes the (slot, checkpoint) of each quantised checkpoint that commit() will keep. Their
   // number is at most that of the rows.
   void list_saves(RowSpan rows, CountSpan accepted, std::vector<BlockCopy>& out) const;

@@ -204,7 +204,11 @@ void StateTable::fill_row(RowId number, size_t i, BlockId read, StateBuffers& ou
   const size_t num = num_written(row.count);
   out.state_read()[i] = read;
   out.state_write()[i] = slots[num - 1];
-  if (out.draft_write(i) != nullptr && grid_.is_decode(row.count)) std::copy_n(slots, num, out.draft_write(i));
+  if (out.draft_write(i) != nullptr && grid_.is_decode(row.count)) {
+    std::copy_n(slots, num, out.draft_write(i));
+    out.draft_read(i)[0] = read;
+    std::copy_n(slots, num - 1, out.draft_read(i) + 1);
+  }
   const TokenCount kept = row.has_checkpoint ? grid_.checkpoint(row.length, row.count, row.branch) : 0;
   if (kept == 0) return;
   out.checkpoint_lengths()[i] = kept;
@@ -273,6 +277,16 @@ void StateTable::list_saves(RowSpan rows, CountSpan accepted, std::vector<BlockC
     const BlockId at_token = written(rows[i])[has_drafts ? static_cast<size_t>(length - row.length - 1) : 0];
     out.push_back({row.planned != kNullBlock ? row.planned : at_token, row.reserved});
   }
+}
+
+void StateTable::select_path(RowId row, std::span<const int32_t> path) {
+  BlockId* slots = written(row);
+  for (size_t i = 0; i < path.size(); ++i) std::swap(slots[i], slots[path[i]]);
+}
+
+void StateTable::restore_path(RowId row, std::span<const int32_t> path) {
+  BlockId* slots = written(row);
+  for (size_t i = path.size(); i-- > 0;) std::swap(slots[i], slots[path[i]]);
 }
 
 void StateTable::commit(RowSpan rows, CountSpan accepted) {

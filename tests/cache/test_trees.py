@@ -10,9 +10,7 @@ from pagecore import (
     InvalidSequence,
     LatentSpec,
     PagedKVCache,
-    Plane,
     ShapeError,
-    StateSpec,
     UnsupportedOption,
 )
 from tests.cache.tree_model import (
@@ -343,17 +341,6 @@ def test_masks_of_the_caller_are_refused_in_a_step_with_trees():
     cache.write(0, query[:, :2], query[:, :2], batch)
     with pytest.raises(UnsupportedOption, match="mask and tree_mask are both given"):
         cache.attend(0, query, batch, mask=np.ones(36, bool))
-
-
-def test_caches_with_states_refuse_trees_before_anything_changes():
-    state = StateSpec((Plane("temporal", (2,), "float32", per="sequence"),), chunk=4, interval=4)
-    cache = PagedKVCache([AttentionSpec(1, 8), state], block_size=4, num_blocks=9, num_states=5)
-    sequence = cache.add_sequence(range(3))
-    with pytest.raises(UnsupportedOption, match=r"layers that keep states.*draft_tokens="):
-        cache.prepare([sequence], 3, parents=[[-1, 0, 0]])
-    assert sequence.num_computed_tokens == 0
-    assert cache.stats().num_used_blocks == 0
-    cache.commit(cache.prepare([sequence], 3))
 
 
 def test_layers_with_sink_tokens_refuse_trees_in_attention():

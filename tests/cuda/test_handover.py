@@ -139,6 +139,59 @@ def test_every_byte_arrives(cuda, sockets, monkeypatch, model, sides):
     assert receiver.match_length([*range(33), 5]) == (0 if digest else kept[1] if kept else 32)
 
 
+def fill_checkpoints(cuda, cache):
+    """Write random codes and numbers to every quantised checkpoint."""
+    rng = np.random.default_rng(5)
+    for plane in cache._parts.store.checkpoints.planes():
+        is_code = plane.dtype == "int8"
+        data = rng.integers(-128, 128, plane.shape, np.int8) if is_code else rng.normal(size=plane.shape)
+        data = np.ascontiguousarray(data.astype(plane.dtype))
+        if cache.device == "cpu":
+            plane.numpy()[...] = data
+        else:
+            cuda.runtime.copy(plane.pointer, data.ctypes.data, data.nbytes, 0)
+            cuda.runtime.synchronize(0)
+
+
+def begun(cuda, cache, sequence):
+    """Return the state that the next step of a sequence reads."""
+    cache.append_tokens([sequence], [[5]])
+    batch = cache.prepare([sequence], 1)
+    cuda.runtime.synchronize(0)
+    slot = int(batch.host.states.state_read.numpy()[0])
+    found = [cuda.get(plane[slot]).tobytes() for plane in cache._parts.store.states.planes()]
+    cache.abandon(batch)
+    return found
+
+
+@pytest.mark.parametrize("model", ["int8 state", "int8 states alone"])
+@pytest.mark.parametrize("sides", ["device to host", "host to device", "device to device"])
+def test_a_sequence_that_rests_in_a_quantised_checkpoint_arrives_with_its_state(cuda, sockets, model, sides):
+    exporter, importer = sockets
+    options = {"num_blocks": None if "alone" in model else 12, "max_sequences": 4, "num_states": 8}
+    devices = [cuda.device if side == "device" else "cpu" for side in sides.split(" to ")]
+    sender, receiver = (make(MODELS[model], device=device, **options) for device in devices)
+    fill_any(cuda, receiver, 2)
+    with sender.add_sequence(range(20)) as first:
+        sender.commit(sender.prepare([first], 20))
+    fill_checkpoints(cuda, sender)
+    sequence = sender.add_sequence(range(21))
+    assert (sender.state_slot(sequence), sequence.num_computed_tokens) == (0, 16)
+    kept = checkpoint_of(cuda, sender, sequence)
+    manifest = export_sequence(sender, sequence, transport=exporter)
+    expected = begun(cuda, sender, sequence)
+    if sender.device != "cpu":
+        fill_any(cuda, sender, 3)  # the export has a copy
+    arrived = import_sequence(receiver, manifest.encode(), transport=importer)
+    assert (arrived.num_tokens, arrived.num_computed_tokens) == (21, 16)
+    assert checkpoint_of(cuda, receiver, arrived) == kept
+    assert begun(cuda, receiver, arrived) == expected
+    assert exporter.drain(10)
+    sender.check_invariants()
+    receiver.check_invariants()
+    assert receiver.match_length([*range(20), 5]) == 16
+
+
 @pytest.mark.parametrize(
     ("theirs", "mine"),
     [({}, {"block_size": 12}), ({"block_size": 5}, {"block_size": 8, "layout": "BNHD"}), ({"layout": "LCBNHD"}, {})],

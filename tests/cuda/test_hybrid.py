@@ -216,3 +216,28 @@ def test_swaps_on_a_device_move_states_and_encoder_outputs(cuda: Kit):
     row = cuda.get(cache.block_table(1))[sequence.cross_row][:2]
     slots = (row[:, None] * 4 + np.arange(4)).ravel()[:5]
     np.testing.assert_array_equal(stored[slots], keys)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_tree_of_drafts_reads_the_states_of_its_parents(cuda: Kit, in_place):
+    spec = StateSpec(LAYERS[1].planes, chunk=4, interval=8, draft_tokens=5, in_place=in_place)
+    cache = PagedKVCache([LAYERS[0], spec], block_size=4, num_blocks=17, num_states=30, device=cuda.device)
+    batch = cache.make_batch(2, 32, max_tree_tokens=6)
+    first, second = cache.add_sequence(range(9)), cache.add_sequence(range(20, 26))
+    cache.commit(cache.prepare([first, second], [9, 6], batch))
+    cache.append_tokens([first, second], [[31, 32, 33, 34, 35], [41, 42, 43]])
+    cache.prepare([first, second], [5, 3], batch, parents=[[-1, 0, 0, 2, 1], None])
+    assert_device_batch(cuda, batch)
+    reads, writes = cuda.get(batch.draft_read), cuda.get(batch.draft_write)
+    before = cuda.get(batch.state_read)
+    assert reads[0].tolist() == [before[0], *writes[0][[0, 0, 2, 1]], 0]
+    assert reads[1].tolist() == [before[1], *writes[1][:2], 0, 0, 0]
+    cache.commit(batch, accepted_path=[[0, 2, 3], None])
+    assert [cache.state_slot(first), cache.state_slot(second)] == [writes[0][3], writes[1][2]]
+    assert first.tokens.tolist()[9:] == [31, 33, 34]
+    cache.append_tokens([first], [[7, 8]])
+    cache.prepare([first], 2, batch, parents=[[-1, 0]])
+    cache.remove(first)  # its slots become padding on the device
+    assert not cuda.get(batch.draft_read).any()
+    assert not cuda.get(batch.draft_write).any()
+    cache.check_invariants()

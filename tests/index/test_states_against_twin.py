@@ -220,7 +220,9 @@ class StatesMachine(RuleBasedStateMachine):
     def buffers_as_lists(self):
         b = self.buffers
         arrays = [b.state_read, b.state_write, b.checkpoint_write, b.checkpoint_lengths, b.zeros, b.copies, b.loads]
-        return [each.tolist() for each in arrays] + ([b.draft_write.tolist()] if self.drafts else [])
+        return [each.tolist() for each in arrays] + (
+            [b.draft_write.tolist(), b.draft_read.tolist()] if self.drafts else []
+        )
 
     def check_buffers(self, found, num_rows):
         idle = [0] * (MAX_SEQUENCES - num_rows)
@@ -228,8 +230,15 @@ class StatesMachine(RuleBasedStateMachine):
         expected.append(found["zeros"])
         expected += [[list(pair) for pair in found[name]] for name in ("copies", "loads")]
         if self.drafts:
-            expected.append(found["drafts"] + [[0] * (1 + self.drafts)] * len(idle))
+            padding = [[0] * (1 + self.drafts)] * len(idle)
+            expected.append(found["drafts"] + padding)
+            reads = zip(found["read"], found["drafts"], strict=True)  # each token reads what the one before it writes
+            expected.append([self.drafts_read(*each) for each in reads] + padding)
         assert self.buffers_as_lists() == expected
+
+    def drafts_read(self, read, written):
+        count = sum(slot > 0 for slot in written)
+        return [read, *written[: count - 1], *[0] * (len(written) - count)] if count else written
 
     def run(self, rows, counts):
         """Zero, copy and compute: each sequence reads its state and writes those that the buffers ask for."""

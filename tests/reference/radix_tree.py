@@ -21,19 +21,21 @@ class EvictionState:
     expiry: float = math.inf
     rank: float = 0.0
     hits: int = 0
-    round: int = 0
+    clock: int = 0
     is_branch: bool = False
     has_next: bool = False
+    after_state: int = 0
+    after_branch: int = 0
 
     @property
-    def last_round(self) -> int:
+    def deadline(self) -> int:
         if self.is_branch:
-            return self.round + 32 * (1 + min(self.hits, 7))
-        return self.round + (not self.has_next)
+            return self.clock + 24 * (1 + min(self.hits, 7)) * self.after_branch
+        return self.clock + (self.after_state if self.has_next else 3 * self.after_branch)
 
     def key(self, policy: str) -> tuple[float, int]:
         return {
-            "lru": (float(self.last_round), self.used),
+            "lru": (float(self.deadline), self.used),
             "lfu": (float(self.hits), self.used),
             "fifo": (0.0, self.made),
             "mru": (0.0, -self.used),
@@ -120,7 +122,7 @@ class RadixTree:
         self.roots: dict[object, Node] = {}
         self.namespaces: dict[object, object] = {}  # by key
         self.receipts: list[Receipt] = []
-        self.turn, self.round, self.now = 0, 0, -math.inf
+        self.turn, self.clock, self.now = 0, 0, -math.inf
 
     def blocks_of(self, tokens: list[int], spans: list[tuple[int, int, object]]) -> list[Block]:
         size = self.block_size
@@ -303,7 +305,7 @@ class RadixTree:
         return node if node.end == end else self.split(node, end - node.depth)
 
     def touch(self, node: Node, component: int, is_hit: bool) -> None:
-        node.eviction[component].used, node.eviction[component].round = self.turn, self.round
+        node.eviction[component].used, node.eviction[component].clock = self.turn, self.clock
         node.eviction[component].hits += is_hit
 
     def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
@@ -405,7 +407,7 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         expiry = math.inf if time_to_live is None else time + time_to_live
-        fresh = EvictionState(self.turn, self.turn, round=self.round)
+        fresh = EvictionState(self.turn, self.turn, clock=self.clock)
         if priority is not None:
             fresh.priority, fresh.expiry = priority, expiry
         if rank is not None:
@@ -413,7 +415,7 @@ class RadixTree:
         end = self.add_rest(path, self.root(namespace), blocks, lanes, [fresh] * self.num_components)
         for node, _ in path:
             for eviction in node.eviction:
-                eviction.used, eviction.round = self.turn, self.round
+                eviction.used, eviction.clock = self.turn, self.clock
                 self.expire(eviction)
                 if priority is not None and priority >= eviction.priority:
                     eviction.priority, eviction.expiry = priority, expiry
@@ -423,10 +425,16 @@ class RadixTree:
             node = self.split_path(end, length // self.block_size)
             if node.state is None:
                 node.state = state
-                node.eviction[-1] = replace(fresh, is_branch=self.branches_before_next_state(node))
-                above = next((each for each in node.path() if each is not node and each.state is not None), None)
+                above = [each for each in node.path() if each is not node and each.state is not None]
+                ends = [each.end for each in above if each.eviction[-1].is_branch]
+                node.eviction[-1] = replace(
+                    fresh,
+                    is_branch=self.branches_before_next_state(node),
+                    after_state=node.end - (above[0].end if above else 0),
+                    after_branch=node.end - max(ends, default=0),
+                )
                 if above:
-                    above.eviction[-1].has_next = True
+                    above[0].eviction[-1].has_next = True
         if receipt is not None and blocks:
             self.move(receipt, self.split_path(end, len(blocks)), namespace)
         self.prune()
@@ -529,13 +537,13 @@ class RadixTree:
                 self.touch(top, c, False)
             end = top
         else:
-            eviction = [EvictionState(self.turn, self.turn, round=self.round) for _ in range(self.num_components)]
+            eviction = [EvictionState(self.turn, self.turn, clock=self.clock) for _ in range(self.num_components)]
             for new, old in zip(eviction, top.eviction, strict=False):
                 new.priority, new.expiry, new.rank = old.priority, old.expiry, old.rank
             end = self.add_rest(path, top, rest, lanes, eviction)
             for node, _ in path:
                 for one in node.eviction:
-                    one.used, one.round = self.turn, self.round
+                    one.used, one.clock = self.turn, self.clock
                     self.expire(one)
             end = self.split_path(end, goal)
         windows = [c for c in range(1, len(self.windows) + 1) if c in receipt.components]
@@ -640,7 +648,7 @@ class RadixTree:
             )
             one = node.eviction[component]
             if self.states and component == self.num_components - 1:
-                self.round = max(self.round, one.last_round)
+                self.clock = max(self.clock, one.deadline)
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)

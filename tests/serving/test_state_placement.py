@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from bench.state_placement import best_state_hits
 from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
-from tests.reference.state_placement import best_state_hits
 
 STATE = StateSpec((Plane("temporal", (1,), "float32", per="sequence"),), chunk=64, interval=256)
 
@@ -75,7 +75,7 @@ def served(prompts, slots):
 # Of a prompt that others begin like, the second request leaves the state that the third finds.
 @pytest.mark.parametrize(
     ("traffic", "slots", "least"),
-    [(chats, 200, 0.99), (chats, 60, 0.6), (document, 20, 0.98), (agents, 200, 0.95), (shared_prompts, 200, 0.8)],
+    [(chats, 200, 0.99), (chats, 60, 0.7), (document, 20, 0.98), (agents, 200, 0.95), (shared_prompts, 200, 0.8)],
 )
 def test_hits_come_near_to_those_of_a_cache_that_knows_the_future(traffic, slots, least):
     prompts = traffic(np.random.default_rng(1))

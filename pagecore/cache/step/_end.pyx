@@ -34,14 +34,21 @@ cdef int commit(StepRecord step, object accepted, object accepted_path, object m
     else:
         read_paths(step, paths)
         listed = reserve_moves(step, moves)
-    if step.states is not None and step.state.states.is_quantised():
-        save_checkpoints(step, save)
-    if step.state.prefix is not None:
-        number_namespaces(step.state.prefix, step.live())
     if step.states is not None:
-        check_states(step)
-    if step.state.observer is not None:
-        committed = step.live()
+        select_paths(step, False)
+    try:
+        if step.states is not None and step.state.states.is_quantised():
+            save_checkpoints(step, save)
+        if step.state.prefix is not None:
+            number_namespaces(step.state.prefix, step.live())
+        if step.states is not None:
+            check_states(step)
+        if step.state.observer is not None:
+            committed = step.live()
+    except BaseException:
+        if step.states is not None:
+            select_paths(step, True)
+        raise
     # From here on nothing fails.
     if paths is not None:
         move_tokens(step, listed)
@@ -207,6 +214,19 @@ cdef int check_states(StepRecord step) except -1:
             k += 1
     step.state.states.check_commit_raw(step.live_span(live), Int32s(step.positions.data(), <size_t>live))
     return reserve_returns(step)
+
+
+cdef void select_paths(StepRecord step, bint is_undone) noexcept:
+    """Let each live sequence keep the states of the accepted tokens of its tree, or undo that."""
+    cdef int32_t i
+    cdef int64_t first = 0
+    for i in range(step.plan.num_sequences if step.tree is not None else 0):
+        if step.is_live(i) and step.plan.counts[i] <= 1 + step.state.states.draft_tokens:
+            step.state.states.select_path_raw(
+                (<Sequence>step.plan.sequences[i]).row,
+                Int32s(step.path.data() + first, <size_t>step.accepted[i]), is_undone,
+            )
+        first += step.plan.counts[i]
 
 
 cdef int save_checkpoints(StepRecord step, object save) except -1:

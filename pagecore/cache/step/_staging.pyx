@@ -70,14 +70,14 @@ def pack_states(StateBuffers states not None, uintptr_t target):
 
 def pad_states(StateBuffers states not None, uintptr_t image, int32_t first, int32_t last):
     """Overwrite the slots of sequences [first, last) in a packed image with the null slot."""
-    cdef int32_t* drafts = states.native.draft_write(0)
     cdef Py_ssize_t width = states.native.draft_tokens() + 1
     pad_values(states, image, states.native.state_read() + first, last - first)
     pad_values(states, image, states.native.state_write() + first, last - first)
     pad_values(states, image, states.native.checkpoint_write() + first, last - first)
     pad_values(states, image, states.native.checkpoint_lengths() + first, last - first)
-    if drafts != NULL:
-        pad_values(states, image, drafts + first * width, (last - first) * width)
+    if width > 1:
+        pad_values(states, image, states.native.draft_read(first), (last - first) * width)
+        pad_values(states, image, states.native.draft_write(first), (last - first) * width)
 
 
 cdef void pad_values(StateBuffers states, uintptr_t image, int32_t* begin, Py_ssize_t count) noexcept:

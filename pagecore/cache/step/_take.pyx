@@ -176,6 +176,8 @@ cdef int begin_flight(StepRecord step) except -1:
     fill_token_ids(step)
     if step.tree is not None:
         step.tree.fill(step.plan, step.buffers)
+        if step.states is not None:
+            step.tree.fill_states(step.plan, step.states)
     return 0
 
 

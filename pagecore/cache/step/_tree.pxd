@@ -4,6 +4,8 @@ from libcpp.vector cimport vector
 
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._block_tables cimport StepBuffers
+from pagecore.index._integers cimport Slots
+from pagecore.index._state_buffers cimport StateBuffers
 
 
 cdef class StepTree:
@@ -15,4 +17,7 @@ cdef class StepTree:
     cdef int check(self, StepPlan plan, StepBuffers buffers) except -1
     # Writes the bits of the step's tokens, and moves their positions to their depths.
     cdef void fill(self, StepPlan plan, StepBuffers buffers) noexcept
+    # Lets each draft read the state of its parent; trees keep no checkpoint before they are accepted.
+    cdef void fill_states(self, StepPlan plan, StateBuffers states) noexcept
+    cdef int check_states(self, StepPlan plan, int32_t index, Slots given) except -1
     cdef bint is_chain(self, int32_t index) noexcept

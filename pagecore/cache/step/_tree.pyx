@@ -2,9 +2,11 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
+from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._block_tables cimport StepBuffers
 from pagecore.index._integers cimport Slots, as_slots
+from pagecore.index._state_buffers cimport StateBuffers
 from pagecore.ops._tree cimport first_wrong_parent, write_chain, write_tree
 
 from pagecore.errors import ShapeError, UnsupportedOption
@@ -48,11 +50,6 @@ cdef class StepTree:
         cdef Slots given
         if plan.is_arrival:
             raise ShapeError("an arrival has no tree; leave parents out")
-        if plan.state.states is not None:
-            raise UnsupportedOption(
-                "parents is given to a cache with layers that keep states, which follow one chain of tokens; verify a "
-                "chain, with StateSpec(draft_tokens=), or fork the sequence for each branch"
-            )
         if len(self.given) != plan.num_sequences:
             raise ShapeError(
                 f"parents has {len(self.given)} entries; give one for each of the {plan.num_sequences} sequences"
@@ -81,8 +78,35 @@ cdef class StepTree:
                     f"parents[{i}][{wrong}] is {given.data[wrong]}; a parent is an earlier token of the step, below "
                     f"{wrong}, or -1"
                 )
+            if plan.state.states is not None:
+                self.check_states(plan, i, given)
             for k in range(count):
                 self.parents.push_back(given.data[k])
+        return 0
+
+    cdef int check_states(self, StepPlan plan, int32_t index, Slots given) except -1:
+        """Raise UnsupportedOption unless every token of a tree can have a state of its own."""
+        cdef Sequence sequence = <Sequence>plan.sequences[index]
+        cdef int32_t drafts = plan.state.states.draft_tokens
+        cdef int64_t k
+        if given.size > 1 + drafts:
+            raise UnsupportedOption(
+                f"sequence {index} of the step has a tree of {given.size} tokens, and layers that keep states have "
+                f"slots for 1 + {drafts}; make the specs with draft_tokens={given.size - 1}, or pass None for a chain"
+            )
+        for k in range(1, given.size if plan.state.states.is_in_place else 0):
+            if given.data[k] < 0:
+                raise UnsupportedOption(
+                    f"parents[{index}][{k}] is -1, and token 0 overwrites the state before both; let all tokens "
+                    "descend from token 0, or make the specs with in_place=False"
+                )
+        if plan.state.prefix is not None and (
+            plan.state.prefix.num_held(sequence.hold) * <int64_t>plan.state.block_size > sequence.computed
+        ):
+            raise UnsupportedOption(
+                f"sequence {sequence.id!r} shares keys and values past its {sequence.computed} computed tokens; "
+                "compute the tokens of these before a tree"
+            )
         return 0
 
     cdef void fill(self, StepPlan plan, StepBuffers buffers) noexcept:
@@ -98,6 +122,19 @@ cdef class StepTree:
                 for k in range(count):
                     buffers.positions_data[first + k] += self.depths[k] - <int32_t>k
             first += count
+
+    cdef void fill_states(self, StepPlan plan, StateBuffers states) noexcept:
+        cdef int32_t* reads
+        cdef int32_t* writes
+        cdef int32_t i
+        cdef int64_t first = 0, k
+        for i in range(plan.num_sequences):
+            if plan.counts[i] > 1 and not self.is_chain(i):
+                reads, writes = states.native.draft_read(<size_t>i), states.native.draft_write(<size_t>i)
+                for k in range(plan.counts[i]):
+                    reads[k] = reads[0] if self.parents[first + k] < 0 else writes[self.parents[first + k]]
+                states.native.checkpoint_write()[i] = states.native.checkpoint_lengths()[i] = 0
+            first += plan.counts[i]
 
     cdef bint is_chain(self, int32_t index) noexcept:
         return self.given[index] is None

@@ -20,6 +20,7 @@ class StateArrays:
     state_write: Tensor
     checkpoint_write: Tensor
     checkpoint_lengths: Tensor
+    draft_read: Tensor | None
     draft_write: Tensor | None
 
 
@@ -68,5 +69,6 @@ def _state_arrays(states: StateBuffers, view: Callable[[NDArray[Any]], Tensor]) 
         state_write=view(states.state_write),
         checkpoint_write=view(states.checkpoint_write),
         checkpoint_lengths=view(states.checkpoint_lengths),
+        draft_read=None if states.draft_read is None else view(states.draft_read),
         draft_write=None if states.draft_write is None else view(states.draft_write),
     )

@@ -201,14 +201,25 @@ class Batch:
         return self._of_states.checkpoint_lengths
 
     @property
+    def draft_read(self) -> Tensor:
+        """Slot of the state before each token of a step of up to 1 + draft_tokens: int32 ``[max_sequences, 1 + k]``.
+
+        In a tree of drafts it is the slot that the token's parent writes, or that of `state_read`. Zeros for longer
+        steps. Specs without draft tokens raise UnsupportedOption.
+        """
+        return self._of_drafts(self._of_states.draft_read, "draft_read")
+
+    @property
     def draft_write(self) -> Tensor:
         """Slot for the state after each token of a step of up to 1 + draft_tokens: int32 ``[max_sequences, 1 + k]``.
 
-        Zeros for longer steps. Specs without draft tokens raise UnsupportedOption.
+        As `draft_read`.
         """
-        found = self._of_states.draft_write
+        return self._of_drafts(self._of_states.draft_write, "draft_write")
+
+    def _of_drafts(self, found: Tensor | None, name: str) -> Tensor:
         if found is None:
-            raise UnsupportedOption("the specs have draft_tokens=0; make them with draft_tokens to use draft_write")
+            raise UnsupportedOption(f"the specs have draft_tokens=0; make them with draft_tokens to use {name}")
         return found
 
     @property

@@ -67,7 +67,7 @@ void EvictionQueues::start(NodeId node, int32_t component, const RetentionHint& 
   EvictionState& eviction = nodes_.part(node, component).eviction;
   eviction = EvictionState{};
   eviction.used = eviction.made = turn_;
-  eviction.round = round_;
+  eviction.clock = clock_;
   hint.initialise(eviction);
 }
 

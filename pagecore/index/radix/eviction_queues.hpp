@@ -42,8 +42,8 @@ class EvictionQueues {
   }
   // Resets the priorities that have expired by now.
   void expire();
-  // Ends the rounds before that of a state that is evicted.
-  void age(const EvictionState& gone) { round_ = std::max(round_, gone.last_round()); }
+  // Advances the clock of states to the deadline of one that is evicted.
+  void age(const EvictionState& gone) { clock_ = std::max(clock_, gone.deadline()); }
 
   // Changes of nodes.
 
@@ -62,7 +62,7 @@ class EvictionQueues {
   void touch(NodeId node, int32_t component, bool is_hit) {
     EvictionState& eviction = nodes_.part(node, component).eviction;
     eviction.used = turn_;
-    eviction.round = round_;
+    eviction.clock = clock_;
     if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
   }
   // A new component: its first use is this turn.
@@ -112,7 +112,7 @@ class EvictionQueues {
   std::vector<Component> queues_;
   size_t capacity_ = 0;  // that every heap has at least
   uint64_t turn_ = 0;
-  uint64_t round_ = 0;  // of the eviction of states
+  uint64_t clock_ = 0;  // of states
   double now_ = -kNever;
 };
 

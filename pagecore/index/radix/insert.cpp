@@ -8,6 +8,7 @@
 
 namespace pagecore {
 
+using radix::EvictionState;
 using radix::kNoNode;
 using radix::kNoState;
 
@@ -112,13 +113,24 @@ void RadixTree::note_branch(NodeId node) {
   queues_.refresh(node, components_.state());
 }
 
-// Marks the last state before a new one.
-void RadixTree::note_next(NodeId node) {
-  do node = nodes_.at(node).parent;
-  while (node >= 0 && nodes_.at(node).state == kNoState);
-  if (node < 0) return;
-  nodes_.part(node, components_.state()).eviction.has_next = true;
-  queues_.refresh(node, components_.state());
+// Measures a new state from those before it, and marks the last of them.
+void RadixTree::place_state(NodeId node) {
+  const int32_t component = components_.state(), end = static_cast<int32_t>(nodes_.end(node));
+  EvictionState& eviction = nodes_.part(node, component).eviction;
+  eviction.after_state = eviction.after_branch = end;
+  for (NodeId above = nodes_.at(node).parent; above >= 0; above = nodes_.at(above).parent) {
+    if (nodes_.at(above).state == kNoState) continue;
+    EvictionState& before = nodes_.part(above, component).eviction;
+    const int32_t blocks = end - static_cast<int32_t>(nodes_.end(above));
+    if (eviction.after_state == end) {
+      eviction.after_state = blocks;
+      before.has_next = true;
+      queues_.refresh(above, component);
+    }
+    if (!before.is_branch) continue;
+    eviction.after_branch = blocks;
+    break;
+  }
 }
 
 // True if a path to `end` branches at or after a node on it, and before the next state.
@@ -137,7 +149,7 @@ void RadixTree::add_state(NodeId end, const State& state, const radix::Retention
   nodes_.at(node).state = state.id;
   queues_.start(node, components_.state(), hint);
   nodes_.part(node, components_.state()).eviction.is_branch = has_branch(node, end);
-  note_next(node);
+  place_state(node);
   queues_.change_count(node, components_.state(), 1);
   if (journal_ != nullptr) note_stored(components_.state(), node, nodes_.at(node).size - 1);
 }

@@ -4,12 +4,19 @@
 // broken by depth: the node nearer the root is evicted first. Only priorities that expire use the caller's clock, in
 // seconds.
 //
-// States have one rule more under Lru: a state before a branch of the tree stays for more rounds after a use, and for
-// yet more after hits. Rounds age states as the web caches of Arlitt et al. (2000) age objects ("dynamic aging"): a
-// round ends when every state that continues a single sequence and was used before the round has gone. A state that
-// continues a single sequence serves the next turn of a chat; one before a branch serves every sequence that begins
-// alike, but is touched by none of them while it is missing. A state whose own sequence has kept a later one serves
-// only a repetition of its last turn: it does not outlive the round of its last use.
+// Lru orders states by what they save as well, as GreedyDual does (N. Young, 1994; Arlitt et al., 2000, "dynamic
+// aging"). The clock of states is the latest deadline of those that were evicted, and
+//
+//   deadline = clock at the last use + weight x blocks that a hit saves
+//
+//   a state that              weight                    blocks since
+//   continues one sequence    kSingleWeight             the last state before a branch: those between go earlier
+//   is before a branch        kBranchWeight x (1 + hits, up to kCountedHits)    the same
+//   has a later one           1                         the state before it
+//
+// A state that continues a single sequence serves the next turn of a chat; one before a branch serves every sequence
+// that begins alike, but is touched by none of them while it is missing. A state whose own sequence has kept a later
+// one serves a repetition of its last turn, or a sequence that branches off there.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +39,8 @@ enum class Policy {
   Rank,      // lowest rank, then least recently used
 };
 
-// Rounds that a state before a branch stays after a use, for itself and for each hit; other states stay one round.
-inline constexpr uint64_t kBranchRounds = 32;
+inline constexpr uint64_t kSingleWeight = 3;
+inline constexpr uint64_t kBranchWeight = 24;
 inline constexpr int32_t kCountedHits = 7;
 inline constexpr double kDefaultPriority = 35;
 inline constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -45,15 +52,17 @@ struct EvictionState {
   double expiry = kNever;  // time at which the priority falls back to the default
   double rank = 0;
   int32_t hits = 0;
-  uint64_t round = 0;      // of the last use; it never decreases, so that it does not change an order by `used`
-  bool is_branch = false;  // of a state: sequences branch off between it and the next state
-  bool has_next = false;   // of a state: the sequence that it continued has kept a later one
+  uint64_t clock = 0;        // of states, at the last use; it never decreases and does not change an order by `used`
+  bool is_branch = false;    // of a state: sequences branch off between it and the next state
+  bool has_next = false;     // of a state: the sequence that it continued has kept a later one
+  int32_t after_state = 0;   // of a state: blocks since the state before it, when it was added
+  int32_t after_branch = 0;  // of a state: blocks since the last state before a branch, when it was added
 
-  // The round that ends its stay. Only states can be before branches.
-  [[nodiscard]] uint64_t last_round() const {
-    if (is_branch) return round + kBranchRounds * static_cast<uint64_t>(1 + std::min(hits, kCountedHits));
-    return has_next ? round : round + 1;
+  [[nodiscard]] uint64_t deadline() const {
+    if (is_branch) return clock + kBranchWeight * static_cast<uint64_t>(1 + std::min(hits, kCountedHits)) * saved();
+    return clock + (has_next ? static_cast<uint64_t>(after_state) : kSingleWeight * saved());
   }
+  [[nodiscard]] uint64_t saved() const { return static_cast<uint64_t>(after_branch); }
 
   void expire() {
     priority = kDefaultPriority;
@@ -87,7 +96,7 @@ struct RetentionHint {
 
 [[nodiscard]] inline HeapKey eviction_key(Policy policy, const EvictionState& eviction, int32_t depth) {
   switch (policy) {
-    case Policy::Lru: return {static_cast<double>(eviction.last_round()), eviction.used, depth};
+    case Policy::Lru: return {static_cast<double>(eviction.deadline()), eviction.used, depth};
     case Policy::Lfu: return {static_cast<double>(eviction.hits), eviction.used, depth};
     case Policy::Fifo: return {0, eviction.made, depth};
     case Policy::Mru: return {0, ~eviction.used, depth};

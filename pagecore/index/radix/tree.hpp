@@ -209,7 +209,7 @@ class RadixTree {
   void fill_window(const Offer& offer, int32_t window);
   void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);
   void note_branch(NodeId node);
-  void note_next(NodeId node);
+  void place_state(NodeId node);
   [[nodiscard]] bool has_branch(NodeId node, NodeId end) const;
   void move_receipt(Receipt& receipt, NodeId end);
 

@@ -89,7 +89,6 @@ def export_sequence(
             f"sequence {sequence.id!r} was compacted, so that its positions run ahead of its tokens; hand it over "
             "before compact"
         )
-    _refuse_resting(cache, parts, sequence)
     export = os.urandom(ID_BYTES)
     held = cache.fork(sequence, ("export", export.hex()))
     try:
@@ -108,19 +107,6 @@ def export_sequence(
         offer.give_back()
         raise
     return manifest
-
-
-def _refuse_resting(cache: PagedKVCache, parts: CacheParts, sequence: Sequence) -> None:
-    """Raise UnsupportedOption for a sequence on CUDA whose only state is a quantised checkpoint."""
-    states = parts.state.states
-    if parts.staging is None or states is None or not states.num_checkpoints:
-        return
-    if cache.state_slot(sequence) or not sequence.num_computed_tokens:
-        return
-    raise UnsupportedOption(
-        f"the state of sequence {sequence.id!r} is a quantised checkpoint, which its next step restores; compute a "
-        "step before export_sequence"
-    )
 
 
 def _offer(cache: PagedKVCache, held: Sequence, export: bytes, lease: float, readers: int) -> Offer:

@@ -20,6 +20,7 @@ from pagecore.cache.parts import parts_of
 from pagecore.cache.prefix.retention import Spans
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.errors import InvalidSequence, PagecoreError, ShapeError
+from pagecore.storage import StatePool
 from pagecore.storage.checks import as_float
 from pagecore.tiers.handover.acceptance import check_manifests, check_spans, decoded
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
@@ -277,11 +278,13 @@ class SequenceImport:
         plan, parts = self._plan, parts_of(self._cache)
         try:
             if plan.image is not None:
+                self._restore(plan.image.states, RUNNING)
                 states = [(plan.state_slot, RUNNING)] if plan.state_slot else []
                 self._copied = plan.image.copy(states, to_device=True)
             with Held(parts.state.lock):
                 if self._batch is not None:
-                    self._restore()
+                    if plan.image is None:
+                        self._restore(parts.store.states, plan.state_slot)
                     self._cache.commit(self._batch)
                 if plan.checkpoint is not None and plan.checkpoint.is_aligned:
                     self._keep_checkpoint(plan.checkpoint)
@@ -289,11 +292,12 @@ class SequenceImport:
             self._error = error
             self._give_back()
 
-    def _restore(self) -> None:
+    def _restore(self, states: StatePool | None, slot: int) -> None:
         """Restore the running state from the checkpoint if the exporter had no other."""
         plan, quantiser = self._plan, parts_of(self._cache).store.quantiser
         if plan.rests and plan.checkpoint is not None and quantiser is not None:
-            plan.checkpoint.restore(quantiser, plan.state_slot)
+            assert states is not None
+            plan.checkpoint.restore(states, quantiser.format, slot)
 
     def _keep_checkpoint(self, arrived: ArrivingCheckpoint) -> None:
         """Let the sequence keep the checkpoint of the exporter, bit for bit, if a slot is free."""
@@ -302,7 +306,7 @@ class SequenceImport:
             state = parts_of(self._cache).state
             adopt_checkpoint(state, self._sequence, arrived.length, self._fill_checkpoint)
         elif self._plan.rests and kept[1] == arrived.length:
-            arrived.fill(kept[0])  # the commit has quantised the restored state again
+            self._fill_checkpoint(kept[0])  # the commit has quantised the restored state again
 
     def _fill_checkpoint(self, slot: int) -> None:
         plan = self._plan

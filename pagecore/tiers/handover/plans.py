@@ -44,9 +44,9 @@ class ArrivingCheckpoint:
         """Write the checkpoint to a slot."""
         self._write(self.states, slot)
 
-    def restore(self, quantiser: CheckpointPool, slot: int) -> None:
-        """Write the state of which this is the quantised checkpoint to a slot of running states."""
-        staged = CheckpointPool(quantiser.states, 2, format=quantiser.format)
+    def restore(self, states: StatePool, format: str, slot: int) -> None:
+        """Write the state of which this is the quantised checkpoint to a slot of running states on the host."""
+        staged = CheckpointPool(states, 2, format=format)
         self._write(staged.pool, 1)
         staged.load([1], [slot])
 
@@ -129,15 +129,9 @@ def plan_import(
     Raises
     ------
     UnsupportedOption
-        The exporter has released blocks that the importer needs; or a cache on CUDA imports a quantised checkpoint
-        without a running state.
+        The exporter has released blocks that the importer needs.
     """
     first = manifests[0]
-    if first.rests and parts.staging is not None:
-        raise UnsupportedOption(
-            "the state of the sequence is a quantised checkpoint, which a cache on CUDA cannot restore on arrival; let "
-            "the exporter compute a step before export_sequence"
-        )
     places = _places(parts, sequence, batch, first)
     try:
         checkpoint = None

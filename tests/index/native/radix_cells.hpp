@@ -27,9 +27,10 @@ using Prefix = std::vector<BlockKey>;
 struct ModelEvictionState {
   double used = 0, made = 0, hits = 0;
   double priority = 35, expiry = radix::kNever, rank = 0;
-  double round = 0;        // of eviction of states, at the last use
-  bool is_branch = false;  // of a state: the tree branches between it and the next state
-  bool has_next = false;   // of a state: a later one was added below it
+  double clock = 0;                          // of states, at the last use
+  bool is_branch = false;                    // of a state: the tree branches between it and the next state
+  bool has_next = false;                     // of a state: a later one was added below it
+  double after_state = 0, after_branch = 0;  // of a state: blocks since the last state, and the last before a branch
 };
 
 struct Cell {

@@ -86,7 +86,7 @@ class ModelTree : public ModelCells {
         left -= prune();
         continue;
       }
-      if (is_state(c)) round = std::max(round, last_round(cells.at(worst.back()).eviction[c]));
+      if (is_state(c)) clock = std::max(clock, deadline(cells.at(worst.back()).eviction[c]));
       for (const int cell : worst) {
         if (left == 0 || count(cell, c) == 0) continue;
         int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
@@ -109,7 +109,7 @@ class ModelTree : public ModelCells {
   }
   void touch(int cell, size_t c, bool is_hit) {
     cells.at(cell).eviction[c].used = turn;
-    cells.at(cell).eviction[c].round = round;
+    cells.at(cell).eviction[c].clock = clock;
     cells.at(cell).eviction[c].hits += is_hit;
   }
   void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
@@ -128,7 +128,7 @@ class ModelTree : public ModelCells {
   [[nodiscard]] ModelEvictionState fresh(const radix::RetentionHint& hint) const {
     ModelEvictionState eviction;
     eviction.used = eviction.made = turn;
-    eviction.round = round;
+    eviction.clock = clock;
     if (hint.priority == hint.priority) {
       eviction.priority = hint.priority;
       eviction.expiry = hint.expiry;
@@ -322,10 +322,9 @@ class ModelTree : public ModelCells {
       found = cells.at(below).state == radix::kNoState && (found || cells.at(below).children.size() > 1);
     return found || cells.at(cell).children.size() > 1;
   }
-  // The round after which a state goes.
-  [[nodiscard]] static double last_round(const ModelEvictionState& eviction) {
-    if (eviction.is_branch) return eviction.round + 32 * (1 + std::min(eviction.hits, 7.0));
-    return eviction.has_next ? eviction.round : eviction.round + 1;
+  [[nodiscard]] static double deadline(const ModelEvictionState& eviction) {
+    if (eviction.is_branch) return eviction.clock + 24 * (1 + std::min(eviction.hits, 7.0)) * eviction.after_branch;
+    return eviction.clock + (eviction.has_next ? eviction.after_state : 3 * eviction.after_branch);
   }
   // The last cell of the node that holds a cell.
   [[nodiscard]] int node_end(int cell) const {
@@ -345,10 +344,22 @@ class ModelTree : public ModelCells {
     if (cell.state != radix::kNoState) return;
     cell.state = id;
     cell.eviction[num_components - 1] = fresh(offer.hint);
-    cell.eviction[num_components - 1].is_branch = has_branch(path(end)[static_cast<size_t>(blocks - 1)], below);
-    int above = cell.parent;
-    while (above >= 0 && cells.at(above).state == radix::kNoState) above = cells.at(above).parent;
-    if (above >= 0) cells.at(above).eviction[num_components - 1].has_next = true;
+    ModelEvictionState& mine = cell.eviction[num_components - 1];
+    mine.is_branch = has_branch(path(end)[static_cast<size_t>(blocks - 1)], below);
+    mine.after_state = mine.after_branch = static_cast<double>(blocks);
+    bool is_last = true, found = false;
+    for (int above = cell.parent; above >= 0 && !found; above = cells.at(above).parent) {
+      if (cells.at(above).state == radix::kNoState) continue;
+      ModelEvictionState& before = cells.at(above).eviction[num_components - 1];
+      const double since = static_cast<double>(blocks - std::ssize(path(above)));
+      if (is_last) {
+        mine.after_state = since;
+        before.has_next = true;
+        is_last = false;
+      }
+      found = before.is_branch;
+      if (found) mine.after_branch = since;
+    }
   }
 
   [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
@@ -356,7 +367,7 @@ class ModelTree : public ModelCells {
     expire(it);
     const int64_t depth = std::ssize(path(end)) - std::ssize(node(end));
     switch (policy) {
-      case radix::Policy::Lru: return {last_round(it), it.used, depth};
+      case radix::Policy::Lru: return {deadline(it), it.used, depth};
       case radix::Policy::Lfu: return {it.hits, it.used, depth};
       case radix::Policy::Fifo: return {0, it.made, depth};
       case radix::Policy::Mru: return {0, -it.used, depth};
@@ -415,7 +426,7 @@ class ModelTree : public ModelCells {
     return gone;
   }
 
-  double turn = 0, round = 0, now = -radix::kNever;
+  double turn = 0, clock = 0, now = -radix::kNever;
   int next_cell = 0, next_receipt = 0;
 };
 

@@ -199,6 +199,9 @@ class StatesLife {
       if (counts[i] == 0) continue;
       PC_CHECK(at(buffers_.state_read()[i]) == row.history.back(), "row ", rows[i], " reads another state");
       for (TokenCount n = 0; n < counts[i]; ++n) {
+        if (drafts_ > 0 && counts[i] <= 1 + drafts_)
+          PC_CHECK(at(buffers_.draft_read(i)[n]) == row.history.back(), "row ", rows[i],
+                   " has a draft of another state");
         row.history.push_back(after(row.history.back(), random_.bits()));
         if (drafts_ > 0 && counts[i] <= 1 + drafts_) at(buffers_.draft_write(i)[n]) = row.history.back();
         if (static_cast<TokenCount>(row.history.size()) - 1 == buffers_.checkpoint_lengths()[i])

@@ -1,28 +1,32 @@
-"""Hits of the states that a cache would keep if it knew the requests to come."""
+"""Tokens that states save a prefix cache which knows the requests to come: a bound for the online rules."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Hashable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 
-def best_state_hits(prompts: Sequence[Sequence[int]], grid: int, slots: int) -> list[int]:
+
+def best_state_hits(prompts: Sequence[npt.ArrayLike], grid: int, slots: int) -> list[int]:
     """Return the tokens before the deepest kept state of each prompt, for prompts that are served in turn.
 
     A prompt may leave a state at every multiple of `grid`, and up to `slots` states stay after it: those that a later
     prompt asks for first (Belady), the longest of those that the same prompt asks for.
     """
-    names = [prefix_names(prompt, grid) for prompt in prompts]
+    names = [prefix_names(np.asarray(prompt, np.int32), grid) for prompt in prompts]
+    usable = [(len(prompt) - 1) // grid for prompt in map(np.asarray, prompts)]  # a hit leaves a token to compute
     asked: dict[Hashable, list[int]] = {}
     for number, own in enumerate(names):
-        for name in own:
+        for name in own[: usable[number]]:
             asked.setdefault(name, []).append(number)
     depths = {name: depth for own in names for depth, name in enumerate(own, 1)}
     kept: set[Hashable] = set()
     hits = []
     for number, own in enumerate(names):
-        hits.append(grid * max((depths[name] for name in own if name in kept), default=0))
-        at = {name: next_use(asked[name], number) for name in {*kept, *own}}
+        hits.append(grid * max((depths[name] for name in own[: usable[number]] if name in kept), default=0))
+        at = {name: next_use(asked.get(name, []), number) for name in {*kept, *own}}
         deepest: dict[float, Hashable] = {}
         for name in sorted(at, key=lambda name: depths[name]):
             if at[name] < len(prompts):
@@ -37,11 +41,11 @@ def next_use(numbers: Sequence[int], number: int) -> float:
     return numbers[place] if place < len(numbers) else float("inf")
 
 
-def prefix_names(prompt: Sequence[int], grid: int) -> list[Hashable]:
-    """Return a name for each prefix of whole steps of the grid that leaves a token; equal for equal prefixes."""
+def prefix_names(prompt: npt.NDArray[np.int32], grid: int) -> list[Hashable]:
+    """Return a name for each prefix of whole steps of the grid, equal for equal prefixes."""
     found: list[Hashable] = []
     name = 0
-    for start in range(0, len(prompt) - grid, grid):
-        name = hash((name, tuple(prompt[start : start + grid])))
+    for start in range(0, len(prompt) - grid + 1, grid):
+        name = hash((name, prompt[start : start + grid].tobytes()))
         found.append(name)
     return found
