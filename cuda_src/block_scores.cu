@@ -138,7 +138,7 @@ PC_DEVICE void score_entries(const PcScoreParams& p, const ScoredQuery& query, c
 
 // T: type of the summaries. Grid: query tokens times key heads; stretches of entries, in steps of the axis.
 template <typename T, bool kBounds>
-PC_KERNEL(PC_SCORE_THREADS, 4)
+PC_KERNEL(PC_SCORE_THREADS, kBounds ? 4 : 8)
 void score_keys(const PcScoreParams p) {
   const Shared<float> rows = pc_shared_buffer().as<float>();
   const ScoredQuery query = load_scored_query(p, kBounds ? p.block_size : 1, !kBounds);

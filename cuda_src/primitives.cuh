@@ -74,7 +74,7 @@ template <typename T>
 class Global {
  public:
   PC_MEMBER Global() : data_(nullptr) {}
-  // The conversion tells the compiler that the address is of device memory: it emits ld.global, not a generic load.
+  // Because of the conversion, the compiler emits loads and stores of device memory instead of generic ones.
   PC_MEMBER explicit Global(pc_address address) : data_(static_cast<T*>(__cvta_global_to_generic(address))) {}
 
   PC_MEMBER explicit operator bool() const { return data_ != nullptr; }

@@ -9,8 +9,8 @@ from pagecore.ops._place cimport Place
 # CUDA.
 cdef Tensor head_numbers(object array, str name, int64_t num_heads, const Place* place)
 
-# head_numbers() that also takes a single number, or an array of one; of an array of one on a device, the result is a view
-# with a stride of 0. Returns None if all scales are the number 1. Numbers on the host must be finite and, with
+# head_numbers() that also takes a single number, or an array of one; the result for an array of one on a device is a
+# view with a stride of 0. Returns None if all scales are the number 1. Numbers on the host must be finite and, with
 # `divides`, not 0; numbers on a device are not checked.
 cdef Tensor scale_numbers(object scale, str name, int64_t num_kv_heads, bint divides, const Place* place)
 

@@ -17,7 +17,7 @@ These errors end a launch with an `EmulatorError` that names kernel, block, thre
 - asynchronous copies without a wait
 - an overflow of int, or an index outside a local array
 
-Of the reads of a byte of device memory, only the last is compared with a later write, and reads of an allocation only once
-a kernel has written to it; another `seed` shows the others as wrong results. The emulator does not model the rounding
-inside one matrix instruction, or time.
+A write to device memory is compared with the last read of each byte, and reads of an allocation are recorded only from
+the first write of a kernel to it on; another `seed` shows what is left as wrong results. The emulator does not model
+the rounding inside one matrix instruction, or time.
 """
