@@ -217,10 +217,8 @@ class ItemPass {
     visible_.visit(tile, scratch_);
     if (visible_.empty()) return;
     set_order(tile, visible_.whole() && direct() ? streams_ : kNatural);
-    // The scores of the next head do not wait for the softmax of a head.
-    score(tile, 0);
     for (int64_t head = 0; head < head_count_; ++head) {
-      if (!last(head)) score(tile, head + 1);
+      score(tile, head);
       softmax(tile, head);
     }
     for (int64_t head = 0; head < head_count_; ++head) accumulate_values(tile, head, next);

@@ -40,6 +40,10 @@ PC_FORCE_INLINE void load_ordered(const uint16_t* from, Vec (&numbers)[4]) {
   }
 }
 
+PC_FORCE_INLINE void store_low_bytes(uint32_t* to, IntVec v) {
+  _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)v));
+}
+
 // Writes the digits of 64 integers to the columns of row `r` in a part of a panel: [16, 16] for 64 dims, or for e2m1
 // [2 digits, 16, 16], whose other columns are 0.
 template <typename Codes>
@@ -47,11 +51,8 @@ PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t
   alignas(64) uint32_t digits[2][kAmxRows];
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const auto store_bytes = [&](uint32_t* to, IntVec v) __attribute__((always_inline)) {
-      _mm_store_si128(reinterpret_cast<__m128i*>(to + 4 * i), _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)v));
-    };
-    store_bytes(digits[0], (integers[i] + 128) >> 8);
-    store_bytes(digits[1], integers[i]);
+    store_low_bytes(digits[0] + 4 * i, (integers[i] + 128) >> 8);
+    store_low_bytes(digits[1] + 4 * i, integers[i]);
   }
   for (int digit = 0; digit < 2; ++digit) {
     for (int64_t k = 0; k < kAmxRows; ++k) {
@@ -71,6 +72,8 @@ inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, 
   if constexpr (Codes::kGroup != 0) {
     __builtin_memset(panel, 0, static_cast<size_t>(dim / kByteDepth * part) * sizeof *panel);
   }
+  Vec numbers[4];
+  IntVec integers[4];
   for (int64_t r = 0; r < count; ++r, rows += stride) {
     IntVec bits{}, sums{};
     for (int64_t d = 0; d < dim; d += kLanes) {
@@ -79,8 +82,6 @@ inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, 
     float factor;
     if (!integer_factor(largest_of_lanes(bits), factor, of_rows[r].unit, kLargestDigits)) return false;
     for (int64_t d = 0; d < dim; d += kByteDepth) {
-      Vec numbers[4];
-      IntVec integers[4];
       load_ordered<Codes>(rows + d, numbers);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) {
