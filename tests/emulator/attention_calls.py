@@ -23,6 +23,7 @@ ITEM = np.dtype([(name, np.int32) for name in (
 
 def struct(name: str, fields: str) -> type[ctypes.Structure]:
     kinds = {"address": ctypes.c_uint64, "int64": ctypes.c_int64, "int32": ctypes.c_int32, "float": ctypes.c_float}
+    kinds["int16"] = ctypes.c_int16
     found = [line.split() for line in fields.strip().split(";") if line.strip()]
     members = [(field, STRUCTS[kind] if kind in STRUCTS else kinds[kind]) for kind, field in found]
     STRUCTS[name] = type(name, (ctypes.Structure,), {"_fields_": members})
@@ -50,7 +51,7 @@ Params = struct(
     int32 num_tokens; int32 num_sequences; int32 num_query_heads; int32 num_kv_heads; int32 head_dim; int32 value_dim;
     int32 num_blocks; int32 block_size; int32 block_shift; int32 causal; int32 window_left; int32 window_right;
     int32 fold_tokens; int32 query_type; int32 key_type; int32 value_type; float scale; float softcap;
-    int32 sink_tokens; int32 pad; Selection selection; Tree tree""",
+    int32 sink_tokens; int16 key_scale_stride; int16 value_scale_stride; Selection selection; Tree tree""",
 )
 assert ctypes.sizeof(Params) == 528
 
@@ -241,6 +242,7 @@ class Call:
         scale = options.get("scale")
         p.scale = self.case.query.shape[2] ** -0.5 if scale is None else scale
         p.softcap = options.get("softcap", 0.0)
+        p.key_scale_stride = p.value_scale_stride = 1
         sizes = {"sinks": num_heads, "alibi_slopes": num_heads, "key_scale": num_kv_heads, "value_scale": num_kv_heads}
         for name, size in sizes.items():
             if options.get(name) is not None:
