@@ -77,6 +77,8 @@ X86_LEVELS = {
     "v4_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"],
     "v4_amx": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"],
 }
+# Kernels throw nothing; with exceptions they could refer to their personality, a function outside the unit.
+KERNEL_FLAGS = ["-ffp-contract=fast", "-fno-exceptions"]
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
 
 # Sources that are compiled as one file, in half the time: each alone would instantiate the same templates of the
@@ -154,7 +156,7 @@ def folder_libraries() -> list[tuple[str, dict[str, object]]]:
     built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), flags))
     for isa, march in ISA_FLAGS.items():
         files = [f"pagecore/ops/cpu/isa/{isa}.cpp", f"pagecore/ops/cpu/isa/latent_{isa}.cpp"]
-        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *march, "-ffp-contract=fast"]))
+        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *march, *KERNEL_FLAGS]))
     return [(name, info) for name, info in built if info["sources"]]
 
 

@@ -119,7 +119,7 @@ PC_FORCE_INLINE KeyRows byte_rows(const Codes& codes, const StoredTile& tile, in
   } else {
     for (int i = 0; i < kAmxRows; ++i) {
       for (int64_t d = 0; d < dim; d += kByteDepth) {
-        const Bytes numbers = codes.template part<0>(nibble_halves(rows[i] + d / 2));
+        const Bytes numbers = codes.of_low_nibbles(nibble_halves(rows[i] + d / 2));
         _mm512_store_si512(copy + i * dim + d, (__m512i)numbers);
       }
     }

@@ -147,8 +147,8 @@ PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int6
     } else {
       for_each_constant<4>([&]<int quarter>() __attribute__((always_inline)) {
         uint32_t* const of_quarter = to + 2 * quarter * kAmxColumns;
-        put(of_quarter, codes.template part<0>(group_codes<quarter>(zipped[0], zipped[1])));
-        put(of_quarter + kAmxColumns, codes.template part<0>(group_codes<quarter>(zipped[2], zipped[3])));
+        put(of_quarter, codes.of_low_nibbles(group_codes<quarter>(zipped[0], zipped[1])));
+        put(of_quarter + kAmxColumns, codes.of_low_nibbles(group_codes<quarter>(zipped[2], zipped[3])));
       });
     }
   }

@@ -126,6 +126,7 @@ struct Int4Integers : PlainIntegers<2, true> {
     to[0] = (Shorts)((Words)stored >> 4 * kPart & 15);
     to[1] = (Shorts)((Words)stored >> (8 + 4 * kPart) & 15);
   }
+  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return stored & 15; }
 };
 
 // A lane of sums over the words of a key, and a quarter of those over values, has dims of one group.
@@ -137,6 +138,7 @@ struct E2M1Integers {
   PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
     split(look_up(halves_, (Bytes)nibbles<kPart>(stored)), to);
   }
+  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return look_up(halves_, stored & 15); }
 
  private:
   static constexpr uint8_t kHalves[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 255, 254, 253, 252, 250, 248, 244};
