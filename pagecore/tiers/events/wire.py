@@ -7,12 +7,13 @@ send events as arrays that begin with the type, and some versions send the paylo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.storage.checks import shown
+from pagecore.storage.checks import INT32_MAX, shown
 
 STORED, REMOVED, CLEARED = "BlockStored", "BlockRemoved", "AllBlocksCleared"
 # Sequence number after the last batch of a replay or snapshot: -1.
@@ -105,8 +106,10 @@ def batch_of(content: object) -> Batch:
     timestamp, events, rank = content[0], content[1], content[2] if len(content) > 2 else None
     if isinstance(timestamp, bool) or not isinstance(timestamp, int | float) or not isinstance(events, list | tuple):
         raise EventFormatError("expected [timestamp, events, rank]")
+    if not abs(timestamp) <= sys.float_info.max:  # nor NaN
+        raise EventFormatError(f"timestamp is {shown(timestamp)}; expected a finite number of seconds")
     if rank is not None and not isinstance(rank, int):
-        raise EventFormatError(f"rank is {rank!r}; expected an integer or nothing")
+        raise EventFormatError(f"rank is {shown(rank)}; expected an integer or nothing")
     return Batch(float(timestamp), [_event_of(event) for event in events], rank)
 
 
@@ -114,9 +117,9 @@ def _event_of(event: object) -> Event:
     if isinstance(event, list | tuple) and event and isinstance(event[0], str):
         fields = FIELDS.get(event[0], ())
         event = {"type": event[0], **dict(zip(fields, event[1:], strict=False))}
-    if not isinstance(event, Mapping) or event.get("type") not in FIELDS:
+    kind = event.get("type") if isinstance(event, Mapping) else None
+    if not isinstance(event, Mapping) or not isinstance(kind, str) or kind not in FIELDS:
         raise EventFormatError(f"expected an event with type {', '.join(FIELDS)}, got {str(event)[:60]}")
-    kind = event["type"]
     for field in REQUIRED[kind]:
         if field not in event:
             raise EventFormatError(f"{kind} has no field {field}")
@@ -148,7 +151,7 @@ def _is_name(value: object) -> bool:
 
 
 def _is_count(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= INT32_MAX
 
 
 # Predicate on the value of each field, and a description of valid values.

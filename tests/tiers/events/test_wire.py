@@ -163,6 +163,9 @@ def test_events_of_older_versions_get_field_names():
         ([1.0, [{"type": "BlockStored", "block_hashes": []}]], "no field token_ids"),
         ([1.0, [["BlockRemoved", 7]]], "expected a list"),
         ([1.0, [["BlockRemoved", [[1]]]]], r"a block hash is \[1\]; expected an integer"),
+        ([1.0, [{"type": ["BlockRemoved"], "block_hashes": []}]], "expected an event"),
+        ([float("nan"), []], "timestamp is nan; expected a finite number"),
+        ([float("inf"), []], "timestamp is inf; expected a finite number"),
     ],
 )
 def test_other_content_is_refused(content, message):
@@ -185,8 +188,10 @@ def test_other_content_is_refused(content, message):
         ("extra_keys", "abc"),
         ("group_idx", "a"),
         ("group_idx", -1),
+        ("group_idx", 2**31),
         ("kv_cache_spec_kind", 5),
         ("kv_cache_spec_sliding_window", 0),
+        ("kv_cache_spec_sliding_window", 2**63),
         ("kv_cache_spec_sliding_window", "w"),
     ],
 )
@@ -194,6 +199,11 @@ def test_fields_of_other_types_are_refused_before_anything_is_applied(field, val
     event = {"type": "BlockStored", "block_hashes": [1], "token_ids": [5, 6], "block_size": 2, field: value}
     with pytest.raises(EventFormatError, match=f"{field}|a block hash is"):
         batch_of([1.0, [event], 0])
+
+
+def test_a_time_that_no_float_holds_is_refused():
+    with pytest.raises(EventFormatError, match=r"timestamp is 1000.*expected a finite number"):
+        batch_of([10**400, []])
 
 
 def test_bytes_that_are_not_msgpack_are_refused():
