@@ -9,7 +9,7 @@ from typing import Any, Self
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.events.mirror import Mirror, MissingBatch
 from pagecore.tiers.events.sockets import library, opened
-from pagecore.tiers.events.wire import END, decode_batch, sequence_bytes
+from pagecore.tiers.events.wire import END, EventFormatError, decode_batch, sequence_bytes
 
 
 class Subscriber:
@@ -148,7 +148,7 @@ class Subscriber:
             try:
                 if repair() >= number:
                     return
-            except (MissingBatch, DeviceError):
+            except (MissingBatch, DeviceError, EventFormatError):
                 continue
         self.num_lost += number - self.mirror.sequence - 1
         self.mirror.sequence = number - 1

@@ -154,6 +154,22 @@ def test_batches_that_are_no_longer_buffered_need_a_snapshot(has_snapshot):
             assert subscriber.num_lost == (0 if has_snapshot else 3)
 
 
+@pytest.mark.parametrize("has_snapshot", [True, False])
+def test_a_replay_with_a_broken_batch_needs_a_snapshot(has_snapshot):
+    cache = make(num_blocks=60)
+    with publisher_of(cache) as publisher:
+        options = {} if has_snapshot else {"snapshot": None}
+        with follower_of(publisher, **options) as subscriber:
+            subscriber.mirror.sequence = 0
+            for seed in range(4):
+                change(cache, publisher, seed)
+            publisher._batches[2] = (2, b"broken")
+            subscriber._receive(4, publisher._batches[-1][1])
+            assert subscriber.mirror.sequence == 4
+            assert (state_of(subscriber.mirror) == contents(publisher)) == has_snapshot
+            assert subscriber.num_lost == (0 if has_snapshot else 2)
+
+
 def test_a_slow_subscriber_loses_batches_and_never_blocks_the_cache(tmp_path):
     cache = make(num_blocks=400, max_tokens_per_sequence=1024)
     publisher = publisher_of(cache, endpoint=f"ipc://{tmp_path}/events", max_waiting=1)
