@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
-from pagecore.storage.checks import shown
+from pagecore.storage.checks import flag, shown
 from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys
 from pagecore.tiers.events.wire import CLEARED, STORED, Batch, BlockHash, Event
 
@@ -36,6 +36,12 @@ class Mirror:
     The mirror after batch n equals the trees of the cache when batch n was taken. It has no sockets: `Subscriber` feeds
     it, or the caller.
 
+    Parameters
+    ----------
+    by_tokens : bool
+        True for publishers whose hashes are not pagecore's, such as vLLM: `match` finds blocks by the token ids of the
+        events. It finds a block only if every block before it was announced, with its token ids, too.
+
     Attributes
     ----------
     sequence : int
@@ -55,7 +61,7 @@ class Mirror:
         # Copies of a block beyond the first: vLLM has one for each prompt that computed the block at the same time.
         self._copies: Counter[tuple[str, int, BlockHash]] = Counter()
         self._kinds: dict[int, tuple[str, int | None]] = {}
-        self._paths = TokenPaths() if by_tokens else None
+        self._paths = TokenPaths() if flag("by_tokens", by_tokens) else None
 
     # State.
 
@@ -101,32 +107,46 @@ class Mirror:
         Raises
         ------
         UnsupportedOption
-            An argument that the mirror does not use; or with `by_tokens` a namespace that is not a string.
+            An argument that the mirror does not use; media that are not strings; or with `by_tokens` a namespace that
+            is not a string, or extra keys that are not a list or tuple.
         ShapeError, UnsupportedDtype
             The tokens are not integers with one dimension.
         """
-        if self._paths is None and extra_keys is not None:
-            raise UnsupportedOption(
-                "extra_keys are for a mirror by token ids; make it with by_tokens=True, or use spans"
-            )
-        if self._paths is not None and spans is not None:
-            raise UnsupportedOption("spans are unknown to a mirror by token ids; give the publisher's extra_keys")
+        media = tuple(media) if isinstance(media, Iterable) and not isinstance(media, str) else (media,)
+        if not _is_list_of(media, (str,)):
+            raise UnsupportedOption(f"media is {shown(media)}; expected a string, or a list of strings")
+        self._check_options(namespace, spans, extra_keys)
         if self.block_size is None:
             return 0
         hashes: list[BlockHash | None]
         if self._paths is None:
             hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
-        elif namespace is None or isinstance(namespace, str):
-            hashes = self._paths.walk(tokens, self.block_size, namespace, extra_keys)
         else:
-            raise UnsupportedOption(f"namespace is {shown(namespace)}; a mirror by token ids knows names of adapters")
-        media = (media,) if isinstance(media, str) else tuple(media)
+            assert namespace is None or isinstance(namespace, str)
+            hashes = self._paths.walk(tokens, self.block_size, namespace, extra_keys)
         usable = np.ones(len(hashes) + 1, bool)  # by the number of blocks of the prefix
         for group in self._kinds:
             held = [self._held.get((medium, group), {}) for medium in media]
             there = np.array([any(each in blocks for blocks in held) for each in hashes], bool)
             usable &= self._usable(there, *self._kinds[group])
         return int(np.flatnonzero(usable)[-1]) * self.block_size
+
+    def _check_options(self, namespace: Hashable, spans: object, extra_keys: object) -> None:
+        """Raise UnsupportedOption for options of `match` that this mirror does not use, or that have other types."""
+        if self._paths is None:
+            if extra_keys is not None:
+                raise UnsupportedOption(
+                    "extra_keys are for a mirror by token ids; make it with by_tokens=True, or use spans"
+                )
+            return
+        if spans is not None:
+            raise UnsupportedOption("spans are unknown to a mirror by token ids; give the publisher's extra_keys")
+        if namespace is not None and not isinstance(namespace, str):
+            raise UnsupportedOption(f"namespace is {shown(namespace)}; a mirror by token ids knows names of adapters")
+        if extra_keys is not None and not _is_list_of(extra_keys, (list, tuple, type(None))):
+            raise UnsupportedOption(
+                f"extra_keys is {shown(extra_keys)}; expected a list with an entry for each block, a list or None"
+            )
 
     def _usable(self, there: NDArray[np.bool_], kind: str, window: int | None) -> NDArray[np.bool_]:
         """Return, for each number of blocks, whether a group could reuse a prefix of that length."""
@@ -236,3 +256,7 @@ class Mirror:
             del self._held[place][block]
             if self._paths is not None:
                 self._paths.remove(block)
+
+
+def _is_list_of(value: object, types: tuple[type, ...]) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(each, types) for each in value)

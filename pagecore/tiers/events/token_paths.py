@@ -123,5 +123,5 @@ def _frozen(extra: Any, name: str | None) -> Hashable:
     """Return the extra keys of a block as a tuple without the name of the adapter; None if there are none."""
     if not isinstance(extra, list | tuple):
         return extra if isinstance(extra, Hashable) else repr(extra)
-    kept = tuple(_frozen(each, None) for each in extra if name is None or each != name)
+    kept = tuple(_frozen(each, None) for each in extra if not (isinstance(each, str) and each == name))
     return kept or None

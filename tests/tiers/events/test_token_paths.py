@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 
 from pagecore.errors import UnsupportedOption
@@ -53,7 +54,7 @@ def forget(event):
     return event | {"token_ids": [], "block_size": 0, "parent_block_hash": None}
 
 
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"state", "states alone"}))
+@pytest.mark.parametrize("model", sorted(set(MODELS) - {"states alone"}))
 def test_matches_are_those_of_a_mirror_by_hashes(model):
     cache, drawn, names = make(model), random.Random(model), {}
     prompts = [[drawn.randrange(2) for _ in range(drawn.randrange(40))] for _ in range(30)]
@@ -133,8 +134,23 @@ def test_arguments_of_the_other_kind_are_refused():
         by_hash.match(ids(4), extra_keys=[None])
     with pytest.raises(UnsupportedOption, match="give the publisher's extra_keys"):
         by_tokens.match(ids(4), spans=[(0, 2, b"cat")])
-    with pytest.raises(UnsupportedOption, match="names of adapters"):
-        by_tokens.match(ids(4), namespace=("tenant", 7))
+    for mirror in (by_tokens, Mirror(by_tokens=True)):
+        with pytest.raises(UnsupportedOption, match="names of adapters"):
+            mirror.match(ids(4), namespace=("tenant", 7))
+        for wrong in (5, "salt", ["salt"], {0: None}):
+            with pytest.raises(UnsupportedOption, match=r"extra_keys is.*expected a list"):
+                mirror.match(ids(4), extra_keys=wrong)
+        for wrong in (5, ["GPU", 5]):
+            with pytest.raises(UnsupportedOption, match=r"media is.*expected a string"):
+                mirror.match(ids(4), media=wrong)
+    with pytest.raises(UnsupportedOption, match="by_tokens is 'no'; use True or False"):
+        Mirror(by_tokens="no")
+
+
+def test_extra_keys_may_be_arrays():
+    mirror = mirror_of(stored([1], None, ids(4), lora_name="adapter", extra_keys=[["adapter", "salt"]]))
+    assert mirror.match(ids(4), namespace="adapter", extra_keys=[[np.zeros(2)]]) == 0
+    assert mirror.match(ids(4), namespace="adapter", extra_keys=(("salt",),)) == 4
 
 
 def test_a_batch_with_wrong_token_ids_changes_nothing():
