@@ -1,9 +1,9 @@
 #include "pagecore/index/state_buffers.hpp"
 
 #include <algorithm>
-#include <limits>
 
-#include "pagecore/native/checks.hpp"
+#include "pagecore/index/sizes.hpp"
+#include "pagecore/native/rounding.hpp"
 
 namespace pagecore {
 namespace {
@@ -11,12 +11,7 @@ namespace {
 constexpr size_t kAlignment = 16;  // int32 values in 64 bytes, which JAX requires for shared memory
 constexpr int64_t kMaxDrafts = 1023;
 
-size_t aligned(size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
-
-int32_t checked(const char* name, int64_t value, int64_t most) {
-  PC_EXPECTS(value >= 0 && value <= most, ShapeError, name, " is ", value, "; use 0 to ", most);
-  return static_cast<int32_t>(value);
-}
+size_t aligned(size_t size) { return round_up(size, kAlignment); }
 
 // Values of the image for S sequences: five arrays [S], one [S, 2] and two [S, width].
 size_t total_size(size_t sequences, size_t width) {
@@ -26,8 +21,8 @@ size_t total_size(size_t sequences, size_t width) {
 }  // namespace
 
 StateBuffers::StateBuffers(int64_t max_sequences, int64_t draft_tokens)
-    : max_sequences_(checked("max_sequences", max_sequences, std::numeric_limits<int32_t>::max() - 1)),
-      draft_tokens_(checked("draft_tokens", draft_tokens, kMaxDrafts)),
+    : max_sequences_(checked_size("max_sequences", max_sequences, 0, kMaxInt32 - 1)),
+      draft_tokens_(checked_size("draft_tokens", draft_tokens, 0, kMaxDrafts)),
       memory_(total_size(static_cast<size_t>(max_sequences_), width()) +
               2 * aligned(2 * static_cast<size_t>(max_sequences_)) + kAlignment),
       image_size_(total_size(static_cast<size_t>(max_sequences_), width())) {
