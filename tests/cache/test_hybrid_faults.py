@@ -90,12 +90,23 @@ def assert_kept(cache, slot, length):
 
 
 def commit_tree(world):
-    """Let the step in flight have a tree, and return the call that commits a path of it."""
-    world.cache.abandon(world.flying)
+    """Let the step in flight have a tree, and return the call that commits a path of it, with a checkpoint at 16."""
+    fill_flying(world)
+    world.cache.commit(world.flying)
+    world.cache.append_tokens([world.z], [[8, 9]])
     world.flying = world.cache.prepare([world.z], 3, parents=[[-1, 0, 0]])
     writes, plane = world.flying.draft_write.numpy()[0], world.cache.plane("temporal", 1).numpy()
-    plane[writes] = (world.z.num_computed_tokens + np.array([1, 2, 2]))[:, None, None]
+    plane[writes] = (world.z.num_computed_tokens + np.array([1, 50, 2]))[:, None, None]
     return partial(world.cache.commit, world.flying, accepted_path=[[0, 2]])
+
+
+def assert_tree(world):
+    """Commit the other path if the first commit failed, and assert that the path's state was kept."""
+    was_kept = not world.flying.in_flight
+    if not was_kept:
+        world.cache.commit(world.flying, accepted_path=[[0, 1]])
+    state = world.cache.plane("temporal", 1).numpy()[world.cache.state_slot(world.z)]
+    np.testing.assert_array_equal(state, world.z.num_computed_tokens + (0 if was_kept else 48))
 
 
 OPERATIONS = {
@@ -147,6 +158,8 @@ def test_an_operation_that_fails_anywhere_is_done_or_undone(fault, name, model):
         if name != "prepare" or not run.finished:
             world.late.clear()
         assert world.seen() in (before, after), run.where
+        if name == "commit a tree":
+            assert_tree(world)
     assert reached or name in ("clear", "abandon", "commit", "commit a tree")
 
 
