@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
+from pagecore.serving.replay.tier_options import named
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, require_int, shown
@@ -112,7 +114,7 @@ class WhatIfOptions:
         set_field(self, "sizes", _sizes(self.memory, self.points))
         self._check_tiers()
         for block_size in self.block_sizes:
-            for memory in (self.sizes[0], *map(_checked, self.tiers.values())):
+            for memory in (self.sizes[0], *map(parse_memory, self.tiers.values())):
                 self.capacity(memory, block_size)
 
     @property
@@ -165,7 +167,7 @@ class WhatIfOptions:
             )
 
     def _check_tiers(self) -> None:
-        sizes = [parse_memory(size) for size in self.tiers.values()]
+        sizes = [named(f"tier {name}", partial(_checked, size)) for name, size in self.tiers.items()]
         if any(after <= before for before, after in pairwise(sizes)):
             raise ShapeError(
                 f"tiers are {shown(dict(self.tiers))}; expected ascending sizes, as each tier also holds what the "
