@@ -46,7 +46,7 @@ ALL_TRAITS: Mapping[str, Traits] = {
     **REMOTE_TRAITS,
 }
 
-# Families whose recurrent layers are all of a layer.
+# Families whose layers have no MLP, or one that is counted with the recurrence.
 _WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", *LINEAR_TRAITS})
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
