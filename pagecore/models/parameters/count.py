@@ -236,7 +236,7 @@ def _width(fields: Fields, traits: Traits, model_type: str, layer: int) -> int:
         width = fields.integer(name)
         if fields.flag("block_auto_adjust_ff_dim"):
             multiple = fields.integer("block_multiple_of")
-            width = int(fields.number("block_ffn_dim_multiplier") * (2 * width // 3))
+            width = fields.scaled(2 * width // 3, "block_ffn_dim_multiplier")
             width = multiple * ceil_div(width, multiple)
         return width
     name = "intermediate_size" if fields.value(traits.dense_width) is None else traits.dense_width
