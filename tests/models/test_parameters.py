@@ -101,6 +101,12 @@ REMOTE_FILES = {
         | {"intermediate_size": 5760, "vocab_size": 122753, "tie_word_embeddings": True},
         2_724_880_896,
     ),
+    # Without the layer that predicts further tokens: 210,790,400 of the 7,833,409,536 parameters of the weights.
+    "mimo-7b": (
+        {"model_type": "mimo", "num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 11008}
+        | {"vocab_size": 151680, "num_nextn_predict_layers": 1},
+        7_622_619_136,
+    ),
     "qwen-7b": (
         {"model_type": "qwen", "num_hidden_layers": 32, "intermediate_size": 22016, "vocab_size": 151936},
         7_721_324_544,
