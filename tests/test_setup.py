@@ -60,6 +60,26 @@ def test_a_prelude_is_compiled_again_with_other_flags(setup):
     assert not compiles(setup, "-g")
 
 
+def test_every_source_is_in_one_unit(setup):
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pagecore").rglob("*.cpp"))
+    units = setup.units(files)
+    assert sorted(file for parts in units.values() for file in parts) == files
+    joined = {unit: parts for unit, parts in units.items() if parts != [unit]}
+    assert len(joined) == len(setup.JOINED)
+    assert all(len(parts) > 1 and not Path(unit).is_relative_to("pagecore") for unit, parts in joined.items())
+
+
+def test_a_unit_is_written_again_with_other_sources(setup):
+    unit = "build/a.cpp"
+    setup.write_joined(unit, ["x.cpp", "y.cpp"])
+    os.utime(setup.ROOT / unit, (1, 1))
+    setup.write_joined(unit, ["x.cpp", "y.cpp"])
+    assert (setup.ROOT / unit).stat().st_mtime == 1
+    setup.write_joined(unit, ["x.cpp"])
+    assert (setup.ROOT / unit).stat().st_mtime > 1
+    assert (setup.ROOT / unit).read_text() == '#include "x.cpp"\n'
+
+
 def test_a_prelude_that_fails_to_compile_is_not_used(setup):
     with pytest.raises(subprocess.CalledProcessError):
         compiles(setup, "--fail")

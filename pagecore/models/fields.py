@@ -101,6 +101,13 @@ class Fields:
             self.refuse(f"{self.describe(name)}; it must be a finite number, 0 or more")
         return number
 
+    def scaled(self, size: int, name: str) -> int:
+        """Return `size` times a number in a field, rounded down."""
+        product = size * self.number(name)
+        if product > INT32_MAX:
+            self.refuse(f"{self.describe(name)}; times {size} it must be at most {INT32_MAX}")
+        return int(product)
+
     def flag(self, name: str) -> bool:
         """Return a field that must be true or false; null is false."""
         value = self.value(name)

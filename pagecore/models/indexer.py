@@ -26,8 +26,8 @@ def layers_that_index(fields: Fields, num_layers: int) -> list[bool]:
     return indexed_layers(fields, num_layers)
 
 
-def indexed_layers(fields: Fields, num_layers: int) -> list[bool]:
-    """Return as `layers_that_index`, without reading `layer_types`."""
+def indexed_layers(fields: Fields, num_layers: int, first: int = 0) -> list[bool]:
+    """Return as `layers_that_index`, without reading `layer_types`; `first` is the first layer that attends."""
     name = "indexer_types" if fields.given("indexer_types") is not None else "index_topk_pattern"
     kinds = fields.given(name)
     if kinds is None:
@@ -40,8 +40,10 @@ def indexed_layers(fields: Fields, num_layers: int) -> list[bool]:
     for layer, kind in enumerate(named):
         if kind not in ("full", "shared"):
             fields.refuse(f"{fields.name(name)}[{layer}] is {shown(kind)}; expected 'full' (F) or 'shared' (S)")
-    if named[0] == "shared":
-        fields.refuse(f"{fields.name(name)}[0] is 'shared', but no layer before it has an indexer; make it 'full'")
+    if named[first] == "shared":
+        fields.refuse(
+            f"{fields.name(name)}[{first}] is 'shared', but no layer before it has an indexer; make it 'full'"
+        )
     return [kind == "full" for kind in named]
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
-from pagecore.models.fields import Fields
+from pagecore.models.fields import Fields, shown
 from pagecore.models.indexer import every_layer_indexes, indexed_layers
 from pagecore.models.latent import latent_spec
+from pagecore.models.layer_kinds import attends, kinds_of_glm_5_next
 from pagecore.models.layer_rules import layers_with_rope
 from pagecore.storage import Alias, LatentSpec
 
@@ -49,8 +50,8 @@ def _sources(fields: Fields, num_layers: int) -> list[int]:
         is_layer = isinstance(source, int) and not isinstance(source, bool) and 0 <= source <= layer
         if not is_layer or listed[source] != source:
             fields.refuse(
-                f"{fields.name('kv_source_layers')}[{layer}] is {source}; it must be {layer} or an earlier layer that "
-                "stores its own latents"
+                f"{fields.name('kv_source_layers')}[{layer}] is {shown(source)}; it must be {layer} or an earlier "
+                "layer that stores its own latents"
             )
         if layers_with_rope(fields, source) != layers_with_rope(fields, layer):
             fields.refuse(
@@ -80,4 +81,6 @@ def latents_of_glm_5_next(
         fields.refuse(f"{fields.describe('qk_rope_head_dim')}; it must be 0, the layers have no rotary part")
     spec = latent_spec(fields, heads, dtype, format, rope_min=0)
     indexed = replace(spec, index_dim=2 * fields.integer("index_head_dim"), index_format=None)
-    return [indexed if each else spec for each in indexed_layers(fields, num_layers)]
+    kinds = kinds_of_glm_5_next(fields, num_layers)
+    first = next((layer for layer, kind in enumerate(kinds) if attends(kind)), 0)
+    return [indexed if each else spec for each in indexed_layers(fields, num_layers, first)]

@@ -37,7 +37,7 @@ def _xlstm(fields: Fields, dtypes: Dtypes) -> Planes:
 
 def _rounded(fields: Fields, name: str, hidden: int) -> int:
     """Return a multiple of hidden_size, rounded up to a multiple of 64."""
-    return 64 * ceil_div(max(1, int(hidden * fields.number(name))), 64)
+    return 64 * ceil_div(max(1, fields.scaled(hidden, name)), 64)
 
 
 LINEAR: Mapping[str, Family] = {

@@ -238,9 +238,12 @@ def convolution_of_zaya(fields: Fields, dtypes: Dtypes) -> Planes:
     queries, keys = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     dim, kernel = fields.integer("head_dim"), fields.integer("cca_time0") + fields.integer("cca_time1") - 1
     if kernel < 2:
-        fields.refuse(f"{fields.describe('cca_time0')} and {fields.describe('cca_time1')}; expected 2 or more in one")
+        fields.refuse(f"{fields.describe('cca_time0')} and {fields.describe('cca_time1')}; one must be 2 or more")
     if keys * dim % 2:
-        fields.refuse(f"{fields.describe('head_dim')} with {keys} key-value heads; half of the values must be whole")
+        fields.refuse(
+            f"{fields.describe('head_dim')} with {keys} key-value heads; their product must be even, because half of "
+            "the values come from the token before"
+        )
     return partial(cca_planes, queries, keys, dim, kernel, dtype=dtypes.window)
 
 

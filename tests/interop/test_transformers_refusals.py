@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -358,6 +359,17 @@ def test_a_mask_of_another_window_raises_when_a_layer_attends_with_it():
     assert cache.kv.num_sequences == 0
     moe = make_model("qwen2_moe")  # has a window of 0, but no sliding-window layer
     assert run(moe, prompts(), make_cache(moe)).shape[:2] == (2, 7)
+
+
+def test_a_mask_that_is_that_of_other_layers_raises_when_a_layer_attends():
+    """All layers of the model have one mask with a window, and its attention is not passed the window."""
+    model = make_model("phimoe")
+    window = make_cache(model).kv.spec(0)
+    assert (window.window, run(model, prompts(), make_cache(model)).shape[:2]) == (8, (2, 7))
+    cache = make_cache(model, layers=[window, replace(window, window=None), window, window])
+    with pytest.raises(UnsupportedOption, match="layer 1 attends with a window of 8, but its spec in the cache has"):
+        run(model, prompts(), cache)
+    assert cache.kv.num_sequences == 0
 
 
 def test_values_that_a_model_changes_after_storing_them_raise(model, cache):

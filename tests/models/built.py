@@ -17,8 +17,8 @@ OF_STATES = {
     "minimax_text_01",
     "qwen4_exp_text",
     "recurrent_gemma",
+    "zaya",
 }
-OF_STATES |= {"zaya"}
 OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4", "mistral_large4_text"}
 BUILT = {*BERT_KIN, *TEXT_PARTS, *RECENT, *REMOTE, *SPEECH, *LINEAR, *OF_STATES, *OF_LATENTS}
 BUILT |= {"gemma3n_text", "gemma4_unified_text"}

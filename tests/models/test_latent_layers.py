@@ -63,6 +63,7 @@ def test_a_cache_of_mistral_large_4():
     [
         ({"kv_source_layers": [0]}, ConfigError, "must have one entry for each of 5 layers"),
         ({"kv_source_layers": [0, 1, 4, 3, 4]}, ConfigError, r"kv_source_layers\[2\] is 4; it must be 2 or an earlier"),
+        ({"kv_source_layers": ["0", 1, 2, 3, 4]}, ConfigError, r'kv_source_layers\[0\] is "0"; it must be 0'),
         ({"kv_source_layers": [0, 0, 1, 3, 4]}, ConfigError, r"kv_source_layers\[2\] is 1; .* stores its own latents"),
         ({"kv_source_layers": [0, 1, 2, 0, 4]}, ConfigError, "only one of the two layers has a rotary part"),
         ({"kv_source_layers": [0, 0, 2, 3, 4]}, UnsupportedOption, "layer 1 reads the latents of another layer"),
@@ -96,6 +97,15 @@ def test_layers_of_glm_5_next_are_those_of_a_small_model(more):
             "latent": "bfloat16",
             "index_key": "bfloat16",
         }
+
+
+def test_indexers_of_glm_5_next_are_those_of_layers_that_attend():
+    config = {"model_type": "glm5_next_text", "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 64}
+    listed = ["shared", "shared", "shared", "full", "full", "full", "full", "shared"]
+    specs = specs_from_config(config | {"indexer_types": listed})
+    assert [spec.index_dim for spec in specs if isinstance(spec, LatentSpec)] == [256, None]
+    with pytest.raises(ConfigError, match=r"indexer_types\[3\] is 'shared', but no layer before it has an indexer"):
+        specs_from_config(config | {"indexer_types": ["full"] * 3 + ["shared"] + ["full"] * 4})
 
 
 def test_glm_5_next_by_its_fewest_fields():

@@ -66,6 +66,14 @@ def test_models_without_attention_are_counted_as_transformers_builds_them(model_
     assert sum(stages) == counted.total
 
 
+@pytest.mark.parametrize("name", ["qk_dim_factor", "v_dim_factor", "ffn_proj_factor"])
+@pytest.mark.parametrize("factor", [1e8, 1e308])
+def test_widths_of_xlstm_past_the_largest_integer_are_refused(name, factor):
+    config = {"model_type": "xlstm", "hidden_size": 128, "num_heads": 4, "num_hidden_layers": 1, "vocab_size": 101}
+    with pytest.raises(ConfigError, match=rf"{name} is .*; times 128 it must be at most 2147483647"):
+        count_parameters(config | {name: factor, "use_bias": False})
+
+
 # Models of remote code, with the numbers of parameters of their weights.
 REMOTE_FILES = {
     "glm-4-9b": (
@@ -92,6 +100,12 @@ REMOTE_FILES = {
         {"model_type": "minicpm", "hidden_size": 2304, "num_attention_heads": 36, "num_hidden_layers": 40}
         | {"intermediate_size": 5760, "vocab_size": 122753, "tie_word_embeddings": True},
         2_724_880_896,
+    ),
+    # Without the layer that predicts further tokens: 210,790,400 of the 7,833,409,536 parameters of the weights.
+    "mimo-7b": (
+        {"model_type": "mimo", "num_hidden_layers": 36, "num_key_value_heads": 8, "intermediate_size": 11008}
+        | {"vocab_size": 151680, "num_nextn_predict_layers": 1},
+        7_622_619_136,
     ),
     "qwen-7b": (
         {"model_type": "qwen", "num_hidden_layers": 32, "intermediate_size": 22016, "vocab_size": 151936},

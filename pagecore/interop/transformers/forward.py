@@ -21,6 +21,7 @@ from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.states import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import CrossSpec, LatentSpec
+from pagecore.storage.attended import chunk_of
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -227,8 +228,9 @@ class Forward:
         self._check(query)
         index = self._rows.layers[layer]
         spec = self._rows.cache.spec(index)
-        if window is None and self.mask_limits == {spec.window}:
-            window = spec.window  # the model has one mask for all layers, and passes no window to their attention
+        if window is None and len(self.mask_limits) == 1 and not self.is_cross(layer):
+            (limit,) = self.mask_limits  # the model has one mask for all layers, and passes no window to attention
+            window = None if limit == chunk_of(spec) else limit
         if window != spec.window:
             raise UnsupportedOption(
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "

@@ -46,7 +46,7 @@ ALL_TRAITS: Mapping[str, Traits] = {
     **REMOTE_TRAITS,
 }
 
-# Families whose recurrent layers are all of a layer.
+# Families whose layers have no MLP, or one that is counted with the recurrence.
 _WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", *LINEAR_TRAITS})
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
@@ -236,7 +236,7 @@ def _width(fields: Fields, traits: Traits, model_type: str, layer: int) -> int:
         width = fields.integer(name)
         if fields.flag("block_auto_adjust_ff_dim"):
             multiple = fields.integer("block_multiple_of")
-            width = int(fields.number("block_ffn_dim_multiplier") * (2 * width // 3))
+            width = fields.scaled(2 * width // 3, "block_ffn_dim_multiplier")
             width = multiple * ceil_div(width, multiple)
         return width
     name = "intermediate_size" if fields.value(traits.dense_width) is None else traits.dense_width

@@ -40,7 +40,7 @@ def add_xlstm(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     tally.add(values * (1 + has_bias), Kind.OTHER, Split.TENSOR)
     tally.linear(values, hidden, bias=has_bias, name="out_proj")
     multiple = fields.integer("ffn_round_up_to_multiple_of")
-    width = multiple * ceil_div(max(1, int(hidden * fields.number("ffn_proj_factor"))), multiple)
+    width = multiple * ceil_div(max(1, fields.scaled(hidden, "ffn_proj_factor")), multiple)
     tally.linear(hidden, width, copies=2, bias=has_bias, name="ffn.proj_up_gate")
     tally.linear(width, hidden, bias=has_bias, name="ffn.proj_down")
 
