@@ -41,7 +41,7 @@ constexpr int64_t kChunk = Codes::kParts * kByteDepth;
 
 // Divides the scales [groups, 64] by the largest of each group. A group without scales above 0 stays as it is.
 inline ScaleRange divide_scales(float* scales, int64_t groups, float unit, float* of_groups) {
-  ScaleRange range;
+  ScaleRange range{};
 #pragma GCC unroll 4
   for (int i = 0; i < kTileDwords; ++i) range.largest[i] = Vec{}, range.smallest[i] = splat(1.0f);
   for (int64_t g = 0; g < groups; ++g, scales += kTileTokens) {
@@ -257,7 +257,7 @@ inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const
   WeightDigits weights;
   weights.digits = reinterpret_cast<int8_t*>(scratch.value);
   weights.of_groups = scratch.value + 16 * dim;
-  ScaleRange range;
+  ScaleRange range{};
   if constexpr (Codes::kGroup != 0) {
     expand_scales(cache, tile, scales);
     range = divide_scales(scales, groups, Codes::kUnit, weights.of_groups);
