@@ -91,6 +91,8 @@ JOINED = (
     "pagecore/index/radix/tree*.cpp",
     "pagecore/ops/cpu/*.cpp",
 )
+# The native drivers compile this source again, to emulate AMX, and wrap the function that it defines.
+APART = ("pagecore/ops/cpu/dispatch.cpp",)
 
 # The other rooms whose headers a room's native code includes; every room includes its own and native's. Checked by
 # tests/test_house.py.
@@ -133,7 +135,7 @@ def units(files: list[str]) -> dict[str, list[str]]:
     """Return the files to compile, and the sources in each: those of a pattern of JOINED are in one file."""
     found: dict[str, list[str]] = {}
     for file in files:
-        pattern = next((each for each in JOINED if Path(file).match(each)), None)
+        pattern = next((each for each in JOINED if Path(file).match(each) and file not in APART), None)
         unit = file if pattern is None else f"build/{pattern.removesuffix('*.cpp').strip('/').replace('/', '_')}.cpp"
         found.setdefault(unit, []).append(file)
     return found
