@@ -91,7 +91,7 @@ JOINED = (
     "pagecore/index/radix/tree*.cpp",
     "pagecore/ops/cpu/*.cpp",
 )
-# The drivers of tests/native have objects of these sources of their own: the library's must not come with others.
+# The drivers of tests/native compile this source again, to emulate AMX, and wrap the function that it defines.
 ALONE = {"pagecore/ops/cpu/dispatch.cpp"}
 
 # The other rooms whose headers a room's native code includes; every room includes its own and native's. Checked by

@@ -20,6 +20,7 @@ from pagecore.ops._block_checks cimport (
     read_sequences,
 )
 from pagecore.ops._debug cimport debug_copied, debug_sequences, debugging
+from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._overlap cimport check_all_apart
 from pagecore.ops._place cimport Place, await_arrays, finished
 from pagecore.ops.cpu._cpu cimport (
@@ -198,7 +199,7 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
 
 
-def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
+def copy_blocks(caches, pairs, *, independent=False, stream=None):
     """Copy whole blocks inside caches, in order, as copy-on-write does before a shared block is written.
 
     All arrays are on one device, the host or CUDA; `pairs` may be on the host, as in `transfer_blocks`. A call on CUDA
@@ -231,7 +232,7 @@ def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
     ShapeError, UnsupportedDtype, UnsupportedOption, DeviceError
         Arrays are not supported or cannot be written. After every error nothing has been copied.
     """
-    cdef bint many = isinstance(caches, (list, tuple))
+    cdef bint many = isinstance(caches, (list, tuple)), is_independent = read_flag(independent, "independent")
     cdef Place place
     cdef list planes = first_tensors(&place, list(caches) if many else [caches], "caches", many, stream)
     cdef Tensor plane
@@ -245,7 +246,7 @@ def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
-    if independent and ids.device_type == CPU:
+    if is_independent and ids.device_type == CPU:
         check_independent(ids, True)
     check_index_apart(planes, "caches", many, ids, "pairs")
     if place.device_type == CPU:
@@ -255,5 +256,5 @@ def copy_blocks(caches, pairs, *, bint independent=False, stream=None):
     if ids.device_type == CPU:
         check_copied(planes, ids)
     elif debugging():
-        debug_copied(planes, ids, independent, &place)
-    launch_copy(planes, ids, independent, &place)
+        debug_copied(planes, ids, is_independent, &place)
+    launch_copy(planes, ids, is_independent, &place)

@@ -18,6 +18,7 @@ from pagecore.ops._block_checks cimport (
 )
 from pagecore.ops._conversions cimport Conversions, add_caches, add_latents, are_latents
 from pagecore.ops._debug cimport debug_transferred, debugging
+from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._overlap cimport check_all_apart
 from pagecore.ops._place cimport Place, await_arrays, note_written
 from pagecore.ops.cpu._cpu cimport (
@@ -40,8 +41,8 @@ def transfer_blocks(
     *,
     source_scales=None,
     target_scales=None,
-    bint independent=False,
-    bint null_block=True,
+    independent=False,
+    null_block=True,
     stream=None,
 ):
     """Copy whole blocks from caches to other caches, which may differ in layout, dtype, format and number of blocks.
@@ -95,7 +96,8 @@ def transfer_blocks(
         Arrays do not match each other, are not supported, or cannot be written. After every error nothing has been
         copied.
     """
-    cdef bint many = isinstance(source_caches, (list, tuple))
+    cdef bint many = isinstance(source_caches, (list, tuple)), is_independent = read_flag(independent, "independent")
+    cdef int64_t lowest = 1 if read_flag(null_block, "null_block") else 0
     cdef list given = list(source_caches) if many else [source_caches]
     cdef Place place
     cdef list sources = first_tensors(&place, given, "source_caches", many, stream)
@@ -109,8 +111,7 @@ def transfer_blocks(
     cdef Tensor ids = pair_ids(pairs, &place)
     if ids is None:
         return
-    cdef int64_t lowest = 1 if null_block else 0
-    if independent and ids.device_type == CPU:
+    if is_independent and ids.device_type == CPU:
         check_independent(ids, False)
     check_index_apart(targets, "target_caches", many, ids, "pairs")
     if conversions.source_planes or conversions.target_planes or not conversions.is_empty():
@@ -125,8 +126,8 @@ def transfer_blocks(
     if ids.device_type == CPU:
         check_transferred(sources, targets, ids, lowest)
     elif debugging():
-        debug_transferred(sources, targets, ids, independent, lowest, &place)
-    convert_on_device(conversions, sources, targets, ids, independent, lowest, &place)
+        debug_transferred(sources, targets, ids, is_independent, lowest, &place)
+    convert_on_device(conversions, sources, targets, ids, is_independent, lowest, &place)
 
 
 cdef int convert_on_device(

@@ -255,6 +255,21 @@ def test_groups_of_values_of_very_different_magnitudes(isa, format):
         assert_output_close(out[..., first : first + 32], expected[..., first : first + 32])
 
 
+@pytest.mark.parametrize("ratio", [1e2, 1e3, 1e5])
+@pytest.mark.parametrize("format", ["fp4_block16", "nvfp4", "mxfp8"])
+def test_a_group_that_is_large_in_a_token_of_little_weight(isa, format, ratio):
+    """Weights times scales have a range within a group that is wider than that of the integers of a row."""
+    shape = Shape(seq_lens=(150,), query_lens=(1,), heads=(2, 2), dims=(128, 128), query_dtype="bfloat16")
+    plain = make_case(replace(shape, layout="NHD"))
+    place, query = (plain.block_table[0, 70 // 16], 70 % 16), plain.query[0].astype(np.float32)
+    score = -np.log(ratio) * 128**0.5
+    plain.key_cache[place] = (query * (score / (query**2).sum(-1, keepdims=True))).astype(plain.key_cache.dtype)
+    plain.value_cache[place][:, :32] *= plain.value_cache.dtype.type(ratio)
+    factor = float(np.nanmax(plain.value_cache.astype(np.float32))) / (6 * 448) if format == "nvfp4" else 1.0
+    value = store(plain.value_cache, format, "HND", factor)
+    FormatCase(plain, store(plain.key_cache, format, "HND"), value).check()
+
+
 @EVERY_FORMAT
 @pytest.mark.parametrize("number", [np.nan, np.inf, 1e-35], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

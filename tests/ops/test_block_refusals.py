@@ -180,6 +180,7 @@ BAD_TRANSFERS: list[tuple[dict[str, Any], Any, str]] = [
     ({"pairs": [(1, 2), (6, 1)]}, BLOCK, "the source of pair 1 is 6"),
     ({"pairs": [(0, 1)]}, BLOCK, "null block; null_block=False copies it"),
     ({"pairs": [(1, 0)]}, BLOCK, "null block; null_block=False copies it"),
+    ({"null_block": None}, OPTION, "null_block is None; it must be True or False"),
     ({"stream": 1}, OPTION, "stream"),
 ]
 

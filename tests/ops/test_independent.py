@@ -44,6 +44,16 @@ def test_a_claim_holds_or_is_refused(pairs, call):
     check(call, pairs)
 
 
+@pytest.mark.parametrize("claim", [None, "yes", np.array([True, False])], ids=str)
+@pytest.mark.parametrize("run", [ops.copy_blocks, ops.transfer_blocks])
+def test_a_claim_is_true_or_false(run, claim):
+    cache, other = np.zeros((4, 2), np.float32), np.ones((4, 2), np.float32)
+    caches = (cache,) if run is ops.copy_blocks else (other, cache)
+    with pytest.raises(UnsupportedOption, match=r"independent is .*; it must be True or False"):
+        run(*caches, [(1, 2)], independent=claim)
+    assert not cache.any()
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_many_independent_pairs_are_copied(seed):
     cache = random_numbers((500, 7), "float32", seed)

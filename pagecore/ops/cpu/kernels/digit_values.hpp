@@ -4,7 +4,7 @@
 //   right   [16 x 4 tokens][16 dims]          codes of four tokens in turn; for e2m1 the dims are those of a group
 //
 // The scales of a group are divided by the largest of them in the tile, and those of all groups share the factor that
-// makes a row of weights integers.
+// makes a row of weights integers. Rows in which a group would have only small integers are not served here.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
@@ -24,45 +24,70 @@ struct WeightDigits {
   alignas(64) float weights[kCodeRows][kTileTokens];  // times their factors
 };
 
+// The largest and the smallest scale of each token, among those of its groups that are divided.
+struct ScaleRange {
+  Vec largest[kTileDwords], smallest[kTileDwords];
+};
+
+// A row's largest weight times scale is up to this multiple of the largest in each group, which then has integers of at
+// least 510.
+constexpr float kGroupRange = 64.0f;
+
 // Numbers that are made from 4 x 64 stored bytes.
 template <typename Codes>
 constexpr int64_t kChunk = Codes::kParts * kByteDepth;
 
 // ---- weights
 
-// Divides the scales [groups, 64] by the largest of each group, and writes the largest magnitude of each token.
-inline void divide_scales(float* scales, int64_t groups, float unit, float* of_groups, Vec (&largest)[kTileDwords]) {
+// Divides the scales [groups, 64] by the largest of each group. A group without scales above 0 stays as it is.
+inline ScaleRange divide_scales(float* scales, int64_t groups, float unit, float* of_groups) {
+  ScaleRange range{};
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileDwords; ++i) range.largest[i] = Vec{}, range.smallest[i] = splat(1.0f);
   for (int64_t g = 0; g < groups; ++g, scales += kTileTokens) {
     IntVec bits{};
 #pragma GCC unroll 4
     for (int i = 0; i < kTileDwords; ++i) bits = max(bits, (IntVec)load(scales + i * kLanes) & kMagnitudeBits);
     const float top = __builtin_bit_cast(float, largest_of_lanes(bits));
-    const float inverse = top == 0.0f ? 0.0f : 1.0f / top;
     of_groups[g] = top * unit;
+    if (top == 0.0f) continue;
+    const float inverse = 1.0f / top;
 #pragma GCC unroll 4
     for (int i = 0; i < kTileDwords; ++i) {
       const Vec scale = load(scales + i * kLanes) * inverse;
       store(scales + i * kLanes, scale);
-      largest[i] = (Vec)max((IntVec)largest[i], (IntVec)scale & kMagnitudeBits);
+      const IntVec magnitude = (IntVec)scale & kMagnitudeBits;
+      range.largest[i] = (Vec)max((IntVec)range.largest[i], magnitude);
+      range.smallest[i] = (Vec)min((IntVec)range.smallest[i], magnitude);
     }
   }
+  return range;
 }
 
-// Writes the weights of each row times the factor that makes them integers. Returns false if one is infinite or NaN, or
-// a row too small.
+// Writes the weights of each row times the factor that makes them integers. Returns false if one is infinite or NaN, a
+// row too small, or a group of a row too small next to others.
 template <bool kGroups>
-inline bool factor_weights(const HeadRows& rows, const Vec (&largest)[kTileDwords], WeightDigits& made) {
+inline bool factor_weights(const HeadRows& rows, [[maybe_unused]] const ScaleRange& range, WeightDigits& made) {
   for (int64_t r = 0; r < rows.count; ++r) {
     const float* const row = rows.scores + r * kTileTokens;
-    IntVec bits{};
+    IntVec largest{};
+    [[maybe_unused]] IntVec smallest{};  // what every group has at least
 #pragma GCC unroll 4
     for (int i = 0; i < kTileDwords; ++i) {
       Vec weight = load(row + i * kLanes);
-      if constexpr (kGroups) weight = weight * largest[i];
-      bits = max(bits, (IntVec)weight & kMagnitudeBits);
+      if constexpr (kGroups) {
+        smallest = max(smallest, (IntVec)(weight * range.smallest[i]) & kMagnitudeBits);
+        weight = weight * range.largest[i];
+      }
+      largest = max(largest, (IntVec)weight & kMagnitudeBits);
     }
+    const int32_t top = largest_of_lanes(largest);
     float factor;
-    if (!integer_factor(largest_of_lanes(bits), factor, made.units[r], kLargestDigits)) return false;
+    if (!integer_factor(top, factor, made.units[r], kLargestDigits)) return false;
+    if constexpr (kGroups) {
+      const float least = __builtin_bit_cast(float, largest_of_lanes(smallest));
+      if (least * kGroupRange < __builtin_bit_cast(float, top)) return false;
+    }
 #pragma GCC unroll 4
     for (int i = 0; i < kTileDwords; ++i) store(made.weights[r] + i * kLanes, load(row + i * kLanes) * factor);
   }
@@ -232,12 +257,12 @@ inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const
   WeightDigits weights;
   weights.digits = reinterpret_cast<int8_t*>(scratch.value);
   weights.of_groups = scratch.value + 16 * dim;
-  Vec largest[kTileDwords] = {};
+  ScaleRange range{};
   if constexpr (Codes::kGroup != 0) {
     expand_scales(cache, tile, scales);
-    divide_scales(scales, groups, Codes::kUnit, weights.of_groups, largest);
+    range = divide_scales(scales, groups, Codes::kUnit, weights.of_groups);
   }
-  if (!factor_weights<Codes::kGroup != 0>(rows, largest, weights)) return false;
+  if (!factor_weights<Codes::kGroup != 0>(rows, range, weights)) return false;
   prefetch_all_scales(next_rows);
   pack_panel<Codes>(tile, dim, next_rows, panel);
   write_digits<Codes>(tile, rows.count, groups, scales, weights);
