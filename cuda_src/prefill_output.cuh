@@ -6,6 +6,11 @@
 
 namespace pagecore {
 
+// As load_value_scale, by a choice: with its product, instances for sm_100a spill.
+PC_DEVICE float choose_value_scale(const PcAttentionParams& p, int kv_head) {
+  return load_or(p.value_scale, p.value_scale_stride == 0 ? 0 : kv_head, 1.0f);
+}
+
 // The end of a warp's rows, after the last key of an item or of a piece.
 template <typename Tile>
 class PrefillOutput {
@@ -23,7 +28,7 @@ class PrefillOutput {
   // Writes the rows of an item that is a whole tile to the output.
   PC_MEMBER void store_whole(const PcAttentionParams& p, const Heads& heads, const PrefillQueries& item,
                              Sums& sums) const {
-    const float value_scale = load_value_scale(p, heads.kv);
+    const float value_scale = choose_value_scale(p, heads.kv);
     PC_UNROLL
     for (int m = 0; m < kRowTiles; ++m) {
       complete_softmax(sums.softmax[m]);
@@ -65,7 +70,7 @@ class PrefillOutput {
                       bool is_last, Sums& sums) const {
     const int tile_queries = max_of(Tile::kRows / (p.num_query_heads / p.num_kv_heads), 1);
     const pc_int64 own = p.num_partial_rows - (pc_num_blocks_x() - pc_block_x()) * tile_queries;
-    const float value_scale = load_value_scale(p, heads.kv);
+    const float value_scale = choose_value_scale(p, heads.kv);
     const Global<pc_uint64> partial(p.partial_out);
     float tops[kRowTiles][2], totals[kRowTiles][2];
     PC_UNROLL
