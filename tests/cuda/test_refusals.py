@@ -145,8 +145,15 @@ def test_scales_are_numbers_for_each_head(cuda, scale, is_put, error, message):
 
 
 def test_a_scale_on_the_host_may_be_an_array_of_one_number(cuda):
-    pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": np.float16(0.5), "value_scale": np.asarray(2)})
-    pagecore.write_kv(**on_device(cuda, "write_kv") | {"key_scale": [0.5], "value_scale": np.ones(1, np.float16)})
+    def written(key_scale, value_scale):
+        given = on_device(cuda, "write_kv") | {"key_scale": key_scale, "value_scale": value_scale}
+        pagecore.write_kv(**given)
+        return np.stack([cuda.get(given["key_cache"]), cuda.get(given["value_cache"])])
+
+    expected = written(0.5, 2.0)
+    assert (expected != written(1.0, 1.0)).any()
+    assert (written(np.float16(0.5), np.asarray(2)) == expected).all()
+    assert (written([0.5], np.full(1, 2, np.float16)) == expected).all()
 
 
 def test_written_arrays_that_overlap_read_arrays_are_refused(cuda):
