@@ -137,9 +137,11 @@ def test_an_invalid_pair_on_the_host_leaves_every_cache_unchanged(cuda, pair):
 
 
 def test_nothing_to_copy(cuda):
-    cache = cuda.put(random_numbers((4, 4), "float32"))
+    numbers = random_numbers((4, 4), "float32")
+    cache = cuda.put(numbers)
     for pairs in ([], np.zeros((0, 2), np.int32), cuda.put(np.zeros((0, 2), np.int64))):
         pagecore.copy_blocks([cache, cuda.put(np.zeros((4, 0), np.float32))], pairs)
+    assert (cuda.get(cache) == numbers).all()
     pagecore.copy_blocks([cuda.put(np.zeros((4, 0, 3), np.float32))], [(1, 2)])
     pagecore.copy_blocks([cuda.put(np.zeros((0, 3), np.float32))], cuda.put(np.asarray([(0, 1)])))
 

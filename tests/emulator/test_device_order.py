@@ -80,16 +80,8 @@ ONCE = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_missing_synchronisation_is_named_in_any_order(tmp_path, fault):
-    sources = plant(tmp_path, KERNELS, fault)
-    for seed in SEEDS:
-        with pytest.raises(EmulatorError, match=fault.message):
-            join(EmulatedRuntime(sources, tmp_path, seed=seed))
-
-
-@pytest.mark.parametrize("fault", ONCE.values(), ids=ONCE)
-def test_memory_that_is_read_once_is_not_written_in_the_launch(tmp_path, fault):
+@pytest.mark.parametrize("fault", (FAULTS | ONCE).values(), ids=FAULTS | ONCE)
+def test_a_race_is_named_in_any_order(tmp_path, fault):
     sources = plant(tmp_path, KERNELS, fault)
     for seed in SEEDS:
         with pytest.raises(EmulatorError, match=fault.message):
