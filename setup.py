@@ -1,7 +1,9 @@
 """The native parts of pagecore: one static library for each folder of C++, one extension for each ``_name.pyx``."""
 
+import itertools
 import os
 import platform
+import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -80,6 +82,16 @@ X86_LEVELS = {
 # Kernels throw nothing; with exceptions they could refer to their personality, a function outside the unit.
 KERNEL_FLAGS = ["-ffp-contract=fast", "-fno-exceptions"]
 ISA_FLAGS = X86_LEVELS if platform.machine() in {"x86_64", "AMD64"} else {"neon": ["-march=armv8-a"]}
+# Features that a level needs beyond those of the level before, as /proc/cpuinfo names them; see ops/cpu/dispatch.cpp.
+X86_FEATURES = {
+    "v2": {"sse4_2", "popcnt"},
+    "v3": {"avx2", "bmi1", "bmi2", "fma", "f16c"},
+    "v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
+    "v4_bf16": {"avx512_bf16", "avx512vbmi"},
+    "v4_amx": {"amx_tile", "amx_bf16"},
+}
+# Null tables of the instruction sets that a build leaves out.
+ABSENT = "build/absent_isas.cpp"
 
 # Sources that are compiled as one file, in half the time: each alone would instantiate the same templates of the
 # standard library. They have no private names in common, and an extension that links one of them links all. Insertions
@@ -141,24 +153,57 @@ def units(files: list[str]) -> dict[str, list[str]]:
     return found
 
 
-def write_joined(unit: str, files: list[str]) -> None:
-    """Write a file that includes other sources, unless it is there."""
-    path, text = ROOT / unit, "".join(f'#include "{file}"\n' for file in files)
+def write_changed(name: str, text: str) -> None:
+    """Write a file, unless it is there with this text."""
+    path = ROOT / name
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 
 
-def folder_libraries() -> list[tuple[str, dict[str, object]]]:
+def write_joined(unit: str, files: list[str]) -> None:
+    """Write a file that includes other sources, unless it is there."""
+    write_changed(unit, "".join(f'#include "{file}"\n' for file in files))
+
+
+def native_isas(cpuinfo: str) -> list[str]:
+    """Return the widest instruction set of the processor, and for tiles the one that they extend.
+
+    Return all of them if the system does not list the features.
+    """
+    found = re.search(r"^flags\s*:(.*)$", cpuinfo, re.MULTILINE)
+    if found is None or ISA_FLAGS is not X86_LEVELS:
+        return list(ISA_FLAGS)
+    flags = set(found[1].split())
+    supported = list(itertools.takewhile(lambda isa: X86_FEATURES[isa] <= flags, X86_FEATURES))
+    return supported[-2:] if supported[-1:] == ["v4_amx"] else supported[-1:]
+
+
+def built_isas() -> list[str]:
+    """Return the instruction sets to build: all, or those of this processor with ``PAGECORE_BUILD_ISA=native``."""
+    wanted = os.environ.get("PAGECORE_BUILD_ISA", "all")
+    if wanted not in {"all", "native"}:
+        raise SystemExit(f'expected PAGECORE_BUILD_ISA to be "all" or "native", got "{wanted}"')
+    cpuinfo = Path("/proc/cpuinfo")
+    return native_isas(cpuinfo.read_text() if wanted == "native" and cpuinfo.exists() else "")
+
+
+def write_absent(isas: list[str]) -> None:
+    tables = "".join(f"const KernelTable {isa}::kTable{{}};\n" for isa in ISA_FLAGS if isa not in isas)
+    write_changed(ABSENT, f'#include "pagecore/ops/cpu/kernel_table.hpp"\n\nnamespace pagecore::cpu {{\n{tables}}}\n')
+
+
+def folder_libraries(isas: list[str]) -> list[tuple[str, dict[str, object]]]:
     """One library for each folder; the kernels of ops/cpu once more for each instruction set."""
     flags = [*CXX, "-include", prelude("standard")]
     built = [library("index", "index", sources("pagecore/index/**/*.cpp"), flags)]
     built.append(library("tiers", "tiers", sources("pagecore/tiers/**/*.cpp"), flags))
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
     built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), flags))
-    for isa, march in ISA_FLAGS.items():
+    for isa in isas:
         files = [f"pagecore/ops/cpu/isa/{isa}.cpp", f"pagecore/ops/cpu/isa/latent_{isa}.cpp"]
-        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *march, *KERNEL_FLAGS]))
+        built.append(library("ops", f"cpu_{isa}", files, [*CXX, *ISA_FLAGS[isa], *KERNEL_FLAGS]))
+    built.append(library("ops", "cpu_absent", [ABSENT], CXX))
     return [(name, info) for name, info in built if info["sources"]]
 
 
@@ -168,6 +213,8 @@ def extension(pyx: str) -> Extension:
     folder = pyx.rsplit("/", 1)[0]
     room = folder.split("/")[1]
     depends = [*compiled_from(room), *sources(f"{folder}/**/*.cpp")]
+    if folder == "pagecore/ops/cpu":
+        depends.append(ABSENT)
     flags = [*CXX, *GENERATED, "-include", prelude("index" if room in ROOMS_ON_INDEX else "arrays")]
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
 
@@ -258,6 +305,8 @@ def native_parts() -> dict[str, object]:
     """Nothing where the Makefile, which builds them in place, installs the tree: pip would compile them once more."""
     if os.environ.get("PAGECORE_PREBUILT") == "1":
         return {}
+    isas = built_isas()
+    write_absent(isas)
     extensions = cythonize(
         # Of the shared module, which is C, cythonize wants the name and no language.
         [
@@ -270,7 +319,7 @@ def native_parts() -> dict[str, object]:
         nthreads=CORES,
         shared_utility_qualified_name=SHARED,
     )
-    return {"libraries": folder_libraries(), "ext_modules": extensions}
+    return {"libraries": folder_libraries(isas), "ext_modules": extensions}
 
 
 if __name__ == "__main__":

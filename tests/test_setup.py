@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -78,6 +79,37 @@ def test_a_unit_is_written_again_with_other_sources(setup):
     setup.write_joined(unit, ["x.cpp"])
     assert (setup.ROOT / unit).stat().st_mtime > 1
     assert (setup.ROOT / unit).read_text() == '#include "x.cpp"\n'
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs the levels of x86-64")
+@pytest.mark.parametrize(
+    ("isas", "expected"),
+    [
+        (["v2"], ["v2"]),
+        (["v2", "v3"], ["v3"]),
+        (["v2", "v3", "v4"], ["v4"]),
+        (["v2", "v3", "v4_bf16"], ["v3"]),
+        (["v2", "v3", "v4", "v4_bf16"], ["v4_bf16"]),
+        (["v2", "v3", "v4", "v4_bf16", "v4_amx"], ["v4_bf16", "v4_amx"]),
+    ],
+)
+def test_a_native_build_has_the_instruction_set_that_the_processor_chooses(setup, isas, expected):
+    flags = " ".join(flag for isa in isas for flag in sorted(setup.X86_FEATURES[isa]))
+    assert setup.native_isas(f"processor\t: 0\nflags\t\t: fpu {flags} ht\nbugs\t: none\n") == expected
+    assert setup.native_isas("") == list(setup.X86_LEVELS)
+
+
+def test_an_unknown_choice_of_instruction_sets_is_refused(setup, monkeypatch):
+    monkeypatch.setenv("PAGECORE_BUILD_ISA", "v3")
+    with pytest.raises(SystemExit, match='PAGECORE_BUILD_ISA to be "all" or "native", got "v3"'):
+        setup.built_isas()
+
+
+def test_instruction_sets_that_a_build_leaves_out_have_empty_tables(setup):
+    first, *others = setup.ISA_FLAGS
+    setup.write_absent([first])
+    text = (setup.ROOT / setup.ABSENT).read_text()
+    assert [f"{isa}::kTable{{}}" in text for isa in setup.ISA_FLAGS] == [False] + [True] * len(others)
 
 
 def test_a_prelude_that_fails_to_compile_is_not_used(setup):

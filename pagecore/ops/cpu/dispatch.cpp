@@ -50,6 +50,7 @@ bool has_v4_amx() {
 
 // The kernels without tiles are compiled once for both levels.
 KernelTable with_tiles() {
+  if (v4_amx::kTable.attend == nullptr) return {};
   KernelTable table = v4_bf16::kTable;
   table.attend = v4_amx::kTable.attend;
   table.merge_splits = v4_amx::kTable.merge_splits;
@@ -70,6 +71,9 @@ constexpr Level kLevels[] = {{"neon", [] { return true; }, &neon::kTable}};
 #error "pagecore's host kernels are written for x86-64 and aarch64"
 #endif
 
+// Tables of instruction sets that the build leaves out are empty.
+bool available(const Level& level) { return level.table->attend != nullptr && level.supported(); }
+
 // Null until first use.
 std::atomic<const Level*> current{nullptr};
 
@@ -83,7 +87,7 @@ std::atomic<const Level*> current{nullptr};
 
 const Level& find(const std::string& name, const char* who) {
   for (const Level& level : kLevels) {
-    if (name == level.name && level.supported()) return level;
+    if (name == level.name && available(level)) return level;
   }
   refuse(name, who);
 }
@@ -92,7 +96,7 @@ const Level& from_environment() {
   const char* wanted = std::getenv("PAGECORE_ISA");
   if (wanted != nullptr && *wanted != '\0') return find(wanted, "PAGECORE_ISA");
   for (const Level& level : kLevels) {
-    if (level.supported()) return level;
+    if (available(level)) return level;
   }
   refuse("x86-64-v2", "pagecore");
 }
@@ -119,7 +123,7 @@ void set_isa(const std::string& name) {
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
   for (const Level& level : kLevels) {
-    if (level.supported()) names.emplace_back(level.name);
+    if (available(level)) names.emplace_back(level.name);
   }
   return names;
 }
