@@ -19,17 +19,22 @@ LATENT |= {"index_head_dim": 8, "index_topk": 4, "num_hidden_layers": 7, "n_grou
 # Modules of transformers, classes of a config and of its model, and the sizes of a small model.
 FLOW = {"latent_dim": 8, "flow_head_config": {"condition_dim": 48, "latent_dim": 8, "hidden_size": 16}}
 BARK = {"hidden_size": 48, "num_heads": 6, "num_layers": 3, "block_size": 32}
+MIMI = {
+    "model_type": "mimi",
+    **GROUPED,
+    "upsample_groups": 48,
+    "num_filters": 4,
+    "codebook_dim": 8,
+    "vector_quantization_hidden_dimension": 8,
+}
+DEPTH = {**GROUPED, "backbone_hidden_size": 48}
+CSM = {**GROUPED, "codec_config": MIMI, "depth_decoder_config": DEPTH, "audio_token_id": 8, "audio_eos_token_id": 9}
 STEP = {**GROUPED, **EXPERTS, "share_expert_dim": 8, "sliding_window": 5, "num_sliding_attention_heads": 8}
 STEP["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention"]
 DECODERS = {
     "coarse_acoustics": ("bark", "BarkCoarseConfig", "BarkCoarseModel", BARK),
-    "csm": ("csm", "CsmConfig", "CsmForConditionalGeneration", GROUPED),
-    "csm_depth_decoder_model": (
-        "csm",
-        "CsmDepthDecoderConfig",
-        "CsmDepthDecoderModel",
-        GROUPED | {"backbone_hidden_size": 48},
-    ),
+    "csm": ("csm", "CsmConfig", "CsmForConditionalGeneration", CSM),
+    "csm_depth_decoder_model": ("csm", "CsmDepthDecoderConfig", "CsmDepthDecoderModel", DEPTH),
     "gradium_phonon_tts": ("gradium_phonon_tts", "GradiumPhononTTSConfig", "GradiumPhononTTSModel", GROUPED | FLOW),
     "higgs_audio_v2": ("higgs_audio_v2", "HiggsAudioV2Config", "HiggsAudioV2Model", GROUPED | {"vocab_size": 128256}),
     "kyutai_speech_to_text": (
