@@ -12,6 +12,7 @@ from pagecore.models.config import ModelConfig, has_encoder, read_model_config, 
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields, open_config
 from pagecore.models.parameters import gemma_3n, gemma_4
+from pagecore.models.parameters.audio import add_audio
 from pagecore.models.parameters.blocks import (
     add_attention,
     add_experts,
@@ -30,7 +31,7 @@ from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
 from pagecore.models.parameters.traits import Experts, Traits
-from pagecore.models.parameters.vision import add_vision
+from pagecore.models.parameters.vision import add_vision, with_encoders
 from pagecore.models.served import SERVED
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 from pagecore.storage.checks import ceil_div
@@ -71,15 +72,15 @@ def count_parameters(
 ) -> Parameters:
     """Count the parameters of a model from its config.
 
-    The counts equal those of the models that transformers builds, vision towers included.
+    The counts equal those of the models that transformers builds, with their encoders of images and sound. Of a model
+    that also speaks (Qwen-Omni) they are those of its thinker.
 
     Parameters
     ----------
     config : str, path or dict
         As for `specs_from_config`.
     layers : range, optional
-        Layers of one pipeline stage. The stage of the first layer has the embedding, and the vision tower or the
-        encoder; that of the last one the norm and the head. A head that is tied to the embedding is a copy there,
+        Layers of one pipeline stage. The stage of the first layer has the embedding and all encoders; that of the last one the norm and the head. A head that is tied to the embedding is a copy there,
         except in a single stage.
     mtp : bool
         Add the layers for the prediction of further tokens (`num_nextn_predict_layers`) after the last layer.
@@ -113,9 +114,11 @@ def count_parameters(
         add_encoder_decoder(tally, whole, model_type, layers)
         return Parameters(dict(tally.counts), whole.integer("num_attention_heads"), dict(tally.matrices))
     model_type, fields = text_model(whole)
-    kv_heads, is_first = _add_text_model(tally, config, whole, fields, model_type, layers, mtp)
+    encoded = with_encoders(whole)
+    kv_heads, is_first = _add_text_model(tally, config, encoded, fields, model_type, layers, mtp)
     if is_first:
-        add_vision(tally, whole, fields.integer("hidden_size"))
+        add_vision(tally, encoded, fields.integer("hidden_size"))
+        add_audio(tally, encoded, fields.integer("hidden_size"))
     return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
 
 
