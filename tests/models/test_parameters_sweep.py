@@ -55,6 +55,7 @@ OF_FAMILY = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 16},
     "deepseek_v32": SPARSE,
     "glm_moe_dsa": SPARSE,
+    "mistral_large4": SPARSE | {"q_lora_rank": None},
     "cohere2_moe": {"first_k_dense_replace": 2, "num_shared_experts": 1, "prefix_dense_intermediate_size": 56},
     "dots1": {"first_k_dense_replace": 1, "n_shared_experts": 2},
     "granitemoe_swa": {"shared_intermediate_size": 48},
@@ -66,7 +67,7 @@ OF_FAMILY = {
 }
 LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_latents}
 # Families without groups of queries, and those whose default head_dim suits only their own sizes.
-MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
+MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "mistral_large4", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
 # transformers serves kimi_k2 as deepseek_v3, and has minimax alone of the three.
@@ -96,6 +97,7 @@ VISION = {
     "llava_onevision": [(SIGLIP | {"vision_use_head": False}, {"tie_word_embeddings": True})],
     "vipllava": [(CLIP, {"vision_feature_layer": [-1, -2, 1]})],
     "mistral3": [({"model_type": "pixtral", "patch_size": 14}, {"spatial_merge_size": 2})],
+    "mistral_large4": [({"model_type": "pixtral", "patch_size": 14}, {"spatial_merge_size": 2})],
     "qwen2_vl": [({"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2}, {})],
     "qwen2_5_vl": [(QWEN, {})],
     "qwen3_vl": [(QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}, {})],

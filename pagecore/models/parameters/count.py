@@ -25,6 +25,7 @@ from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
 from pagecore.models.parameters.linear import LINEAR_TRAITS
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
+from pagecore.models.parameters.recent import RECENT_TRAITS
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.remote import REMOTE_TRAITS
 from pagecore.models.parameters.structures import TRAITS
@@ -45,6 +46,7 @@ ALL_TRAITS: Mapping[str, Traits] = {
     **BERT_TRAITS,
     **LINEAR_TRAITS,
     **REMOTE_TRAITS,
+    **RECENT_TRAITS,
 }
 
 # Families whose layers have no MLP, or one that is counted with the recurrence.
@@ -80,7 +82,8 @@ def count_parameters(
     config : str, path or dict
         As for `specs_from_config`.
     layers : range, optional
-        Layers of one pipeline stage. The stage of the first layer has the embedding and all encoders; that of the last one the norm and the head. A head that is tied to the embedding is a copy there,
+        Layers of one pipeline stage. The stage of the first layer has the embedding and all encoders; that
+        of the last one the norm and the head. A head that is tied to the embedding is a copy there,
         except in a single stage.
     mtp : bool
         Add the layers for the prediction of further tokens (`num_nextn_predict_layers`) after the last layer.
@@ -204,9 +207,12 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
         if isinstance(spec, StateSpec):
             RECURRENT[model_type](tally, fields, spec)
         elif isinstance(spec, LatentSpec):
-            add_latent_attention(tally, fields, traits, spec)
+            sizes = traits.sizes_of_layer(fields, layer) if traits.sizes_of_layer and spec.window else fields
+            add_latent_attention(tally, fields, traits, spec, sizes, has_latents=not is_shared)
         elif isinstance(spec, AttentionSpec):
             add_attention(tally, fields, traits, spec, has_keys=not is_shared)
+    if traits.add_to_layer is not None:
+        traits.add_to_layer(tally, fields, specs, layer)
     tally.module = f"{path}.mlp"
     if model_type in _WITHOUT_MLP:
         return

@@ -119,6 +119,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "llava_next": _llava(has_newline=True),
     "llava_onevision": _llava(has_newline=True),
     "mistral3": _mistral,
+    "mistral_large4": _mistral,
     "qwen2_vl": _qwen(norm_bias=True, outputs="hidden_size"),
     "qwen2_5_omni_thinker": _qwen(norm_bias=False),
     "qwen2_5_vl": _qwen(norm_bias=False),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from pagecore.models.fields import Fields
+from pagecore.models.parameters.tally import Tally
 
 __all__ = ["Experts", "Settled", "Traits"]
 
@@ -33,6 +34,10 @@ class Experts:
         a bias that is a parameter; the sum of the experts has a bias.
     gate_rank : str
         Field with the rank of a gate of the norm before the experts; "" without one.
+    shared_width : str
+        Field with the width of a shared expert if `shared` is their number; "" for that of the routed experts.
+    add_router : callable, optional
+        Adds a router that is not one matrix, from the number of experts.
     """
 
     count: str = "num_experts"
@@ -46,6 +51,8 @@ class Experts:
     has_score_bias: bool = False
     has_output_bias: bool = False
     gate_rank: str = ""
+    shared_width: str = ""
+    add_router: Callable[[Tally, Fields, int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +117,10 @@ class Traits:
         Further parameters of the first and the last stage.
     settle : callable, optional
         Returns those of these values that depend on the config's fields.
+    add_to_layer : callable, optional
+        Adds what a layer has besides, from its specs and its number.
+    sizes_of_layer : callable, optional
+        Returns the fields with the sizes of a layer with latents and a window, from its number.
     """
 
     qkv_bias: str | bool = False
@@ -143,3 +154,5 @@ class Traits:
     first: int = 0
     last: int = 0
     settle: Callable[[Fields], Settled] | None = None
+    add_to_layer: Callable[[Tally, Fields, Sequence[Any], int], None] | None = None
+    sizes_of_layer: Callable[[Fields, int], Fields] | None = None
