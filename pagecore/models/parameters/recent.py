@@ -12,7 +12,7 @@ from typing import Any
 from pagecore.models.fields import Fields
 from pagecore.models.latent_windows import sizes_of_dots
 from pagecore.models.parameters.tally import Kind, Split, Tally
-from pagecore.models.parameters.traits import Experts, Settled, Traits
+from pagecore.models.parameters.traits import Experts, Settled, Traits, biased_traits
 from pagecore.storage import LatentSpec
 
 __all__ = ["RECENT_TRAITS"]
@@ -89,9 +89,7 @@ def _dots_layer(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: int
 
 
 RECENT_TRAITS: Mapping[str, Traits] = {
-    "dots3_note_text": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "dots3_note_text": biased_traits(
         head_gate=True,
         experts=replace(_SHARED, shared_width="shared_experts_intermediate_size"),
         add_to_layer=_dots_layer,
@@ -99,31 +97,18 @@ RECENT_TRAITS: Mapping[str, Traits] = {
         defaults={"first_k_dense_replace": 1, "shared_experts_intermediate_size": 1536, "index_n_heads": 64},
         aliases={"shared_experts_intermediate_size": "moe_shared_expert_intermediate_size"},
     ),
-    "glm5_next_text": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "glm5_next_text": biased_traits(
         experts=_SHARED,
         add_to_layer=_glm_layer,
         defaults={"first_k_dense_replace": 3, "hc_mult": 4, "index_kpool": 16, "index_n_heads": 32},
     ),
-    "hy_v4": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        experts=_SHARED,
-        add_to_layer=_hy_layer,
-        settle=_hy,
-        defaults={"first_k_dense_replace": 1, "hc_mult": 4},
+    "hy_v4": biased_traits(
+        experts=_SHARED, add_to_layer=_hy_layer, settle=_hy, defaults={"first_k_dense_replace": 1, "hc_mult": 4}
     ),
-    "mistral_large4_text": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        experts=_SHARED,
-        add_to_layer=_mistral_layer,
-        defaults={"first_k_dense_replace": 1, "q_lora_rank": None},
+    "mistral_large4_text": biased_traits(
+        experts=_SHARED, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
     ),
-    "zaya": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "zaya": biased_traits(
         is_tied=True,
         experts=Experts(add_router=_zaya_router),
         add_to_layer=_zaya_layer,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Tally
 
-__all__ = ["Experts", "Settled", "Traits"]
+__all__ = ["Experts", "Settled", "Traits", "biased_traits"]
 
 Settled = Mapping[str, Any]
 
@@ -156,3 +157,7 @@ class Traits:
     settle: Callable[[Fields], Settled] | None = None
     add_to_layer: Callable[[Tally, Fields, Sequence[Any], int], None] | None = None
     sizes_of_layer: Callable[[Fields, int], Fields] | None = None
+
+
+# Traits of a family whose field `attention_bias` adds biases to all projections of attention.
+biased_traits = partial(Traits, qkv_bias="attention_bias", output_bias="attention_bias")
