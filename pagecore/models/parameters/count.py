@@ -10,7 +10,8 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import ModelConfig, has_encoder, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.fields import Fields, open_config
+from pagecore.models.fields import Fields
+from pagecore.models.opening import open_config
 from pagecore.models.parameters import gemma_3n, gemma_4
 from pagecore.models.parameters.audio import add_audio
 from pagecore.models.parameters.blocks import (

@@ -16,7 +16,8 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import has_encoder, text_model
 from pagecore.models.dtypes import stored_dtype
-from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.fields import Fields, shown
+from pagecore.models.opening import open_config
 from pagecore.models.parameters.tally import QUANTISED_KINDS, Kind, Matrix, Parameters
 from pagecore.models.parameters.unquantised import names_module, unquantised_modules
 from pagecore.storage.checks import ceil_div

@@ -13,7 +13,8 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import text_model
 from pagecore.models.families import THINKERS
-from pagecore.models.fields import Fields, open_config
+from pagecore.models.fields import Fields
+from pagecore.models.opening import open_config
 from pagecore.models.parameters.projectors import PROJECTORS
 from pagecore.models.parameters.tally import Kind, Split, Tally
 from pagecore.models.parameters.towers import TOWERS, Sizes, Tower, add_tower, image_side
