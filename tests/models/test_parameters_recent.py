@@ -40,6 +40,11 @@ CASES = {
         | {"q_lora_rank": None, "indexer_types": ["full", "full", "shared", "full", "full", "shared"]}
         | {"no_rope_layers": [1, 0, 0, 1, 1, 1], "kv_source_layers": [0, 1, 1, 3, 4, 4]},
     ],
+    "step3p5": [
+        {"n_routed_experts": 6, "num_key_value_heads": 2, "head_dim": 16},
+        {"layer_types": ["full_attention", "sliding_attention"] * 3, "num_sliding_attention_heads": 12, "head_dim": 8}
+        | {"num_key_value_heads": 4, "sliding_window": 9, "share_expert_dim": 40, "moe_layers_enum": "1,4"},
+    ],
     "zaya": [
         {"head_dim": 16, "num_key_value_heads": 2},
         {"head_dim": 8, "cca_time1": 3, "router_hidden_size": 20, "attention_bias": True, "tie_word_embeddings": False},

@@ -169,7 +169,7 @@ def test_small_models_of_every_family(model_type, seed):
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
-@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "whisper"}))
+@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "umt5", "whisper"}))
 def test_small_models_with_the_decoder_of_bart(model_type, change):
     transformers = require("transformers")
     require("torch")
@@ -185,6 +185,21 @@ def test_small_models_with_the_decoder_of_bart(model_type, change):
     for each in changes:
         config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=64, **sizes, **each)
         assert count_parameters(config.to_dict()).total == built(config)
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+@pytest.mark.parametrize("model_type", ["mt5", "t5", "umt5"])
+def test_small_models_of_the_kin_of_t5(model_type, feed_forward):
+    transformers = require("transformers")
+    require("torch")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+    sizes |= {"vocab_size": 101, "relative_attention_num_buckets": 12, "feed_forward_proj": feed_forward}
+    config = transformers.AutoConfig.for_model(model_type, **sizes)
+    written = config.to_dict()
+    whole = count_parameters(written).total
+    assert whole == built(config)
+    stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
+    assert sum(stages) == whole + 101 * 32  # the head is a copy in the last stage
 
 
 @pytest.mark.slow

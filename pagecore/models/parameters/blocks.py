@@ -49,7 +49,13 @@ def add_attention(
         tally.linear(hidden, heads, split=Split.ATTENTION, name="g_proj")
     inputs = inputs or hidden
     queries = width * (1 + traits.has_gated_queries)
-    tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
+    if traits.query_rank:
+        rank = fields.integer(traits.query_rank)
+        tally.linear(inputs, rank, split=Split.COPY, name="q_proj")
+        tally.norm(rank)
+        tally.linear(rank, queries, split=Split.ATTENTION, name="wq")
+    else:
+        tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
     joins_values = traits.shared_projection_field and fields.flag(traits.shared_projection_field)
     if has_keys:
         tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
@@ -149,7 +155,9 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
     flags: Any = fields.given("moe_layer_freq")
     if isinstance(flags, list | tuple) and layer < len(flags):
         return bool(flags[layer])
-    if experts.rule == "after":
+    if experts.rule == "numbered" and fields.given("moe_layers_enum") is not None:
+        return layer in _numbered_layers(fields)
+    if experts.rule in ("after", "numbered"):
         return layer >= fields.integer(experts.dense, min=0)
     if experts.rule == "range":
         first, last = fields.integer("moe_layer_start_index", min=0), fields.integer("moe_layer_end_index", min=-1)
@@ -168,6 +176,17 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
             return layer in numbered
         return (layer + 1) % fields.integer("interleave_moe_layer_step") == 0
     return True
+
+
+def _numbered_layers(fields: Fields) -> Collection[int]:
+    """Return the layer numbers in `moe_layers_enum`, which is a list or a text such as "3,4,5"."""
+    listed: Any = fields.given("moe_layers_enum")
+    if not isinstance(listed, str):
+        return _layer_numbers(fields, "moe_layers_enum") or ()
+    parts = [part.strip() for part in listed.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        fields.refuse(f"{fields.describe('moe_layers_enum')}; it must list layer numbers, such as '3,4,5'")
+    return {int(part) for part in parts}
 
 
 def _layer_numbers(fields: Fields, name: str) -> Collection[int] | None:

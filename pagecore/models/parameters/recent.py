@@ -108,6 +108,13 @@ RECENT_TRAITS: Mapping[str, Traits] = {
     "mistral_large4_text": biased_traits(
         experts=_SHARED, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
     ),
+    "step3p5": biased_traits(
+        mlp_bias="mlp_bias",
+        qk_norm="head",
+        head_gate=True,
+        experts=Experts("n_routed_experts", shared="share_expert_dim", rule="numbered"),
+        defaults={"first_k_dense_replace": 3, "share_expert_dim": 1280},
+    ),
     "zaya": biased_traits(
         is_tied=True,
         experts=Experts(add_router=_zaya_router),

@@ -32,4 +32,9 @@ REMOTE_TRAITS: Mapping[str, Traits] = {
     "mimo": Traits(qkv_bias=True),
     "minicpm": Traits(is_tied=True),
     "qwen": Traits(qkv_bias=True, settle=half_as_wide),
+    "step3_text": Traits(
+        query_rank="share_q_dim",
+        experts=Experts("moe_num_experts", shared="share_expert_dim", rule="numbered"),
+        defaults={"first_k_dense_replace": 4, "share_q_dim": 2048},
+    ),
 }

@@ -27,7 +27,7 @@ class Experts:
         Field with the width of the shared expert, or with the number of shared experts of `width`; "" without one.
     rule : str
         Rule for the layers that have experts: "every", "after" (all but the first `dense` layers), "step" (Qwen),
-        "period" (Jamba), "interleaved" (Llama 4) or "range" (Ernie).
+        "period" (Jamba), "interleaved" (Llama 4), "range" (Ernie) or "numbered" (Step, or "after").
     dense : str
         Field with the number of first layers without experts, for the rule "after".
     has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
@@ -85,6 +85,8 @@ class Traits:
     output_gate : str
         Field with the kind of gate on the outputs of attention: one value for each head if it is true or "per-head",
         else one for each feature; "" without a gate.
+    query_rank : str
+        Field with the width between the two projections of queries, where a norm is; "" for one projection.
     has_query_experts : bool
         Queries and outputs of attention are projected by experts.
     dense_width : str
@@ -137,6 +139,7 @@ class Traits:
     is_gated: bool = True
     has_gated_queries: bool = False
     output_gate: str = ""
+    query_rank: str = ""
     has_query_experts: bool = False
     dense_width: str = "intermediate_size"
     has_mlp_norm: bool = False
