@@ -12,11 +12,11 @@ from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.crossed import COMPOSED, CROSSED, composed_specs, crossed_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
 from pagecore.models.fields import Fields, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
 from pagecore.models.mllama import MLLAMA, mllama_specs
+from pagecore.models.multimodal import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
 from pagecore.models.opening import open_config
 from pagecore.models.quantization import requested_format
 from pagecore.models.served import SERVED

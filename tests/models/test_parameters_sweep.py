@@ -11,7 +11,8 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_FIELDS, TEXT_MODELS
+from pagecore.models.families import FAMILIES
+from pagecore.models.multimodal import ANY_TEXT_MODEL, TEXT_FIELDS, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.models.parameters.encoder_decoder import COUNTED
 from pagecore.models.parameters.structures import TRAITS

@@ -12,7 +12,7 @@ from pagecore.models.config import ModelConfig, has_encoder, read_model_config, 
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields
 from pagecore.models.opening import open_config
-from pagecore.models.parameters import gemma_3n, gemma_4
+from pagecore.models.parameters import gemma_3n, gemma_4, zamba
 from pagecore.models.parameters.audio import add_audio
 from pagecore.models.parameters.blocks import (
     add_attention,
@@ -172,11 +172,11 @@ def _add_text_model(
         attending += [spec for spec in specs if isinstance(spec, AttentionSpec)]
         shared = [model.layers[spec.layer] for spec in specs if isinstance(spec, Alias)]
         if model_type in ("zamba", "zamba2"):
-            _add_zamba_layer(tally, fields, specs, layer, model_type)
+            zamba.add_layer(tally, fields, specs, layer, model_type)
         else:
             _add_layer(tally, fields, traits, [*shared, *specs], layer, model_type)
     if model_type in ("zamba", "zamba2"):
-        _add_shared_blocks(tally, fields, traits, attending, model_type)
+        zamba.add_shared_blocks(tally, fields, traits, attending, model_type)
     is_first, is_last = layers.start == 0, layers.stop == count
     if model_type == "gemma4_text" and is_first:
         gemma_4.add_inputs_of_layers(tally, fields)
@@ -276,43 +276,6 @@ def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
     tally.linear(
         fields.integer("hidden_size"), fields.integer("zero_expert_num", min=0), split=Split.COPY, kind=Kind.OTHER
     )
-
-
-def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int, model_type: str) -> None:
-    """Add Mamba of a layer, and what a layer with attention has of its own: a projection and adapters."""
-    hidden = fields.integer("hidden_size")
-    tally.module = f"model.layers.{layer}.mamba"
-    for spec in specs:
-        if isinstance(spec, StateSpec):
-            RECURRENT[model_type](tally, fields, spec)
-            tally.norm(hidden)
-            continue
-        tally.linear(hidden, hidden)
-        if model_type == "zamba":
-            continue
-        rank, width = fields.integer("adapter_rank"), fields.integer("intermediate_size")
-        tally.linear(hidden, rank, split=Split.COPY)
-        tally.linear(rank, 2 * width)
-        if fields.flag("use_shared_attention_adapter"):
-            heads = (spec.num_query_heads or spec.num_kv_heads) * spec.head_dim
-            tally.linear(2 * hidden, rank, split=Split.COPY, copies=3)
-            tally.linear(rank, heads, copies=3)
-
-
-def _add_shared_blocks(
-    tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec], model_type: str
-) -> None:
-    """Add the blocks of attention that the layers of Zamba share."""
-    hidden = fields.integer("hidden_size")
-    if model_type == "zamba":  # transformers shares the block together with the embedding
-        blocks = len(specs) if fields.given("tie_word_embeddings") is False else 1
-    else:
-        blocks = fields.integer("num_mem_blocks")
-    for block in range(min(blocks, len(specs))):
-        tally.module = f"model.shared_transformer.{block}"
-        add_attention(tally, fields, traits, specs[0], inputs=2 * hidden)
-        add_mlp(tally, fields, traits, fields.integer("intermediate_size"))
-        tally.norm(3 * hidden)
 
 
 def _add_ends(

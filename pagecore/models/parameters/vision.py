@@ -12,8 +12,8 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import text_model
-from pagecore.models.families import THINKERS
 from pagecore.models.fields import Fields
+from pagecore.models.multimodal import THINKERS
 from pagecore.models.opening import open_config
 from pagecore.models.parameters.projectors import PROJECTORS
 from pagecore.models.parameters.tally import Kind, Split, Tally
