@@ -110,6 +110,18 @@ REMOTE_FILES = {
         {"model_type": "qwen", "num_hidden_layers": 32, "intermediate_size": 22016, "vocab_size": 151936},
         7_721_324_544,
     ),
+    # By hand: the model card has 16B, of which 1.4B are active.
+    "ling-mini-2.0": (
+        {"model_type": "bailing_moe", "hidden_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 16}
+        | {"num_key_value_heads": 4, "head_dim": 128, "intermediate_size": 5120, "moe_intermediate_size": 512}
+        | {"num_experts": 256, "num_shared_experts": 1, "first_k_dense_replace": 1, "vocab_size": 157184}
+        | {"use_qk_norm": True, "use_qkv_bias": False, "use_bias": False, "sliding_window": 4096},
+        2 * 157184 * 2048
+        + 20 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 2 * 128 + 2 * 2048)
+        + 3 * 2048 * 5120
+        + 19 * (257 * 3 * 2048 * 512 + 2048 * 256)
+        + 2048,
+    ),
     "step-3": (
         {"model_type": "step3_text", "hidden_size": 7168, "num_attention_heads": 64, "num_attention_groups": 1}
         | {"head_dim": 256, "share_q_dim": 2048, "num_hidden_layers": 61, "intermediate_size": 18432}
