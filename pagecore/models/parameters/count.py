@@ -83,9 +83,8 @@ def count_parameters(
     config : str, path or dict
         As for `specs_from_config`.
     layers : range, optional
-        Layers of one pipeline stage. The stage of the first layer has the embedding and all encoders; that
-        of the last one the norm and the head. A head that is tied to the embedding is a copy there,
-        except in a single stage.
+        Layers of one pipeline stage. The stage of the first layer has the embedding and all encoders; that of the last
+        one the norm and the head. A head that is tied to the embedding is a copy there, except in a single stage.
     mtp : bool
         Add the layers for the prediction of further tokens (`num_nextn_predict_layers`) after the last layer.
         transformers does not build them, and engines load them only as a draft.
