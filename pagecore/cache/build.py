@@ -12,7 +12,7 @@ from pagecore.cache._state import CacheState
 from pagecore.cache.adopted import buffers_of, check_source, count_adopted
 from pagecore.cache.cross.build import make_cross
 from pagecore.cache.layer_ops import LayerOps, layer_ops
-from pagecore.cache.layers import Layer, Layers, arrange
+from pagecore.cache.layers import Group, Layer, Layers, arrange
 from pagecore.cache.limits import (
     cache_device,
     check_slots,
@@ -65,7 +65,6 @@ def build_parts(
     refuse_unserved(prefix_cache, eviction_policy)
     recompute_last = flag("recompute_last_block", recompute_last_block)
     ranks = as_parallel(parallel)
-    policy = str(eviction_policy)
     block_size = require_int("block_size", block_size)
     max_sequences = require_int("max_sequences", max_sequences, max=None)
     longest = max_tokens_per_sequence
@@ -76,36 +75,25 @@ def build_parts(
     slots = slot_dtype(index_dtype)
     placed, groups = arrange(layers, num_layers, ranks, attends=device != "none")
     keeping = state_layers(placed)
-    slots_of_states, memory = size_states(
+    state_slots, memory = size_states(
         keeping, num_states, state_ratio, memory, max_sequences, device, num_checkpoints, has_blocks=bool(groups)
     )
     check_source(allocator, buffers, device)
     saver = checked_saver(memory_saver, allocator, buffers, device)
     source = allocator if saver is None else saver.allocate
-    if not groups:
-        refuse_blocks(buffers=buffers, layout=layout)
-    given = buffers_of(buffers, groups, block_size, layout, memory, device)
-    if given is not None and num_blocks is None:
-        blocks = count_adopted(given, groups, block_size, layout)
-    else:
-        blocks = count_blocks(groups, block_size, num_blocks, memory, device, longest)
+    given, blocks = _sized(groups, block_size, num_blocks, memory, device, longest, layout, buffers)
     check_slots(blocks, block_size, slots)
     max_tokens = row_capacity(groups, blocks, block_size, longest)
-    num_token_groups = sum(not group.is_cross for group in groups)
-    tables = BlockTables(
-        [BlockPool(n) for n in blocks[:num_token_groups]],
-        block_sizes=[block_size] * max(1, num_token_groups),
-        max_sequences=max_sequences,
-        max_blocks_per_sequence=ceil_div(max_tokens, block_size),
-    )
+    own = [group for group in groups if not group.is_cross]  # groups of cross attention come last
+    tables = _make_tables(blocks[: len(own)], block_size, max_sequences, max_tokens)
     staging = Staging(tables, device) if device.startswith("cuda") else None
     specs = () if keeping is None else keeping.specs
-    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, slots_of_states, source)
+    store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, state_slots, source)
     ops = _ops_of(placed, device)
     cross = make_cross(groups, blocks, block_size, max_sequences, device)
-    attended = [group.attended for group in groups[:num_token_groups]]
-    cached = policy if prefix_cache else None
-    states = None if keeping is None else keeping.table(tables, slots_of_states)
+    cached = str(eviction_policy) if prefix_cache else None
+    states = None if keeping is None else keeping.table(tables, state_slots)
+    attended = [group.attended for group in own]
     state = CacheState(tables, attended, cached, clock, lifecycle.remove, scrub, recompute_last, states)
     if cross is not None:
         state.serve_cross(cross.contents)
@@ -120,10 +108,10 @@ def build_parts(
         block_tables=_tables_on_device(tables, staging) + _cross_tables(cross),
         device=device,
         index_dtype=slots,
-        eviction_policy=policy,
+        eviction_policy=str(eviction_policy),
         block_size=block_size,
         max_tokens_per_sequence=max_tokens,
-        num_slots=(min(blocks[:num_token_groups]) - 1) * block_size if groups else INT32_MAX,
+        num_slots=(min(blocks[: len(own)]) - 1) * block_size if groups else INT32_MAX,
         scrub=scrub,
         parallel=ranks,
         cross=cross,
@@ -132,6 +120,35 @@ def build_parts(
     if scrub:
         store.zero_adopted()  # last: if the cache cannot be made, the caller's memory is unchanged
     return parts
+
+
+def _sized(
+    groups: list[Group],
+    block_size: int,
+    num_blocks: int | Listed[int] | None,
+    memory: Memory | None,
+    device: str,
+    longest: int | None,
+    layout: str | KVLayout | None,
+    buffers: object,
+) -> tuple[list[list[Tensor]] | None, list[int]]:
+    """Return the caller's buffers of each group, or None, and the number of blocks of each group."""
+    if not groups:
+        refuse_blocks(buffers=buffers, layout=layout)
+    given = buffers_of(buffers, groups, block_size, layout, memory, device)
+    if given is not None and num_blocks is None:
+        return given, count_adopted(given, groups, block_size, layout)
+    return given, count_blocks(groups, block_size, num_blocks, memory, device, longest)
+
+
+def _make_tables(blocks: list[int], block_size: int, max_sequences: int, max_tokens: int) -> BlockTables:
+    """Return the block tables of groups with the given numbers of blocks; they count rows without a group, too."""
+    return BlockTables(
+        [BlockPool(n) for n in blocks],
+        block_sizes=[block_size] * max(1, len(blocks)),
+        max_sequences=max_sequences,
+        max_blocks_per_sequence=ceil_div(max_tokens, block_size),
+    )
 
 
 def _tables_on_device(tables: BlockTables, staging: Staging | None) -> list[Tensor]:

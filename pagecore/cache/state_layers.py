@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
-from typing import SupportsFloat, SupportsIndex
+from typing import NoReturn, SupportsFloat, SupportsIndex
 
 from pagecore.cache.layers import Layer
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
@@ -150,27 +150,14 @@ def size_states(
         The memory does not hold that many slots, or holds too few.
     """
     if layers is None:
-        if num_states is not None:
-            raise UnsupportedOption("num_states is given, but no layer keeps a state; leave it out")
-        if num_checkpoints is not None:
-            raise UnsupportedOption("num_checkpoints is given, but no layer keeps a state; leave it out")
-        if state_ratio is not None:
-            raise UnsupportedOption(f"state_ratio is {shown(state_ratio)}, but no layer keeps a state; leave it out")
+        _refuse_slots(num_states=num_states, num_checkpoints=num_checkpoints, state_ratio=state_ratio)
         return StateSizes(), memory
-    if state_ratio is not None and (num_states is not None or memory is None):
-        raise UnsupportedOption(
-            f"state_ratio is {shown(state_ratio)}, and num_states is {shown(num_states)} and memory {shown(memory)}; a "
-            "ratio divides memory: give memory without num_states, or leave state_ratio out"
-        )
     if num_checkpoints is not None and not layers.quantises:
         raise UnsupportedOption(
             "num_checkpoints is given, but checkpoints have slots of states; give the StateSpecs checkpoint_format, or "
             "leave it out"
         )
-    if state_ratio is not None and not has_blocks:
-        raise UnsupportedOption(
-            f"state_ratio is {shown(state_ratio)}, but no layer attends, and states have all memory; leave it out"
-        )
+    _check_ratio(state_ratio, num_states, memory, has_blocks)
     least = 1 + layers.slots_to_run
     given = None if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
     kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)
@@ -185,24 +172,49 @@ def size_states(
     if given is not None:
         sizes = StateSizes(given, _checkpoints(layers, kept, given))
     else:
-        share = budget
-        if has_blocks:
-            share = state_budget(budget) if state_ratio is None else state_budget(budget, state_ratio)
-        sizes = layers.divide(share, max_sequences, kept)
+        ratio = () if state_ratio is None else (state_ratio,)
+        sizes = layers.divide(state_budget(budget, *ratio) if has_blocks else budget, max_sequences, kept)
     left = budget - layers.nbytes(sizes)
     is_enough = sizes.num_states >= least and not (layers.quantises and sizes.num_checkpoints < 2)
-    if not has_blocks and is_enough and left >= 0:
-        return sizes, None
-    if not is_enough or left <= 0:
-        kinds = f" and {sizes.num_checkpoints} checkpoints of {layers.bytes_per_checkpoint}" if layers.quantises else ""
-        blocks = (f" and {max(left, 0)} bytes to blocks", " and two blocks of every group") if has_blocks else ("", "")
-        found = sizes.num_states if has_blocks else min(sizes.num_states, budget // layers.bytes_per_slot)
-        wanted = least if has_blocks else max(least, sizes.num_states)
-        raise NotEnoughMemory(
-            f"a memory of {budget} bytes gives {found} state slots of {layers.bytes_per_slot} bytes{kinds}{blocks[0]}; "
-            f"{'one sequence needs' if has_blocks else 'needed are'} {wanted} slots{blocks[1]}: give more memory"
+    if not is_enough or left < (1 if has_blocks else 0):
+        _raise_short(layers, sizes, budget, has_blocks)
+    return sizes, left if has_blocks else None
+
+
+def _refuse_slots(**options: object) -> None:
+    """Raise UnsupportedOption for the first option that is given to a cache without states."""
+    for name, value in options.items():
+        if value is not None:
+            what = f"is {shown(value)}" if name == "state_ratio" else "is given"
+            raise UnsupportedOption(f"{name} {what}, but no layer keeps a state; leave it out")
+
+
+def _check_ratio(
+    ratio: SupportsFloat | None, num_states: SupportsIndex | None, memory: Memory | None, has_blocks: bool
+) -> None:
+    """Raise UnsupportedOption if a ratio is given where there is nothing to divide."""
+    if ratio is not None and (num_states is not None or memory is None):
+        raise UnsupportedOption(
+            f"state_ratio is {shown(ratio)}, and num_states is {shown(num_states)} and memory {shown(memory)}; a "
+            "ratio divides memory: give memory without num_states, or leave state_ratio out"
         )
-    return sizes, left
+    if ratio is not None and not has_blocks:
+        raise UnsupportedOption(
+            f"state_ratio is {shown(ratio)}, but no layer attends, and states have all memory; leave it out"
+        )
+
+
+def _raise_short(layers: StateLayers, sizes: StateSizes, budget: int, has_blocks: bool) -> NoReturn:
+    """Raise NotEnoughMemory for a memory that holds fewer slots than wanted, or no blocks besides them."""
+    left, least = budget - layers.nbytes(sizes), 1 + layers.slots_to_run
+    kinds = f" and {sizes.num_checkpoints} checkpoints of {layers.bytes_per_checkpoint}" if layers.quantises else ""
+    blocks = (f" and {max(left, 0)} bytes to blocks", " and two blocks of every group") if has_blocks else ("", "")
+    found = sizes.num_states if has_blocks else min(sizes.num_states, budget // layers.bytes_per_slot)
+    wanted = least if has_blocks else max(least, sizes.num_states)
+    raise NotEnoughMemory(
+        f"a memory of {budget} bytes gives {found} state slots of {layers.bytes_per_slot} bytes{kinds}{blocks[0]}; "
+        f"{'one sequence needs' if has_blocks else 'needed are'} {wanted} slots{blocks[1]}: give more memory"
+    )
 
 
 def _checkpoints(layers: StateLayers, given: int | None, default: int) -> int:

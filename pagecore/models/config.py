@@ -12,11 +12,12 @@ from pagecore.models.attention import Asked, Sinks, attention_specs
 from pagecore.models.crossed import COMPOSED, CROSSED, composed_specs, crossed_specs
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.encoder_decoder import ENCODER_DECODERS, decoder_specs
-from pagecore.models.families import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
-from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.fields import Fields, shown
 from pagecore.models.hybrids import HYBRIDS
 from pagecore.models.layer_kinds import attends, keeps_state
 from pagecore.models.mllama import MLLAMA, mllama_specs
+from pagecore.models.multimodal import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
+from pagecore.models.opening import open_config
 from pagecore.models.quantization import requested_format
 from pagecore.models.served import SERVED
 from pagecore.models.sharing import share_last_layers, specs_of_layers
@@ -89,7 +90,7 @@ def specs_from_config(
     Parameters
     ----------
     config : str, path or dict
-        Path of a config.json or of its folder, or its fields.
+        Path of a config.json or of its folder, or its fields; or those of a params.json of Mistral or Meta.
     dtype : {"auto", "bfloat16", "float16", "float32"} or a dtype object with one of these names
         Dtype of keys and values, and of convolution states. "auto" uses the model's `dtype` (or `torch_dtype`),
         bfloat16 if it has neither.
@@ -263,10 +264,6 @@ def _has_served_text_model(fields: Fields) -> bool:
 
 
 def _model_type(fields: Fields) -> str:
-    if fields.given("model_type") is None and None not in (fields.given("dim"), fields.given("n_layers")):
-        fields.refuse(
-            f"{fields.name('model_type')} is missing, as in a params.json; pass the model's config.json instead"
-        )
     model_type = fields.value("model_type")
     if isinstance(model_type, str) and model_type in WHOLE_TYPES:
         _refuse_unserved(fields, model_type, WHOLE_TYPES[model_type])

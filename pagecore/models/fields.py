@@ -5,17 +5,11 @@ from __future__ import annotations
 import json
 import math
 import operator
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
 from pagecore.errors import ShapeError
-from pagecore.models.files import open_file
 from pagecore.storage.checks import INT32_MAX
-
-# A config has a few kilobytes. The limit keeps a path of weights, passed by mistake, from being read as a whole.
-FILE_BYTES_MAX = 1 << 24
 
 
 class ConfigError(ShapeError):
@@ -150,24 +144,6 @@ class Fields:
         return Fields(value, self.source, self.name(name))
 
 
-def open_config(config: str | os.PathLike[str] | Mapping[str, Any]) -> Fields:
-    """Return the fields of a config: of a dict, of a file, or of the config.json in a folder.
-
-    Raises
-    ------
-    ConfigError
-        The file cannot be read or does not hold a JSON object.
-    """
-    if isinstance(config, Mapping):
-        return Fields(config, "config")
-    if not isinstance(config, str | os.PathLike):
-        raise ConfigError(f"config is a {type(config).__name__}; pass the path of a config.json, its folder, or a dict")
-    path = Path(os.fsdecode(config))
-    if os.path.isdir(path):  # unlike Path.is_dir, returns False for a path that cannot be accessed
-        path /= "config.json"
-    return Fields(_object(path), str(path))
-
-
 def shown(value: object) -> str:
     """Return a value as JSON for messages, at most 60 characters long."""
     try:
@@ -175,28 +151,3 @@ def shown(value: object) -> str:
     except (TypeError, ValueError, RecursionError):
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file."""
-    try:
-        with open_file(path) as file:
-            text = file.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(
-            f"config {path} cannot be read: {reason}; pass a model's config.json or its folder"
-        ) from error
-    except ValueError as error:  # a null byte in the path
-        raise ConfigError(f"config {str(path)!r} is not a path: {error}") from error
-    if len(text) > FILE_BYTES_MAX:
-        raise ConfigError(f"config {path} is larger than {FILE_BYTES_MAX} bytes; pass the config.json, not the weights")
-    try:
-        fields = json.loads(text)
-    except UnicodeDecodeError:
-        raise ConfigError(f"config {path} is not UTF-8 text; pass a model's config.json") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"config {path} is not JSON: {error}; pass a model's config.json") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f"config {path} holds {shown(fields)}; expected a JSON object")
-    return fields

@@ -14,7 +14,7 @@ from pagecore.models.fields import Fields, shown
 from pagecore.models.unserved import SLIDING
 from pagecore.storage import Alias, LatentSpec
 
-__all__ = ["latents_of_dots"]
+__all__ = ["latents_of_dots", "sizes_of_dots"]
 
 _INDEXED = ("indexed_attention", "full_attention")
 # Names of the fields of layers with a window follow "swa_".
@@ -25,6 +25,8 @@ _SIZES_WITH_WINDOW = {
     "head_dim": 256,
     "qk_nope_head_dim": 192,
 }
+# Sizes that decide parameters alone.
+_OF_PARAMETERS = {"q_lora_rank": 1024, "v_head_dim": 128}
 
 
 def latents_of_dots(
@@ -55,7 +57,7 @@ def _indexes(fields: Fields, kind: str) -> bool:
 
 def _with_window(fields: Fields, layer: int, dtype: DType) -> LatentSpec:
     """Return the spec of a layer with a window."""
-    part = _sizes(fields, layer)
+    part = sizes_of_dots(fields, layer)
     heads, nope = part.integer("num_attention_heads"), part.integer("qk_nope_head_dim")
     if part.integer("num_key_value_heads") != heads:
         part.refuse(f"{part.describe('num_key_value_heads')}; it must equal num_attention_heads, {heads}")
@@ -70,7 +72,7 @@ def _with_window(fields: Fields, layer: int, dtype: DType) -> LatentSpec:
     return LatentSpec(rank, rope, heads, scale=(nope + rope) ** -0.5, dtype=dtype, window=window)
 
 
-def _sizes(fields: Fields, layer: int) -> Fields:
+def sizes_of_dots(fields: Fields, layer: int) -> Fields:
     """Return the sizes of a layer with a window.
 
     Published files have them in fields of their own. In files of transformers `per_layer_config` has those that differ
@@ -78,10 +80,11 @@ def _sizes(fields: Fields, layer: int) -> Fields:
     """
     listed = fields.given("per_layer_config")
     if listed is None:
-        names = (*_SIZES_WITH_WINDOW, "qk_rope_head_dim")
+        sizes = {**_SIZES_WITH_WINDOW, **_OF_PARAMETERS}
+        names = (*sizes, "qk_rope_head_dim")
         given = {name: fields.given(f"swa_{name}") for name in names if fields.given(f"swa_{name}") is not None}
         part = Fields(given, fields.source, f"layer {layer}")
-        part.defaults = {**_SIZES_WITH_WINDOW, "qk_rope_head_dim": None}
+        part.defaults = {**sizes, "qk_rope_head_dim": None}
         return part
     own = None
     if isinstance(listed, Mapping):
@@ -94,6 +97,7 @@ def _sizes(fields: Fields, layer: int) -> Fields:
         "num_attention_heads": heads,
         "num_key_value_heads": own.get("num_attention_heads", heads),
         **{name: fields.value(name) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim")},
+        **{name: fields.given(name) for name in _OF_PARAMETERS},
     }
     return part
 

@@ -13,7 +13,7 @@ from pagecore.arrays.formats import FORMATS
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields, shown
 
-__all__ = ["requested_format"]
+__all__ = ["quantization_of", "requested_format"]
 
 _ALGORITHMS: Mapping[str, str] = {"FP8": "float8_e4m3fn", "NVFP4": "nvfp4"}
 # (type, bits) of a scheme: the format for a scale of the layer or of each head, for one of each token, and for one of
@@ -41,15 +41,32 @@ def requested_format(whole: Fields, text: Fields, format: str | None) -> str | N
 
     Raises
     ------
+    ConfigError
+        `quantization_config` is not an object.
     UnsupportedOption
         A scheme that no format stores.
     """
     if format != "auto":
         return format
+    fields = quantization_of(whole, text)
+    return None if fields is None else _of_config(fields)
+
+
+def quantization_of(whole: Fields, text: Fields) -> Fields | None:
+    """Return the fields of `quantization_config`, of the text model first; None if it is null or missing.
+
+    Raises
+    ------
+    ConfigError
+        It is not an object.
+    """
+    name = "quantization_config"
     for part in (text, whole):
-        given = part.given("quantization_config")
-        if isinstance(given, Mapping):
-            return _of_config(Fields(given, part.source, part.name("quantization_config")))
+        given = part.given(name)
+        if given is not None and not isinstance(given, Mapping):
+            part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
+        if given is not None:
+            return Fields(given, part.source, part.name(name))
     return None
 
 

@@ -2,7 +2,7 @@
 
 Source: the configuration and modeling files of internlm/internlm2-chat-7b, baichuan-inc/Baichuan2-7B-Base,
 THUDM/glm-4-9b-chat, LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct, deepseek-ai/deepseek-moe-16b-base, XiaomiMiMo/MiMo-7B-Base,
-openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B and stepfun-ai/step3.
+openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, inclusionAI/Ling-mini-2.0 and stepfun-ai/step3.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def _groups_of_chatglm(fields: Fields, heads: Heads, _layer: int, _slides: bool)
 
 REMOTE: Mapping[str, Family] = {
     "baichuan": Family({}, aliases={"max_position_embeddings": "model_max_length"}),
+    "bailing_moe": Family(QWEN, layers_above),
     "chatglm": Family(
         {"head_dim": 128, "multi_query_attention": False, "multi_query_group_num": 1},
         aliases={"head_dim": "kv_channels", "num_hidden_layers": "num_layers", "max_position_embeddings": "seq_length"},

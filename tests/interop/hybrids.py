@@ -73,6 +73,12 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo_hybrid": ("OlmoHybrid", _DELTA | {"linear_value_head_dim": 16, "linear_num_key_heads": 4}),
     "zamba": ("Zamba", _ZAMBA | {"mamba_d_state": 8, "mamba_dt_rank": 4, "n_mamba_heads": 2}),
     "kimi_linear": ("KimiLinear", _LATENT | _EXPERTS | _KIMI),
+    "zaya": (
+        "Zaya",
+        _GROUPED
+        | {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "router_hidden_size": 16}
+        | {"layer_types": ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"], "sliding_window": 6},
+    ),
     "bailing_hybrid": ("BailingHybrid", _LATENT | _EXPERTS | _KIMI),
 }
 _ALONE = {
@@ -102,4 +108,7 @@ def make_hybrid(family: str, dtype: str = "float32", seed: int = 0) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    for parameter, values in model.named_parameters():
+        if parameter.endswith("qk_norm.temp"):  # zeros would make all scores equal
+            values.data.fill_(0.7)
     return model.to(getattr(torch, dtype))

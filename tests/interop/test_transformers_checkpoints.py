@@ -14,7 +14,8 @@ from tests.interop.test_transformers_hybrids import assert_close, logits, states
 from pagecore.interop.transformers.states import Checkpoints, plan_segments  # isort: skip  # after families, which skips
 
 EVERY_FAMILY = pytest.mark.parametrize("family", HYBRIDS)
-KINDS = pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "lfm2", "jamba"])
+WITHOUT_WINDOWS = ["qwen3_next", "falcon_h1", "lfm2", "jamba"]
+KINDS = pytest.mark.parametrize("family", [*WITHOUT_WINDOWS, "zaya"])
 
 
 def make(model, **options):
@@ -164,7 +165,7 @@ def test_begin_refuses_right_padding_and_goes_on(family):
     assert_close(logits(model, ids[:, :1], cache), wanted)
 
 
-@KINDS
+@pytest.mark.parametrize("family", WITHOUT_WINDOWS)
 def test_crop_returns_to_a_checkpoint(family):
     model, ids = make_hybrid(family), prompts(2, 21)
     expected = logits(model, ids, dynamic_cache(model))
@@ -182,7 +183,7 @@ def test_crop_returns_to_a_checkpoint(family):
     cache.kv.check_invariants()
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "kimi_linear"])
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "kimi_linear", "zaya"])
 def test_random_generations_give_the_tokens_from_scratch(family):
     """Prompts with shared beginnings, padding, beams and answers, with few blocks and slots."""
     model, rng = make_hybrid(family), np.random.default_rng(3)

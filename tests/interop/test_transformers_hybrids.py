@@ -246,10 +246,10 @@ REFUSED = {
 
 
 def test_layers_with_states_of_other_kinds_are_refused_by_name():
-    fields = {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
-    zaya = transformers.ZayaForCausalLM(transformers.ZayaConfig(**fields, num_key_value_heads=2)).eval()
-    with pytest.raises(UnsupportedOption, match="of layer 0 takes hidden_states, past_key_values, conv_mask"):
-        make_cache(zaya)
+    config = copy.copy(make_hybrid("zaya").config)
+    config.attention_bias = True
+    with pytest.raises(UnsupportedOption, match="the zaya has attention_bias = True, so a text begins with biases"):
+        layer_kinds(config)
     config = copy.copy(make_hybrid("lfm2").config)
     config.number_of_conv_states = 2
     with pytest.raises(UnsupportedOption, match="layer 0 of the lfm2 has 2 states"):

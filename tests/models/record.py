@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 from pagecore.models.earlier import EARLIER
-from pagecore.models.families import RENAMED
+from pagecore.models.multimodal import RENAMED
 from tests.models.published import PUBLISHED
 from tests.models.record_earlier import earlier_layer, modules_of
 

@@ -12,8 +12,8 @@ from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.bert_kin import BERT_KIN
 from pagecore.models.crossed import COMPOSED, CROSSED
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import ANY_TEXT_MODEL, TEXT_FIELDS, TEXT_MODELS, THINKERS
 from pagecore.models.mllama import MLLAMA
+from pagecore.models.multimodal import ANY_TEXT_MODEL, TEXT_FIELDS, TEXT_MODELS, THINKERS
 from pagecore.models.parameters import count_parameters
 from pagecore.models.served import SERVED
 from pagecore.models.sharing import moved

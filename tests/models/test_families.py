@@ -10,8 +10,8 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import ConfigError, read_model_config, specs_from_config
-from pagecore.models.families import ANY_TEXT_MODEL
 from pagecore.models.hybrids import HYBRIDS
+from pagecore.models.multimodal import ANY_TEXT_MODEL
 from pagecore.models.served import SERVED
 from pagecore.storage import LatentSpec
 from tests.models.built import BUILT

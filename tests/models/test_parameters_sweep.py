@@ -11,7 +11,8 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.families import ANY_TEXT_MODEL, FAMILIES, TEXT_FIELDS, TEXT_MODELS
+from pagecore.models.families import FAMILIES
+from pagecore.models.multimodal import ANY_TEXT_MODEL, TEXT_FIELDS, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
 from pagecore.models.parameters.encoder_decoder import COUNTED
 from pagecore.models.parameters.structures import TRAITS
@@ -55,6 +56,7 @@ OF_FAMILY = {
     "mamba2": {"num_heads": 8, "head_dim": 16, "expand": 2, "state_size": 16},
     "deepseek_v32": SPARSE,
     "glm_moe_dsa": SPARSE,
+    "mistral_large4": SPARSE | {"q_lora_rank": None},
     "cohere2_moe": {"first_k_dense_replace": 2, "num_shared_experts": 1, "prefix_dense_intermediate_size": 56},
     "dots1": {"first_k_dense_replace": 1, "n_shared_experts": 2},
     "granitemoe_swa": {"shared_intermediate_size": 48},
@@ -66,7 +68,7 @@ OF_FAMILY = {
 }
 LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_latents}
 # Families without groups of queries, and those whose default head_dim suits only their own sizes.
-MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "persimmon"}
+MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "mistral_large4", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
 WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
 # transformers serves kimi_k2 as deepseek_v3, and has minimax alone of the three.
@@ -96,6 +98,7 @@ VISION = {
     "llava_onevision": [(SIGLIP | {"vision_use_head": False}, {"tie_word_embeddings": True})],
     "vipllava": [(CLIP, {"vision_feature_layer": [-1, -2, 1]})],
     "mistral3": [({"model_type": "pixtral", "patch_size": 14}, {"spatial_merge_size": 2})],
+    "mistral_large4": [({"model_type": "pixtral", "patch_size": 14}, {"spatial_merge_size": 2})],
     "qwen2_vl": [({"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2}, {})],
     "qwen2_5_vl": [(QWEN, {})],
     "qwen3_vl": [(QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}, {})],
@@ -167,7 +170,7 @@ def test_small_models_of_every_family(model_type, seed):
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
-@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "whisper"}))
+@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "umt5", "whisper"}))
 def test_small_models_with_the_decoder_of_bart(model_type, change):
     transformers = require("transformers")
     require("torch")
@@ -183,6 +186,21 @@ def test_small_models_with_the_decoder_of_bart(model_type, change):
     for each in changes:
         config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=64, **sizes, **each)
         assert count_parameters(config.to_dict()).total == built(config)
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+@pytest.mark.parametrize("model_type", ["mt5", "t5", "umt5"])
+def test_small_models_of_the_kin_of_t5(model_type, feed_forward):
+    transformers = require("transformers")
+    require("torch")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+    sizes |= {"vocab_size": 101, "relative_attention_num_buckets": 12, "feed_forward_proj": feed_forward}
+    config = transformers.AutoConfig.for_model(model_type, **sizes)
+    written = config.to_dict()
+    whole = count_parameters(written).total
+    assert whole == built(config)
+    stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
+    assert sum(stages) == whole + 101 * 32  # the head is a copy in the last stage
 
 
 @pytest.mark.slow

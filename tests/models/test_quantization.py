@@ -3,7 +3,8 @@
 import pytest
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.models import specs_from_config
+from pagecore.models import ConfigError, read_model_config, specs_from_config
+from pagecore.models.parameters import weight_format
 from tests.models.published import PUBLISHED
 
 LLAMA = PUBLISHED["llama-3-8b"]
@@ -110,3 +111,16 @@ def test_bytes_and_errors_of_a_format():
         specs_from_config(LLAMA, format="fp7")
     with pytest.raises(ShapeError, match="head_dim is 24; format 'nvfp4' needs a multiple of 16"):
         specs_from_config(LLAMA | {"head_dim": 24}, format="nvfp4")
+
+
+@pytest.mark.parametrize("given", ["fp8", 8, ["fp8"], True])
+def test_a_quantization_config_that_is_not_an_object_is_refused(given):
+    config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config["quantization_config"] = given
+    for read in (read_model_config, weight_format):
+        with pytest.raises(ConfigError, match=r"quantization_config is .*; it must be an object, or null"):
+            read(config)
+    nested = {"model_type": "llava", "text_config": config}
+    with pytest.raises(ConfigError, match=r"text_config.quantization_config is"):
+        read_model_config(nested)
+    assert read_model_config(config, format=None).layers[0].format is None

@@ -29,11 +29,6 @@ def test_a_missing_field_is_named(field):
         specs_from_config(config)
 
 
-def test_a_params_json_is_refused_by_its_name():
-    with pytest.raises(ConfigError, match=r"model_type is missing, as in a params.json; pass the model's config.json"):
-        specs_from_config({"dim": 4096, "n_layers": 32, "head_dim": 128, "n_heads": 32, "n_kv_heads": 8})
-
-
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"])
 @pytest.mark.parametrize("value", [0, -1, True, "8", 8.0, 1.5, [8], 2**31, 10**30, {}])
 def test_a_count_that_is_not_a_positive_integer_raises(field, value):

@@ -301,6 +301,7 @@ def test_linear_layers_of_qwen_4():
     [
         ({"model_type": "internlm2", "num_hidden_layers": 32, "num_key_value_heads": 8}, (32, 32, 8, 128)),
         ({"model_type": "baichuan", "num_hidden_layers": 32}, (32, 32, 32, 128)),
+        ({"model_type": "bailing_moe", "num_hidden_layers": 28, "num_key_value_heads": 4}, (28, 32, 4, 128)),
         (
             {
                 "model_type": "chatglm",

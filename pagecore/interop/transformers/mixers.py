@@ -23,6 +23,8 @@ from pagecore.errors import UnsupportedOption
 from pagecore.interop.transformers.state_layers import StateTensors
 from pagecore.interop.transformers.tracing import untraced
 
+# Names of the argument of a recurrent layer that marks columns with tokens.
+MASKS = ("attention_mask", "conv_mask")
 # Options that join several texts in one row.
 _PACKED = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")
 
@@ -96,27 +98,32 @@ def forward(module: Any, *arguments: Any, **options: Any) -> Any:
     return _run(original, given, layer, wrapped.single)
 
 
-def _run(original: Callable[..., Any], given: dict[str, Any], layer: StateTensors, single: bool) -> torch.Tensor:
-    columns, mask = given["hidden_states"], given.get("attention_mask")
+def _run(original: Callable[..., Any], given: dict[str, Any], layer: StateTensors, single: bool) -> Any:
+    named = next((name for name in MASKS if given.get(name) is not None), MASKS[0])
+    columns, mask = given["hidden_states"], given.get(named)
     if mask is not None:
         mask = mask[:, -columns.shape[1] :]  # Mamba's models pass on the mask of all columns
-    outputs: list[torch.Tensor] = []
+    outputs: list[tuple[torch.Tensor, ...]] = []
+    is_tuple = False
     start = 0
     for segment in layer.segments:
         step = 1 if single and layer.has_state else segment.end - start
         for column in range(start, segment.end, step):
             part = given | {"hidden_states": columns[:, column : column + step]}
             if mask is not None:
-                part["attention_mask"] = mask[:, column : column + step]
-            outputs.append(original(**part))
-        if outputs[-1].requires_grad:
+                part[named] = mask[:, column : column + step]
+            output = original(**part)
+            is_tuple = isinstance(output, tuple)
+            outputs.append(output if is_tuple else (output,))
+        if any(each.requires_grad for each in outputs[-1]):
             raise UnsupportedOption(
                 "the states of the forward pass require grad, and a paged cache has no gradients; run the model under "
                 "torch.no_grad() or torch.inference_mode(), as generate does"
             )
         layer.settle(segment)
         start = segment.end
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+    joined = outputs[0] if len(outputs) == 1 else tuple(torch.cat(each, dim=1) for each in zip(*outputs, strict=True))
+    return joined if is_tuple else joined[0]
 
 
 def _is_ours(module: torch.nn.Module) -> bool:

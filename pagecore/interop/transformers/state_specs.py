@@ -13,7 +13,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.mixers import recurrent_modules
+from pagecore.interop.transformers.mixers import MASKS, recurrent_modules
 from pagecore.interop.transformers.state_layers import SERVED
 from pagecore.storage import Plane, StateSpec
 
@@ -60,13 +60,18 @@ def layer_kinds(config: Any) -> LayerKinds | None:
     Raises
     ------
     UnsupportedOption
-        The states are outside of transformers' caches (MiniMax, RecurrentGemma), a layer has several of them, or one
-        that attends selects its keys with an indexer.
+        The states are outside of transformers' caches (MiniMax, RecurrentGemma) or do not begin with zeros (ZAYA with
+        biases), a layer has several of them, or one that attends selects its keys with an indexer.
     """
     if config.model_type in _OUTSIDE:
         raise UnsupportedOption(
             f"the {config.model_type} has recurrent layers with {_OUTSIDE[config.model_type]}, which a PagedCache "
             "cannot serve: use transformers' cache for it"
+        )
+    if config.model_type == "zaya" and config.attention_bias:
+        raise UnsupportedOption(
+            "the zaya has attention_bias = True, so a text begins with biases as its state, and a PagedCache begins "
+            "with zeros; use another cache"
         )
     if not SERVED:
         return None
@@ -138,7 +143,7 @@ def modules_of(model: PreTrainedModel, kinds: LayerKinds) -> Mapping[int, torch.
     modules = recurrent_modules(model)
     for layer, module in modules.items():
         names = inspect.signature(type(module).forward).parameters
-        if not {"hidden_states", "attention_mask"} <= set(names) or not any(name in names for name in CACHES):
+        if "hidden_states" not in names or not all(set(each) & set(names) for each in (CACHES, MASKS)):
             raise UnsupportedOption(
                 f"the {type(module).__name__} of layer {layer} takes {', '.join(list(names)[1:])}; a PagedCache serves "
                 "recurrent layers that take hidden_states, attention_mask and cache_params: use another cache"

@@ -49,7 +49,13 @@ def add_attention(
         tally.linear(hidden, heads, split=Split.ATTENTION, name="g_proj")
     inputs = inputs or hidden
     queries = width * (1 + traits.has_gated_queries)
-    tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
+    if traits.query_rank:
+        rank = fields.integer(traits.query_rank)
+        tally.linear(inputs, rank, split=Split.COPY, name="q_proj")
+        tally.norm(rank)
+        tally.linear(rank, queries, split=Split.ATTENTION, name="wq")
+    else:
+        tally.linear(inputs, queries, bias=has_bias, split=Split.ATTENTION, name="q_proj")
     joins_values = traits.shared_projection_field and fields.flag(traits.shared_projection_field)
     if has_keys:
         tally.linear(inputs, kv_width, bias=has_bias, split=Split.KEY_VALUE, name="k_proj")
@@ -75,13 +81,20 @@ def _add_expert_attention(tally: Tally, hidden: int, width: int, experts: int) -
     tally.add(hidden)
 
 
-def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: LatentSpec) -> None:
-    """Add the projections and norms of a layer with latents, and of its indexer."""
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    key_dim, value_dim = fields.integer("qk_nope_head_dim"), fields.integer("v_head_dim")
-    has_bias = is_true(fields, traits.qkv_bias)
+def add_latent_attention(
+    tally: Tally, fields: Fields, traits: Traits, spec: LatentSpec, sizes: Fields, *, has_latents: bool = True
+) -> None:
+    """Add the projections and norms of a layer with latents, and of its indexer.
+
+    `sizes` are the fields with the layer's sizes. A layer without latents reads those of another.
+    """
+    hidden, heads = fields.integer("hidden_size"), spec.num_query_heads or 1
+    value_dim, has_bias = sizes.integer("v_head_dim"), is_true(fields, traits.qkv_bias)
+    rotary = spec.rope_dim if sizes.value("qk_rope_head_dim") is None else sizes.integer("qk_rope_head_dim", min=0)
+    # A layer without a rotary part has keys of the same width: all of it comes from the latents.
+    key_dim = sizes.integer("qk_nope_head_dim") + rotary - spec.rope_dim
     queries = heads * (key_dim + spec.rope_dim)
-    rank = None if fields.value("q_lora_rank") is None else fields.integer("q_lora_rank")
+    rank = None if sizes.value("q_lora_rank") is None else sizes.integer("q_lora_rank")
     if rank is None:
         tally.linear(hidden, queries, split=Split.ATTENTION, name="q_proj")
     else:
@@ -91,20 +104,28 @@ def add_latent_attention(tally: Tally, fields: Fields, traits: Traits, spec: Lat
             tally.linear(2 * rank, queries + heads * value_dim, split=Split.ATTENTION, name="q_gate_proj")
         else:
             tally.linear(rank, queries, split=Split.ATTENTION, name="q_b_proj")
-    rows, has_output_bias = spec.latent_dim + spec.rope_dim, is_true(fields, traits.output_bias)
-    tally.linear(hidden, rows, bias=has_bias, split=Split.COPY, name="kv_a_proj_with_mqa")
-    tally.norm(spec.latent_dim)
+    if has_latents:
+        rows = spec.latent_dim + spec.rope_dim
+        tally.linear(hidden, rows, bias=has_bias, split=Split.COPY, name="kv_a_proj_with_mqa")
+        tally.norm(spec.latent_dim)
     tally.linear(spec.latent_dim, heads * (key_dim + value_dim), split=Split.ATTENTION, name="kv_b_proj")
-    tally.linear(heads * value_dim, hidden, bias=has_output_bias, split=Split.ATTENTION, name="o_proj")
+    output_bias = is_true(fields, traits.output_bias)
+    tally.linear(heads * value_dim, hidden, bias=output_bias, split=Split.ATTENTION, name="o_proj")
     if is_true(fields, traits.head_gate):
         tally.linear(hidden, heads, split=Split.ATTENTION, name="g_proj")
-    if spec.index_dim is not None and rank is not None:
-        index_heads = fields.integer("index_n_heads")
-        tally.linear(rank, index_heads * spec.index_dim, split=Split.COPY, name="indexer.wq_b")
-        tally.linear(hidden, spec.index_dim, split=Split.COPY, name="indexer.wk")
-        # Checkpoints keep the weights of the heads as they are.
-        tally.linear(hidden, index_heads, split=Split.COPY, kind=Kind.OTHER)
-        tally.norm(spec.index_dim, bias=True)
+    if spec.index_dim is not None and has_latents:
+        _add_indexer(tally, fields, rank or hidden)
+
+
+def _add_indexer(tally: Tally, fields: Fields, inputs: int) -> None:
+    """Add an indexer whose queries read `inputs` features."""
+    hidden = fields.integer("hidden_size")
+    heads, dim = fields.integer("index_n_heads"), fields.integer("index_head_dim")
+    tally.linear(inputs, heads * dim, split=Split.COPY, name="indexer.wq_b")
+    tally.linear(hidden, dim, split=Split.COPY, name="indexer.wk")
+    # Checkpoints keep the weights of the heads as they are.
+    tally.linear(hidden, heads, split=Split.COPY, kind=Kind.OTHER)
+    tally.norm(dim, bias=True)
 
 
 def add_mlp(tally: Tally, fields: Fields, traits: Traits, width: int, inside: str = "") -> None:
@@ -134,7 +155,9 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
     flags: Any = fields.given("moe_layer_freq")
     if isinstance(flags, list | tuple) and layer < len(flags):
         return bool(flags[layer])
-    if experts.rule == "after":
+    if experts.rule == "numbered" and fields.given("moe_layers_enum") is not None:
+        return layer in _numbered_layers(fields)
+    if experts.rule in ("after", "numbered"):
         return layer >= fields.integer(experts.dense, min=0)
     if experts.rule == "range":
         first, last = fields.integer("moe_layer_start_index", min=0), fields.integer("moe_layer_end_index", min=-1)
@@ -155,6 +178,17 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
     return True
 
 
+def _numbered_layers(fields: Fields) -> Collection[int]:
+    """Return the layer numbers in `moe_layers_enum`, which is a list or a text such as "3,4,5"."""
+    listed: Any = fields.given("moe_layers_enum")
+    if not isinstance(listed, str):
+        return _layer_numbers(fields, "moe_layers_enum") or ()
+    parts = [part.strip() for part in listed.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        fields.refuse(f"{fields.describe('moe_layers_enum')}; it must list layer numbers, such as '3,4,5'")
+    return {int(part) for part in parts}
+
+
 def _layer_numbers(fields: Fields, name: str) -> Collection[int] | None:
     """Return a list of layer numbers; None if it is null or missing."""
     listed: Any = fields.given(name)
@@ -169,7 +203,10 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
     """Add a router, the routed experts and the shared expert of a layer."""
     hidden, count = fields.integer("hidden_size"), expert_count(fields, experts)
     width = fields.integer(experts.width)
-    tally.linear(hidden, count, bias=experts.has_biases, split=Split.COPY, kind=Kind.OTHER)
+    if experts.add_router is not None:
+        experts.add_router(tally, fields, count)
+    else:
+        tally.linear(hidden, count, bias=experts.has_biases, split=Split.COPY, kind=Kind.OTHER)
     first = "gate_proj" if traits.is_gated else "up_proj"
     tally.linear(hidden, width, kind=Kind.EXPERT, copies=count * (1 + traits.is_gated), name=f"experts.0.{first}")
     tally.linear(width, hidden, kind=Kind.EXPERT, copies=count, name="experts.0.down_proj")
@@ -197,4 +234,6 @@ def _shared_width(fields: Fields, experts: Experts, width: int) -> int:
     if not experts.shared or fields.value(experts.shared) is None:
         return 0
     number = fields.integer(experts.shared, min=0)
+    if experts.shared_width:
+        return number * fields.integer(experts.shared_width)
     return number * width if experts.shared.startswith(("n_", "num_", "moe_num_")) else number

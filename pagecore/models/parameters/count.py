@@ -10,8 +10,10 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import ModelConfig, has_encoder, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
-from pagecore.models.fields import Fields, open_config
-from pagecore.models.parameters import gemma_3n, gemma_4
+from pagecore.models.fields import Fields
+from pagecore.models.opening import open_config
+from pagecore.models.parameters import gemma_3n, gemma_4, zamba
+from pagecore.models.parameters.audio import add_audio
 from pagecore.models.parameters.blocks import (
     add_attention,
     add_experts,
@@ -24,13 +26,14 @@ from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
 from pagecore.models.parameters.linear import LINEAR_TRAITS
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
+from pagecore.models.parameters.recent import RECENT_TRAITS
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.remote import REMOTE_TRAITS
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
 from pagecore.models.parameters.traits import Experts, Traits
-from pagecore.models.parameters.vision import add_vision
+from pagecore.models.parameters.vision import add_vision, with_encoders
 from pagecore.models.served import SERVED
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 from pagecore.storage.checks import ceil_div
@@ -44,6 +47,7 @@ ALL_TRAITS: Mapping[str, Traits] = {
     **BERT_TRAITS,
     **LINEAR_TRAITS,
     **REMOTE_TRAITS,
+    **RECENT_TRAITS,
 }
 
 # Families whose layers have no MLP, or one that is counted with the recurrence.
@@ -71,16 +75,16 @@ def count_parameters(
 ) -> Parameters:
     """Count the parameters of a model from its config.
 
-    The counts equal those of the models that transformers builds, vision towers included.
+    The counts equal those of the models that transformers builds, with their encoders of images and sound. Of a model
+    that also speaks (Qwen-Omni) they are those of its thinker.
 
     Parameters
     ----------
     config : str, path or dict
         As for `specs_from_config`.
     layers : range, optional
-        Layers of one pipeline stage. The stage of the first layer has the embedding, and the vision tower or the
-        encoder; that of the last one the norm and the head. A head that is tied to the embedding is a copy there,
-        except in a single stage.
+        Layers of one pipeline stage. The stage of the first layer has the embedding and all encoders; that of the last
+        one the norm and the head. A head that is tied to the embedding is a copy there, except in a single stage.
     mtp : bool
         Add the layers for the prediction of further tokens (`num_nextn_predict_layers`) after the last layer.
         transformers does not build them, and engines load them only as a draft.
@@ -113,9 +117,11 @@ def count_parameters(
         add_encoder_decoder(tally, whole, model_type, layers)
         return Parameters(dict(tally.counts), whole.integer("num_attention_heads"), dict(tally.matrices))
     model_type, fields = text_model(whole)
-    kv_heads, is_first = _add_text_model(tally, config, whole, fields, model_type, layers, mtp)
+    encoded = with_encoders(whole)
+    kv_heads, is_first = _add_text_model(tally, config, encoded, fields, model_type, layers, mtp)
     if is_first:
-        add_vision(tally, whole, fields.integer("hidden_size"))
+        add_vision(tally, encoded, fields.integer("hidden_size"))
+        add_audio(tally, encoded, fields.integer("hidden_size"))
     return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
 
 
@@ -165,11 +171,11 @@ def _add_text_model(
         attending += [spec for spec in specs if isinstance(spec, AttentionSpec)]
         shared = [model.layers[spec.layer] for spec in specs if isinstance(spec, Alias)]
         if model_type in ("zamba", "zamba2"):
-            _add_zamba_layer(tally, fields, specs, layer, model_type)
+            zamba.add_layer(tally, fields, specs, layer, model_type)
         else:
             _add_layer(tally, fields, traits, [*shared, *specs], layer, model_type)
     if model_type in ("zamba", "zamba2"):
-        _add_shared_blocks(tally, fields, traits, attending, model_type)
+        zamba.add_shared_blocks(tally, fields, traits, attending, model_type)
     is_first, is_last = layers.start == 0, layers.stop == count
     if model_type == "gemma4_text" and is_first:
         gemma_4.add_inputs_of_layers(tally, fields)
@@ -201,9 +207,12 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
         if isinstance(spec, StateSpec):
             RECURRENT[model_type](tally, fields, spec)
         elif isinstance(spec, LatentSpec):
-            add_latent_attention(tally, fields, traits, spec)
+            sizes = traits.sizes_of_layer(fields, layer) if traits.sizes_of_layer and spec.window else fields
+            add_latent_attention(tally, fields, traits, spec, sizes, has_latents=not is_shared)
         elif isinstance(spec, AttentionSpec):
             add_attention(tally, fields, traits, spec, has_keys=not is_shared)
+    if traits.add_to_layer is not None:
+        traits.add_to_layer(tally, fields, specs, layer)
     tally.module = f"{path}.mlp"
     if model_type in _WITHOUT_MLP:
         return
@@ -266,43 +275,6 @@ def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
     tally.linear(
         fields.integer("hidden_size"), fields.integer("zero_expert_num", min=0), split=Split.COPY, kind=Kind.OTHER
     )
-
-
-def _add_zamba_layer(tally: Tally, fields: Fields, specs: list[Any], layer: int, model_type: str) -> None:
-    """Add Mamba of a layer, and what a layer with attention has of its own: a projection and adapters."""
-    hidden = fields.integer("hidden_size")
-    tally.module = f"model.layers.{layer}.mamba"
-    for spec in specs:
-        if isinstance(spec, StateSpec):
-            RECURRENT[model_type](tally, fields, spec)
-            tally.norm(hidden)
-            continue
-        tally.linear(hidden, hidden)
-        if model_type == "zamba":
-            continue
-        rank, width = fields.integer("adapter_rank"), fields.integer("intermediate_size")
-        tally.linear(hidden, rank, split=Split.COPY)
-        tally.linear(rank, 2 * width)
-        if fields.flag("use_shared_attention_adapter"):
-            heads = (spec.num_query_heads or spec.num_kv_heads) * spec.head_dim
-            tally.linear(2 * hidden, rank, split=Split.COPY, copies=3)
-            tally.linear(rank, heads, copies=3)
-
-
-def _add_shared_blocks(
-    tally: Tally, fields: Fields, traits: Traits, specs: list[AttentionSpec], model_type: str
-) -> None:
-    """Add the blocks of attention that the layers of Zamba share."""
-    hidden = fields.integer("hidden_size")
-    if model_type == "zamba":  # transformers shares the block together with the embedding
-        blocks = len(specs) if fields.given("tie_word_embeddings") is False else 1
-    else:
-        blocks = fields.integer("num_mem_blocks")
-    for block in range(min(blocks, len(specs))):
-        tally.module = f"model.shared_transformer.{block}"
-        add_attention(tally, fields, traits, specs[0], inputs=2 * hidden)
-        add_mlp(tally, fields, traits, fields.integer("intermediate_size"))
-        tally.norm(3 * hidden)
 
 
 def _add_ends(

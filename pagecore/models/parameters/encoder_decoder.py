@@ -1,4 +1,4 @@
-"""Parameters of models with an encoder and a decoder: Whisper, BART and its kin, and T5 and mT5."""
+"""Parameters of models with an encoder and a decoder: Whisper, BART and its kin, and T5, mT5 and UMT5."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NORM_FIRST = frozenset({"bart", "bigbird_pegasus", "blenderbot-small", "mbart",
 _NORM_LAST = frozenset({"blenderbot", "m2m_100", "mbart", "pegasus", "whisper"})
 COUNTED = frozenset(
     {"bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"}
-    | {"plbart", "t5", "whisper"}
+    | {"plbart", "t5", "umt5", "whisper"}
 )
-_OF_T5 = frozenset({"mt5", "t5"})
+_OF_T5 = frozenset({"mt5", "t5", "umt5"})
 _COUNTED_FROM_2 = frozenset({"bart", "mbart", "mvp", "plbart"})
 
 
@@ -40,7 +40,7 @@ def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str, stage: ra
     own = check_stage(range(count) if stage is None else stage, count)
     ends = _Ends(len(own), is_first=own.start == 0, is_last=own.stop == count)
     if model_type in _OF_T5:
-        _t5(tally, fields, ends)
+        _t5(tally, fields, ends, has_own_biases=model_type == "umt5")
     else:
         _bart(tally, fields, model_type, ends)
 
@@ -114,7 +114,7 @@ def _rows(fields: Fields, model_type: str) -> tuple[int, int, bool]:
     return 3 * vocab, vocab, False
 
 
-def _t5(tally: Tally, fields: Fields, ends: _Ends) -> None:
+def _t5(tally: Tally, fields: Fields, ends: _Ends, *, has_own_biases: bool) -> None:
     hidden, vocab, width = fields.integer("hidden_size"), fields.integer("vocab_size"), fields.integer("d_ff")
     heads, encoder = fields.integer("num_attention_heads"), fields.integer("num_layers") * ends.is_first
     inner = heads * fields.integer("d_kv")
@@ -125,6 +125,7 @@ def _t5(tally: Tally, fields: Fields, ends: _Ends) -> None:
         tally.linear(width, hidden, copies=layers)
         tally.norm(hidden, copies=layers * (attentions + 1))
     tally.norm(hidden, copies=ends.is_first + ends.is_last)
-    # The first layer of each side computes the bias of positions for all.
-    tally.add(2 * fields.integer("relative_attention_num_buckets") * heads * ends.is_first)
+    # The first layer of each side computes the bias of positions for all, unless each layer has its own.
+    tables = encoder + ends.layers if has_own_biases else 2 * ends.is_first
+    tally.add(tables * fields.integer("relative_attention_num_buckets") * heads)
     _add_rows(tally, fields, ends, vocab, vocab, fields.given("tie_word_embeddings") is not False)

@@ -16,9 +16,11 @@ from typing import Any
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import has_encoder, text_model
 from pagecore.models.dtypes import stored_dtype
-from pagecore.models.fields import Fields, open_config, shown
+from pagecore.models.fields import Fields, shown
+from pagecore.models.opening import open_config
 from pagecore.models.parameters.tally import QUANTISED_KINDS, Kind, Matrix, Parameters
 from pagecore.models.parameters.unquantised import names_module, unquantised_modules
+from pagecore.models.quantization import quantization_of
 from pagecore.storage.checks import ceil_div
 
 __all__ = ["WEIGHT_FORMATS", "WeightFormat", "weight_format"]
@@ -129,6 +131,8 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
 
     Raises
     ------
+    ConfigError
+        `quantization_config` is not an object.
     UnsupportedOption
         An unknown name, or a quantisation that is not known; the message names the field.
     """
@@ -141,11 +145,9 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
         raise UnsupportedOption(
             f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}"
         )
-    for part in (text, whole):
-        given = part.given("quantization_config")
-        if isinstance(given, Mapping):
-            fields = Fields(given, part.source, part.name("quantization_config"))
-            return replace(_quantised(fields), other_bits=_dtype_bits(whole, text))
+    fields = quantization_of(whole, text)
+    if fields is not None:
+        return replace(_quantised(fields), other_bits=_dtype_bits(whole, text))
     return WEIGHT_FORMATS[str(stored_dtype(whole, text, "auto"))]
 
 

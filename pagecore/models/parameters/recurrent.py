@@ -25,6 +25,10 @@ def _convolution(tally: Tally, spec: StateSpec, bias: bool = False) -> int:
     return channels
 
 
+def _nothing(_tally: Tally, _fields: Fields, _spec: StateSpec) -> None:
+    """Add nothing: the state is counted with the attention of its layer."""
+
+
 def _delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
     heads, value_dim, _ = spec.planes[1].shape
@@ -126,6 +130,8 @@ RECURRENT: Mapping[str, Adder] = {
     "qwen3_5_text": _delta_rule,
     "qwen3_5_moe_text": _delta_rule,
     "kimi_linear": _kimi_delta_rule,
+    "glm5_next_text": _kimi_delta_rule,
+    "zaya": _nothing,
     "nemotron_h": _mamba_2("use_conv_bias", "use_bias"),
     "granitemoehybrid": _NAMED,
     "falcon_h1": _mamba_2("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm"),

@@ -21,6 +21,14 @@ def _biases_of_chatglm(fields: Fields) -> Settled:
 
 REMOTE_TRAITS: Mapping[str, Traits] = {
     "baichuan": Traits(),
+    "bailing_moe": Traits(
+        qkv_bias="use_qkv_bias",
+        output_bias="use_bias",
+        qk_norm="head",
+        qk_norm_field="use_qk_norm",
+        experts=Experts(shared="num_shared_experts", rule="after"),
+        defaults={"first_k_dense_replace": 0, "num_shared_experts": 0},
+    ),
     "chatglm": Traits(
         settle=_biases_of_chatglm,
         defaults={"add_qkv_bias": False},
@@ -32,4 +40,9 @@ REMOTE_TRAITS: Mapping[str, Traits] = {
     "mimo": Traits(qkv_bias=True),
     "minicpm": Traits(is_tied=True),
     "qwen": Traits(qkv_bias=True, settle=half_as_wide),
+    "step3_text": Traits(
+        query_rank="share_q_dim",
+        experts=Experts("moe_num_experts", shared="share_expert_dim", rule="numbered"),
+        defaults={"first_k_dense_replace": 4, "share_q_dim": 2048},
+    ),
 }

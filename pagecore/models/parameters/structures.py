@@ -9,41 +9,29 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.models.fields import Fields
-from pagecore.models.parameters.traits import Experts, Settled, Traits
+from pagecore.models.parameters.traits import Experts, Settled, Traits, biased_traits
 
 __all__ = ["TRAITS", "half_as_wide"]
 
 _BIASED: Mapping[str, object] = {"attention_bias": True}
-_LLAMA = Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias")
+_LLAMA = biased_traits(mlp_bias="mlp_bias")
 _QWEN_2 = Traits(qkv_bias=True)
-_QWEN_3 = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head")
-_QWEN_3_MOE = Traits(
-    qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", experts=Experts(rule="step")
-)
+_QWEN_3 = biased_traits(qk_norm="head")
+_QWEN_3_MOE = biased_traits(qk_norm="head", experts=Experts(rule="step"))
 _GLM = Traits(qkv_bias="attention_bias")
 _GLM_4 = Traits(qkv_bias="attention_bias", norms=4)
-_GEMMA_2 = Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=4, is_tied=True)
+_GEMMA_2 = biased_traits(norms=4, is_tied=True)
 _GEMMA_3 = replace(_GEMMA_2, qk_norm="head")
 _GEMMA_4 = replace(_GEMMA_3, shared_projection_field="attention_k_eq_v")
 _SHARED = Experts("n_routed_experts", shared="n_shared_experts", rule="after")
 _DEEPSEEK = Traits(experts=_SHARED, qkv_bias="attention_bias", output_bias="attention_bias")
-_DENSE_LATENT = Traits(qkv_bias="attention_bias", output_bias="attention_bias")
+_DENSE_LATENT = biased_traits()
 _QWEN_NEXT_EXPERTS = Experts(shared="shared_expert_intermediate_size", rule="step", has_shared_gate=True)
-_QWEN_NEXT = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", has_gated_queries=True)
-_QWEN_NEXT_MOE = Traits(
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    qk_norm="head",
-    has_gated_queries=True,
-    experts=_QWEN_NEXT_EXPERTS,
-)
-_OLMO = Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="width")
+_QWEN_NEXT = biased_traits(qk_norm="head", has_gated_queries=True)
+_QWEN_NEXT_MOE = biased_traits(qk_norm="head", has_gated_queries=True, experts=_QWEN_NEXT_EXPERTS)
+_OLMO = biased_traits(qk_norm="width")
 _ERNIE = Traits(qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", is_tied=True)
-_GRANITE_MOE = Traits(
-    qkv_bias="attention_bias",
-    output_bias="attention_bias",
-    experts=Experts("num_local_experts", "intermediate_size"),
-)
+_GRANITE_MOE = biased_traits(experts=Experts("num_local_experts", "intermediate_size"))
 _MAMBA = Traits(norms=1, is_tied=True)
 
 _BAILING_EXPERTS = Experts(shared="num_shared_experts", rule="after")
@@ -64,26 +52,16 @@ TRAITS: Mapping[str, Traits] = {
     "mistral": Traits(),
     "ministral": Traits(),
     "mixtral": Traits(experts=Experts("num_local_experts", "intermediate_size")),
-    "gemma": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
+    "gemma": biased_traits(is_tied=True),
     "gemma2": _GEMMA_2,
     "gemma3_text": _GEMMA_3,
     "phi": Traits(
         qkv_bias=True, output_bias=True, mlp_bias=True, norms=1, norm_bias=True, is_gated=False, has_head_bias=True
     ),
     "phi3": Traits(),
-    "gpt_neox": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp_bias=True,
-        norm_bias=True,
-        is_gated=False,
-        defaults=_BIASED,
-    ),
-    "gpt_oss": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        experts=Experts("num_local_experts", "intermediate_size", has_biases=True),
-        defaults=_BIASED,
+    "gpt_neox": biased_traits(mlp_bias=True, norm_bias=True, is_gated=False, defaults=_BIASED),
+    "gpt_oss": biased_traits(
+        experts=Experts("num_local_experts", "intermediate_size", has_biases=True), defaults=_BIASED
     ),
     "gpt2": Traits(
         qkv_bias=True,
@@ -105,9 +83,7 @@ TRAITS: Mapping[str, Traits] = {
     "qwen3_vl_moe_text": _QWEN_3_MOE,
     "olmo2": _OLMO,
     "olmo3": _OLMO,
-    "llama4_text": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "llama4_text": biased_traits(
         experts=Experts("num_local_experts", "intermediate_size", shared="intermediate_size", rule="interleaved"),
         dense_width="intermediate_size_mlp",
     ),
@@ -120,15 +96,8 @@ TRAITS: Mapping[str, Traits] = {
         is_tied=True,
         defaults={"use_bias": True},
     ),
-    "cohere": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        norms=1,
-        is_tied=True,
-        qk_norm="heads",
-        qk_norm_field="use_qk_norm",
-    ),
-    "cohere2": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=1, is_tied=True),
+    "cohere": biased_traits(norms=1, is_tied=True, qk_norm="heads", qk_norm_field="use_qk_norm"),
+    "cohere2": biased_traits(norms=1, is_tied=True),
     "granite": _LLAMA,
     "seed_oss": Traits(
         qkv_bias="attention_bias", output_bias="attention_out_bias", mlp_bias="mlp_bias", defaults=_BIASED
@@ -163,29 +132,21 @@ TRAITS: Mapping[str, Traits] = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
-    "axk1": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True),
-    ),
+    "axk1": biased_traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True)),
     "glm4_moe_lite": _DEEPSEEK,
     "minicpm3": _DENSE_LATENT,
     "mistral4": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,
     "glm_moe_dsa": _DEEPSEEK,
-    "longcat_flash": Traits(
-        qkv_bias="attention_bias", output_bias="attention_bias", aliases={"intermediate_size": "ffn_hidden_size"}
-    ),
-    "youtu": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
+    "longcat_flash": biased_traits(aliases={"intermediate_size": "ffn_hidden_size"}),
+    "youtu": biased_traits(is_tied=True),
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
     "qwen3_5_moe_text": _QWEN_NEXT_MOE,
     "minimax": _MINIMAX,
     "minimax_text_01": _MINIMAX,
     "minimax_m1": _MINIMAX,
-    "bailing_hybrid": Traits(
-        output_bias="attention_bias",
-        qkv_bias="attention_bias",
+    "bailing_hybrid": biased_traits(
         head_gate=True,
         can_tie=False,
         experts=_BAILING_EXPERTS,
@@ -195,19 +156,15 @@ TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias", output_bias=True, mlp_bias=True, is_tied=True, settle=half_as_wide
     ),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
-    "nemotron_h": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "nemotron_h": biased_traits(
         mlp_bias="mlp_bias",
         norms=1,
         can_tie=False,
         is_gated=False,
         experts=Experts("n_routed_experts", shared="moe_shared_expert_intermediate_size"),
     ),
-    "granitemoehybrid": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+    "granitemoehybrid": biased_traits(
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size")
     ),
     "falcon_h1": _LLAMA,
     "jamba": Traits(experts=Experts(width="intermediate_size", rule="period")),
@@ -218,9 +175,7 @@ TRAITS: Mapping[str, Traits] = {
     "zamba2": Traits(is_tied=True),
     "lfm2": Traits(is_tied=True, qk_norm="head"),
     "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
-    "lfm3": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "lfm3": biased_traits(
         qk_norm="head",
         is_tied=True,
         post_norms="use_sandwich_norm",
@@ -237,10 +192,8 @@ TRAITS: Mapping[str, Traits] = {
         has_gated_queries=True,
         experts=Experts(shared="num_shared_experts", rule="after", dense="num_dense_layers", has_score_bias=True),
     ),
-    "apertus": Traits(
-        qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", is_gated=False, activation=2
-    ),
-    "arcee": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_gated=False),
+    "apertus": biased_traits(qk_norm="head", is_gated=False, activation=2),
+    "arcee": biased_traits(mlp_bias="mlp_bias", is_gated=False),
     "cwm": _LLAMA,
     "ernie4_5": _ERNIE,
     "ernie4_5_moe": Traits(
@@ -251,41 +204,22 @@ TRAITS: Mapping[str, Traits] = {
         experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", has_score_bias=True),
     ),
     "exaone4": Traits(qk_norm="head"),
-    "flex_olmo": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm="width",
-        experts=Experts(width="intermediate_size"),
-    ),
+    "flex_olmo": biased_traits(qk_norm="width", experts=Experts(width="intermediate_size")),
     "granitemoe": _GRANITE_MOE,
-    "granitemoeshared": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
+    "granitemoeshared": biased_traits(
+        experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size")
     ),
     "helium": Traits(qkv_bias="attention_bias", mlp_bias="mlp_bias"),
-    "hunyuan_v1_dense": Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head"),
+    "hunyuan_v1_dense": biased_traits(qk_norm="head"),
     "internlm3": _LLAMA,
-    "jais2": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        norm_bias=True,
-        is_gated=False,
-        defaults={"attention_bias": True, "mlp_bias": True},
+    "jais2": biased_traits(
+        mlp_bias="mlp_bias", norm_bias=True, is_gated=False, defaults={"attention_bias": True, "mlp_bias": True}
     ),
     "ministral3": Traits(),
-    "nanochat": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=0, is_gated=False),
-    "nemotron": Traits(
-        qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", norm_bias=True, is_gated=False
-    ),
-    "olmo": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=0),
-    "olmoe": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm="width",
-        experts=Experts(width="intermediate_size"),
-    ),
+    "nanochat": biased_traits(norms=0, is_gated=False),
+    "nemotron": biased_traits(mlp_bias="mlp_bias", norm_bias=True, is_gated=False),
+    "olmo": biased_traits(norms=0),
+    "olmoe": biased_traits(qk_norm="width", experts=Experts(width="intermediate_size")),
     "persimmon": Traits(
         qkv_bias=True,
         output_bias=True,
@@ -296,74 +230,47 @@ TRAITS: Mapping[str, Traits] = {
         qk_norm_field="qk_layernorm",
         defaults={"qk_layernorm": True},
     ),
-    "phimoe": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        norm_bias=True,
-        has_head_bias="lm_head_bias",
-        experts=Experts("num_local_experts", "intermediate_size"),
+    "phimoe": biased_traits(
+        norm_bias=True, has_head_bias="lm_head_bias", experts=Experts("num_local_experts", "intermediate_size")
     ),
-    "smollm3": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_tied=True),
+    "smollm3": biased_traits(mlp_bias="mlp_bias", is_tied=True),
     "solar_open": Traits(qkv_bias="attention_bias", experts=Experts("n_routed_experts", shared="n_shared_experts")),
     "stablelm": Traits(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="heads", qk_norm_field="qk_layernorm"),
-    "vaultgemma": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_tied=True),
-    "aria_text": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "vaultgemma": biased_traits(is_tied=True),
+    "aria_text": biased_traits(
         mlp_bias="mlp_bias",
         experts=Experts("moe_num_experts", "intermediate_size", shared="moe_num_shared_experts"),
         defaults={"moe_num_experts": 8, "moe_num_shared_experts": 2},
     ),
-    "bitnet": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=3, has_mlp_norm=True),
-    "cohere2_moe": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "bitnet": biased_traits(norms=3, has_mlp_norm=True),
+    "cohere2_moe": biased_traits(
         norms=1,
         is_tied=True,
         experts=Experts(width="intermediate_size", shared="num_shared_experts", rule="after"),
         dense_width="prefix_dense_intermediate_size",
         defaults={"first_k_dense_replace": 0, "num_shared_experts": 0, "prefix_dense_intermediate_size": None},
     ),
-    "dots1": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm="head",
-        experts=_SHARED,
-        defaults={"first_k_dense_replace": 0},
-    ),
+    "dots1": biased_traits(qk_norm="head", experts=_SHARED, defaults={"first_k_dense_replace": 0}),
     "exaone_moe": Traits(
         qk_norm="head",
         experts=Experts(shared="num_shared_experts", rule="after"),
         defaults={"first_k_dense_replace": 1, "num_shared_experts": 1},
     ),
-    "granite_swa": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_tied=True),
-    "granitemoe_swa": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "granite_swa": biased_traits(mlp_bias="mlp_bias", is_tied=True),
+    "granitemoe_swa": biased_traits(
         experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),
         defaults={"shared_intermediate_size": 0},
     ),
-    "hunyuan_v1_moe": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm="head",
-        experts=Experts(width="intermediate_size", shared="intermediate_size"),
+    "hunyuan_v1_moe": biased_traits(
+        qk_norm="head", experts=Experts(width="intermediate_size", shared="intermediate_size")
     ),
-    "hy_v3": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "hy_v3": biased_traits(
         mlp_bias="mlp_bias",
         qk_norm="head",
         experts=Experts(shared="num_shared_experts", rule="after"),
         defaults={"first_k_dense_replace": 1, "num_shared_experts": 1},
     ),
-    "hyperclovax": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        post_norms="use_post_norm",
-        defaults={"use_post_norm": True},
-    ),
+    "hyperclovax": biased_traits(mlp_bias="mlp_bias", post_norms="use_post_norm", defaults={"use_post_norm": True}),
     "iquestcoder": _LLAMA,
     "jetmoe": Traits(
         is_tied=True,
@@ -371,15 +278,13 @@ TRAITS: Mapping[str, Traits] = {
         experts=Experts("num_local_experts", "intermediate_size", has_output_bias=True),
     ),
     "kolibri1": Traits(norms=4, qk_norm="head", experts=Experts(shared="shared_expert_intermediate_size")),
-    "laguna": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "laguna": biased_traits(
         qk_norm="head",
         output_gate="gating",
         experts=Experts(shared="shared_expert_intermediate_size", rule="after", has_score_bias=True),
         defaults={"first_k_dense_replace": 1, "gating": True},
     ),
-    "mellum": Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", experts=Experts()),
+    "mellum": biased_traits(qk_norm="head", experts=Experts()),
     "minimax_m3_vl_text": Traits(
         qk_norm="head",
         experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size"),

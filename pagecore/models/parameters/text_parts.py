@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from pagecore.models.fields import Fields
-from pagecore.models.parameters.traits import Experts, Settled, Traits
+from pagecore.models.parameters.traits import Experts, Settled, Traits, biased_traits
 
 __all__ = ["BERT_TRAITS", "TEXT_TRAITS"]
 
@@ -64,9 +64,7 @@ def _kosmos(settle: Callable[[Fields], Settled]) -> Traits:
 
 
 TEXT_TRAITS: Mapping[str, Traits] = {
-    "axk2": Traits(
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
+    "axk2": biased_traits(
         has_gated_queries=True,
         experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", gate_rank="gated_norm_rank"),
         settle=_ax_k2,
@@ -80,9 +78,9 @@ TEXT_TRAITS: Mapping[str, Traits] = {
         settle=_beam,
         defaults={**_GATED, "first_k_dense_replace": 3},
     ),
-    "cohere_compass_text": Traits(qkv_bias="attention_bias", output_bias="attention_bias", norms=1, is_tied=True),
-    "cosmos3_edge_text": Traits(qkv_bias="attention_bias", output_bias="attention_bias", is_gated=False),
-    "emu3_text_model": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "cohere_compass_text": biased_traits(norms=1, is_tied=True),
+    "cosmos3_edge_text": biased_traits(is_gated=False),
+    "emu3_text_model": biased_traits(mlp_bias="mlp_bias"),
     "flint": Traits(
         qk_norm="head",
         experts=Experts(shared="shared_expert_intermediate_size", rule="after"),
@@ -92,11 +90,9 @@ TEXT_TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias", experts=_SHARED, defaults={**_BIASED, "first_k_dense_replace": 1}
     ),
     "glm_ocr_text": Traits(qkv_bias="attention_bias", norms=4),
-    "granite4_vision_text": Traits(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
-    "granite_docling_text": Traits(
-        qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias", is_tied=True
-    ),
-    "hunyuan_vl_text": Traits(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", is_tied=True),
+    "granite4_vision_text": biased_traits(mlp_bias="mlp_bias"),
+    "granite_docling_text": biased_traits(mlp_bias="mlp_bias", is_tied=True),
+    "hunyuan_vl_text": biased_traits(qk_norm="head", is_tied=True),
     "kosmos_2_5_text_model": _kosmos(_kosmos_2_5),
     "kosmos_2_text_model": _kosmos(_kosmos_2),
     "molmo2_text": Traits(
@@ -110,9 +106,7 @@ TEXT_TRAITS: Mapping[str, Traits] = {
     "muse_glimmer_text": Traits(norms=4, output_gate="gate_kind", defaults=_GATED),
     "paddleocr_vl_text": Traits(qkv_bias="use_bias", output_bias="use_bias", mlp_bias="use_bias", is_tied=True),
     "qwen2_5_omni_text": Traits(qkv_bias=True),
-    "qwen3_omni_moe_text": Traits(
-        qkv_bias="attention_bias", output_bias="attention_bias", qk_norm="head", experts=Experts(rule="step")
-    ),
+    "qwen3_omni_moe_text": biased_traits(qk_norm="head", experts=Experts(rule="step")),
     "voxtral_realtime_text": Traits(settle=_voxtral, defaults={"ada_rms_norm_t_cond_dim": 32}),
 }
 

@@ -151,6 +151,7 @@ def _llama_4(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     vision_add(tally, (_positions(fields, sizes) + 2) * sizes.hidden + 4 * sizes.hidden)
 
 
+_QWEN_2_5 = Tower("depth", has_norm_bias=False, is_gated=True, has_patch_bias=False, add_rest=_qwen)
 _QWEN_3 = Tower("depth", add_rest=_qwen)
 _IDEFICS = Tower(add_rest=_patched)
 TOWERS: Mapping[str, Tower] = {
@@ -170,7 +171,9 @@ TOWERS: Mapping[str, Tower] = {
         add_rest=_pixtral,
     ),
     "qwen2_vl": Tower("depth", "embed_dim", "", has_patch_bias=False, add_rest=_qwen),
-    "qwen2_5_vl": Tower("depth", has_norm_bias=False, is_gated=True, has_patch_bias=False, add_rest=_qwen),
+    "qwen2_5_omni_vision_encoder": _QWEN_2_5,
+    "qwen2_5_vl": _QWEN_2_5,
+    "qwen3_omni_moe_vision_encoder": _QWEN_3,
     "qwen3_vl": _QWEN_3,
     "qwen3_vl_moe": _QWEN_3,
     "qwen3_5": _QWEN_3,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pagecore.models.fields import Fields
+from pagecore.models.parameters.tally import Tally
 
-__all__ = ["Experts", "Settled", "Traits"]
+__all__ = ["Experts", "Settled", "Traits", "biased_traits"]
 
 Settled = Mapping[str, Any]
 
@@ -25,7 +27,7 @@ class Experts:
         Field with the width of the shared expert, or with the number of shared experts of `width`; "" without one.
     rule : str
         Rule for the layers that have experts: "every", "after" (all but the first `dense` layers), "step" (Qwen),
-        "period" (Jamba), "interleaved" (Llama 4) or "range" (Ernie).
+        "period" (Jamba), "interleaved" (Llama 4), "range" (Ernie) or "numbered" (Step, or "after").
     dense : str
         Field with the number of first layers without experts, for the rule "after".
     has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
@@ -33,6 +35,10 @@ class Experts:
         a bias that is a parameter; the sum of the experts has a bias.
     gate_rank : str
         Field with the rank of a gate of the norm before the experts; "" without one.
+    shared_width : str
+        Field with the width of a shared expert if `shared` is their number; "" for that of the routed experts.
+    add_router : callable, optional
+        Adds a router that is not one matrix, from the number of experts.
     """
 
     count: str = "num_experts"
@@ -46,6 +52,8 @@ class Experts:
     has_score_bias: bool = False
     has_output_bias: bool = False
     gate_rank: str = ""
+    shared_width: str = ""
+    add_router: Callable[[Tally, Fields, int], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class Traits:
     output_gate : str
         Field with the kind of gate on the outputs of attention: one value for each head if it is true or "per-head",
         else one for each feature; "" without a gate.
+    query_rank : str
+        Field with the width between the two projections of queries, where a norm is; "" for one projection.
     has_query_experts : bool
         Queries and outputs of attention are projected by experts.
     dense_width : str
@@ -110,6 +120,10 @@ class Traits:
         Further parameters of the first and the last stage.
     settle : callable, optional
         Returns those of these values that depend on the config's fields.
+    add_to_layer : callable, optional
+        Adds what a layer has besides, from its specs and its number.
+    sizes_of_layer : callable, optional
+        Returns the fields with the sizes of a layer with latents and a window, from its number.
     """
 
     qkv_bias: str | bool = False
@@ -125,6 +139,7 @@ class Traits:
     is_gated: bool = True
     has_gated_queries: bool = False
     output_gate: str = ""
+    query_rank: str = ""
     has_query_experts: bool = False
     dense_width: str = "intermediate_size"
     has_mlp_norm: bool = False
@@ -143,3 +158,9 @@ class Traits:
     first: int = 0
     last: int = 0
     settle: Callable[[Fields], Settled] | None = None
+    add_to_layer: Callable[[Tally, Fields, Sequence[Any], int], None] | None = None
+    sizes_of_layer: Callable[[Fields, int], Fields] | None = None
+
+
+# Traits of a family whose field `attention_bias` adds biases to all projections of attention.
+biased_traits = partial(Traits, qkv_bias="attention_bias", output_bias="attention_bias")

@@ -12,13 +12,15 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import text_model
-from pagecore.models.fields import Fields, open_config
+from pagecore.models.fields import Fields
+from pagecore.models.multimodal import THINKERS
+from pagecore.models.opening import open_config
 from pagecore.models.parameters.projectors import PROJECTORS
 from pagecore.models.parameters.tally import Kind, Split, Tally
 from pagecore.models.parameters.towers import TOWERS, Sizes, Tower, add_tower, image_side
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["VisionTower", "add_vision", "vision_tower"]
+__all__ = ["VisionTower", "add_vision", "vision_tower", "with_encoders"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ _BY_MODEL: Mapping[str, str] = {
     "internvl": "internvl_vision",
     "llama4": "llama4_vision_model",
     "mistral3": "pixtral",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_vision_encoder",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_vision_encoder",
     "smolvlm": "smolvlm_vision",
 }
 _DEFAULTS: Mapping[str, object] = {
@@ -119,9 +123,15 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
         A tower of an unknown type.
     """
     whole = open_config(config)
-    if not isinstance(whole.given("vision_config"), Mapping):
+    encoded = with_encoders(whole)
+    if not isinstance(encoded.given("vision_config"), Mapping):
         return None
-    return _sizes(whole, text_model(whole)[1].integer("hidden_size"))
+    return _sizes(encoded, text_model(whole)[1].integer("hidden_size"))
+
+
+def with_encoders(whole: Fields) -> Fields:
+    """Return the fields of the model that listens and sees: of a model that also speaks, those of its thinker."""
+    return whole.inner("thinker_config") if whole.given("model_type") in THINKERS else whole
 
 
 def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
@@ -147,7 +157,10 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
 
 
 def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
-    """Add the vision tower and its projector to the features of the text model; nothing without a tower."""
+    """Add the vision tower and its projector to the features of the text model; nothing without a tower.
+
+    `whole` are the fields of `with_encoders`.
+    """
     if whole.given("model_type") == "fuyu":
         # Patches are projected; there is no tower.
         whole.defaults = {**whole.defaults, "patch_size": 30, "num_channels": 3}

@@ -1,0 +1,140 @@
+"""Files named params.json: the fields that Mistral and Meta publish next to their weights, as those of a config.json.
+
+Source: params.json of Mistral 7B to Mistral Large 3 and of Llama to Llama 3.2, and the code published with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.fields import Fields, shown
+from pagecore.models.unserved import FULL, SLIDING
+from pagecore.storage.checks import LAYERS_MAX, ceil_div
+
+__all__ = ["as_config", "is_params"]
+
+_NAMES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden_dim": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "tied_embeddings": "tie_word_embeddings",
+}
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
+_TOWER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
+
+
+def is_params(values: Mapping[str, Any]) -> bool:
+    """Return True for the fields of a params.json: it names no type, and has a `dim`."""
+    return values.get("model_type") is None and None not in (values.get("dim"), values.get("n_layers"))
+
+
+def as_config(values: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Return the fields of a params.json as those of a config.json.
+
+    Raises
+    ------
+    ConfigError
+        A field is missing or invalid.
+    UnsupportedOption
+        A model that listens; pass its config.json.
+    """
+    given = Fields(values, source)
+    if given.given("multimodal") is not None:
+        raise UnsupportedOption(
+            f"{source}: {given.describe('multimodal')}, which a params.json does not describe in full; pass the "
+            "model's config.json instead"
+        )
+    config: dict[str, Any] = {ours: values[name] for name, ours in _NAMES.items() if values.get(name) is not None}
+    lengths = [values[name] for name in _LENGTHS if values.get(name) is not None]
+    if lengths:
+        config["max_position_embeddings"] = lengths[0]
+    config.setdefault("num_key_value_heads", given.integer("n_heads"))
+    config |= _family(given, given.integer("n_layers", max=LAYERS_MAX))
+    quantised = given.given("quantization")
+    if isinstance(quantised, Mapping):
+        weights = quantised.get("qformat_weight")
+        config["quantization_config"] = {"quant_method": "fp8" if weights == "fp8_e4m3" else weights}
+    return config if given.given("vision_encoder") is None else _with_tower(config, given.inner("vision_encoder"))
+
+
+def _family(given: Fields, layers: int) -> dict[str, Any]:
+    """Return the type of a model and the fields that it alone has."""
+    if given.given("kv_lora_rank") is not None:
+        return {"model_type": "deepseek_v3", "num_key_value_heads": None} | _of_latents(given)
+    if given.given("moe") is not None:
+        moe = given.inner("moe")
+        chosen = {
+            "num_local_experts": moe.integer("num_experts"),
+            "num_experts_per_tok": moe.given("num_experts_per_tok"),
+        }
+        return {"model_type": "mixtral", "sliding_window": given.given("sliding_window")} | chosen
+    if given.given("multiple_of") is not None:
+        return {"model_type": "llama", "intermediate_size": _width_of_llama(given)}
+    window = given.given("sliding_window")
+    if not isinstance(window, list | tuple):
+        return {"model_type": "mistral", "sliding_window": window}
+    sizes = {each for each in window if isinstance(each, int)}
+    if len(sizes) != 1 or any(each is not None and each not in sizes for each in window):
+        given.refuse(f"{given.describe('sliding_window')}; it must list null and one number of tokens")
+    kinds = [FULL if window[layer % len(window)] is None else SLIDING for layer in range(layers)]
+    return {"model_type": "ministral", "sliding_window": sizes.pop(), "layer_types": kinds}
+
+
+def _of_latents(given: Fields) -> dict[str, Any]:
+    """Return the fields of latent attention and of its experts."""
+    config = {name: given.given(name) for name in _LATENT}
+    yarn = given.given("yarn")
+    if isinstance(yarn, Mapping):
+        config["rope_scaling"] = {
+            "rope_type": "yarn",
+            "factor": yarn.get("factor"),
+            "mscale_all_dim": 1.0 if yarn.get("apply_scale", True) else 0.0,
+        }
+    if given.given("moe") is None:
+        return config | {"n_routed_experts": None}
+    moe = given.inner("moe")
+    moe.defaults = {"num_shared_experts": 0, "first_k_dense_replace": 0}
+    return config | {
+        "n_routed_experts": moe.integer("num_experts"),
+        "n_shared_experts": moe.integer("num_shared_experts", min=0),
+        "moe_intermediate_size": moe.integer("expert_hidden_dim"),
+        "first_k_dense_replace": moe.integer("first_k_dense_replace", min=0),
+    }
+
+
+def _width_of_llama(given: Fields) -> int:
+    """Return the width of an MLP: two thirds of four times the hidden size, scaled and rounded up."""
+    width = 8 * given.integer("dim") // 3
+    if given.given("ffn_dim_multiplier") is not None:
+        width = given.scaled(width, "ffn_dim_multiplier")
+    multiple = given.integer("multiple_of")
+    return multiple * ceil_div(width, multiple)
+
+
+def _with_tower(config: Mapping[str, Any], tower: Fields) -> dict[str, Any]:
+    """Return a model of text and images with a Pixtral tower."""
+    if tower.given("adapter_bias") not in (None, True, False):
+        tower.refuse(f"{tower.describe('adapter_bias')}; it must be true or false")
+    sides = {"image_size": tower.given("max_image_size") or tower.given("image_size")}
+    vision = {"model_type": "pixtral", **{name: tower.given(name) for name in _TOWER}, **sides}
+    is_merged = tower.given("mm_projector_id") == "patch_merge"
+    if tower.given("mm_projector_id") not in (None, "", "patch_merge"):
+        raise UnsupportedOption(
+            f"{tower.source}: {tower.name('mm_projector_id')} is {shown(tower.given('mm_projector_id'))}; expected "
+            "'patch_merge' or none: pass the model's config.json instead"
+        )
+    whole = {
+        "model_type": "mistral3" if is_merged else "llava",
+        "multimodal_projector_bias": tower.given("adapter_bias") is True,
+        "spatial_merge_size": tower.given("spatial_merge_size"),
+        "vision_config": {name: value for name, value in vision.items() if value is not None},
+    }
+    whole |= {name: config[name] for name in ("quantization_config", "tie_word_embeddings") if name in config}
+    return whole | {"text_config": dict(config)}

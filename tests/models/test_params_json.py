@@ -1,0 +1,87 @@
+"""Files named params.json, of Mistral and Meta: compared with the config.json of the same models."""
+
+import json
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models import ConfigError, read_model_config
+from pagecore.models.parameters import Kind, count_parameters
+from pagecore.storage import AttentionSpec, LatentSpec
+from tests.models.published import PUBLISHED
+
+MISTRAL = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
+MISTRAL |= {"norm_eps": 1e-05, "vocab_size": 32000, "rope_theta": 10000.0}
+LLAMA = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "multiple_of": 1024}
+LLAMA |= {"ffn_dim_multiplier": 1.3, "norm_eps": 1e-05, "rope_theta": 500000.0}
+NEMO = {"dim": 5120, "n_layers": 40, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
+NEMO |= {"vocab_size": 131072, "rope_theta": 1e9}
+TOWER = {"hidden_size": 1024, "num_channels": 3, "image_size": 1024, "patch_size": 16, "rope_theta": 10000.0}
+TOWER |= {"intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "adapter_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("params", "total"),
+    [
+        (MISTRAL | {"sliding_window": 4096}, 7_241_732_096),
+        (MISTRAL | {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}, 46_702_792_704),
+        (LLAMA, 8_030_261_248),
+        (
+            LLAMA | {"n_kv_heads": None, "vocab_size": 32000, "multiple_of": 256, "ffn_dim_multiplier": None},
+            6_738_415_616,
+        ),
+        (NEMO, 12_247_782_400),
+        (NEMO | {"vision_encoder": TOWER}, 12_682_739_712),
+    ],
+)
+def test_parameters_are_those_of_the_published_weights(params, total):
+    assert count_parameters(params).total == total
+
+
+def test_specs_are_those_of_the_config_json():
+    assert read_model_config(LLAMA).layers == read_model_config(PUBLISHED["llama-3-8b"]).layers
+    mistral = read_model_config(MISTRAL | {"sliding_window": 4096, "max_seq_len": 32768})
+    assert mistral.layers == read_model_config(PUBLISHED["mistral-7b-v0.1"]).layers
+    assert mistral.max_length == 32768
+    assert read_model_config(MISTRAL).layers[0].window is None
+
+
+def test_a_listed_window_repeats_over_the_layers():
+    params = MISTRAL | {"n_layers": 6, "sliding_window": [None, 32768, 32768, 32768]}
+    assert [spec.window for spec in read_model_config(params).layers] == [None, *[32768] * 3, None, 32768]
+    with pytest.raises(ConfigError, match=r"sliding_window is \[null, 4, 8\]; it must list null and one number"):
+        read_model_config(MISTRAL | {"sliding_window": [None, 4, 8]})
+
+
+def test_latent_attention_with_experts():
+    moe = {"num_experts": 16, "num_experts_per_tok": 4, "expert_hidden_dim": 512, "num_shared_experts": 1}
+    params = {"dim": 1024, "n_layers": 4, "n_heads": 16, "n_kv_heads": 16, "hidden_dim": 4096, "vocab_size": 1000}
+    params |= {"q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 48}
+    params |= {"moe": moe | {"first_k_dense_replace": 1}, "yarn": {"factor": 16.0, "apply_scale": False}}
+    layers = read_model_config(params, dtype="bfloat16").layers
+    assert layers == (LatentSpec(64, 16, 16, scale=48**-0.5, dtype="bfloat16"),) * 4
+    assert count_parameters(params).of_kind(Kind.EXPERT) == 3 * 16 * 3 * 1024 * 512
+
+
+def test_a_folder_with_a_params_json_alone(tmp_path):
+    path = tmp_path / "params.json"
+    path.write_text(json.dumps(MISTRAL | {"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}}))
+    expected = AttentionSpec(8, 128, num_query_heads=32, dtype="bfloat16")
+    assert read_model_config(tmp_path).layers == read_model_config(path).layers == (expected,) * 32
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"config.json: model_type is missing"):
+        read_model_config(tmp_path)
+
+
+def test_bad_fields_are_named():
+    for name in ("n_heads", "dim", "hidden_dim", "head_dim"):
+        with pytest.raises(ConfigError):
+            count_parameters(MISTRAL | {name: -1})
+    with pytest.raises(ConfigError, match="n_heads is missing"):
+        read_model_config({"dim": 4096, "n_layers": 32})
+    with pytest.raises(ConfigError, match=r"moe.expert_hidden_dim is missing"):
+        read_model_config(NEMO | {"kv_lora_rank": 64, "moe": {"num_experts": 2}})
+    with pytest.raises(UnsupportedOption, match=r"multimodal is .*; pass the model's config.json"):
+        read_model_config(NEMO | {"multimodal": {"whisper_model_args": {}}})
+    with pytest.raises(UnsupportedOption, match=r"vision_encoder.mm_projector_id is \"qformer\""):
+        read_model_config(NEMO | {"vision_encoder": TOWER | {"mm_projector_id": "qformer"}})
