@@ -62,6 +62,7 @@ from pagecore.ops.cpu.latent cimport (
     IndexWriteArgs,
     LatentArgs,
     LatentCache,
+    LatentRows,
     LatentWriteArgs,
     SlotsArgs,
     TopkArgs,
@@ -428,13 +429,15 @@ cdef int gather_latent(
         Tensor out) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     cdef PackedSequences batch
+    cdef LatentRows packed
     batch.table = table_array(block_table)
     batch.seq_lens = index_array(seq_lens)
     batch.rows = index_array(rows)
     batch.block_size, batch.num_blocks = cache.block_size, cache.num_blocks
     batch.num_tokens = out.shape_[0]
+    packed.data, packed.stride, packed.type = out.data, out.strides_[0], <DType>out.dtype_code
     with nogil:
-        run_gather_latent(cache, <float>factor, batch, out.data, <DType>out.dtype_code, num_threads)
+        run_gather_latent(cache, <float>factor, batch, packed, num_threads)
     return 0
 
 
