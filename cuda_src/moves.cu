@@ -114,10 +114,13 @@ void move_pairs(const PcPairParams params) {
   }
 }
 
-// The byte offset of a slot, or -1 if there is no such slot.
+// In place of a byte offset, which is negative if strides are.
+constexpr pc_int64 kNoSlot = -0x7fffffffffffffff - 1;
+
+// The byte offset of a slot, or kNoSlot if there is no such slot.
 PC_DEVICE pc_int64 byte_of_slot(const PcSlotParams& params, const PcIndices& slots, int i) {
   const pc_int64 slot = load_index(slots, i);
-  if (static_cast<pc_uint64>(slot) >= static_cast<pc_uint64>(params.num_slots)) return -1;
+  if (static_cast<pc_uint64>(slot) >= static_cast<pc_uint64>(params.num_slots)) return kNoSlot;
   const SlotPosition at = position_of(slot, params.block_size, params.block_shift);
   return at.block * params.block_stride + at.offset * params.token_stride;
 }
@@ -135,14 +138,14 @@ PC_DEVICE void move_unit_of_slots(const PcSlotParams& params, const Global<pc_ui
       units[k] = {};
       if (first + k >= params.sources.size) break;
       const pc_int64 source = byte_of_slot(params, params.sources, first + k);
-      if (source >= 0) units[k] = load_unit<pc_uint8, Count, false>(unit, source);
+      if (source != kNoSlot) units[k] = load_unit<pc_uint8, Count, false>(unit, source);
     }
     PC_UNROLL
     for (int k = 0; k < kInFlight; ++k) {
       if (first + k >= params.sources.size) break;
       const pc_int64 source = byte_of_slot(params, params.sources, first + k);
       const pc_int64 target = byte_of_slot(params, params.targets, first + k);
-      if (source >= 0 && target >= 0) store_unit(unit, target, units[k]);
+      if (source != kNoSlot && target != kNoSlot) store_unit(unit, target, units[k]);
     }
   }
 }

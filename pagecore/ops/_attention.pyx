@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, FLOAT32
 from pagecore.ops._attention_checks cimport (
+    check_given_batch,
     check_out,
     check_plan_heads,
     float_result,
@@ -16,7 +17,7 @@ from pagecore.ops._attention_checks cimport (
 from pagecore.ops._checks cimport check_length, float_tensor
 from pagecore.ops._debug cimport debug_attention, debugging
 from pagecore.ops._formats cimport StoredCache, check_stored, given_factor, stored_cache
-from pagecore.ops._indices cimport flat_mask, given_indices, index_tensor
+from pagecore.ops._indices cimport flat_mask, given_indices
 from pagecore.ops._numbers cimport (
     finite_number,
     head_numbers,
@@ -25,7 +26,15 @@ from pagecore.ops._numbers cimport (
     read_sink_tokens,
     scale_numbers,
 )
-from pagecore.ops._place cimport Place, await_arrays, find_place, finished, new_result, note_written
+from pagecore.ops._place cimport (
+    Place,
+    await_arrays,
+    find_place,
+    finished,
+    new_result,
+    note_written,
+    to_device,
+)
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._selected cimport Selected, read_selected
 from pagecore.ops._tree cimport TreeMask, read_tree
@@ -181,11 +190,12 @@ def paged_attention(
     float32 scales of tokens multiply the columns of the scores and of the weights.
 
     On CUDA the call does not wait for the device. Lengths, rows and tables on the host are copied; lengths on the host
-    are checked and planned by the host. Contents of device arrays are not checked: lengths are cut to what the arrays
-    hold, and a block outside the cache is read as block 0. Softmax weights are rounded to the dtype of query, key and
-    value if all three are float16 or all are bfloat16, both head dims are multiples of 8 up to 256, and rows begin at
-    multiples of 16 bytes; also over quantised caches that matrix instructions serve. Prompts with a selection are
-    computed in float32.
+    are checked and planned by the host, and rows and blocks are checked if none of these arrays, nor the mask or the
+    lists of `blocks` and `indices`, is on the device. Contents of device arrays are not checked: lengths are cut to
+    what the arrays hold, and a block outside the cache is read as block 0. Softmax weights are rounded to the dtype of
+    query, key and value if all three are float16 or all are bfloat16, both head dims are multiples of 8 up to 256, and
+    rows begin at multiples of 16 bytes; also over quantised caches that matrix instructions serve. Prompts with a
+    selection are computed in float32.
 
     Paged attention: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention",
     2023. Trees: Miao et al., "SpecInfer: Accelerating Large Language Model Serving with Tree-based Speculative
@@ -218,13 +228,13 @@ def paged_attention(
         )
 
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
-    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
+    cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", &place)
     cdef int64_t num_sequences = lens.shape_[0]
     cdef Tensor picked = None
     if rows is None:
         check_length(table, "block_table", 0, num_sequences, "one row for each of seq_lens, or pass rows= to pick some")
     else:
-        picked = index_tensor(rows, "rows", 1, "[num_sequences]", &place)
+        picked = given_indices(rows, "rows", 1, "[num_sequences]", &place)
         check_length(picked, "rows", 0, num_sequences, "one for each of seq_lens")
     cdef Tensor cu = None
     if cu_query_lens is None:
@@ -299,6 +309,13 @@ def paged_attention(
         await_arrays((query, key_cache, value_cache, block_table, seq_lens, rows, cu_query_lens, sinks, alibi_slopes,
                       mask, tree_mask, positions, blocks, block_counts, indices, index_counts, key_scale, value_scale,
                       out, None if planned is None else plan), &place)
+        check_given_batch(
+            q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree, selected)
+        table = to_device(table, "block_table", &place)
+        picked = None if picked is None else to_device(picked, "rows", &place)
+        bits = None if bits is None else to_device(bits, "mask", &place)
+        if tree is not None:
+            tree.send(&place)
         checked = debugging()
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree,

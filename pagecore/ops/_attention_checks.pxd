@@ -3,6 +3,8 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
 from pagecore.ops._place cimport Place
+from pagecore.ops._selected cimport Selected
+from pagecore.ops._tree cimport TreeMask
 
 # Raise ShapeError for a query whose head dim is not that of the keys.
 cdef int refuse_dim(Tensor query, StoredCache keys) except -1
@@ -11,6 +13,13 @@ cdef int refuse_dim(Tensor query, StoredCache keys) except -1
 cdef str layout_hint(bint is_transposed)
 
 cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1
+
+# On CUDA: the checks of a call on the host, if all arrays that decide which blocks are read are on the host.
+cdef int check_given_batch(
+    Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows, Tensor cu, bint causal,
+    int64_t window_left, int64_t window_right, int64_t sink_tokens, Tensor mask, TreeMask tree,
+    Selected selected) except -1
+
 cdef int check_out(
         Tensor out, Tensor query, StoredCache keys, StoredCache values, Tensor table, Tensor lens, Tensor rows,
         Tensor cu, Tensor sinks, Tensor slopes, Tensor mask, Tensor key_scale, Tensor value_scale) except -1

@@ -7,8 +7,12 @@ from pagecore.arrays.codes cimport CPU, UINT8
 from pagecore.ops._checks cimport any_tensor, check_last_axis, check_length, check_rank, check_result
 from pagecore.ops._formats cimport StoredCache, is_plain
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
-from pagecore.ops._place cimport Place, check_place, new_result
+from pagecore.ops._place cimport Place, are_on_host, check_place, new_result
 from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops._selected cimport Selected
+from pagecore.ops._tree cimport TreeMask
+from pagecore.ops.cpu._cpu cimport check_attended
+from pagecore.ops.cpu.args cimport Selection
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
@@ -46,6 +50,24 @@ cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) excep
         f"query has shape {query.shape} and so {query.shape_[1]} heads; the batch is planned for {planned} query heads "
         f"(num_query_heads of plan_attention, or of the layer's spec){layout_hint(query.shape_[0] == planned)}"
     )
+
+
+cdef int check_given_batch(
+        Tensor query, Tensor key_cache, Tensor value_cache, Tensor table, Tensor lens, Tensor rows, Tensor cu,
+        bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens, Tensor mask, TreeMask tree,
+        Selected selected) except -1:
+    cdef Selection selection
+    if not are_on_host((table, lens, rows, cu, mask)):
+        return 0
+    if selected is not None:
+        if not selected.is_on_host():
+            return 0
+        selected.fill(&selection)
+    # Without its bits a tree reads the blocks of a chain.
+    cdef TreeMask here = tree if tree is not None and tree.is_on_host() else None
+    return check_attended(
+        query, key_cache, value_cache, table, lens, rows, cu, causal, window_left, window_right, sink_tokens, mask,
+        here, selection)
 
 
 cdef int check_out(

@@ -9,7 +9,7 @@ cdef enum:
     UNKNOWN = -1
 
 
-# The index arguments of a gather or scatter on the device of the call, with the sum and the maximum of the lengths.
+# The index arguments of a gather or scatter, with the sum and the maximum of the lengths.
 # Those are UNKNOWN if the lengths are on a device.
 cdef class Sequences:
     cdef Tensor table
@@ -33,8 +33,11 @@ cdef list tensors_at(list arrays, str argument, bint many, const Place* place)
 # ShapeError unless all are caches [num_blocks, block_size, ...] of one block_size.
 cdef int check_paged(list tensors, str argument, bint many) except -1
 
+# The index arrays where the caller has them. Before a launch, `send_sequences` copies them to the device; if all are on
+# the host, the checks of a call on the host apply first.
 cdef Sequences read_sequences(
     object block_table, object seq_lens, object rows, list caches, const Place* place)
+cdef int send_sequences(Sequences batch, list caches, const Place* place) except -1
 
 # A new packed array [num_tokens, ...] for a cache.
 cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place)

@@ -11,7 +11,7 @@ from pagecore.arrays.codes cimport LAST_FLOAT, CPU
 from pagecore.ops._checks cimport any_tensor, check_length, check_writable
 from pagecore.ops._indices cimport given_indices
 from pagecore.ops._overlap cimport check_apart, check_own_elements, overlaps_elements, shares_memory
-from pagecore.ops._place cimport Place, check_place, find_place, new_result, to_device
+from pagecore.ops._place cimport Place, are_on_host, check_place, find_place, new_result, to_device
 from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
 
 import numpy as np
@@ -106,23 +106,18 @@ cdef Sequences read_sequences(
         batch.num_tokens = 0
         if caches:
             batch.num_tokens = total_tokens(lens, table.shape_[1], (<Tensor>caches[0]).shape_[1])
-    if place.device_type == CPU:
-        batch.lens, batch.table, batch.rows = lens, table, picked
-    else:
-        sequences_to_device(batch, caches, lens, table, picked, place)
+        if place.device_type != CPU:
+            batch.longest = max(lens.numpy().tolist(), default=0)
+    batch.lens, batch.table, batch.rows = lens, table, picked
     return batch
 
 
-cdef int sequences_to_device(
-        Sequences batch, list caches, Tensor lens, Tensor table, Tensor rows, const Place* place) except -1:
-    """Copy the arrays to the device of the call. If all are on the host, the host's checks apply first."""
-    if lens.device_type == CPU:
-        batch.longest = max(lens.numpy().tolist(), default=0)
-        if table.device_type == CPU and (rows is None or rows.device_type == CPU):
-            check_sequences(caches, batch.num_tokens, table, lens, rows)
-    batch.lens = to_device(lens, "seq_lens", place)
-    batch.table = to_device(table, "block_table", place)
-    batch.rows = None if rows is None else to_device(rows, "rows", place)
+cdef int send_sequences(Sequences batch, list caches, const Place* place) except -1:
+    if are_on_host((batch.lens, batch.table, batch.rows)):
+        check_sequences(caches, batch.num_tokens, batch.table, batch.lens, batch.rows)
+    batch.lens = to_device(batch.lens, "seq_lens", place)
+    batch.table = to_device(batch.table, "block_table", place)
+    batch.rows = None if batch.rows is None else to_device(batch.rows, "rows", place)
     return 0
 
 

@@ -18,6 +18,7 @@ from pagecore.ops._block_checks cimport (
     pair_ids,
     tensors_at,
     read_sequences,
+    send_sequences,
 )
 from pagecore.ops._debug cimport debug_copied, debug_sequences, debugging
 from pagecore.ops._numbers cimport read_flag
@@ -143,6 +144,7 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         run_gather(caches, packed, batch.table, batch.lens, batch.rows)
     else:
         await_arrays((cache, block_table, seq_lens, rows), &place)
+        send_sequences(batch, caches, &place)
         check_under_debug(batch, caches, packed, "out", many, &place)
         launch_gather(caches, packed, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
     if out is None:
@@ -195,6 +197,7 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
     else:
         await_arrays((values, block_table, seq_lens, rows), &place)
+        send_sequences(batch, caches, &place)
         check_under_debug(batch, caches, packed, "values", many, &place)
         launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
 

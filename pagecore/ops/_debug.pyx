@@ -6,18 +6,20 @@ are copied to the host, and the checks of the host kernels decide and raise.
 
 from libc.stdint cimport INT64_MIN, int64_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor
+from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._checks cimport check_length
 from pagecore.ops._place cimport Place, to_device, to_host
 from pagecore.ops.cpu._cpu cimport (
     check_attended,
     check_copied,
     check_independent,
+    check_scored,
     check_sequences,
     check_slots,
     check_transferred,
     total_tokens,
 )
+from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._index_checks cimport (
     check_not_captured,
     has_invalid_batch,
@@ -26,8 +28,6 @@ from pagecore.ops.cuda._index_checks cimport (
 )
 
 import os
-
-import numpy as np
 
 from pagecore.arrays.refusals import brief
 from pagecore.errors import UnsupportedOption
@@ -131,6 +131,7 @@ cdef int debug_attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
         Tensor mask, TreeMask tree, const Place* place) except -1:
+    cdef Selection no_selection
     check_not_captured(place)
     # Lengths that the caller gave on the host are still there, because the host plans them.
     cdef Tensor lens = to_device(seq_lens, "seq_lens", place)
@@ -142,7 +143,7 @@ cdef int debug_attention(
         check_attended(
             query, key_cache, value_cache, to_host(block_table, place), to_host(seq_lens, place),
             to_host(rows, place), to_host(cu_query_lens, place), causal, window_left, window_right,
-            sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place))
+            sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place), no_selection)
     return 0
 
 
@@ -152,10 +153,7 @@ cdef int debug_scores(
     check_not_captured(place)
     if has_invalid_batch(
             block_table, seq_lens, rows, cu_query_lens, ANY, query.shape_[0], num_blocks, block_size, place):
-        # The check reads no element of a cache, so all elements are one number.
-        shape, strides = (num_blocks, block_size, query.shape_[1], query.shape_[2]), (0, 0, 0, 4)
-        cache = as_tensor(np.lib.stride_tricks.as_strided(np.zeros(query.shape_[2], np.float32), shape, strides))
-        check_attended(
-            query, cache, cache, to_host(block_table, place), to_host(seq_lens, place), to_host(rows, place),
-            to_host(cu_query_lens, place), True, -1, -1, 0, None, None)
+        check_scored(
+            query, to_host(block_table, place), to_host(seq_lens, place), to_host(rows, place),
+            to_host(cu_query_lens, place), num_blocks, block_size)
     return 0

@@ -19,10 +19,19 @@ from pagecore.ops._indices cimport given_indices
 from pagecore.ops._latent_cache cimport columns_of, one_head
 from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._overlap cimport check_apart, check_own_elements
-from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, finished, new_result, to_device
+from pagecore.ops._place cimport (
+    Place,
+    are_on_host,
+    await_arrays,
+    check_place,
+    find_place,
+    finished,
+    new_result,
+    to_device,
+)
 from pagecore.ops.args cimport Cache, ScalePlane, index_array, table_array, token_array
 from pagecore.ops.cpu._cpu cimport (
-    check_attended,
+    check_scored,
     check_slots,
     index_scores as run_scores,
     write_index as run_write,
@@ -301,12 +310,10 @@ cdef int score_on_device(
         Tensor query, Tensor weights, Tensor keys, Tensor scales, ScoredSequences batch, bint causal, Tensor out,
         const Place* place) except -1:
     cdef Tensor cache = columns_of(keys, 0, keys.shape_[2])
-    cdef bint on_host = True
-    for each in (batch.table, batch.lens, batch.rows, batch.cu):
-        on_host = on_host and (each is None or (<Tensor>each).device_type == CPU)
+    cdef bint on_host = are_on_host((batch.table, batch.lens, batch.rows, batch.cu))
     if on_host:
-        check_attended(
-            query, cache, cache, batch.table, batch.lens, batch.rows, batch.cu, causal, -1, -1, 0, None, None)
+        check_scored(
+            query, batch.table, batch.lens, batch.rows, batch.cu, keys.shape_[0], keys.shape_[1])
     cdef Tensor table = to_device(batch.table, "block_table", place)
     cdef Tensor rows = None if batch.rows is None else to_device(batch.rows, "rows", place)
     if debugging() and not on_host:

@@ -13,5 +13,5 @@ cdef Tensor given_indices(object array, str name, int ndim, str axes, const Plac
 # A view of an array; None for lists and for dtypes that a Tensor cannot have.
 cdef Tensor viewed(object array, str name)
 
-# A flat mask of bool on the device of the call.
+# A flat mask of bool, on the host or on the device of the call.
 cdef Tensor flat_mask(object array, const Place* place)

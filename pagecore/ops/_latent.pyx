@@ -6,12 +6,13 @@ from pagecore.arrays._tensor cimport Tensor, new_tensor
 from pagecore.arrays.codes cimport CPU, INT32, INT64
 from pagecore.ops._checks cimport any_tensor, check_last_axis, check_length, check_result, float_tensor
 from pagecore.ops._debug cimport debugging
-from pagecore.ops._indices cimport given_indices, index_tensor
+from pagecore.ops._indices cimport given_indices
 from pagecore.ops._latent_cache cimport LatentPlanes, latent_factor, latent_planes, rope_part
 from pagecore.ops._numbers cimport finite_number, head_numbers, read_flag, read_window
 from pagecore.ops._overlap cimport check_apart, check_apart_or_same
 from pagecore.ops._place cimport (
     Place,
+    are_on_host,
     await_arrays,
     check_place,
     find_place,
@@ -200,13 +201,15 @@ cdef int attend_on_device(
         args.call.table, args.call.seq_lens = table_array(held[0]), index_array(held[1])
         args.call.rows, args.call.cu_query_lens = index_array(held[2]), index_array(held[3])
         check_latent(args)
-    elif args.sparse and listed.device_type == CPU and lens.device_type == CPU:
+    elif are_on_host((listed, lens) if args.sparse else (table, lens, picked, cu)):
         args.call.query = token_array(q)
         args.cache = planes.native
-        args.call.table, args.call.seq_lens = table_array(listed), index_array(lens)
+        args.call.table, args.call.seq_lens = table_array(listed if args.sparse else table), index_array(lens)
         check_latent(args)
     elif args.sparse and lens.device_type == CPU:
         check_list_lens(lens, table.shape_[1])
+    table = to_device(table, "block_table", place)
+    picked = None if picked is None else to_device(picked, "rows", place)
     cache.latent, cache.rope = planes.native.latent, planes.native.rope
     cache.block_stride, cache.token_stride = planes.native.block_stride, planes.native.token_stride
     cache.rope_block_stride = planes.native.rope_block_stride
@@ -242,13 +245,13 @@ cdef list sequence_lists(
         missing = "block_table" if block_table is None else "seq_lens"
         raise UnsupportedOption(f"{missing} is None; give block_table and seq_lens, or indices")
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", place)
-    cdef Tensor table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
+    cdef Tensor table = given_indices(block_table, "block_table", 2, "[num_sequences, max_blocks]", place)
     cdef Tensor picked = None, cu = None
     if rows is None:
         check_length(
             table, "block_table", 0, lens.shape_[0], "one row for each of seq_lens, or pass rows= to pick some")
     else:
-        picked = index_tensor(rows, "rows", 1, "[num_sequences]", place)
+        picked = given_indices(rows, "rows", 1, "[num_sequences]", place)
         check_length(picked, "rows", 0, lens.shape_[0], "one for each of seq_lens")
     if cu_query_lens is None:
         check_length(
@@ -260,6 +263,7 @@ cdef list sequence_lists(
     args.call.seq_lens, args.call.rows = index_array(lens), index_array(picked)
     args.call.cu_query_lens = index_array(cu)
     args.call.key.num_blocks, args.call.key.block_size = planes.native.num_blocks, planes.native.block_size
+    args.call.value = args.call.key
     return [(table, "block_table"), (lens, "seq_lens"), (picked, "rows"), (cu, "cu_query_lens")]
 
 

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU
-from pagecore.ops._block_checks cimport UNKNOWN, Sequences, read_sequences
+from pagecore.ops._block_checks cimport UNKNOWN, Sequences, read_sequences, send_sequences
 from pagecore.ops._checks cimport (
     any_tensor,
     check_last_axis,
@@ -236,6 +236,7 @@ def gather_latent(
         run_gather(planes.native, factor, batch.table, batch.lens, batch.rows, result)
     else:
         await_arrays((latent_cache, rope_cache, block_table, seq_lens, rows), &place)
+        send_sequences(batch, [planes.latent], &place)
         gather_on_device(planes, batch, factor, result, &place)
     return finished(result, latent_cache, &place) if out is None else out
 

@@ -40,6 +40,9 @@ cdef int note_written(Tensor tensor, const Place* place) except -1
 # there already or `place` is NULL.
 cdef Tensor to_device(Tensor tensor, str name, const Place* place)
 
+# True if all tensors are on the host. Entries may be None.
+cdef bint are_on_host(tuple tensors) noexcept
+
 # A copy on the host with the strides that the tensor has on the device; waits for the stream. A host tensor, or None,
 # is returned as it is.
 cdef Tensor to_host(Tensor tensor, const Place* place)

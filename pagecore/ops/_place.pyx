@@ -120,6 +120,13 @@ cdef Tensor copy_to_device(Tensor host, str name, const Place* place):
     return copied
 
 
+cdef bint are_on_host(tuple tensors) noexcept:
+    for each in tensors:
+        if each is not None and (<Tensor>each).device_type != CPU:
+            return False
+    return True
+
+
 cdef Tensor to_host(Tensor tensor, const Place* place):
     if tensor is None or tensor.device_type == CPU:
         return tensor

@@ -5,12 +5,13 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
-from pagecore.ops._checks cimport any_tensor, check_length, float_tensor
+from pagecore.ops._checks cimport any_tensor, check_aligned, check_length, float_tensor, is_aligned
 from pagecore.ops._debug cimport debug_scores, debugging
 from pagecore.ops._indices cimport given_indices, viewed
 from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._place cimport (
     Place,
+    are_on_host,
     await_arrays,
     check_place,
     find_place,
@@ -22,15 +23,15 @@ from pagecore.ops._place cimport (
 from pagecore.ops._plan cimport copy_lens
 from pagecore.ops._summaries cimport bounds_cache, listed_channels
 from pagecore.ops.args cimport Indices, cache_array, index_array, table_array, token_array
-from pagecore.ops.cpu._cpu cimport score as run_score, select as run_select
+from pagecore.ops.cpu._cpu cimport check_scored, score as run_score, select as run_select
 from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs
+from pagecore.ops.cuda._schedule cimport check_lengths
 from pagecore.ops.cuda._sparse cimport (
     ScoreSources,
     Selecting,
     score as launch_score,
     select as launch_select,
 )
-from pagecore.ops.plan cimport PlanBatch, check_plan_batch
 
 import operator
 
@@ -234,7 +235,10 @@ cdef int score_on_device(
         Tensor channels, const Place* place) except -1:
     """Check what is on the host, copy it to the device, and launch."""
     cdef ScoreSources sources
-    check_host_lengths(lens, cu, query.shape_[0], table.shape_[1] * batch.block_size)
+    if are_on_host((table, lens, rows, cu)):
+        check_scored(query, table, lens, rows, cu, args.high.num_blocks, batch.block_size)
+    else:
+        check_host_lengths(lens, cu, query.shape_[0], table.shape_[1], batch.block_size)
     table = to_device(table, "block_table", place)
     lens, cu = to_device(lens, "seq_lens", place), None if cu is None else to_device(cu, "cu_query_lens", place)
     rows = None if rows is None else to_device(rows, "rows", place)
@@ -250,30 +254,15 @@ cdef int score_on_device(
     return launch_score(sources, <char*>args.scores, batch.causal, args.mean, place)
 
 
-cdef int check_host_lengths(Tensor lens, Tensor cu, int64_t num_tokens, int64_t room) except -1:
+cdef int check_host_lengths(Tensor lens, Tensor cu, int64_t num_tokens, int64_t width, int64_t block_size) except -1:
     """Check lengths that are on the host, with the errors of a call on the host."""
     cdef vector[int32_t] lengths, offsets
-    cdef PlanBatch batch
-    cdef size_t i
-    if lens.device_type != CPU or (cu is not None and cu.device_type != CPU):
+    if not are_on_host((lens, cu)):
         return 0
     copy_lens(lens, "seq_lens", lengths)
-    batch.seq_lens, batch.num_sequences = lengths.data(), lens.shape_[0]
-    batch.cu_query_lens = NULL
     if cu is not None:
         copy_lens(cu, "cu_query_lens", offsets)
-        batch.cu_query_lens = offsets.data()
-        if offsets.back() > num_tokens:
-            raise ShapeError(
-                f"cu_query_lens ends at {offsets.back()} and query has {num_tokens} rows; expected at most one query "
-                "for each row")
-    check_plan_batch(batch)
-    for i in range(lengths.size()):
-        if lengths[i] > room:
-            raise ShapeError(
-                f"seq_lens[{i}] is {lengths[i]}; a row of block_table holds {room} tokens: pass the table of all "
-                "blocks")
-    return 0
+    return check_lengths(lengths, offsets, num_tokens, width, block_size)
 
 
 def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None, stream=None):
@@ -333,10 +322,12 @@ def select(scores, budget, *, lens, sinks=0, recent=0, threshold=None, stream=No
         raise ShapeError("scores is a single number; expected [..., n], one score for each position")
     if given.shape_[last] > INT32_MAX:
         raise ShapeError(f"scores has {given.shape_[last]} positions; the limit is {INT32_MAX}: score blocks instead")
-    if not contiguous(given):
-        if place.device_type != CPU:
+    if place.device_type != CPU:
+        if not contiguous(given):
             raise ShapeError("scores is not contiguous; on CUDA it must be: pass a contiguous copy")
-        given = as_tensor(np.ascontiguousarray(given.numpy()))
+        check_aligned(given, "scores")
+    elif not contiguous(given) or not is_aligned(given):
+        given = as_tensor(np.array(given.numpy(), order="C"))
     args.width = given.shape_[last]
     args.budget = size_option(budget, "budget", 0)
     args.sinks = size_option(sinks, "sinks", 0)
@@ -411,6 +402,7 @@ cdef Tensor device_lengths(object lens, Tensor scores, const Place* place):
             f"lens has shape {given.shape} and scores {scores.shape}; expected a contiguous array with the leading axes"
             " of scores"
         )
+    check_aligned(given, "lens")
     return given
 
 

@@ -13,6 +13,7 @@ cdef class Selected:
     cdef str name          # of the argument
 
     cdef void fill(self, Selection* selection) noexcept
+    cdef bint is_on_host(self) noexcept
     # On CUDA: copies lists on the host to the device. They are checked first, as `checked` lists on the device are,
     # against the lengths if these are on the host, else against the `room` tokens of a row of the block table.
     cdef int send(self, Tensor lens, int64_t room, bint checked, const Place* place) except -1

@@ -7,7 +7,7 @@ from pagecore.arrays.codes cimport CPU, INT64
 from pagecore.ops._checks cimport check_length
 from pagecore.ops._indices cimport given_indices
 from pagecore.ops._overlap cimport check_apart
-from pagecore.ops._place cimport Place, to_device, to_host
+from pagecore.ops._place cimport Place, are_on_host, to_device, to_host
 from pagecore.ops.args cimport Indices, index_array
 from pagecore.ops.cpu.args cimport Selection
 
@@ -28,6 +28,9 @@ cdef class Selected:
             selection.counts_sequence_stride = self.counts.strides_[0]
             selection.counts_head_stride = self.counts.strides_[1]
             selection.counts_wide = self.counts.dtype_code == INT64
+
+    cdef bint is_on_host(self) noexcept:
+        return are_on_host((self.entries, self.counts))
 
     cdef int send(self, Tensor lens, int64_t room, bint checked, const Place* place) except -1:
         if checked or self.entries.device_type == CPU:

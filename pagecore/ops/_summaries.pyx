@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.arrays.codes cimport CPU, INT32, INT64, DType
-from pagecore.ops._checks cimport check_length, check_rank, check_writable, float_tensor
+from pagecore.ops._checks cimport check_aligned, check_length, check_rank, check_writable, float_tensor
 from pagecore.ops._indices cimport given_indices, viewed
 from pagecore.ops._overlap cimport check_apart, check_own_elements
 from pagecore.ops._place cimport Place, check_place, note_written, to_device
@@ -133,6 +133,7 @@ cdef Tensor device_channels(Tensor given, int64_t num_heads, const Place* place)
     check_length(given, "label_channels", 0, num_heads, "one list for each key-value head")
     if given.shape_[1] == 0 or not contiguous(given):
         raise ShapeError("label_channels is empty or not contiguous; on CUDA it must be [num_kv_heads, num_channels]")
+    check_aligned(given, "label_channels")
     return given
 
 

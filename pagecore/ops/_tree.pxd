@@ -18,11 +18,14 @@ cdef class TreeMask:
     cdef int64_t words
 
     cdef int check_apart_from(self, Tensor out) except -1
+    cdef bint is_on_host(self) noexcept
+    # Copies the arrays to the device of the call.
+    cdef int send(self, const Place* place) except -1
     # A copy of both arrays on the host.
     cdef TreeMask on_host(self, const Place* place)
     cdef Tree native(self) noexcept
 
 
-# The arguments tree_mask and positions on the device of the call; None without a tree.
+# The arguments tree_mask and positions where the caller has them; None without a tree.
 cdef TreeMask read_tree(
     object tree_mask, object positions, object mask, bint is_selected, int64_t num_tokens, const Place* place)

@@ -5,9 +5,9 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from pagecore.arrays._tensor cimport Tensor, as_tensor
 from pagecore.arrays.codes cimport CPU, INT64
 from pagecore.ops._checks cimport any_tensor, check_aligned, check_length
-from pagecore.ops._indices cimport index_tensor
+from pagecore.ops._indices cimport given_indices, index_tensor
 from pagecore.ops._overlap cimport check_apart
-from pagecore.ops._place cimport Place, check_reachable, to_device, to_host
+from pagecore.ops._place cimport Place, are_on_host, check_reachable, to_device, to_host
 from pagecore.ops.args cimport index_array
 
 from sys import modules
@@ -27,6 +27,14 @@ cdef class TreeMask:
     cdef int check_apart_from(self, Tensor out) except -1:
         check_apart(out, "out", self.bits, "tree_mask")
         return check_apart(out, "out", self.positions, "positions")
+
+    cdef bint is_on_host(self) noexcept:
+        return are_on_host((self.bits, self.positions))
+
+    cdef int send(self, const Place* place) except -1:
+        self.bits = to_device(self.bits, "tree_mask", place)
+        self.positions = None if self.positions is None else to_device(self.positions, "positions", place)
+        return 0
 
     cdef TreeMask on_host(self, const Place* place):
         cdef TreeMask copy = TreeMask()
@@ -61,13 +69,13 @@ cdef TreeMask read_tree(
     if tree.words == 0:
         raise ShapeError(f"tree_mask has shape {tree.bits.shape}; it needs at least one word for each token")
     if positions is not None:
-        tree.positions = index_tensor(positions, "positions", 1, "[num_tokens]", place)
+        tree.positions = given_indices(positions, "positions", 1, "[num_tokens]", place)
         check_length(tree.positions, "positions", 0, num_tokens, "one for each row of query")
     return tree
 
 
 cdef Tensor read_bits(object array, const Place* place):
-    """Return the bits as int64 on the device of the call, contiguous."""
+    """Return the bits as int64, contiguous."""
     cdef Tensor tensor
     if isinstance(array, (list, tuple)):
         array = listed_bits(array)
@@ -84,7 +92,7 @@ cdef Tensor read_bits(object array, const Place* place):
             raise ShapeError(
                 f"tree_mask has shape {tensor.shape} and strides that leave gaps; on a device it must be contiguous")
         tensor = as_tensor(np.array(tensor.numpy(), order="C"))
-    return to_device(tensor, "tree_mask", place)
+    return tensor
 
 
 cdef bint is_contiguous(Tensor tensor) noexcept:

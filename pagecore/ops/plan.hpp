@@ -69,7 +69,8 @@ inline void check_plan_batch(const PlanBatch& batch) {
     PC_EXPECTS(cu[0] == 0, ShapeError, "cu_query_lens starts at ", cu[0], "; it must start at 0");
   }
   for (int64_t i = 0; i < batch.num_sequences; ++i) {
-    PC_EXPECTS(batch.seq_lens[i] >= 0, ShapeError, "seq_lens[", i, "] is ", batch.seq_lens[i], "; lengths start at 0");
+    PC_EXPECTS(batch.seq_lens[i] >= 0, ShapeError, "seq_lens[", i, "] is ", batch.seq_lens[i], "; lengths are 0 to ",
+               INT32_MAX);
     if (cu == nullptr) continue;
     PC_EXPECTS(cu[i] <= cu[i + 1], ShapeError, "cu_query_lens falls from ", cu[i], " to ", cu[i + 1], " at ", i + 1,
                "; it must never fall");

@@ -379,10 +379,10 @@ def test_a_failed_allocation_of_a_workspace_keeps_the_previous_one(cuda, monkeyp
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"seq_lens": [300, 77, 5, 0, 130, -1]}, "lengths start at 0"),
+        ({"seq_lens": [300, 77, 5, 0, 130, -1]}, "lengths are 0 to 2147483647"),
         ({"seq_lens": [300, 77, 5, 0, 130, 2**30]}, "the block table is too narrow"),
         ({"seq_lens": [300, 77, 5, 0, 130, 2**40]}, r"seq_lens\[5\] is 1099511627776; lengths are 0 to"),
-        ({"cu_query_lens": [0, 40, 117, 118, 118, 120, -(2**40)]}, r"cu_query_lens\[6\] is -1099511627776"),
+        ({"cu_query_lens": [0, 40, 117, 118, 118, 120, -(2**40)]}, "cu_query_lens falls from 120 to -1099"),
         ({"cu_query_lens": [0, 40, 30, 118, 118, 120, 184]}, "must never fall"),
         ({"cu_query_lens": [1, 40, 117, 118, 118, 120, 184]}, "must start at 0"),
         ({"cu_query_lens": [0, 40, 117, 118, 118, 120, 185]}, "every query must have its row"),

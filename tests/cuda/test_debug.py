@@ -71,6 +71,14 @@ ATTEND: dict[str, Any] = {
     "seq_lens": np.asarray([10, 7], np.int32),
     "cu_query_lens": np.asarray([0, 2, 3], np.int32),
 }
+LATENT: dict[str, Any] = {
+    "query_latent": random_numbers((3, 4, 16), "float32"),
+    "query_rope": random_numbers((3, 4, 8), "float32"),
+    "latent_cache": random_numbers((6, 4, 24), "float32"),
+    "rope_cache": None,
+    "scale": 0.2,
+    **{name: ATTEND[name] for name in ("block_table", "seq_lens", "cu_query_lens")},
+}
 MASK = np.ones(27, bool)
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("write_kv", WRITE),
@@ -82,6 +90,8 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("paged_attention", ATTEND | {"mask": MASK}),
     ("paged_attention", lists(ATTEND)),
     ("paged_attention", lists(ATTEND) | {"mask": MASK}),
+    ("latent_attention", LATENT),
+    ("latent_attention", lists(LATENT)),
 ]
 WINDOW = {"block_table": np.asarray([[-9, 2, 3], [2**31 - 1, 5, 7]], np.int32), "window": 3}
 HIDDEN = np.ones(27, bool)
@@ -117,6 +127,9 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("paged_attention", ATTEND, {"cu_query_lens": np.asarray([0, 2, 4], np.int32)}),
     ("paged_attention", ATTEND, {"mask": MASK[:-1]}),
     ("paged_attention", ATTEND, {"window": 9, "block_table": np.asarray([[1, 2, 3], [4, -5, -1]], np.int32)}),
+    ("latent_attention", LATENT, {"block_table": np.asarray([[1, 2, 6], [4, 5, 0]], np.int32)}),
+    ("latent_attention", LATENT, {"rows": np.asarray([0, 2], np.int32)}),
+    ("latent_attention", LATENT, {"seq_lens": np.asarray([10, 13], np.int32)}),
 ]
 
 

@@ -144,6 +144,10 @@ def test_lengths_in_device_memory_need_out(cuda):
     assert gather_latent(cache, None, table, lens, out=out) is out
     expected = np.concatenate([stored[2], stored[1, :2], stored[3, :2]])
     assert cuda.get(out).tolist() == expected.tolist()
+    memory = cuda.put(np.full((8, 580), -7, np.float32))
+    gather_latent(cache, None, table, lens, out=memory[:, 2:578])
+    assert cuda.get(memory)[:, 2:578].tolist() == expected.tolist()
+    assert (cuda.get(memory)[:, [0, 1, 578, 579]] == -7).all()
 
 
 def test_a_captured_write_and_gather_follow_their_arrays(cuda):

@@ -19,6 +19,14 @@ from tests.reference import sparse
 RNG = np.random.default_rng
 
 
+def odd(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Return an array of ones at an odd address, which `Kit.put` keeps."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    array = np.zeros(size + 1, np.uint8)[1:].view(dtype).reshape(shape)
+    array[...] = 1
+    return array
+
+
 def put_all(cuda: Kit, given: dict[str, Any]) -> dict[str, Any]:
     return {name: cuda.put(value) if isinstance(value, np.ndarray) else value for name, value in given.items()}
 
@@ -159,6 +167,8 @@ def test_channels_past_the_head_dim_are_clamped_on_the_device_and_refused_on_the
         pagecore.write_kv(*arrays, label=label, label_channels=[[0, 8]])
     with pytest.raises(errors.UnsupportedDtype, match="must be int32"):
         pagecore.write_kv(*arrays, label=label, label_channels=cuda.put(np.array([[1, 2]], np.int64)))
+    with pytest.raises(errors.ShapeError, match=r"label_channels has strides .*all must be multiples of 4"):
+        pagecore.write_kv(*arrays, label=label, label_channels=cuda.put(odd((1, 2), np.int32)))
 
 
 # ---- scores
@@ -250,7 +260,7 @@ def test_invalid_entries_of_device_arrays_read_nothing_outside(cuda):
 def test_lengths_on_the_host_are_checked_and_debug_checks_those_on_the_device(cuda):
     planes = [cuda.put(np.zeros((5, 2, 8), np.float32)) for _ in range(2)]
     query = cuda.put(np.zeros((1, 2, 8), np.float32))
-    with pytest.raises(errors.ShapeError, match=r"seq_lens\[0\] is 9; a row of block_table holds 8"):
+    with pytest.raises(errors.ShapeError, match=r"seq_lens\[0\] is 9, which is more than 2 blocks of 4 hold"):
         ops.score_blocks(query, *planes, [[1, 2]], [9], block_size=4)
     wide = [cuda.put(np.zeros((2, 1, 520), np.float32)) for _ in range(3)]
     with pytest.raises(errors.UnsupportedOption, match="at most 512"):
@@ -350,5 +360,9 @@ def test_selections_refuse(cuda):
     ):
         with pytest.raises(kind, match=message):
             call()
+    misaligned = cuda.put(odd((2, 4), np.float32)), cuda.put(odd((2,), np.int32))
+    for name, given, lens in (("scores", misaligned[0], 4), ("lens", scores, misaligned[1])):
+        with pytest.raises(errors.ShapeError, match=rf"^{name} has strides .*all must be multiples of 4"):
+            ops.select(given, 1, lens=lens)
     with pytest.raises(errors.UnsupportedOption, match="at most 4096"):
         ops.select_topk(cuda.put(np.zeros((1, 5000), np.float32)), 4097)

@@ -16,7 +16,7 @@ from tests.cache.tree_model import DIM, HEADS, KV_HEADS, check_step, key_of, que
 from tests.cuda.attention_cases import BF16, F16, SINKS, DeviceCase, check, compare
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
-from tests.ops.cases import Shape
+from tests.ops.cases import LAYOUTS, Shape, empty_cache
 from tests.ops.test_move_slots import random_moves, twin_moves
 from tests.ops.trees import tree_case
 from tests.reference.trees import ancestors, random_parents, random_path
@@ -209,6 +209,17 @@ def test_slots_move_in_order(cuda, dtype):
     source, target = random_moves(rng, 24, 15)
     there = cuda.put(plane)
     move_slots([there], source, target)
+    np.testing.assert_array_equal(cuda.get(there), twin_moves(plane, source, target))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_slots_move_in_every_layout(cuda, layout):
+    rng = np.random.default_rng(2)
+    plane = empty_cache(layout, (5, 3, 2, 4), np.dtype(np.float32))
+    plane[...] = rng.standard_normal(plane.shape)
+    source, target = random_moves(rng, 15, 12)
+    there = cuda.put(plane)
+    move_slots(there, source, target)
     np.testing.assert_array_equal(cuda.get(there), twin_moves(plane, source, target))
 
 

@@ -407,6 +407,19 @@ def test_gathered_rows(isa, format, dtype):
     assert got.tobytes() == expected.astype(np.float32).astype(DTYPES[dtype]).tobytes()
 
 
+@pytest.mark.parametrize("format", [None, *FORMATS])
+def test_rows_are_gathered_into_rows_of_any_stride(format):
+    case = make_case((9, 0, 5), format=format, scale=0.37)
+    table = np.where(case.table == case.table[0, 0], 0, case.table)  # the first block is a hole
+    expected = gather_latent(case.planes[0], None, table, case.seq_lens, **case.options)
+    memory = np.full((14, 600), -7, np.float32)
+    for out in (memory[:, 5:581], memory[::-1, 5:581]):
+        assert gather_latent(case.planes[0], None, table, case.seq_lens, out=out, **case.options) is out
+        np.testing.assert_array_equal(out, expected)
+        assert (memory[:, :5] == -7).all()
+        assert (memory[:, 581:] == -7).all()
+
+
 def test_every_code_of_fp8_ds_mla(isa):
     """Zeros stay zeros and NaN stays NaN with every scale, whatever a scale does to the exponents of the others."""
     row = np.zeros(656, np.uint8)

@@ -97,7 +97,10 @@ cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -
 cdef int check_attended(
     Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
     Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-    Tensor mask, TreeMask tree) except -1
+    Tensor mask, TreeMask tree, const Selection& selection) except -1
+cdef int check_scored(
+    Tensor query, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor cu_query_lens, int64_t num_blocks,
+    int64_t block_size) except -1
 cdef int check_copied(list caches, Tensor pairs) except -1
 cdef int check_sequences(
     list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1

@@ -62,6 +62,7 @@ from pagecore.ops.cpu.latent cimport (
     IndexWriteArgs,
     LatentArgs,
     LatentCache,
+    LatentRows,
     LatentWriteArgs,
     SlotsArgs,
     TopkArgs,
@@ -207,11 +208,12 @@ cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -
 cdef int check_attended(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-        Tensor mask, TreeMask tree) except -1:
+        Tensor mask, TreeMask tree, const Selection& selection) except -1:
     cdef AttentionArgs args
     args.query = token_array(query)
     args.key = cache_array(key_cache)
     args.value = cache_array(value_cache)
+    args.selection = selection
     args.table = table_array(block_table)
     args.seq_lens = index_array(seq_lens)
     args.rows = index_array(rows)
@@ -221,6 +223,20 @@ cdef int check_attended(
         args.tree = tree.native()
     args.causal, args.window_left, args.window_right = causal, window_left, window_right
     args.sink_tokens = sink_tokens
+    run_check_attention(args)
+    return 0
+
+
+cdef int check_scored(
+        Tensor query, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor cu_query_lens, int64_t num_blocks,
+        int64_t block_size) except -1:
+    cdef AttentionArgs args
+    args.query = token_array(query)
+    args.key.num_blocks, args.key.block_size = num_blocks, block_size
+    args.value = args.key
+    args.table = table_array(block_table)
+    args.seq_lens, args.rows = index_array(seq_lens), index_array(rows)
+    args.cu_query_lens = index_array(cu_query_lens)
     run_check_attention(args)
     return 0
 
@@ -428,13 +444,15 @@ cdef int gather_latent(
         Tensor out) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     cdef PackedSequences batch
+    cdef LatentRows packed
     batch.table = table_array(block_table)
     batch.seq_lens = index_array(seq_lens)
     batch.rows = index_array(rows)
     batch.block_size, batch.num_blocks = cache.block_size, cache.num_blocks
     batch.num_tokens = out.shape_[0]
+    packed.data, packed.stride, packed.type = out.data, out.strides_[0], <DType>out.dtype_code
     with nogil:
-        run_gather_latent(cache, <float>factor, batch, out.data, <DType>out.dtype_code, num_threads)
+        run_gather_latent(cache, <float>factor, batch, packed, num_threads)
     return 0
 
 

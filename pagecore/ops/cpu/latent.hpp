@@ -35,9 +35,14 @@ struct IndexWriteArgs {
 };
 void write_index(const IndexWriteArgs& args, int64_t num_threads = 1);
 
-// Copies the rows of sequences to out [num_tokens, latent_dim + rope_dim], times `factor`. Null blocks become
-// zeros.
-void gather_latent(const LatentCache& cache, float factor, const PackedSequences& batch, char* out, Float type,
+// Numbers of latent_dim + rope_dim for each token of a batch, in rows `stride` bytes apart.
+struct LatentRows {
+  char* data;
+  int64_t stride;
+  Float type;
+};
+// Copies the rows of sequences to `out`, times `factor`. Null blocks become zeros.
+void gather_latent(const LatentCache& cache, float factor, const PackedSequences& batch, const LatentRows& out,
                    int64_t num_threads = 1);
 
 // Scores of the indexer for each query token over the keys of its sequence. Columns past the keys that a token sees get

@@ -35,6 +35,11 @@ cdef extern from "pagecore/ops/cpu/latent.hpp" namespace "pagecore::cpu" nogil:
         int64_t latent_dim
         int64_t rope_dim
 
+    cdef cppclass LatentRows:
+        char* data
+        int64_t stride
+        DType type
+
     int64_t latent_row_width(const LatentCache& cache)
 
     cdef cppclass LatentArgs:
@@ -101,7 +106,7 @@ cdef extern from "pagecore/ops/cpu/latent.hpp" namespace "pagecore::cpu" nogil:
     void run_write_index "pagecore::cpu::write_index"(
         const IndexWriteArgs& args, int64_t num_threads) except +raise_python_error
     void run_gather_latent "pagecore::cpu::gather_latent"(
-        const LatentCache& cache, float factor, const PackedSequences& batch, char* out, DType type,
+        const LatentCache& cache, float factor, const PackedSequences& batch, const LatentRows& out,
         int64_t num_threads) except +raise_python_error
     void run_index_scores "pagecore::cpu::index_scores"(
         const IndexScoreCall& call, int64_t num_threads) except +raise_python_error

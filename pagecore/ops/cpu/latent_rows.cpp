@@ -65,23 +65,23 @@ void write_index(const IndexWriteArgs& args, int64_t num_threads) {
   });
 }
 
-void gather_latent(const LatentCache& cache, float factor, const PackedSequences& batch, char* out, Float type,
+void gather_latent(const LatentCache& cache, float factor, const PackedSequences& batch, const LatentRows& out,
                    int64_t num_threads) {
   std::vector<CopyRun> runs;
   list_runs(batch, Direction::Gather, runs);
   const LatentKernels& table = *kernels().latent;
-  const int64_t row_bytes = (cache.latent_dim + cache.rope_dim) * size_of(type);
+  const int64_t row_bytes = (cache.latent_dim + cache.rope_dim) * size_of(out.type);
   parallel_for(std::ssize(runs), threads_to_move(batch.num_tokens * row_bytes, num_threads),
                [&](int64_t i, int64_t) noexcept {
                  const CopyRun& run = runs[static_cast<size_t>(i)];
-                 char* to = out + run.target * row_bytes;
-                 if (run.source == kZeros) {
-                   std::memset(to, 0, static_cast<size_t>(run.count * row_bytes));
-                   return;
-                 }
-                 for (int64_t t = 0; t < run.count; ++t, to += row_bytes) {
+                 char* to = out.data + run.target * out.stride;
+                 for (int64_t t = 0; t < run.count; ++t, to += out.stride) {
+                   if (run.source == kZeros) {
+                     std::memset(to, 0, static_cast<size_t>(row_bytes));
+                     continue;
+                   }
                    const int64_t block = run.source + t / cache.block_size, offset = t % cache.block_size;
-                   table.read_row(cache, block, offset, factor, to, type);
+                   table.read_row(cache, block, offset, factor, to, out.type);
                  }
                });
 }

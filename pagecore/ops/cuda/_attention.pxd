@@ -1,5 +1,5 @@
-# Paged attention on CUDA: plans, parameters, launches. Arguments are what pagecore/ops/_attention.pyx has checked.
-from libc.stdint cimport int64_t, uint64_t
+# Paged attention on CUDA: parameters and launches. Arguments are what pagecore/ops/_attention.pyx has checked.
+from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._formats cimport StoredCache
@@ -7,18 +7,6 @@ from pagecore.ops._place cimport Place
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops._selected cimport Selected
 from pagecore.ops._tree cimport TreeMask
-from pagecore.ops.cuda._plan cimport PcPlanLayout, Workspace
-from pagecore.ops.cuda.abi_attention cimport PcAttentionParams
-
-
-# The plan and the workspace of a call.
-cdef struct Work:
-    PcPlanLayout layout
-    uint64_t buffer
-    int64_t num_items[2]  # -1 if only the device knows
-    bint has_plan  # the caller passed the plan, and later calls with it may be captured
-    bint batch_invariant  # of the plan that the call makes
-    Workspace workspace
 
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the
@@ -36,14 +24,3 @@ cdef int attention(
     int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
     TreeMask tree, Tensor key_scale, Tensor value_scale, Selected selected, Tensor out, Tensor lse, bint checks_plan,
     object example, const Place* place) except -1
-
-
-# Takes or makes the plan of a call, and fills the lengths, the schedule and the workspace of `params`; the other fields
-# must be set, and `work` zeroed but for `batch_invariant`. Returns what must live until the kernels are launched.
-# Arguments are those of `attention`.
-cdef list schedule(
-    PcAttentionParams* params, Work* work, Tensor seq_lens, Tensor cu_query_lens, AttentionPlan plan,
-    Tensor planned, bint checks_plan, object example, const Place* place)
-# True if a section of the plan may have items, and if it may have some with other lengths.
-cdef bint may_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept
-cdef bint could_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept

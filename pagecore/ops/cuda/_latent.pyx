@@ -8,8 +8,8 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.ops._place cimport Place
 from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport TokenArray, index_array, table_array, token_array
-from pagecore.ops.cuda._attention cimport Work, could_have_items, may_have_items, schedule
 from pagecore.ops.cuda._plan cimport PC_DECODE, PC_NUM_SECTIONS, PC_PROMPTS
+from pagecore.ops.cuda._schedule cimport Work, could_have_items, may_have_items, schedule
 from pagecore.ops.cuda.abi_attention cimport (
     PcAttentionParams,
     PcCache,
