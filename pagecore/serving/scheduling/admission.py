@@ -135,7 +135,10 @@ class Admission:
         return next(iter(self._queue.take(1)), None)
 
     def lacks(self, run: Run) -> tuple[int, int]:
-        """Return the rows or state slots, and the blocks, that the next run lacks; about as many if it has no row."""
+        """Return the rows or state slots, and the blocks, that the next run lacks.
+
+        Without a row its cached prefix is not pinned, and all blocks of the run are counted.
+        """
         rows = run.samples - self._free_rows
         if self._roster.running:
             rows = max(rows, run.samples - self._free_states)
