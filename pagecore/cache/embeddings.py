@@ -40,6 +40,8 @@ class EmbeddingCache:
     ----------
     max_bytes, nbytes : int
         Budget, and bytes held.
+    available_bytes : int
+        Bytes that a `put` can take: free ones, and those of entries that are not pinned.
     num_hits, num_misses, num_evictions : int
 
     Examples
@@ -60,6 +62,11 @@ class EmbeddingCache:
         self._entries: OrderedDict[tuple[type, Key], _Entry] = OrderedDict()
         self._pinned_bytes = 0
         self._lock = threading.RLock()
+
+    @property
+    def available_bytes(self) -> int:
+        """Bytes that a `put` can take."""
+        return self.max_bytes - self._pinned_bytes
 
     def put(self, key: Key, value: Any) -> list[Key]:
         """Keep an array, or a list or tuple of arrays, and drop the least recently used entries that leave no room.
@@ -83,7 +90,7 @@ class EmbeddingCache:
             if name in self._entries:
                 self._entries.move_to_end(name)
                 return []
-            if nbytes > self.max_bytes - self._pinned_bytes:
+            if nbytes > self.available_bytes:
                 raise NotEnoughMemory(
                     f"the value has {nbytes:,} bytes; the cache holds {self.max_bytes:,}, of which "
                     f"{self._pinned_bytes:,} are in use: make it larger"

@@ -314,7 +314,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
         sequences : Sequence or iterable of Sequence
         ids : array_like of int
             ``[num_sequences]``, one for each sequence; ``[num_sequences, k]``, k for each; or a list with a list of
-            ids for each, of any lengths.
+            ids for each, of any lengths. For a sequence that is not in a list also an id, or ``[k]``.
 
         Raises
         ------

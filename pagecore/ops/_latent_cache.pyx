@@ -48,7 +48,7 @@ cdef LatentPlanes latent_planes(
     cdef LatentCache native
     cdef bint whole = rope_dim < 0
     planes.latent = plane(latent_cache, "latent_cache", place)
-    planes.rope = None if rope_cache is None else plane(rope_cache, "rope_cache", place)
+    planes.rope = None if rope_cache is None else plane(rope_cache, "rope_cache", place, "; pass None without rope")
     planes.format = format_of(planes.latent, format)
     planes.has_factor = planes.format == "float8_e4m3fn"
     native.num_blocks, native.block_size = planes.latent.shape_[0], planes.latent.shape_[1]
@@ -87,12 +87,12 @@ cdef LatentPlanes latent_planes(
     return planes
 
 
-cdef Tensor plane(object array, str name, const Place* place):
+cdef Tensor plane(object array, str name, const Place* place, str remedy=""):
     cdef Tensor tensor = any_tensor(array, name)
     check_place(tensor, name, place)
     check_rank(tensor, name, 3, "[num_blocks, block_size, dim]")
     if tensor.shape_[1] == 0 or tensor.shape_[2] == 0:
-        raise ShapeError(f"{name} has shape {tensor.shape}; block_size and dim must be at least 1")
+        raise ShapeError(f"{name} has shape {tensor.shape}; block_size and dim must be at least 1{remedy}")
     check_last_axis(tensor, name)
     check_aligned(tensor, name)
     return tensor

@@ -67,7 +67,8 @@ cdef Tensor copy_numbers(object array, str name):
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
         if values.dtype.kind not in "iufV" or values.dtype.names is not None:
             raise TypeError(f"{values.dtype} is not supported")
-        values = np.array(values, dtype=np.float32, order="C")
+        with np.errstate(all="ignore"):  # the caller checks what became infinite or 0
+            values = np.array(values, dtype=np.float32, order="C")
     except MemoryError:
         raise
     except Exception as error:

@@ -99,6 +99,7 @@ def test_the_cache_agrees_with_a_list(calls):
         assert [key for _, key in cache._entries] == [e[0] for e in model.entries]
         assert (cache.num_hits, cache.num_misses) == (model.hits, model.misses)
         assert cache.nbytes == sum(e[1] for e in model.entries)
+        assert cache.available_bytes == 20 - sum(e[1] for e in model.entries if e[2])
 
 
 def test_the_end_of_a_use_makes_a_value_the_most_recently_used():

@@ -280,6 +280,18 @@ def test_wrong_layers_and_short_keys_are_refused_before_anything_is_written():
         cache.attend(0, normal(3, 4, 8), batch)
 
 
+@pytest.mark.parametrize(
+    "ids", [[2, 3], (2, 3), np.array([2, 3]), range(2, 4), [[2, 3]], np.array([[2, 3]]), [np.int64(2), 3]], ids=repr
+)
+def test_ids_of_one_sequence_need_no_list_of_lists(ids):
+    cache = make()
+    sequence = cache.add_sequence([1])
+    cache.append_tokens(sequence, ids)
+    for one in (4, np.int32(5), [6], np.array([7])):
+        cache.append_tokens(sequence, one)
+    assert sequence.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_append_refuses_without_appending():
     cache = make()
     first, second = cache.add_sequence([1]), cache.add_sequence([2])
@@ -288,6 +300,10 @@ def test_append_refuses_without_appending():
         ([first, second], [[1], [2.5]], UnsupportedDtype),
         ([first, "x"], [1, 2], InvalidSequence),
         ([first, second], [1.0, 2.0], UnsupportedDtype),
+        (first, [[1], [2]], UnsupportedDtype),
+        (first, np.ones((2, 3), np.int32), ShapeError),
+        (first, [], ShapeError),
+        (first, None, UnsupportedDtype),
     ):
         with pytest.raises(error):
             cache.append_tokens(sequences, ids)

@@ -204,6 +204,7 @@ def test_worked_example_variants_a6_index_page_bytes():
         ({"slot_mapping": [1, 2, 3]}, errors.ShapeError, "must not have more"),
         ({"rope": np.zeros((2, 60), np.float32)}, errors.ShapeError, "stores 512 and 64"),
         ({"rope_cache": np.zeros((2, 4, 64), np.uint8)}, errors.UnsupportedOption, "leave it out"),
+        ({"rope_cache": np.zeros((2, 4, 0), np.float32)}, errors.ShapeError, "pass None without rope"),
         ({"format": "nvfp4_ds_mla"}, errors.UnsupportedOption, "leave format out"),
         ({"scale": 2.0}, errors.UnsupportedOption, "takes no factor"),
         ({"latent_cache": np.zeros((2, 4, 650), np.uint8)}, errors.ShapeError, "656"),

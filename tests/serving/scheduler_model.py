@@ -57,13 +57,26 @@ class ModelStep:
 
 class SchedulerModel:
     def __init__(
-        self, cache, *, space, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio
+        self,
+        cache,
+        *,
+        space,
+        max_running,
+        max_tokens,
+        overlap,
+        policy,
+        max_wait,
+        prefill,
+        chunk,
+        share,
+        ratio,
+        threshold=None,
     ):
         self.cache, self.space, self.overlap, self.policy = cache, space, overlap, policy
         self.max_running = min(max_running, max_tokens, cache.max_sequences)
         self.max_length = cache.max_length
         self.budget = min(max_tokens, max(cache.num_available * cache.block_size, self.max_running))
-        self.max_wait, self.share = max_wait, share
+        self.max_wait, self.share, self.threshold = max_wait, share, threshold
         self.prefill, self.chunk = prefill or self.budget, chunk or self.budget
         self.first_ratio = self.ratio = ratio
         self.running, self.waiting, self.open, self.delays = [], [], [], []
@@ -84,10 +97,8 @@ class SchedulerModel:
         is_ahead = bool(self.open)
         if (is_ahead and self.must_accept) or not (self.running or self.waiting):
             return None
-        before, self.delays = self.preemptions, []
-        rows, counts, budget = self.select(is_ahead)
-        if self.waiting:
-            self.admit(rows, counts, budget)
+        before = self.preemptions
+        rows, counts = self.choose(is_ahead)
         while rows and self.cache.try_prepare(self.sequences(rows), counts, self.batch) is None:
             if self.pinned:
                 self.unpin(self.pinned)
@@ -108,6 +119,43 @@ class SchedulerModel:
         self.steps += 1
         self.open.append(step)
         return step
+
+    def choose(self, is_ahead):
+        running = list(self.running)
+        while True:
+            self.delays, self.next_row = [], None
+            rows, counts, budget = self.select(is_ahead)
+            if not self.waiting:
+                return rows, counts
+            needs = self.admit(rows, counts, budget)
+            victims = self.smaller(running, rows, needs)
+            if not victims:
+                return rows, counts
+            self.undo_delays()
+            if is_ahead:
+                return [], []
+            for row in victims:
+                self.give_way(row)
+                running.remove(row)
+
+    def smaller(self, running, rows, needs):
+        """Return the rows that give way to `next_row`, by priority; none if all of them free too little."""
+        if self.threshold is None or self.next_row is None:
+            return []
+        row, victims = self.next_row, []
+        lacking = row.samples - self.free_rows()
+        if row.sequence is not None and needs is not None:
+            missing = self.missing(rows, needs, row)
+        else:
+            missing = math.ceil(len(row.tokens) / self.cache.block_size) - self.cache.num_available
+        newest_first = running[::-1]
+        for other in sorted(newest_first, key=lambda one: one.request.priority):
+            if max(lacking, missing) <= 0 or row.request.priority - other.request.priority <= self.threshold:
+                break
+            lacking -= other.samples
+            missing -= self.freed(other)
+            victims.append(other)
+        return victims if max(lacking, missing) <= 0 else []
 
     def sequences(self, rows):
         return [row.sequence for row in rows]
@@ -139,14 +187,16 @@ class SchedulerModel:
 
     def admit(self, rows, counts, budget):
         if budget <= 0 or self.free_rows() <= 0:
+            self.next_row = self.order()[0] if budget > 0 else None
             self.drop_pinned(None)
-            return
+            return None
         needs = [row.left if row.is_prompt else 1 for row in rows]
         order, stopped, skipped = self.order(), None, 0
         if self.pinned is not order[0]:
             self.unpin(self.pinned)
         for row in order:
             if budget <= 0 or row.samples > self.free_rows() or skipped == self.max_running:
+                self.next_row = None if budget <= 0 or skipped == self.max_running else row
                 break
             self.pin(row)
             if self.should_wait(row, rows, counts):
@@ -156,7 +206,7 @@ class SchedulerModel:
                 skipped += 1
                 continue
             if not self.fits(rows, needs, row):
-                stopped = row
+                stopped = self.next_row = row
                 break
             needs.append(row.left)
             if row.sequence.is_swapped:
@@ -168,6 +218,7 @@ class SchedulerModel:
             self.running.append(row)
             row.state, self.pinned = "running", None
         self.drop_pinned(stopped)
+        return needs
 
     def free_rows(self):
         return self.max_running - sum(row.samples for row in self.running)
@@ -203,6 +254,9 @@ class SchedulerModel:
         return False
 
     def fits(self, rows, needs, row):
+        return self.missing(rows, needs, row) == 0
+
+    def missing(self, rows, needs, row):
         needs = [*needs, row.left]
         rows = [*rows, row]
         if self.ratio is not None and len(self.running) > 0:
@@ -210,7 +264,7 @@ class SchedulerModel:
                 min(need + self.future(one), self.max_length - one.sequence.num_computed_tokens)
                 for one, need in zip(rows, needs, strict=True)
             ]
-        return self.cache.shortage(self.sequences(rows), needs) == 0
+        return self.cache.shortage(self.sequences(rows), needs)
 
     def future(self, row):
         ratio = 1.0 if row.request.ignore_eos else self.ratio
@@ -224,25 +278,31 @@ class SchedulerModel:
             victims.sort(key=lambda row: row.request.priority)
         freed = 0
         for row in victims[:-1]:
-            slots = max(row.sequence.num_tokens, row.sequence.capacity)
-            freed += math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
-            row.tokens = list(row.sequence.ids)
-            if self.space and self.cache.try_swap_out([row.sequence], self.space):
-                self.swaps += 1
-            else:
-                self.cache.remove(row.sequence)
-                row.sequence = None
-            row.is_prompt, row.state, row.since = True, "waiting", self.steps
-            row.preemptions += 1
-            self.preemptions += 1
-            self.running.remove(row)
-            self.waiting.insert(0, row)
-            if self.ratio is not None:
-                generated = sum(one.generated for one in self.running) + 20 * len(self.running)
-                total = sum(one.request.max_new_tokens for one in self.running) + 1
-                self.ratio = min(1.0, generated / total)
+            freed += self.freed(row)
+            self.give_way(row)
             if freed >= missing:
                 return
+
+    def freed(self, row):
+        slots = max(row.sequence.num_tokens, row.sequence.capacity)
+        return math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
+
+    def give_way(self, row):
+        row.tokens = list(row.sequence.ids)
+        if self.space and self.cache.try_swap_out([row.sequence], self.space):
+            self.swaps += 1
+        else:
+            self.cache.remove(row.sequence)
+            row.sequence = None
+        row.is_prompt, row.state, row.since = True, "waiting", self.steps
+        row.preemptions += 1
+        self.preemptions += 1
+        self.running.remove(row)
+        self.waiting.insert(0, row)
+        if self.ratio is not None:
+            generated = sum(one.generated for one in self.running) + 20 * len(self.running)
+            total = sum(one.request.max_new_tokens for one in self.running) + 1
+            self.ratio = min(1.0, generated / total)
 
     def list_outputs(self, step, row, count):
         if row.is_prompt and row.sequence.num_computed_tokens + count < len(row.tokens):

@@ -329,6 +329,10 @@ def test_the_ratio_after_a_retraction_counts_what_the_remaining_runs_generated()
         ({"max_prefill_tokens": 0}, ShapeError, "max_prefill_tokens is 0"),
         ({"chunked_prefill_size": 1.5}, ShapeError, "chunked_prefill_size is 1.5"),
         ({"share_prompts": 1}, UnsupportedOption, "share_prompts is 1"),
+        ({"preemption_threshold": 1}, UnsupportedOption, "given with the policy 'fcfs'; it needs 'priority'"),
+        ({"preemption_threshold": -1, "policy": "priority"}, ShapeError, "preemption_threshold is -1"),
+        ({"preemption_threshold": True, "policy": "lpm"}, UnsupportedOption, "it needs 'priority'"),
+        ({"preemption_threshold": 0.5, "policy": "priority"}, ShapeError, "preemption_threshold is 0.5"),
     ],
 )
 def test_wrong_options_of_a_scheduler_are_refused(options, error, reason):
@@ -369,6 +373,57 @@ def test_the_largest_priority_goes_first_and_the_smallest_is_preempted():
     assert scheduler.running == (high,)
     assert scheduler.waiting == (middle, low)
     assert [run.request.id for run in drain(scheduler)][-1] == low.request.id
+
+
+@pytest.mark.parametrize(("threshold", "first"), [(None, [0]), (5, [0]), (4, [1]), (0, [1])])
+def test_a_larger_priority_preempts_for_its_admission_beyond_the_threshold(threshold, first):
+    scheduler = Scheduler(FakeCache(8, block_size=4), policy="priority", preemption_threshold=threshold)
+    runs = [scheduler.add(Request(0, np.arange(20), 8))]
+    advance(scheduler, 2)
+    runs.append(scheduler.add(Request(1, np.arange(100, 120), 8, priority=5)))
+    assert [run.request.id for run in advance(scheduler)[0]] == first
+    assert scheduler.num_preemptions == runs[0].num_preemptions == (first == [1])
+    scheduler.check_invariants()
+    assert len(drain(scheduler)) == 2
+    assert [run.num_generated for run in runs] == [8, 8]
+
+
+def test_no_run_gives_way_if_all_of_smaller_priorities_would_free_too_little():
+    scheduler = Scheduler(FakeCache(11, block_size=4), policy="priority", preemption_threshold=0, headroom=0.0)
+    for number, priority in enumerate((1, 0)):
+        scheduler.add(Request(number, np.arange(16) + 50 * number, 4, priority=priority))
+    advance(scheduler)
+    large = scheduler.add(Request(2, np.arange(500, 528), 4, priority=1))  # 7 blocks; the small priority has 5
+    advance(scheduler)
+    assert (scheduler.num_preemptions, large.state) == (0, State.WAITING)
+    assert len(drain(scheduler)) == 3
+
+
+def test_rows_are_freed_for_a_larger_priority_the_newest_of_equal_ones_first():
+    scheduler = Scheduler(FakeCache(90), policy="priority", preemption_threshold=0, max_running=3)
+    runs = [
+        scheduler.add(Request(number, np.arange(9) + 20 * number, 6, priority=priority))
+        for number, priority in enumerate((0, 1, 0))
+    ]
+    advance(scheduler)
+    scheduler.add(Request(3, np.arange(100, 109), 6, priority=2))
+    assert [run.request.id for run in advance(scheduler)[0]] == [1, 0, 3]
+    assert [run.num_preemptions for run in runs] == [0, 0, 1]
+    assert len(drain(scheduler)) == 4
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_answers_do_not_depend_on_preemptions_by_priority(overlap):
+    server = Server(overlap=overlap, policy="priority", preemption_threshold=0, max_running=2)
+    requests = [Request(number, [number + 1, 2, 3], 9, priority=number) for number in range(5)]
+    runs = []
+    for one in requests:
+        runs.append(server.add(one))
+        server.turn()
+    server.drain()
+    assert server.scheduler.num_preemptions >= 3
+    assert [run.tokens.tolist() for run in runs] == [answer(one) for one in requests]
+    server.check_empty()
 
 
 def test_a_run_of_a_small_priority_goes_first_after_the_bound():

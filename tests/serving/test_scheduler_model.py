@@ -24,15 +24,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         shape=st.tuples(st.integers(1, 4), st.integers(4, 24), st.integers(1, 6), st.integers(1, 30)),
         swap_blocks=st.sampled_from([None, None, 5, 30]),
         overlap=st.booleans(),
-        policy=st.sampled_from(["fcfs", "fcfs", "lpm", "priority"]),
+        policy=st.sampled_from(["fcfs", "fcfs", "lpm", "priority", "priority"]),
         max_wait=st.sampled_from([1, 5, 1000]),
         prefill=st.sampled_from([None, None, 3, 8]),
         chunk=st.sampled_from([None, None, 2, 5]),
         share=st.booleans(),
         ratio=st.sampled_from([None, None, 0.7, 0.3]),
+        threshold=st.sampled_from([None, 0, 1]),
     )
-    def make(self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio):
+    def make(self, shape, swap_blocks, overlap, policy, max_wait, prefill, chunk, share, ratio, threshold):
         block_size, num_blocks, max_running, max_tokens = shape
+        threshold = threshold if policy == "priority" else None
         # The scheduler pins the prefixes of several requests before it swaps the first of them in; the model does not.
         reuse = swap_blocks is None
         caches = [FifoCache(num_blocks, block_size, max_sequences=8, prefix_cache=reuse) for _ in range(2)]
@@ -41,10 +43,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             caches[0], swap_space=spaces[0], max_running=max_running, max_tokens_per_step=max_tokens, headroom=0.0,
             overlap=overlap, policy=policy, max_wait_steps=max_wait, max_prefill_tokens=prefill,
             chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio,
+            preemption_threshold=threshold,
         )  # fmt: skip
         self.model = SchedulerModel(
             caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
             max_wait=max_wait, prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio,
+            threshold=threshold,
         )  # fmt: skip
         self.overlap = overlap
         self.steps, self.pairs, self.number = [], {}, 0

@@ -23,7 +23,7 @@ def append(CacheState state not None, sequences, ids):
     cdef list checked
     cdef int64_t begin = 0
     cdef Py_ssize_t i
-    read_ids(ids, count, flat, ends)
+    read_ids(one_row(ids) if isinstance(sequences, Sequence) else ids, count, flat, ends)
     _guard = Held(state.lock)
     state.begin()
     checked = []
@@ -52,6 +52,13 @@ cdef int reserve_ids(list sequences, const vector[int64_t]& ends) except -1:
     for sequence, needed in total.items():
         (<Sequence>sequence).reserve(needed)
     return 0
+
+
+cdef object one_row(object ids):
+    """Return the ids of a sequence that is not in a list as the ids of a list of one sequence."""
+    if isinstance(ids, (list, tuple)):
+        return [ids] if len(ids) > 1 else ids
+    return ids if getattr(ids, "ndim", 1) > 1 else [ids]
 
 
 cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[int64_t]& ends) except -1:

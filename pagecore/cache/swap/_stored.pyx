@@ -59,6 +59,11 @@ cdef class StoredBlocks:
                 self.held[group].push_back(self.blocks[group][i])
         self.num_held = group + 1
 
+    cdef void drop_last(self, size_t group, size_t count) noexcept:
+        (<BlockPool>self.pools[group]).free_raw(self.held[group].data(), count)
+        self.held[group].erase(self.held[group].begin(), self.held[group].begin() + count)
+        self.blocks[group].resize(self.blocks[group].size() - count)
+
     cdef void release(self) noexcept:
         cdef size_t group
         for group in range(self.num_held):

@@ -229,7 +229,7 @@ class _Replay:
             states=None
             if self.states is None
             else self.states.report(self.cache.num_states, self.cache.num_checkpoints, reuse),
-            tiers=None if self.tiers is None else self.tiers.report(reuse.saved_prefill_tokens),
+            tiers=None if self.tiers is None else self.tiers.report(),
             clock=None if self.clock is None else self.clock.report(),
             passed=check is None or check.passed or metrics.steps == 0,
         )

@@ -143,13 +143,10 @@ class ReplayTiers:
         """Close stores and host; a second call does nothing."""
         self._tiers.close()
 
-    def report(self, reused_tokens: int) -> TierReport:
-        """Return the report of a replay that reused `reused_tokens`, after all writes have ended."""
+    def report(self) -> TierReport:
+        """Return the report of the replay, after all writes have ended."""
         self._tiers.drain()
         stats = self._tiers.stats()
-        # The scheduler adds a waiting prompt again and again until it fits, and each time finds it on the device.
-        hits = stats.hit_tokens
-        hits = hits | {"GPU": max(reused_tokens - sum(hits.values()) + hits["GPU"], 0)}
         host, requests = stats.host, stats.requests
         read, num_groups = self._read_bytes(), self._tiers.host.num_groups
         written = {"CPU": round(self._tiers.host.backed_up_bytes * self._scale)}
@@ -161,7 +158,7 @@ class ReplayTiers:
         return TierReport(
             host_blocks=max(self._tiers.host.num_blocks[:num_groups], default=0),
             host_states=self._tiers.host.num_blocks[-1] if self._tiers.host.num_lanes > num_groups else 0,
-            hit_tokens=hits,
+            hit_tokens=stats.hit_tokens,
             read_bytes=read,
             written_bytes=written,
             requests=requests.num_requests,

@@ -16,6 +16,7 @@ from pagecore.serving.scheduling.future import count_future
 from pagecore.serving.scheduling.queue import Queue
 from pagecore.serving.scheduling.request import Run
 from pagecore.serving.scheduling.sharing import SharedPrompts
+from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
     from pagecore.cache import Sequence
@@ -94,6 +95,7 @@ class Admission:
         self._free_states = limits.state_rows - reserved
         self.stopped_at: Run | None = None
         self._is_closed = self._budget <= 0 or self._free_rows <= 0
+        self._queue: Queue | None = None
         if self._is_closed:
             return
         self._queue = Queue(roster, limits)
@@ -121,6 +123,30 @@ class Admission:
         kept = self.stopped_at
         self._unpin([run for run in self._roster.pinned if run is not kept and run.samples > self._free_rows])
 
+    @property
+    def next_run(self) -> Run | None:
+        """The first run of the queue that would go on if it had room; None if there is none."""
+        if self._budget <= 0 or not self._roster.waiting:
+            return None
+        if self._queue is None:
+            return Queue(self._roster, self._limits).first
+        if self._queue.num_skipped == self._limits.max_running:
+            return None
+        return next(iter(self._queue.take(1)), None)
+
+    def lacks(self, run: Run) -> tuple[int, int]:
+        """Return the rows or state slots, and the blocks, that the next run lacks.
+
+        Without a row its cached prefix is not pinned, and all blocks of the run are counted.
+        """
+        rows = run.samples - self._free_rows
+        if self._roster.running:
+            rows = max(rows, run.samples - self._free_states)
+        if run.held is not None and self._queue is not None:
+            return rows, self._count_missing([run])
+        cache = self._roster.cache
+        return rows, ceil_div(len(run.tokens), cache.block_size) - cache.num_available
+
     def _stage(self, size: int) -> tuple[list[Run], dict[Run, int]]:
         """Pin up to `size` runs of the queue for which budget, rows and state slots suffice.
 
@@ -136,11 +162,13 @@ class Admission:
         stage: list[Run] = []
         delayed: dict[Run, int] = {}
         budget, free_rows, free_states = self._budget, self._free_rows, self._free_states
-        taken = self._queue.take(size)
+        queue = self._queue
+        assert queue is not None  # admissions that are closed from the start take nothing
+        taken = queue.take(size)
         self._is_closed = len(taken) < size
         for run in taken:
             lacks_states = run.samples > free_states and bool(stage or self._roster.running)
-            has_delayed_most = self._queue.num_skipped == self._limits.max_running
+            has_delayed_most = queue.num_skipped == self._limits.max_running
             if budget <= 0 or run.samples > free_rows or lacks_states or has_delayed_most:
                 self._is_closed = True
                 break
@@ -148,7 +176,7 @@ class Admission:
             if self._shared is not None and run in self._roster.pinned and self._shared.should_wait(run):
                 delayed[run] = len(stage)
                 self._roster.delay(run)
-                self._queue.num_skipped += 1
+                queue.num_skipped += 1
                 continue
             stage.append(run)
             count = min(run.num_tokens_left, self._limits.chunk)
@@ -186,7 +214,11 @@ class Admission:
         return low
 
     def _fits(self, runs: list[Run]) -> bool:
-        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom.
+        """Return True if the pool can hold the rows, the whole prompts of `runs`, and the headroom."""
+        return not self._count_missing(runs)
+
+    def _count_missing(self, runs: list[Run]) -> int:
+        """Return the blocks that the pool lacks for the rows, the whole prompts of `runs`, and the headroom.
 
         In the blocks of a window, a prompt needs room for its window and one part; the step is fitted to it later.
         """
@@ -197,7 +229,7 @@ class Admission:
         if self._roster.running:
             last = self._limits.max_length - runs[-1].sequence.num_computed_tokens
             needs[-1] = min(needs[-1] + self._limits.headroom, last)
-        return not self._roster.cache.shortage(sequences, needs, step_tokens=self._limits.prompt_tokens)
+        return self._roster.cache.shortage(sequences, needs, step_tokens=self._limits.prompt_tokens)
 
     def _with_future(self, runs: list[Run], needs: list[int]) -> list[int]:
         """Add the tokens that runs are expected to generate, up to the longest sequence that the cache can hold."""

@@ -55,6 +55,8 @@ class Limits:
         Steps in the queue after which a run goes before those that have waited less.
     shares_prompts : bool
         True if a request waits one step for blocks that another one computes in this step.
+    preemption_threshold : int or None
+        Difference of priorities beyond which a waiting run preempts a running one; None if it never does.
     ratios : Ratios or None
         Course of the ratio of future tokens; None if admissions do not count them.
     """
@@ -71,6 +73,7 @@ class Limits:
     policy: str
     max_wait_steps: int
     shares_prompts: bool
+    preemption_threshold: int | None
     ratios: Ratios | None
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
@@ -108,6 +111,7 @@ def choose_limits(
     share_prompts: bool,
     new_token_ratio: float | None,
     conservativeness: float,
+    preemption_threshold: int | None,
 ) -> Limits:
     """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
     if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
@@ -140,8 +144,17 @@ def choose_limits(
         policy=check_order(policy),
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),
         shares_prompts=as_flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
+        preemption_threshold=_threshold(preemption_threshold, policy),
         ratios=future_ratios(new_token_ratio, conservativeness),
     )
+
+
+def _threshold(threshold: int | None, policy: str) -> int | None:
+    if threshold is None:
+        return None
+    if policy != "priority":
+        raise UnsupportedOption(f"preemption_threshold is given with the policy {policy!r}; it needs 'priority'")
+    return require_int("preemption_threshold", threshold, 0)
 
 
 def _at_most(name: str, value: int | None, most: int) -> int:

@@ -107,6 +107,9 @@ class Scheduler(SchedulerView):
         starts at 0.7.
     conservativeness : float
         Factor of `new_token_ratio`; the product is at most 1.
+    preemption_threshold : int, optional
+        If given, under "priority", a request that lacks rows or blocks preempts running ones whose priority is smaller
+        by more than this number, if that makes room for its whole prompt. By default no admission preempts.
 
     Attributes
     ----------
@@ -125,7 +128,8 @@ class Scheduler(SchedulerView):
         is negative.
     UnsupportedOption
         `cache` is not a PagedKVCache, `swap_space` belongs to another cache, `states_per_run` is given for a cache
-        without states, the policy is unknown, or a flag is not True or False.
+        without states, `preemption_threshold` is given for another policy, the policy is unknown, or a flag is not True
+        or False.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -147,6 +151,7 @@ class Scheduler(SchedulerView):
         share_prompts: bool = True,
         new_token_ratio: float | None = None,
         conservativeness: float = 1.0,
+        preemption_threshold: int | None = None,
     ) -> None:
         self._limits = limits = choose_limits(
             cache,
@@ -162,6 +167,7 @@ class Scheduler(SchedulerView):
             share_prompts=share_prompts,
             new_token_ratio=new_token_ratio,
             conservativeness=conservativeness,
+            preemption_threshold=preemption_threshold,
         )
         self.overlap = as_flag("overlap", overlap)
         self.cache = cache

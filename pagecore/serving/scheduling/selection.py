@@ -2,7 +2,8 @@
 
 If only the blocks of windows are short, prompts bring fewer tokens to the step: each step lets windows release blocks.
 If other blocks or state slots are short, or one token of each prompt is still too much, runs are preempted: the last
-admitted first, or as the policy and the ratio of future tokens say.
+admitted first, or as the policy and the ratio of future tokens say. With a threshold of priorities, runs are preempted
+for admissions, too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import OutOfBlocks
 from pagecore.serving.scheduling.admission import Admission, StepRows, select
+from pagecore.serving.scheduling.priority import find_victims, freed_blocks
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
@@ -34,13 +36,9 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
     """
     cache = roster.cache
     is_ahead = bool(roster.steps)
-    roster.delays = {}
-    rows, budget = select(roster, limits)
-    if roster.waiting:
-        admission = Admission(roster, rows, budget, limits)
-        admission.admit()
-        if not rows.runs and not is_ahead:
-            _refuse_to_stall(roster, limits, admission.stopped_at or roster.head)
+    rows = _choose_rows(roster, limits, is_ahead)
+    if rows is None:
+        return None
     while rows.runs and cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
         if roster.pinned:
             for run in list(roster.pinned):
@@ -57,6 +55,30 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
             _preempt(roster, limits, cache.shortage(rows.sequences, rows.counts))
             rows, _ = select(roster, limits)
     return rows if rows.runs else None
+
+
+def _choose_rows(roster: Roster, limits: Limits, is_ahead: bool) -> StepRows | None:
+    """Return the rows of running and admitted runs; None if runs would give way to a larger priority while ahead."""
+    running = [] if limits.preemption_threshold is None else list(roster.running)
+    while True:
+        roster.delays = {}
+        rows, budget = select(roster, limits)
+        if not roster.waiting:
+            return rows
+        admission = Admission(roster, rows, budget, limits)
+        admission.admit()
+        victims = find_victims(running, limits, admission, roster.cache.block_size)
+        if not victims:
+            break
+        roster.undo_delays()
+        if is_ahead:
+            return None
+        for run in victims:
+            roster.preempt(run)
+            running.remove(run)
+    if not rows.runs and not is_ahead:
+        _refuse_to_stall(roster, limits, admission.stopped_at or roster.head)
+    return rows
 
 
 def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
@@ -87,12 +109,9 @@ def _preempt(roster: Roster, limits: Limits, missing: int) -> None:
     therefore an upper bound, and no run is preempted that could stay: the caller prepares again, and calls again if
     blocks, or the state slots that `missing` counts as blocks, are still short.
     """
-    block_size = roster.cache.block_size
     freed = 0
     for run in _victims(roster, limits):
-        slots = max(run.sequence.num_tokens, run.sequence.capacity)
-        # Samples may have been about to copy the block that they share.
-        freed += -(-slots // block_size) + (run.request.samples > 1)
+        freed += freed_blocks(run, roster.cache.block_size)
         roster.preempt(run)
         if freed >= missing:
             return

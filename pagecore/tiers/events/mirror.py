@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
-from pagecore.storage.checks import flag, shown
+from pagecore.storage.checks import flag, require_int, shown
 from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys
 from pagecore.tiers.events.wire import CLEARED, STORED, Batch, BlockHash, Event
 
@@ -60,6 +60,8 @@ class Mirror:
         self._held: dict[tuple[str, int], dict[BlockHash, BlockHash | None]] = {}
         # Copies of a block beyond the first: vLLM has one for each prompt that computed the block at the same time.
         self._copies: Counter[tuple[str, int, BlockHash]] = Counter()
+        # Blocks that were held before batches were lost, which may have removed them.
+        self._doubtful: set[tuple[str, int, BlockHash]] = set()
         self._kinds: dict[int, tuple[str, int | None]] = {}
         self._paths = TokenPaths() if flag("by_tokens", by_tokens) else None
 
@@ -171,7 +173,8 @@ class Mirror:
         Raises
         ------
         MissingBatch
-            Batches before it are missing. A batch that begins with AllBlocksCleared follows any batch.
+            Batches before it are missing: `load` a snapshot, or `skip` them. A batch that begins with AllBlocksCleared
+            follows any batch.
         EventFormatError
             With `by_tokens`, an event whose token ids are not integers.
         """
@@ -188,6 +191,18 @@ class Mirror:
             self._apply(event, of_blocks)
         self.sequence, self.rank, self._timestamp = sequence, batch.rank, batch.timestamp
         return True
+
+    def skip(self, sequence: int) -> None:
+        """Continue after batch `sequence`, although batches up to it are lost; earlier numbers change nothing.
+
+        The mirror may then hold blocks that the cache has removed, and lack some. A block that it held is one copy from
+        then on: its next BlockStored may announce it again after a lost removal.
+        """
+        sequence = require_int("sequence", sequence, -1, max=None)
+        if sequence > self.sequence:
+            self._copies.clear()
+            self._doubtful = {(*place, block) for place, held in self._held.items() for block in held}
+            self.sequence = sequence
 
     def reset(self) -> None:
         """Forget everything, as before the first batch."""
@@ -207,6 +222,7 @@ class Mirror:
     def _clear(self) -> None:
         self._held.clear()
         self._copies.clear()
+        self._doubtful.clear()
         if self._paths is not None:
             self._paths.clear()
 
@@ -240,7 +256,9 @@ class Mirror:
         """Add the blocks of an event, which may list neither their token ids nor what is before them."""
         held, parent = self._held[place], event.get("parent_block_hash")
         for i, block in enumerate(event["block_hashes"]):
-            if block in held:
+            if (*place, block) in self._doubtful:
+                self._doubtful.remove((*place, block))
+            elif block in held:
                 self._copies[*place, block] += 1
             elif self._paths is not None:
                 self._paths.add(block, keys[i])
@@ -249,6 +267,7 @@ class Mirror:
 
     def _remove(self, block: BlockHash, place: tuple[str, int]) -> None:
         """Remove one copy of a block."""
+        self._doubtful.discard((*place, block))
         if copies := self._copies.pop((*place, block), 0):
             if copies > 1:
                 self._copies[*place, block] = copies - 1

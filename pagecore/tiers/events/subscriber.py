@@ -151,7 +151,7 @@ class Subscriber:
             except (MissingBatch, DeviceError, EventFormatError):
                 continue
         self.num_lost += number - self.mirror.sequence - 1
-        self.mirror.sequence = number - 1
+        self.mirror.skip(number - 1)
         self.mirror.apply(number, batch)
 
     def _ask(self, endpoint: str, request: bytes) -> Iterator[tuple[int, bytes]]:

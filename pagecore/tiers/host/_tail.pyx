@@ -89,7 +89,7 @@ cdef class SpilledTail:
         self.count(begin, device, counts)
         while not self.host.make_room(counts):
             if self.parts:
-                self.drop_last()
+                self.shorten(counts)
                 continue
             for lane in range(self.host.num_full):
                 self.start = min(self.start, begin + self.host.pool(self.host.groups[lane]).num_free_raw())
@@ -146,6 +146,34 @@ cdef class SpilledTail:
         part.drop()
         return 0
 
+    cdef int shorten(self, vector[int64_t]& counts) except -1:
+        """Give up blocks at the end of the path for `counts` of each group; all of its last part if its copy runs."""
+        cdef SpilledPart part = self.parts[0]
+        cdef int64_t i, end, missing = 1
+        cdef int32_t lane, group
+        cdef size_t dropped
+        for group in range(self.host.num_lanes):
+            missing = max(missing, counts[group] - self.host.pool(group).num_free_raw())
+        end = self.end - missing
+        if part.is_running or end <= part.begin:
+            return self.drop_last()
+        for group in range(self.host.num_lanes):
+            lane = self.state.prefix.lane_of[group]
+            dropped = 0
+            for i in range(end, self.end):
+                dropped += self.lanes[lane][i] != 0
+            part.lease.stored.drop_last(group, dropped)
+        self.end = end
+        return 0
+
+    cdef bint fit_beginning(self, vector[int64_t]& counts) except -1:
+        """Make room for what the host lacks before the tail, at the cost of its end; return False if nothing is left."""
+        while not self.host.make_room(counts):
+            if not self.parts:
+                return False
+            self.shorten(counts)
+        return len(self.parts) > 0
+
     cdef bint fill(self, Backup one) except -1:
         """Plan the copy of what the host lacks before the tail; return False if nothing connects the two."""
         cdef PrefixCache prefix = self.state.prefix
@@ -164,7 +192,7 @@ cdef class SpilledTail:
         for lane in range(prefix.num_lanes):
             one.lanes[lane].resize(<size_t>self.start)
         one.list_missing(counts)
-        if self.start > one.first and not (one.fit(counts) and one.end == self.start):
+        if self.start > one.first and not self.fit_beginning(counts):
             return False
         one.take(0, counts)
         if one.lease is None:

@@ -120,13 +120,17 @@ class CacheObserver:
         self._stores.write([before, *ended])
 
     def _hit_tokens(self, loaded: dict[str, int]) -> dict[str, int]:
-        """Return the reused tokens of prompts by medium; `loaded` are those that requests loaded."""
-        hits = {
-            "GPU": max(self._num_found - self._num_promoted, 0),
-            "CPU": max(self._num_promoted - sum(loaded.values()), 0),
-        }
-        hits.update((medium, loaded[medium]) for medium in ("DISK", "EXTERNAL") if medium in loaded)
-        return hits
+        """Return the reused tokens of prompts by medium; `loaded` are those that requests loaded.
+
+        A prefix may be loaded or promoted, and evicted before its prompt runs: no medium counts more than was reused.
+        """
+        left = min(self._num_promoted, self._num_found)
+        hits = {"GPU": self._num_found - left, "CPU": 0}
+        for medium in ("DISK", "EXTERNAL"):
+            if medium in loaded:
+                hits[medium] = min(loaded[medium], left)
+                left -= hits[medium]
+        return hits | {"CPU": left}
 
 
 def _is_of(backup: Backup, tokens: NDArray[np.int32], options: RetentionOptions) -> bool:

@@ -68,6 +68,16 @@ def test_hits_by_medium_count_each_admission_once_although_waiting_prompts_are_a
     assert min(hits.values()) > 0
 
 
+@pytest.mark.parametrize("stores", [{}, {"disk": 4 * BLOCK_BYTES}], ids=["host", "disk"])
+@pytest.mark.parametrize("seed", range(4))
+def test_hits_by_medium_leave_out_what_was_evicted_before_its_prompt_ran(tmp_path, seed, stores):
+    trace = write_chats(tmp_path / "crowd.jsonl", requests=30, longest=3, seed=seed)
+    options = ReplayOptions(block_size=HASH_BLOCK, blocks=5, host=9 * BLOCK_BYTES, max_running=64, **stores)
+    report = replay(trace, options)
+    assert sum(report.tiers.hit_tokens.values()) == report.saved_prefill_tokens
+    assert min(report.tiers.hit_tokens.values()) >= 0
+
+
 @pytest.mark.parametrize("medium", ["disk", "remote"])
 def test_an_unbounded_store_finds_everything_too(chats, medium):
     host = 10 * BLOCK_BYTES

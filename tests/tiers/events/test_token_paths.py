@@ -89,6 +89,24 @@ def test_what_is_removed_everywhere_is_forgotten():
     assert not mirror._paths._blocks
 
 
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_a_block_announced_again_after_lost_batches_is_one_copy(by_tokens):
+    mirror = Mirror(by_tokens=by_tokens)
+    first, second = chain_hashes(ids(8), BLOCK).tolist()
+    mirror.apply(0, Batch(1.0, [stored([first, second], None, ids(8)), stored([first], None, ids(4))]))
+    mirror.skip(4)  # batches 1 to 4, which removed both copies of the first block, are lost
+    mirror.skip(2)
+    assert mirror.sequence == 4
+    after(mirror, stored([first], None, ids(4)))
+    assert mirror.match(ids(8)) == 8
+    after(mirror, removed(first))
+    assert (mirror.match(ids(8)), set(mirror.blocks())) == (0, {second})
+    after(mirror, stored([first], None, ids(4)), stored([first], None, ids(4)), removed(first))
+    assert mirror.match(ids(8)) == 8
+    after(mirror, removed(first, second))
+    assert (mirror.blocks(), mirror._doubtful, len(mirror._copies)) == ({}, set(), 0)
+
+
 @pytest.mark.parametrize("by_tokens", [True, False])
 def test_a_block_with_two_copies_is_there_until_both_are_removed(by_tokens):
     mirror, hashes = Mirror(by_tokens=by_tokens), chain_hashes(ids(8), BLOCK).tolist()

@@ -105,6 +105,22 @@ def test_a_prompt_publishes_the_end_that_it_asks_for():
     tiers.close()
 
 
+def test_an_end_that_waits_gives_up_only_the_blocks_for_which_the_host_has_no_room():
+    cache, tiers = spilling(host=7)
+    serve(cache, range(32))
+    serve(cache, range(100, 124))  # the host is full of the last six blocks of the first prompt
+    assert (tiers.host._index.tail.num_device_tokens, len(tiers.host._index.tail.tokens)) == (8, 32)
+    serve(cache, range(200, 203))  # takes the block before them
+    assert (tiers.host._index.tail.num_device_tokens, len(tiers.host._index.tail.tokens)) == (4, 28)
+    tiers.check_invariants()
+    assert cache.match_length(range(32)) == 24, "the host holds the first block as well"
+    assert tiers.host._index.tail is None
+    tiers.check_invariants()
+    assert serve(cache, range(32)) == 24
+    tiers.check_invariants()
+    tiers.close()
+
+
 def test_a_failed_copy_of_an_end_that_waits_costs_only_hits(monkeypatch):
     cache, tiers = spilling()
     serve(cache, range(32))

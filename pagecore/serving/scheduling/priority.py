@@ -1,0 +1,46 @@
+"""Preemption by priority: runs that give way to a waiting request of a larger priority."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from pagecore.storage.checks import ceil_div
+
+if TYPE_CHECKING:
+    from pagecore.serving.scheduling.admission import Admission
+    from pagecore.serving.scheduling.limits import Limits
+    from pagecore.serving.scheduling.request import Run
+
+__all__ = ["find_victims", "freed_blocks"]
+
+
+def find_victims(running: Iterable[Run], limits: Limits, admission: Admission, block_size: int) -> list[Run]:
+    """Return the runs that give way to the next run of the queue; an empty list if it needs none or not enough can.
+
+    The smallest priority gives way first, and of equal ones the run that was admitted last. As in SGLang, priorities
+    must differ by more than the threshold, and no run gives way if all of them would free too little.
+    """
+    threshold = limits.preemption_threshold
+    run = None if threshold is None else admission.next_run
+    if threshold is None or run is None:
+        return []
+    rows, blocks = admission.lacks(run)
+    victims: list[Run] = []
+    newest_first = list(running)[::-1]
+    for victim in sorted(newest_first, key=lambda one: one.request.priority):
+        if rows <= 0 and blocks <= 0:
+            break
+        if run.request.priority - victim.request.priority <= threshold:
+            break
+        rows -= victim.samples
+        blocks -= freed_blocks(victim, block_size)
+        victims.append(victim)
+    return victims if rows <= 0 and blocks <= 0 else []
+
+
+def freed_blocks(run: Run, block_size: int) -> int:
+    """Return an upper bound of the blocks that a preemption frees: fewer if the run shares some."""
+    slots = max(run.sequence.num_tokens, run.sequence.capacity)
+    # Samples may have been about to copy the block that they share.
+    return ceil_div(slots, block_size) + (run.request.samples > 1)
