@@ -69,7 +69,7 @@ class PassAhead {
   }
   // At the token t of a pass.
   PC_FORCE_INLINE void prefetch(int t) const {
-    if ((t & ((1 << shift_) - 1)) == 0) ahead_.prefetch(first_ + (t >> shift_));
+    if ((t & ((1 << shift_) - 1)) == 0) ahead_.prefetch_streams(first_ + (t >> shift_));
   }
 
  private:
