@@ -54,6 +54,23 @@ PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile&
   return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
 }
 
+// Prefetches the rows of a tile, in four streams, a few at a time in the course of several steps.
+class StreamsAhead {
+ public:
+  PC_FORCE_INLINE explicit StreamsAhead(const NextRows& next)
+      : rows_(next), left_(next.rows.base == nullptr ? 0 : static_cast<int>(kTileTokens)) {}
+
+  PC_FORCE_INLINE void prefetch(int64_t rows) {
+    for (; rows > 0 && left_ > 0; --rows, --left_) rows_.prefetch_streams(static_cast<int>(kTileTokens) - left_);
+  }
+  // At one of `steps` steps that are left.
+  PC_FORCE_INLINE void prefetch_part(int64_t steps) { prefetch((left_ + steps - 1) / steps); }
+
+ private:
+  RowAhead rows_;
+  int left_;
+};
+
 // Prefetches the rows of a tile in the course of several passes over the tokens of another: a processor stalls if one
 // pass asks for all of them.
 class PassAhead {
