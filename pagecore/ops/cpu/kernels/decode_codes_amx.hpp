@@ -67,14 +67,14 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
     Amx::zero<g>();
     for (int64_t d = 0; d < dim; d += kAmxDepth) {
       Amx::load<kRight>(query_panel + d / 2 * kDecodeRows, 4 * kDecodeRows);
-      Amx::load<kLeft>(scratch.unpacked + g * kAmxRows * dim + d, 2 * dim);
+      Amx::load<kLeft>(scratch.unpacked + g % 2 * kAmxRows * dim + d, 2 * dim);
       Amx::multiply<g, kLeft, kRight>();
     }
     Amx::store<g>(sums[g * kAmxRows], sizeof(sums[0]));
   };
   // A tile waits for the stores of its rows: those of the next one come first.
   for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
-    unpack_keys<kGroup>(codes, tile, ahead, g * kAmxRows, scales, dim, scratch.unpacked + g * kAmxRows * dim);
+    unpack_keys<kGroup>(codes, tile, ahead, g * kAmxRows, scales, dim, scratch.unpacked + g % 2 * kAmxRows * dim);
     if constexpr (g > 0) multiply.template operator()<g - 1>();
   });
   multiply.template operator()<kRuns - 1>();
@@ -121,7 +121,7 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   for (int64_t i = 0; i < groups * kTileTokens; i += kLanes) store(scales + i, widen_bf16(load_half(words + i)));
   const auto sums_of = [&](int first) { return scratch.key + (first / kAmxRows % 2 + 1) * 16 * dim; };
   const auto unpack = [&](int first) __attribute__((always_inline)) {
-    unpack_in_order(unpacker, tile, ahead, first, dim, scratch.unpacked + first * dim);
+    unpack_in_order(unpacker, tile, ahead, first, dim, scratch.unpacked + first % (2 * kAmxRows) * dim);
   };
   const auto multiply = [&](int first) __attribute__((always_inline)) {
     float* sums = sums_of(first);
@@ -129,7 +129,7 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
       for_each_constant<2>([&]<int n>() __attribute__((always_inline)) {
         const int64_t at = d + n * kAmxDepth;
         Amx::load<kRightTile + n>(query_panel + at / 2 * kDecodeRows, 4 * kDecodeRows);
-        Amx::load<kLeftTile + n>(scratch.unpacked + first * dim + at, 2 * dim);
+        Amx::load<kLeftTile + n>(scratch.unpacked + first % (2 * kAmxRows) * dim + at, 2 * dim);
         Amx::zero<n>();
         Amx::multiply<n, kLeftTile + n, kRightTile + n>();
         Amx::store<n>(sums, kAmxRowBytes);

@@ -160,7 +160,7 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
   };
   // A tile waits for the stores of its rows: those of the next one come first.
   for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
-    keys[g] = byte_rows(codes, tile, g * kAmxRows, dim, copies + g * kAmxRows * dim);
+    keys[g] = byte_rows(codes, tile, g * kAmxRows, dim, copies + g % 2 * kAmxRows * dim);
     if constexpr (g > 0) multiply.template operator()<g - 1>();
   });
   multiply.template operator()<kRuns - 1>();
@@ -233,7 +233,7 @@ inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cach
   const auto unpack = [&](int run) {
     const int first = run * kAmxRows;
     ahead.prefetch(kAmxRows / 2);
-    keys[run] = byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + first * dim);
+    keys[run] = byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + run % 2 * kAmxRows * dim);
   };
   const auto sums_of = [&](int run) { return scratch.key + (1 + run % 2) * 16 * dim; };
   const auto add = [&](int run) {
