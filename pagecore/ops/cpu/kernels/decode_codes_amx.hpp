@@ -94,11 +94,10 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
 
 // Writes 16 keys of codes of 8 bits from the token `first` on, in the order of their dims.
 template <typename Unpacker>
-PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const StoredTile& tile, const RowAhead& next, int first,
+PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const StoredTile& tile, StreamsAhead& ahead, int first,
                                      int64_t dim, uint16_t* rows) {
-  const RowAhead ahead = next;
   for (int t = first; t < first + kAmxRows; ++t, rows += dim) {
-    ahead.prefetch_streams(t);
+    if (t % 2 == 0) ahead.prefetch(1);
     for (int64_t d = 0; d < dim; d += kByteLanes) {
       unpacker.unpack((Bytes)_mm512_loadu_si512(tile.codes[t] + d),
                       [&](int at, Words words) __attribute__((always_inline)) { store_words(rows + d + at, words); });
@@ -113,7 +112,9 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   constexpr int kSums = kAmxRows * static_cast<int>(kAmxColumns);
   const int64_t groups = dim / kAmxDepth;
   const Float8Unpacker<E4M3Code> unpacker;
-  const RowAhead ahead = rows_ahead(next_rows, tile);
+  // Of 16 rows, 8 are prefetched while keys are unpacked, and the rest for each group.
+  StreamsAhead ahead(next_rows);
+  const int64_t rows_of_group = (4 + groups - 1) / groups;
   prefetch_all_scales(next_rows);
   tiles.set_rows(kAmxRows);
   // Of 64 * dim floats: the scales as words, as float32 [64, groups], and the sums of two steps.
@@ -127,6 +128,7 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   const auto multiply = [&](int first) __attribute__((always_inline)) {
     float* sums = sums_of(first);
     for (int64_t d = 0; d < dim; d += 2 * kAmxDepth) {
+      ahead.prefetch(2 * rows_of_group);
       for_each_constant<2>([&]<int n>() __attribute__((always_inline)) {
         const int64_t at = d + n * kAmxDepth;
         Amx::load<kRightTile + n>(query_panel + at / 2 * kDecodeRows, 4 * kDecodeRows);
@@ -143,6 +145,7 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
     const float* sums = sums_of(first);
     Vec of_tokens[kAmxRows] = {};
     for (int64_t g = 0; g < groups; ++g, sums += kSums) {
+      ahead.prefetch(rows_of_group);
 #pragma GCC unroll 16
       for (int t = 0; t < kAmxRows; ++t) {
         of_tokens[t] = fma(load(sums + t * kAmxColumns), splat(scales[(first + t) * groups + g]), of_tokens[t]);
