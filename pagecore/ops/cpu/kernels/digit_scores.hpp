@@ -233,7 +233,8 @@ inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cach
   const auto unpack = [&](int run) {
     const int first = run * kAmxRows;
     ahead.prefetch(kAmxRows / 2);
-    keys[run] = byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + run % 2 * kAmxRows * dim);
+    keys[run] =
+        byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + run % 2 * kAmxRows * dim);
   };
   const auto sums_of = [&](int run) { return scratch.key + (1 + run % 2) * 16 * dim; };
   const auto add = [&](int run) {

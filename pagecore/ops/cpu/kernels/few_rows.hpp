@@ -15,15 +15,17 @@ class RowAhead {
   PC_FORCE_INLINE explicit RowAhead(const NextRows& next)
       : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
 
-  PC_FORCE_INLINE void prefetch(int t) const { prefetch_row<true>(t); }
-  // The i-th row of four streams (tile.hpp), into the second cache: the first has too few lines in flight for memory,
-  // and the second runs ahead in each stream.
-  PC_FORCE_INLINE void prefetch_streams(int i) const {
-    const auto place = static_cast<unsigned>(i);
-    prefetch_row<false>(static_cast<int>(place % kStreams * (kTileTokens / kStreams) + place / kStreams));
-  }
+  // The i-th row of four streams (tile.hpp), in each of which the hardware runs ahead, into the second cache: the first
+  // has too few lines in flight for memory.
+  PC_FORCE_INLINE void prefetch_streams(int i) const { prefetch_row<false>(place(i)); }
+  // The same into the first cache: see lines.hpp.
+  PC_FORCE_INLINE void prefetch_streams_near(int i) const { prefetch_row<true>(place(i)); }
 
  private:
+  PC_FORCE_INLINE static int place(int i) {
+    const auto turn = static_cast<unsigned>(i);
+    return static_cast<int>(turn % kStreams * (kTileTokens / kStreams) + turn / kStreams);
+  }
   template <bool kNear>
   PC_FORCE_INLINE static void line(const char* p) {
     if constexpr (kNear) {
