@@ -114,7 +114,7 @@ void score_floats_of(const StoredTile& tile, int64_t dim, const float* query, in
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
     for (int k = 0; k < kBlockTokens; ++k) {
-      ahead.prefetch(t + k);
+      ahead.prefetch_streams(t + k);
       Vec parts[R][2] = {};
       for (int64_t d = 0; d < dim; d += kFloatStep) {
         Vec numbers[2];

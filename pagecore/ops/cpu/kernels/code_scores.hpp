@@ -133,7 +133,7 @@ void score_block_of_rows(const StoredTile& tile, int64_t any_dim, const uint16_t
 #pragma GCC unroll 4
     for (int step = 0; step < kSteps; ++step, key += kKeys) {
 #pragma GCC unroll 4
-      for (int i = 0; i < kKeys; ++i) ahead.prefetch(key + i);
+      for (int i = 0; i < kKeys; ++i) ahead.prefetch_streams_near(key + i);
       Vec sums[kKeys][R] = {};
       multiply_keys<kGroup, R>(codes, tile, key, dim, query, scales, sums);
 #pragma GCC unroll 4

@@ -42,8 +42,8 @@ PC_FORCE_INLINE void accumulate_block(const Codes& codes, const HeadRows& rows, 
   Vec sums[R][kValueVectors] = {};
   for (int t = 0; t < kTileTokens; t += 2) {
     if constexpr (kPrefetches) {
-      ahead.prefetch(t);
-      ahead.prefetch(t + 1);
+      ahead.prefetch_streams_near(t);
+      ahead.prefetch_streams_near(t + 1);
     }
     PairVec pairs[kValueVectors];
     codes.values(tile, t, d, pairs);

@@ -2,13 +2,15 @@
 //
 //   keys     rows of bfloat16, not transposed, the left side of a panel of the queries. The numbers of a row have the
 //            order of code_pairs.hpp, which order_query_rows() gives the queries too; those of mxfp8 are in order.
-//   values   a panel of pairs of tokens, whose columns have the order of code_pairs.hpp; sums are put in order
+//   values   a panel of pairs of tokens for each 64 dims, whose columns have the order of code_pairs.hpp; sums are put
+//   in
+//            order
 //
 // The scales of groups of 16 are part of the numbers. Those of groups of 32 are multiplied with the sums of keys and
 // with the weights of values.
 //
-// The next rows are prefetched while keys are unpacked; half of them while values are, and half while values are
-// multiplied.
+// The next rows are prefetched while keys and values are unpacked. Few rows are unpacked at a time, in memory that
+// stays in L1.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
@@ -67,14 +69,14 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
     Amx::zero<g>();
     for (int64_t d = 0; d < dim; d += kAmxDepth) {
       Amx::load<kRight>(query_panel + d / 2 * kDecodeRows, 4 * kDecodeRows);
-      Amx::load<kLeft>(scratch.unpacked + g * kAmxRows * dim + d, 2 * dim);
+      Amx::load<kLeft>(scratch.unpacked + g % 2 * kAmxRows * dim + d, 2 * dim);
       Amx::multiply<g, kLeft, kRight>();
     }
     Amx::store<g>(sums[g * kAmxRows], sizeof(sums[0]));
   };
   // A tile waits for the stores of its rows: those of the next one come first.
   for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
-    unpack_keys<kGroup>(codes, tile, ahead, g * kAmxRows, scales, dim, scratch.unpacked + g * kAmxRows * dim);
+    unpack_keys<kGroup>(codes, tile, ahead, g * kAmxRows, scales, dim, scratch.unpacked + g % 2 * kAmxRows * dim);
     if constexpr (g > 0) multiply.template operator()<g - 1>();
   });
   multiply.template operator()<kRuns - 1>();
@@ -93,11 +95,10 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
 
 // Writes 16 keys of codes of 8 bits from the token `first` on, in the order of their dims.
 template <typename Unpacker>
-PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const StoredTile& tile, const RowAhead& next, int first,
+PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const StoredTile& tile, StreamsAhead& ahead, int first,
                                      int64_t dim, uint16_t* rows) {
-  const RowAhead ahead = next;
   for (int t = first; t < first + kAmxRows; ++t, rows += dim) {
-    ahead.prefetch_streams(t);
+    if (t % 2 == 0) ahead.prefetch(1);
     for (int64_t d = 0; d < dim; d += kByteLanes) {
       unpacker.unpack((Bytes)_mm512_loadu_si512(tile.codes[t] + d),
                       [&](int at, Words words) __attribute__((always_inline)) { store_words(rows + d + at, words); });
@@ -112,7 +113,9 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   constexpr int kSums = kAmxRows * static_cast<int>(kAmxColumns);
   const int64_t groups = dim / kAmxDepth;
   const Float8Unpacker<E4M3Code> unpacker;
-  const RowAhead ahead = rows_ahead(next_rows, tile);
+  // Of 16 rows, 8 are prefetched while keys are unpacked, and the rest for each group.
+  StreamsAhead ahead(next_rows);
+  const int64_t rows_of_group = (4 + groups - 1) / groups;
   prefetch_all_scales(next_rows);
   tiles.set_rows(kAmxRows);
   // Of 64 * dim floats: the scales as words, as float32 [64, groups], and the sums of two steps.
@@ -121,15 +124,16 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   for (int64_t i = 0; i < groups * kTileTokens; i += kLanes) store(scales + i, widen_bf16(load_half(words + i)));
   const auto sums_of = [&](int first) { return scratch.key + (first / kAmxRows % 2 + 1) * 16 * dim; };
   const auto unpack = [&](int first) __attribute__((always_inline)) {
-    unpack_in_order(unpacker, tile, ahead, first, dim, scratch.unpacked + first * dim);
+    unpack_in_order(unpacker, tile, ahead, first, dim, scratch.unpacked + first % (2 * kAmxRows) * dim);
   };
   const auto multiply = [&](int first) __attribute__((always_inline)) {
     float* sums = sums_of(first);
     for (int64_t d = 0; d < dim; d += 2 * kAmxDepth) {
+      ahead.prefetch(2 * rows_of_group);
       for_each_constant<2>([&]<int n>() __attribute__((always_inline)) {
         const int64_t at = d + n * kAmxDepth;
         Amx::load<kRightTile + n>(query_panel + at / 2 * kDecodeRows, 4 * kDecodeRows);
-        Amx::load<kLeftTile + n>(scratch.unpacked + first * dim + at, 2 * dim);
+        Amx::load<kLeftTile + n>(scratch.unpacked + first % (2 * kAmxRows) * dim + at, 2 * dim);
         Amx::zero<n>();
         Amx::multiply<n, kLeftTile + n, kRightTile + n>();
         Amx::store<n>(sums, kAmxRowBytes);
@@ -142,6 +146,7 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
     const float* sums = sums_of(first);
     Vec of_tokens[kAmxRows] = {};
     for (int64_t g = 0; g < groups; ++g, sums += kSums) {
+      ahead.prefetch(rows_of_group);
 #pragma GCC unroll 16
       for (int t = 0; t < kAmxRows; ++t) {
         of_tokens[t] = fma(load(sums + t * kAmxColumns), splat(scales[(first + t) * groups + g]), of_tokens[t]);
@@ -185,48 +190,32 @@ inline void order_query_rows(const Cache& cache, uint16_t* rows, int64_t count, 
   for (int64_t r = 0; r < count; ++r) order_block(cache, rows + r * cache.dim, 1, given);
 }
 
-// Writes a panel of values [32, dim], pairs of tokens.
+// Writes a panel of the values of 64 dims from d on, [32, 64], pairs of tokens; prefetches `rows_ahead` rows for each.
 template <typename Codes>
-void pack_value_panel(const Codes& codes, const StoredTile& tile, const RowAhead& next, int64_t dim, uint32_t* panel) {
-  const RowAhead ahead = next;
-  for (int t = 0; t < kTileTokens; t += 2) {
-    ahead.prefetch_streams(t / 2);
-    for (int64_t d = 0; d < dim; d += kValueDims, panel += kValueDims) {
-      PairVec pairs[kValueVectors];
-      codes.values(tile, t, d, pairs);
+PC_FORCE_INLINE void pack_value_panel(const Codes& codes, const StoredTile& tile, int64_t d, int64_t rows_ahead,
+                                      StreamsAhead& ahead, uint32_t* panel) {
+  for (int t = 0; t < kTileTokens; t += 2, panel += kValueDims) {
+    ahead.prefetch(rows_ahead);
+    PairVec pairs[kValueVectors];
+    codes.values(tile, t, d, pairs);
 #pragma GCC unroll 4
-      for (int n = 0; n < kValueVectors; ++n)
-        store_words(reinterpret_cast<uint16_t*>(panel + n * kLanes), (Words)pairs[n]);
+    for (int n = 0; n < kValueVectors; ++n) {
+      store_words(reinterpret_cast<uint16_t*>(panel + n * kLanes), (Words)pairs[n]);
     }
   }
 }
 
-// The rows of the next tile to prefetch during the products of one block.
-struct BlockAhead {
-  RowAhead rows;
-  int first, count;
-
-  // At one of kSteps steps.
-  static constexpr int kSteps = 2 * kValueVectors;
-  PC_FORCE_INLINE void prefetch(int step) const {
-    for (int i = step * count / kSteps; i < (step + 1) * count / kSteps; ++i) rows.prefetch_streams(first + i);
-  }
-};
-
 // Adds the sums of 64 dims from d on; `weights` are those of each half.
 template <typename Codes>
 PC_FORCE_INLINE void add_value_block(const HeadRows& rows, const uint16_t* const (&weights)[2], const float* excess,
-                                     const uint32_t* panel, int64_t dim, int64_t d, const BlockAhead& next) {
-  static_assert(BlockAhead::kSteps == kValueVectors * kTileTokens / kAmxDepth);
-  const BlockAhead ahead = next;
+                                     const uint32_t* panel, int64_t d) {
   for_each_constant<kValueVectors>([]<int T>() __attribute__((always_inline)) { Amx::zero<T>(); });
   for (int64_t t = 0; t < kTileTokens; t += kAmxDepth) {
     Amx::load<kLeftTile>(weights[0] + t, 2 * kTileTokens);
     Amx::load<kLeftTile + 1>(weights[1] + t, 2 * kTileTokens);
     for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
       constexpr int kRight = kRightTile + n % 2;
-      ahead.prefetch(static_cast<int>(t / kAmxDepth) * kValueVectors + n);
-      Amx::load<kRight>(panel + t / 2 * dim + d + n * kAmxColumns, 4 * dim);
+      Amx::load<kRight>(panel + t / 2 * kValueDims + n * kAmxColumns, 4 * kValueDims);
       Amx::multiply<n, kLeftTile + n / 2, kRight>();
     });
   }
@@ -249,14 +238,14 @@ void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile&
                         int64_t dim, const float* scales, uint32_t* panel) {
   const Codes codes(tile);
   prefetch_all_scales(next_rows);
-  const RowAhead ahead = rows_ahead(next_rows, tile);
-  pack_value_panel(codes, tile, ahead, dim, panel);
+  StreamsAhead ahead(next_rows);
   float excess[kAmxRows];
   for (int64_t r = 0; r < rows.count; ++r) excess[r] = codes.excess(rows.weights + r * kTileTokens);
   alignas(64) uint16_t scaled_weights[2][kAmxRows * kTileTokens];
   tiles.set_rows(kAmxRows);
   for (int64_t d = 0; d < dim; d += kValueDims) {
     const uint16_t* weights[2] = {rows.weights, rows.weights};
+    pack_value_panel(codes, tile, d, dim > kValueDims ? 1 : 2, ahead, panel);
     if constexpr (kGroup != 0) {
       static_assert(2 * kGroup == kValueDims);
       for (int i = 0; i < 2; ++i) {
@@ -264,9 +253,7 @@ void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile&
         weights[i] = scaled_weights[i];
       }
     }
-    const auto done = [&](int64_t dims) { return static_cast<int>(kTileTokens / 2 * (dim + dims) / dim); };
-    const int first = done(d);
-    add_value_block<Codes>(rows, weights, excess, panel, dim, d, {ahead, first, done(d + kValueDims) - first});
+    add_value_block<Codes>(rows, weights, excess, panel, d);
   }
 }
 

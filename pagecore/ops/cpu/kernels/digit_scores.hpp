@@ -144,11 +144,12 @@ template <typename Codes>
 inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const StoredTile& tile,
                             const NextRows& next_rows, int64_t dim, char* copies) {
   const Codes codes;
-  const RowAhead ahead = rows_ahead(next_rows, tile);
+  StreamsAhead ahead(next_rows);
   alignas(64) float sums[kTileTokens][kAmxColumns];
   KeyRows keys[kRuns];
   const auto multiply = [&]<int g>() __attribute__((always_inline)) {
     constexpr int kLeft = kLeftTile + g % 2, kRight = kRightTile + g % 2;
+    ahead.prefetch(kAmxRows / 2);
     Amx::zero<g>();
     for (int64_t d = 0; d < dim; d += kByteDepth) {
       Amx::load<kRight>(panel + d / 4 * kAmxColumns, kAmxRowBytes);
@@ -159,8 +160,7 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
   };
   // A tile waits for the stores of its rows: those of the next one come first.
   for_each_constant<kRuns>([&]<int g>() __attribute__((always_inline)) {
-    for (int t = 0; t < kAmxRows; ++t) ahead.prefetch_streams(g * kAmxRows + t);
-    keys[g] = byte_rows(codes, tile, g * kAmxRows, dim, copies + g * kAmxRows * dim);
+    keys[g] = byte_rows(codes, tile, g * kAmxRows, dim, copies + g % 2 * kAmxRows * dim);
     if constexpr (g > 0) multiply.template operator()<g - 1>();
   });
   multiply.template operator()<kRuns - 1>();
@@ -170,6 +170,7 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
 #pragma GCC unroll 4
     for (int t = 0; t < kTileTokens; t += kLanes) {
       Vec of_rows[kGroupRows];
+      ahead.prefetch(kLanes / 2);
       join_columns(sums[t] + row, of_rows);
 #pragma GCC unroll 4
       for (int64_t r = 0; r < kGroupRows; ++r) {
@@ -225,14 +226,15 @@ inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cach
                          const NextRows& next_rows, const Scratch& scratch) {
   const int64_t dim = cache.dim;
   const E2M1Integers codes;
-  const RowAhead ahead = rows_ahead(next_rows, tile);
+  StreamsAhead ahead(next_rows);
   auto* const scales = reinterpret_cast<uint16_t*>(scratch.key);
   convert_scales(cache, tile, scales);
   KeyRows keys[kRuns];
   const auto unpack = [&](int run) {
     const int first = run * kAmxRows;
-    for (int t = first; t < first + kAmxRows; ++t) ahead.prefetch_streams(t);
-    keys[run] = byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + first * dim);
+    ahead.prefetch(kAmxRows / 2);
+    keys[run] =
+        byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + run % 2 * kAmxRows * dim);
   };
   const auto sums_of = [&](int run) { return scratch.key + (1 + run % 2) * 16 * dim; };
   const auto add = [&](int run) {
@@ -248,6 +250,7 @@ inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cach
   unpack(0);
   for (int run = 0; run < kRuns; ++run) {
     if (run + 1 < kRuns) unpack(run + 1);
+    ahead.prefetch(kAmxRows / 2);
     multiply_groups(keys[run], panel, dim, sums_of(run));
     if (run > 0) add(run - 1);
   }

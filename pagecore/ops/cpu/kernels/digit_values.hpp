@@ -142,26 +142,16 @@ PC_FORCE_INLINE Bytes group_codes(Bytes a, Bytes b) {
   return (Bytes)_mm512_maskz_srlv_epi16(~__mmask32{0}, (__m512i)both, (__m512i)shifts);
 }
 
-// Prefetches a few rows of a tile for each four tokens of another.
-struct FewAhead {
-  RowAhead rows;
-  int next, count;
-
-  PC_FORCE_INLINE void prefetch() {
-    for (int i = 0; i < count; ++i) rows.prefetch_streams(next++);
-  }
-};
-
 // Writes a chunk of values from dim d on to a panel [16, kChunk], four tokens a row.
 template <typename Codes>
-PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int64_t d, int64_t dim, FewAhead ahead,
-                                uint32_t* panel) {
+PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int64_t d, int64_t dim, int64_t rows_ahead,
+                                StreamsAhead& ahead, uint32_t* panel) {
   const auto put = [&](uint32_t* to, Bytes bytes)
                        __attribute__((always_inline)) { _mm512_store_si512(to, (__m512i)bytes); };
   const int64_t at = d / Codes::kParts, bytes = dim / Codes::kParts - at;
   for (int q = 0; q < kTileTokens / 4; ++q) {
     Bytes rows[4], zipped[4];
-    ahead.prefetch();
+    ahead.prefetch(rows_ahead);
 #pragma GCC unroll 4
     for (int i = 0; i < 4; ++i) rows[i] = load_stored(tile.codes[4 * q + i] + at, bytes);
     zip_rows(rows, zipped);
@@ -179,17 +169,14 @@ PC_FORCE_INLINE void pack_chunk(const Codes& codes, const StoredTile& tile, int6
   }
 }
 
-// Writes all values, chunk by chunk, and prefetches the next rows in the course of the first four chunks.
+// Writes all values, chunk by chunk, and prefetches about half of the next rows.
 template <typename Codes>
-inline void pack_panel(const StoredTile& tile, int64_t dim, const NextRows& next_rows, uint32_t* panel) {
+inline void pack_panel(const StoredTile& tile, int64_t dim, StreamsAhead& ahead, uint32_t* panel) {
   constexpr int64_t kWidth = kChunk<Codes>;
   const Codes codes;
-  const int64_t chunks = (dim + kWidth - 1) / kWidth;
-  const int count = next_rows.rows.base == nullptr ? 0 : chunks == 1 ? 4 : chunks < 4 ? 2 : 1;
-  for (int64_t i = 0; i < chunks; ++i) {
-    const int first = static_cast<int>(i) * count * kAmxRows;
-    const FewAhead ahead{RowAhead(next_rows), first, first < kTileTokens ? count : 0};
-    pack_chunk(codes, tile, i * kWidth, dim, ahead, panel + i * kAmxRows * kWidth);
+  const int64_t rows_ahead = dim <= kWidth ? 2 : 1;
+  for (int64_t d = 0; d < dim; d += kWidth) {
+    pack_chunk(codes, tile, d, dim, d < 2 * kWidth ? rows_ahead : 0, ahead, panel + d * kAmxRows);
   }
 }
 
@@ -264,13 +251,16 @@ inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const
   }
   if (!factor_weights<Codes::kGroup != 0>(rows, range, weights)) return false;
   prefetch_all_scales(next_rows);
-  pack_panel<Codes>(tile, dim, next_rows, panel);
+  StreamsAhead ahead(next_rows);
+  pack_panel<Codes>(tile, dim, ahead, panel);
   write_digits<Codes>(tile, rows.count, groups, scales, weights);
   alignas(64) float sums[2][kAmxRows * kByteDepth];
   const int64_t parts = dim / kByteDepth;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t d = part * kByteDepth, start = d / kChunk<Codes> * kChunk<Codes>;
+    ahead.prefetch_part(2 * (parts - part));
     multiply_panel<Codes>(weights, d, panel + start * kAmxRows + d - start, sums[part % 2]);
+    ahead.prefetch_part(2 * (parts - part) - 1);
     if (part > 0) add_panel<Codes>(rows, weights, d - kByteDepth, sums[1 - part % 2]);
   }
   add_panel<Codes>(rows, weights, dim - kByteDepth, sums[1 - parts % 2]);

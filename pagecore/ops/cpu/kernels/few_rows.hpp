@@ -15,15 +15,17 @@ class RowAhead {
   PC_FORCE_INLINE explicit RowAhead(const NextRows& next)
       : base_(reinterpret_cast<int64_t>(next.rows.base)), offsets_(next.rows.offsets), last_(next.row_bytes - 1) {}
 
-  PC_FORCE_INLINE void prefetch(int t) const { prefetch_row<true>(t); }
-  // The i-th row of four streams (tile.hpp), into the second cache: the first has too few lines in flight for memory,
-  // and the second runs ahead in each stream.
-  PC_FORCE_INLINE void prefetch_streams(int i) const {
-    const auto place = static_cast<unsigned>(i);
-    prefetch_row<false>(static_cast<int>(place % kStreams * (kTileTokens / kStreams) + place / kStreams));
-  }
+  // The i-th row of four streams (tile.hpp), in each of which the hardware runs ahead, into the second cache: the first
+  // has too few lines in flight for memory.
+  PC_FORCE_INLINE void prefetch_streams(int i) const { prefetch_row<false>(place(i)); }
+  // The same into the first cache: see lines.hpp.
+  PC_FORCE_INLINE void prefetch_streams_near(int i) const { prefetch_row<true>(place(i)); }
 
  private:
+  PC_FORCE_INLINE static int place(int i) {
+    const auto turn = static_cast<unsigned>(i);
+    return static_cast<int>(turn % kStreams * (kTileTokens / kStreams) + turn / kStreams);
+  }
   template <bool kNear>
   PC_FORCE_INLINE static void line(const char* p) {
     if constexpr (kNear) {
@@ -54,6 +56,23 @@ PC_FORCE_INLINE RowAhead rows_ahead(const NextRows& next_rows, const StoredTile&
   return next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
 }
 
+// Prefetches the rows of a tile, in four streams, a few at a time in the course of several steps.
+class StreamsAhead {
+ public:
+  PC_FORCE_INLINE explicit StreamsAhead(const NextRows& next)
+      : rows_(next), left_(next.rows.base == nullptr ? 0 : static_cast<int>(kTileTokens)) {}
+
+  PC_FORCE_INLINE void prefetch(int64_t rows) {
+    for (; rows > 0 && left_ > 0; --rows, --left_) rows_.prefetch_streams(static_cast<int>(kTileTokens) - left_);
+  }
+  // At one of `steps` steps that are left.
+  PC_FORCE_INLINE void prefetch_part(int64_t steps) { prefetch((left_ + steps - 1) / steps); }
+
+ private:
+  RowAhead rows_;
+  int left_;
+};
+
 // Prefetches the rows of a tile in the course of several passes over the tokens of another: a processor stalls if one
 // pass asks for all of them.
 class PassAhead {
@@ -69,7 +88,7 @@ class PassAhead {
   }
   // At the token t of a pass.
   PC_FORCE_INLINE void prefetch(int t) const {
-    if ((t & ((1 << shift_) - 1)) == 0) ahead_.prefetch(first_ + (t >> shift_));
+    if ((t & ((1 << shift_) - 1)) == 0) ahead_.prefetch_streams(first_ + (t >> shift_));
   }
 
  private:

@@ -157,7 +157,7 @@ void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* que
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
     for (int k = 0; k < kBlockTokens; ++k) {
-      ahead.prefetch(t + k);
+      ahead.prefetch_streams(t + k);
       Vec lanes[R] = {};
       multiply_key<Codes, R>(codes, tile.codes[t + k], bytes, query, scales + (t + k) * scale_stride, lanes);
 #pragma GCC unroll 4
