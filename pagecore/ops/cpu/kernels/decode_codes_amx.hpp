@@ -3,8 +3,7 @@
 //   keys     rows of bfloat16, not transposed, the left side of a panel of the queries. The numbers of a row have the
 //            order of code_pairs.hpp, which order_query_rows() gives the queries too; those of mxfp8 are in order.
 //   values   a panel of pairs of tokens for each 64 dims, whose columns have the order of code_pairs.hpp; sums are put
-//   in
-//            order
+//            in order
 //
 // The scales of groups of 16 are part of the numbers. Those of groups of 32 are multiplied with the sums of keys and
 // with the weights of values.
