@@ -146,7 +146,7 @@ class HybridMachine(PrefixMachine):
             kept, length = checkpoints[i], lengths[i]
             assert bool(kept) == bool(length)
             assert not kept or twin.computed < length <= twin.computed + count
-            assert length % BLOCK == 0
+            assert length % self.cache.block_size == 0
             self.write_state(kept, twin, length)
             self.write_state(write, twin, twin.computed + count)
         chains = segments([self.twins[s] for s in sequences], counts, trees)

@@ -118,7 +118,7 @@ class PrefixMachine(TreeRules):
         twin = self.twins[sequence] = Twin(namespace, ids)
         twin.computed = sequence.num_cached_tokens
         assert twin.computed == expected <= max(0, length - 1)
-        assert twin.computed % BLOCK == 0
+        assert twin.computed % self.cache.block_size == 0
         assert most is None or twin.computed <= most
 
     def draw_count(self, data, sequence):
@@ -207,8 +207,8 @@ class PrefixMachine(TreeRules):
         """Assert that every block counted as available can be taken."""
         available = self.cache.num_available
         taker = self.cache.add_sequence([], id="taker")
-        assert self.cache.try_prepare([taker], BLOCK * (available + 1)) is None
-        batch = self.cache.try_prepare([taker], BLOCK * available)
+        assert self.cache.try_prepare([taker], self.cache.block_size * (available + 1)) is None
+        batch = self.cache.try_prepare([taker], self.cache.block_size * available)
         assert batch is not None
         assert self.cache.num_available == 0
         self.cache.check_invariants()
