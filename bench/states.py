@@ -130,7 +130,9 @@ def _hits_of_trace(bench: Bench, name: str, path: Path) -> None:
         bench.fact(f"{name}, {case}: the best placement saves tokens", best)
         bench.fact(f"{name}, {case}: cached states save tokens", states.hit_tokens)
         bench.fact(f"{name}, {case}: share of the best", states.hit_tokens / max(best, 1))
-        bench.fact(f"{name}, {case}: share of one state a request, target {HITS_TARGET}", states.hit_tokens / max(informed, 1))
+        bench.fact(
+            f"{name}, {case}: share of one state a request, target {HITS_TARGET}", states.hit_tokens / max(informed, 1)
+        )
 
 
 class _Rows:

@@ -55,7 +55,7 @@ def test_running_sequences_need_no_slots_besides_their_own(in_place):
 
 
 def random_sequences(random, cache):
-    """Return sequences of several steps, and forks of some, with as many states as fit."""
+    """Return sequences of up to two steps, and forks of some."""
     sequences = []
     for first in range(0, 300, 100):
         sequences.append(cache.add_sequence(range(first, first + 90)))

@@ -131,7 +131,7 @@ class TreeRules(SequenceMachine):
         assert self.cache.stats() == before
 
     def take(self, twin, count, tree, path):
-        """Record the end of a step: ids that are known stay so as far as the path consists of them."""
+        """Record the end of a step; an id of the path that was known stays known."""
         if tree is None or len(path) == count:
             if tree is not None:
                 twin.ids = twin.continued(tree.ids).ids + twin.ids[twin.computed + count :]
