@@ -1,4 +1,9 @@
-"""Tokens that states save a prefix cache which knows the requests to come: a bound for the online rules."""
+"""Tokens that states save a prefix cache which knows the requests to come: bounds for the online rules.
+
+`best_state_hits` also places states where only later prompts branch off. No online rule can: the first request with a
+shared prompt does not show where it ends. `informed_state_hits` places them as the cache does, and evicts as well as a
+cache can that knows the future.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +37,35 @@ def best_state_hits(prompts: Sequence[npt.ArrayLike], grid: int, slots: int) -> 
             if at[name] < len(prompts):
                 deepest[at[name]] = name
         kept = set(sorted(deepest.values(), key=lambda name: at[name])[:slots])
+    return hits
+
+
+def informed_state_hits(prompts: Sequence[npt.ArrayLike], grid: int, slots: int) -> list[int]:
+    """Return the tokens before the deepest kept state of each prompt, if each leaves one state where the cache would.
+
+    That is where the prompt departs from all before it, if this is after the state that it begins with, and its end
+    otherwise. Up to `slots` states stay: first the longest that each later prompt asks for, in the order of these.
+    """
+    names = [prefix_names(np.asarray(prompt, np.int32), grid) for prompt in prompts]
+    usable = [(len(prompt) - 1) // grid for prompt in map(np.asarray, prompts)]
+    asked: dict[Hashable, list[int]] = {}
+    for number, own in enumerate(names):
+        for name in own[: usable[number]]:
+            asked.setdefault(name, []).append(number)
+    depths = {name: depth for own in names for depth, name in enumerate(own, 1)}
+    seen: set[Hashable] = set()
+    kept: set[Hashable] = set()
+    hits = []
+    for number, own in enumerate(names):
+        hit = max((depths[name] for name in own[: usable[number]] if name in kept), default=0)
+        hits.append(grid * hit)
+        shared = next((depth for depth, name in enumerate(own) if name not in seen), len(own))
+        left = own[min(shared, usable[number]) - 1 if min(shared, usable[number]) > hit else -1 :][:1]
+        seen.update(own)
+        at = {name: next_use(asked.get(name, []), number) for name in {*kept, *left}}
+        useful = sorted((name for name in at if at[name] < len(prompts)), key=lambda name: (at[name], -depths[name]))
+        deepest = {at[name]: name for name in reversed(useful)}
+        kept = set(sorted(useful, key=lambda name: (deepest[at[name]] != name, at[name]))[:slots])
     return hits
 
 

@@ -10,72 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pagecore import (
-    AttentionSpec,
-    LatentSpec,
-    Plane,
-    StateSpec,
-    SwapSpace,
-    UnsupportedOption,
-    dequantize_state,
-    quantize_state,
-)
-from tests.cache.test_prefix_machine import BLOCK, CHUNKED, FULL, SINKED, WIDE, WINDOWED, PrefixMachine, made
+from pagecore import LatentSpec, StateSpec, SwapSpace, UnsupportedOption, dequantize_state, quantize_state
+from tests.cache.hybrid_models import MODELS
+from tests.cache.test_prefix_machine import BLOCK, PrefixMachine, made
+from tests.cache.tree_rules import segments
 from tests.reference.dense import dense_attention
-
-SLIM = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=1)
-AHEAD = AttentionSpec(1, 8, dtype="float32", num_query_heads=2, window=6, lookahead=3)
-LATENT = LatentSpec(8, 4, 2, scale=0.3, dtype="float32")
-APART = LatentSpec(8, 4, 2, scale=0.3, dtype="float32", joint=False, window=6)
-CONV = Plane("conv", (3,), "float32", per="sequence")
-TEMPORAL = Plane("temporal", (2, 2), "float32", per="sequence")
-
-
-def state(*planes, **rules):
-    return StateSpec(planes, **{"chunk": 4, "interval": 8} | rules)
-
-
-def around(*attending, **rules):
-    return [state(CONV, TEMPORAL, **rules), *attending, state(TEMPORAL, **rules)]
-
-
-MODELS = {
-    "in place": (around(FULL), [9], 6),
-    "few slots": (around(FULL, WIDE), [11, 12], 4),
-    "long chunks": (around(FULL, chunk=6, interval=12), [11], 7),
-    "ping-pong": (around(FULL, in_place=False), [9], 9),
-    "drafts": (around(FULL, draft_tokens=2), [9], 9),
-    "ping-pong drafts": (around(FULL, draft_tokens=1, in_place=False), [9], 9),
-    "int8": (around(FULL, checkpoint_format="int8"), [9], 6),
-    "int8 ping-pong drafts": (around(FULL, checkpoint_format="int8", draft_tokens=1, in_place=False), [9], 11),
-    "int8 window": (around(FULL, WINDOWED, checkpoint_format="int8"), [10, 8], 6),
-    "window": (around(FULL, WINDOWED), [10, 8], 7),
-    "window, ping-pong drafts": (around(FULL, WINDOWED, in_place=False, draft_tokens=2), [9, 8], 9),
-    "window alone": (around(WINDOWED), [10], 7),
-    "sinks": (around(FULL, SINKED), [9, 9], 7),
-    "int8 sinks and a window, ping-pong": (
-        around(SINKED, WINDOWED, checkpoint_format="int8", in_place=False),
-        [9, 9],
-        8,
-    ),
-    "chunk, drafts": (around(CHUNKED, FULL, draft_tokens=2), [9, 9], 9),
-    "int8 two windows, drafts": (around(WINDOWED, SLIM, checkpoint_format="int8", draft_tokens=2), [9, 8], 9),
-    "lookahead, drafts": (around(AHEAD, FULL, draft_tokens=2), [9, 9], 9),
-    "every limit, ping-pong drafts": (
-        around(WINDOWED, SINKED, CHUNKED, WIDE, in_place=False, draft_tokens=1),
-        [9, 9, 9, 10],
-        9,
-    ),
-    "latents": (around(LATENT), [9], 7),
-    "int8 latents and windows, drafts": (
-        around(APART, WINDOWED, LATENT, checkpoint_format="int8", draft_tokens=2),
-        [9, 8, 9],
-        9,
-    ),
-    "states alone": (around(), None, 7),
-    "int8 states alone, drafts": (around(checkpoint_format="int8", draft_tokens=2), None, 9),
-    "states alone, ping-pong drafts": (around(in_place=False, draft_tokens=1), None, 9),
-}
 
 
 class HybridMachine(PrefixMachine):
@@ -176,7 +115,17 @@ class HybridMachine(PrefixMachine):
     def is_decode(self, count):
         return count <= 1 + self.rules.draft_tokens
 
-    def forward(self, batch, sequences, counts):
+    @property
+    def most_drafts(self):
+        return self.rules.draft_tokens
+
+    @property
+    def has_one_root(self):
+        return self.rules.in_place
+
+    may_share_past_its_state = True
+
+    def forward(self, batch, sequences, counts, trees=None):
         reads, writes = self.read(batch.state_read), self.read(batch.state_write)
         checkpoints, lengths = self.read(batch.checkpoint_write), self.read(batch.checkpoint_lengths)
         assert not any(slots[len(sequences) :].any() for slots in (reads, writes, checkpoints, lengths))
@@ -186,6 +135,9 @@ class HybridMachine(PrefixMachine):
                 assert read == write == checkpoints[i] == 0
                 continue
             self.assert_state(read, twin, twin.computed)
+            if trees and trees[i]:
+                self.run_tree(batch, i, twin, trees[i])
+                continue
             assert (read == write) == self.rules.in_place or self.rules.draft_tokens
             if self.rules.draft_tokens and self.is_decode(count):
                 for k, slot in enumerate(self.read(batch.draft_write)[i, :count]):
@@ -194,25 +146,41 @@ class HybridMachine(PrefixMachine):
             kept, length = checkpoints[i], lengths[i]
             assert bool(kept) == bool(length)
             assert not kept or twin.computed < length <= twin.computed + count
-            assert length % BLOCK == 0
+            assert length % self.cache.block_size == 0
             self.write_state(kept, twin, length)
             self.write_state(write, twin, twin.computed + count)
+        chains = segments([self.twins[s] for s in sequences], counts, trees)
         for layer, spec in enumerate(self.layers):
             if isinstance(spec, LatentSpec):
-                self.attend_latents(layer, spec, batch, sequences, counts)
+                self.attend_latents(layer, spec, batch, chains, trees is not None)
             elif not isinstance(spec, StateSpec):
-                self.attend(layer, spec, batch, sequences, counts)
+                self.attend(layer, spec, batch, chains, trees is not None)
 
-    def attend_latents(self, layer, spec, batch, sequences, counts):
+    def run_tree(self, batch, index, twin, tree):
+        """Write the state of each token of a tree, after an assertion that it reads that of its parent."""
+        reads, writes = [self.read(batch.state_read)[index]], [self.read(batch.state_write)[index]]
+        if self.rules.draft_tokens:
+            reads, writes = self.read(batch.draft_read)[index], self.read(batch.draft_write)[index]
+        assert not self.read(batch.checkpoint_write)[index] or len(tree.ids) == 1
+        for k, (branch, position, _) in enumerate(tree.segments(twin.computed)):
+            self.assert_state(reads[k], branch, position)
+            self.write_state(writes[k], branch, position + 1)
+        if kept := self.read(batch.checkpoint_write)[index]:
+            self.write_state(kept, tree.twins[0], twin.computed + 1)
+
+    def attend_latents(self, layer, spec, batch, chains, has_trees):
         """Write and attend at a layer with latents; assert that the queries see the tokens of their sequences."""
-        ends = [(self.twins[s], self.twins[s].computed, n) for s, n in zip(sequences, counts, strict=True)]
         width = spec.latent_dim + spec.rope_dim
-        new = np.concatenate([self.latents(twin, layer, width, start, start + n) for twin, start, n in ends])
+        new = np.concatenate([self.latents(twin, layer, width, start, start + n) for twin, start, n in chains])
         query = self.random.normal(size=(len(new), spec.num_query_heads, width)).astype(np.float32)
         self.cache.write(layer, *np.split(new, [spec.latent_dim], axis=-1), batch)
-        found = self.cache.attend(layer, tuple(np.split(query, [spec.latent_dim], axis=-1)), batch)
-        first = 0
-        for twin, start, n in ends:
+        parts = tuple(np.split(query, [spec.latent_dim], axis=-1))
+        if has_trees:
+            with pytest.raises(UnsupportedOption, match="has trees"):
+                self.cache.attend(layer, parts, batch)
+            return
+        found, first = self.cache.attend(layer, parts, batch), 0
+        for twin, start, n in chains:
             rows = self.latents(twin, layer, width, 0, start + n)[:, None]
             values, own = rows[..., : spec.latent_dim], query[first : first + n]
             expected = dense_attention(own, rows, values, scale=spec.scale, window=spec.window)
@@ -227,11 +195,13 @@ class HybridMachine(PrefixMachine):
 
     def accepted(self, data, counts):
         """Draw numbers of accepted tokens after which every sequence has a state."""
-        least = [(int(self.rules.in_place) if self.is_decode(n) else n) if n else 0 for n in counts]
         return [
             n if not self.is_decode(n) and data.draw(st.booleans()) else data.draw(st.integers(low, n))
-            for low, n in zip(least, counts, strict=True)
+            for low, n in zip(map(self.least_accepted, counts), counts, strict=True)
         ]
+
+    def least_accepted(self, count):
+        return (int(self.rules.in_place) if self.is_decode(count) else count) if count else 0
 
     @precondition(lambda self: self.resident())
     @rule(data=st.data())
@@ -242,19 +212,17 @@ class HybridMachine(PrefixMachine):
             return
         batch = self.cache.prepare(sequences, counts)
         self.poison()
-        at_rest = [self.states.resting(sequence.row) for sequence in sequences]
         end = data.draw(st.sampled_from(["commit", "commit", "commit", "reject", "abandon", "lose", "abandon late"]))
         if end not in ("abandon", "lose"):
             self.forward(batch, sequences, counts)
-        if end not in ("commit", "reject"):
-            checkpoints = [self.states.checkpoint(sequence.row) for sequence in sequences]
-            if end == "lose":
-                del batch
-            else:
-                self.cache.abandon(batch)
-                assert not self.read(batch.state_write).any()
+        if end in ("abandon", "abandon late"):
+            self.give_up(batch, sequences, counts)
+            return
+        if end == "lose":
+            before = self.rests(sequences)
+            del batch
             self.cache.stats()  # gives up lost steps
-            self.go_back(sequences, counts, checkpoints, at_rest)
+            self.go_back(sequences, counts, before)
             return
         accepted = self.accepted(data, counts) if end == "reject" else counts
         if end == "reject" and self.rules.in_place and max(counts) > 1 + self.rules.draft_tokens:
@@ -268,9 +236,19 @@ class HybridMachine(PrefixMachine):
         for sequence, count, kept in zip(sequences, counts, accepted, strict=True):
             self.twins[sequence].accept(count, kept)
 
-    def go_back(self, sequences, counts, checkpoints, at_rest):
+    def give_up(self, batch, sequences, counts):
+        before = self.rests(sequences)
+        super().give_up(batch, sequences, counts)
+        assert not self.read(batch.state_write).any()
+        self.go_back(sequences, counts, before)
+
+    def rests(self, sequences):
+        """Return the checkpoint of each sequence, and the slot of a state that it has not restored yet."""
+        return [(self.states.checkpoint(s.row), self.states.resting(s.row)) for s in sequences]
+
+    def go_back(self, sequences, counts, before):
         """Assert that sequences have returned to their last states after a step that was not committed."""
-        for sequence, count, checkpoint, resting in zip(sequences, counts, checkpoints, at_rest, strict=True):
+        for sequence, count, (checkpoint, resting) in zip(sequences, counts, before, strict=True):
             twin = self.twins[sequence]
             if self.rules.in_place and count and not resting:
                 reached = 0 if checkpoint is None else checkpoint[1]

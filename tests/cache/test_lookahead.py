@@ -47,6 +47,29 @@ def test_a_sequence_can_be_truncated_by_its_lookahead_at_every_length(window, lo
                 cache.truncate(sequence, max(1, kept - 1))
 
 
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("length", [17, 20, 22])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_a_cut_sequence_holds_no_blocks_that_its_row_has_released(block_size, length, forks):
+    """The path of the shorter sequence has keys for its window, of which the row released some when it was longer."""
+    cache = PagedKVCache(spec(9, 9), block_size=block_size, num_blocks=40, max_sequences=4, device="none")
+    sequence = cache.add_sequence(range(30))
+    for count in (10, 10, 3):
+        advance(cache, [sequence], count)
+    sequences = [sequence, cache.fork(sequence)] if forks else [sequence]
+    cache.truncate(sequence, length)
+    used = {block for one in sequences for block in cache.block_table().numpy()[one.row].tolist()} - {0}
+    assert cache.num_available == 39 - len(used)
+    taker = cache.add_sequence([])
+    cache.abandon(cache.prepare([taker], min(cache.num_available * block_size, 17)))
+    cache.check_invariants()
+    held = cache.held_from(sequence)
+    assert cache.clear_prefix_cache() >= 0
+    assert cache.held_from(sequence) == held
+    advance(cache, [sequence], 3)
+    cache.check_invariants()
+
+
 def test_attention_sees_the_window_and_not_the_lookahead():
     rng = np.random.default_rng(0)
     outputs = []

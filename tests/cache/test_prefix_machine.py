@@ -7,13 +7,14 @@ import zlib
 from functools import lru_cache
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from pagecore import AttentionSpec
+from pagecore import AttentionSpec, UnsupportedOption
 from pagecore.cache import SwapSpace
-from tests.cache.machine import SequenceMachine
+from tests.cache.tree_rules import TreeRules, segments
 from tests.reference.dense import dense_attention, limits_of
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)
@@ -57,6 +58,12 @@ class Twin:
         twin.known, twin.computed = self.known, self.computed
         return twin
 
+    def continued(self, ids):
+        """Return the model of a sequence that continues the computed tokens with other ids."""
+        twin = self.copy()
+        twin.ids = [*self.planned(self.computed)[: self.computed], *ids]
+        return twin
+
     def accept(self, count, kept):
         """Record the end of a step of `count` tokens; rejected tokens and all after them are forgotten."""
         self.computed += kept
@@ -81,7 +88,7 @@ class Twin:
         )
 
 
-class PrefixMachine(SequenceMachine):
+class PrefixMachine(TreeRules):
     @initialize(model=st.sampled_from(sorted(MODELS)), policy=st.sampled_from(["lru", "lfu", "fifo", "slru"]))
     def make(self, model, policy):
         self.layers, blocks = MODELS[model]
@@ -111,7 +118,7 @@ class PrefixMachine(SequenceMachine):
         twin = self.twins[sequence] = Twin(namespace, ids)
         twin.computed = sequence.num_cached_tokens
         assert twin.computed == expected <= max(0, length - 1)
-        assert twin.computed % BLOCK == 0
+        assert twin.computed % self.cache.block_size == 0
         assert most is None or twin.computed <= most
 
     def draw_count(self, data, sequence):
@@ -140,19 +147,23 @@ class PrefixMachine(SequenceMachine):
         for sequence, count, kept in zip(sequences, counts, accepted, strict=True):
             self.twins[sequence].accept(count, kept)
 
-    def forward(self, batch, sequences, counts):
+    def forward(self, batch, sequences, counts, trees=None):
+        chains = segments([self.twins[s] for s in sequences], counts, trees)
         for layer, spec in enumerate(self.layers):
-            self.attend(layer, spec, batch, sequences, counts)
+            self.attend(layer, spec, batch, chains, trees is not None)
 
-    def attend(self, layer, spec, batch, sequences, counts):
+    def attend(self, layer, spec, batch, chains, has_trees):
         """Write and attend at a layer; assert that the queries see the tokens of their sequences."""
-        ends = [(self.twins[s], self.twins[s].computed, n) for s, n in zip(sequences, counts, strict=True)]
-        new = [twin.stored(layer, spec, start, start + n) for twin, start, n in ends]
+        new = [twin.stored(layer, spec, start, start + n) for twin, start, n in chains]
         key, value = (np.concatenate(sides) for sides in zip(*new, strict=True))
         query = self.random.normal(size=(len(key), spec.num_query_heads, spec.head_dim)).astype(np.float32)
         self.cache.write(layer, key, value, batch)
+        if has_trees and not self.attends_to_trees(spec):
+            with pytest.raises(UnsupportedOption, match="has trees"):
+                self.cache.attend(layer, query, batch)
+            return
         found, first = self.cache.attend(layer, query, batch), 0
-        for twin, start, n in ends:
+        for twin, start, n in chains:
             keys, values = twin.stored(layer, spec, 0, start + n)
             expected = dense_attention(query[first : first + n], keys, values, **limits_of(spec))
             np.testing.assert_allclose(found[first : first + n], expected, rtol=0, atol=2e-5)
@@ -196,8 +207,8 @@ class PrefixMachine(SequenceMachine):
         """Assert that every block counted as available can be taken."""
         available = self.cache.num_available
         taker = self.cache.add_sequence([], id="taker")
-        assert self.cache.try_prepare([taker], BLOCK * (available + 1)) is None
-        batch = self.cache.try_prepare([taker], BLOCK * available)
+        assert self.cache.try_prepare([taker], self.cache.block_size * (available + 1)) is None
+        batch = self.cache.try_prepare([taker], self.cache.block_size * available)
         assert batch is not None
         assert self.cache.num_available == 0
         self.cache.check_invariants()

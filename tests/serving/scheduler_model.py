@@ -57,23 +57,14 @@ class ModelStep:
 
 class SchedulerModel:
     def __init__(
-        self,
-        cache,
-        *,
-        space,
-        max_running,
-        max_tokens,
-        overlap,
-        policy,
-        max_wait,
-        prefill,
-        chunk,
-        share,
-        ratio,
-        threshold=None,
-    ):
+        self, cache, *, space, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
+        threshold=None, states_per_run=None,
+    ):  # fmt: skip
         self.cache, self.space, self.overlap, self.policy = cache, space, overlap, policy
         self.max_running = min(max_running, max_tokens, cache.max_sequences)
+        self.state_rows = self.max_running
+        if cache.num_states:
+            self.state_rows = max((cache.num_states - 1) // (states_per_run or cache.least_states), 1)
         self.max_length = cache.max_length
         self.budget = min(max_tokens, max(cache.num_available * cache.block_size, self.max_running))
         self.max_wait, self.share, self.threshold = max_wait, share, threshold
@@ -144,6 +135,8 @@ class SchedulerModel:
             return []
         row, victims = self.next_row, []
         lacking = row.samples - self.free_rows()
+        if self.running:
+            lacking = max(lacking, row.samples - self.free_states())
         if row.sequence is not None and needs is not None:
             missing = self.missing(rows, needs, row)
         else:
@@ -195,7 +188,8 @@ class SchedulerModel:
         if self.pinned is not order[0]:
             self.unpin(self.pinned)
         for row in order:
-            if budget <= 0 or row.samples > self.free_rows() or skipped == self.max_running:
+            lacks_states = self.running and row.samples > self.free_states()
+            if budget <= 0 or row.samples > self.free_rows() or lacks_states or skipped == self.max_running:
                 self.next_row = None if budget <= 0 or skipped == self.max_running else row
                 break
             self.pin(row)
@@ -222,6 +216,9 @@ class SchedulerModel:
 
     def free_rows(self):
         return self.max_running - sum(row.samples for row in self.running)
+
+    def free_states(self):
+        return self.state_rows - sum(row.samples for row in self.running)
 
     def drop_pinned(self, stopped):
         if self.pinned and self.pinned is not stopped and self.pinned.samples > self.free_rows():
@@ -350,6 +347,8 @@ class SchedulerModel:
             row.sequence = None
             self.running.remove(row)
         self.open.remove(step)
+        if self.must_accept:
+            self.return_to_prompts(self.running)
         self.must_accept = False
         return [row.name for row, _ in finished]
 
@@ -358,6 +357,14 @@ class SchedulerModel:
         self.open.remove(step)
         self.must_accept = bool(self.open)
         self.undo_delays()
+        if not self.open:
+            self.return_to_prompts(step.rows)
+
+    def return_to_prompts(self, rows):
+        """Let rows compute again what an abandoned step has taken of their states."""
+        for row in rows:
+            if row.sequence is not None and row.sequence.num_computed_tokens + 1 < row.sequence.num_tokens:
+                row.tokens, row.is_prompt = (row.tokens if row.is_prompt else list(row.sequence.ids)), True
 
     def undo_delays(self):
         for row, shared_at in self.delays:

@@ -39,19 +39,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         reuse = swap_blocks is None
         caches = [FifoCache(num_blocks, block_size, max_sequences=8, prefix_cache=reuse) for _ in range(2)]
         spaces = [swap_blocks and FakeSpace(cache, swap_blocks) for cache in caches]
+        self.start(
+            caches, spaces, max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
+            max_wait=max_wait, prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio, threshold=threshold,
+        )  # fmt: skip
+
+    def start(
+        self, caches, spaces, *, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
+        states_per_run=None, threshold=None,
+    ):  # fmt: skip
+        """Make scheduler and model; the first cache and space are those of the scheduler."""
         self.scheduler = Scheduler(
             caches[0], swap_space=spaces[0], max_running=max_running, max_tokens_per_step=max_tokens, headroom=0.0,
             overlap=overlap, policy=policy, max_wait_steps=max_wait, max_prefill_tokens=prefill,
-            chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio,
+            chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio, states_per_run=states_per_run,
             preemption_threshold=threshold,
         )  # fmt: skip
         self.model = SchedulerModel(
             caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
-            max_wait=max_wait, prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio,
+            max_wait=max_wait, prefill=prefill, chunk=chunk, share=share, ratio=ratio, states_per_run=states_per_run,
             threshold=threshold,
         )  # fmt: skip
         self.overlap = overlap
         self.steps, self.pairs, self.number = [], {}, 0
+
+    def compute(self, step):
+        """Compute a step, as a model does."""
 
     @rule(
         count=st.integers(1, 4),
@@ -94,7 +107,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for run, row in zip(step.outputs, expected.outputs, strict=True):
             self.pairs[name(run)] = run, row
         unknown = dict(zip(step.unknown_positions.tolist(), step.unknown_outputs.tolist(), strict=True))
-        assert [place for place, token in enumerate(step.batch.token_ids) if token < 0] == list(unknown)
+        assert [place for place, token in enumerate(np.asarray(step.batch.token_ids)) if token < 0] == list(unknown)
         for position, place in unknown.items():
             assert self.steps[-1][0].outputs[place] is step.runs[position]
         self.steps.append((step, expected))
@@ -103,6 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def commit(self):
         step, expected = self.steps[-1]
+        self.compute(step)
         self.scheduler.commit(step)
         self.model.commit(expected)
 
@@ -120,7 +134,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         step, expected = self.steps.pop(0)
         ids, ended = [], []
         for place, run in enumerate(step.outputs):
-            ids.append(1000 if run.held is None else next_token(run.held.ids, run.sample))
+            ids.append(1000 if run.held is None else next_token(run.held.tokens, run.sample))
             ended.append(flags is not None and (ids[-1] + place) % flags == 0)
         finished = self.scheduler.accept(step, ids, None if flags is None else ended)
         assert [name(run) for run in finished] == self.model.accept(expected, ids, ended)
@@ -175,7 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if not self.steps and not self.model.running and not self.model.waiting:
                 break
         assert not self.scheduler.running + self.scheduler.waiting
-        assert not self.scheduler.cache.sequences
+        assert not list(self.scheduler.cache.sequences)
         for run, row in self.pairs.values():
             text = run.request.prompt.tolist()
             for token in row.tokens[len(text) :]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.state_placement import best_state_hits
+from bench.state_placement import best_state_hits, informed_state_hits
 from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
 
 STATE = StateSpec((Plane("temporal", (1,), "float32", per="sequence"),), chunk=64, interval=256)
@@ -72,12 +72,34 @@ def served(prompts, slots):
     return hits
 
 
-# Of a prompt that others begin like, the second request leaves the state that the third finds.
 @pytest.mark.parametrize(
     ("traffic", "slots", "least"),
-    [(chats, 200, 0.99), (chats, 60, 0.7), (document, 20, 0.98), (agents, 200, 0.95), (shared_prompts, 200, 0.8)],
+    [
+        (chats, 200, 0.99),
+        (chats, 60, 0.7),
+        (document, 20, 0.99),
+        (agents, 200, 0.95),
+        (agents, 50, 0.8),
+        (shared_prompts, 200, 0.99),
+        (shared_prompts, 50, 0.95),
+    ],
 )
 def test_hits_come_near_to_those_of_a_cache_that_knows_the_future(traffic, slots, least):
     prompts = traffic(np.random.default_rng(1))
-    best = sum(best_state_hits(prompts, 64, slots - 2))
-    assert least * best <= served(prompts, slots) <= 1.01 * best
+    informed = sum(informed_state_hits(prompts, 64, slots - 2))
+    assert least * informed <= served(prompts, slots) <= 1.01 * sum(best_state_hits(prompts, 64, slots - 2))
+
+
+def test_the_second_request_with_a_shared_prompt_leaves_the_state_that_the_third_finds():
+    shared = text(np.random.default_rng(0), 6000, 6001)
+    prompts = [[*shared, number, *range(64)] for number in range(3)]
+    assert best_state_hits(prompts, 64, 4) == [0, 5952, 5952]
+    assert informed_state_hits(prompts, 64, 4) == [0, 0, 5952]
+    assert served(prompts, 6) == 5952
+
+
+def test_a_bound_keeps_the_states_that_are_asked_for_next():
+    chats = [[one] * 200 for one in range(3)]
+    prompts = [*chats, *(chat + [9] * 64 for chat in (chats[0], chats[2], chats[1]))]
+    assert informed_state_hits(prompts, 64, 3) == [0, 0, 0, 192, 192, 192]
+    assert informed_state_hits(prompts, 64, 1) == [0, 0, 0, 192, 0, 0]

@@ -87,6 +87,8 @@ cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexc
         first = prefix.tree.first_needed_raw(prefix.components[prefix.groups[lane]], end)
         if not sequence.hold.has_duplicates:
             last = min(end, first_kept(keys, sequence.computed) // prefix.block_size)
+            while last < end and prefix.own_block(sequence, <int32_t>last, lane) == 0:
+                last += 1  # the row released it before the sequence was cut
     prefix.block_indices.clear()
     if first < last:
         find_held_once(prefix, sequence, lane, first, last, end)

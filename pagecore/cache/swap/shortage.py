@@ -16,6 +16,7 @@ from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import missing_cross, num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
+from pagecore.index._state_table import StateTable
 from pagecore.storage.checks import ceil_div
 
 
@@ -47,20 +48,35 @@ def shortage_with_swapped(
 
 
 def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]) -> int:
-    """Return the state slots that one swap_in and then a prepare lack; an upper bound, 0 if both succeed."""
+    """Return the state slots that one swap_in and then a prepare lack; an upper bound, 0 only if both succeed.
+
+    A step may drop the checkpoints of the sequences that have come back, but not swap_in, which brings them.
+    """
     states = parts.state.states
     if states is None:
         return 0
     distinct = [num_distinct(parts.state, [one for one, _ in some]) for some in _by_space(coming)]
-    needed = sum(counts[parts.tables.num_groups] for counts in distinct)
-    for _, count in [*coming, *staying]:
-        drafts = count - 1 if 1 < count <= 1 + states.draft_tokens else 0
-        needed += (1 if states.in_place else 2) + drafts if count else 0
+    arriving = sum(counts[parts.tables.num_groups] for counts in distinct)
     cached = 0 if parts.prefix is None else unused_states(parts.prefix)
+    lacking = 0
     if states.num_checkpoints:
         kept = sum(counts[-1] for counts in distinct)
-        return max(0, needed - states.slots.num_free, kept - states.checkpoints.num_free - cached)
-    return max(0, needed - states.slots.num_free - cached)
+        lacking, cached = kept - states.checkpoints.num_free - cached, 0
+    needed = max(arriving, _slots_of_step(states, parts.tables.num_groups, coming))
+    held, (taken,) = hold((states.slots,), [needed])
+    rows = [one.row for one, _ in staying]
+    missing = states.shortage(rows, [count for _, count in staying], False)
+    del held
+    return max(0, lacking, needed - taken + missing - cached)
+
+
+def _slots_of_step(states: StateTable, num_groups: int, coming: list[tuple[Sequence, int]]) -> int:
+    """Return the most slots of running states that sequences hold after a step without checkpoints."""
+    each = 1 if states.in_place else 2
+    drafts = [count - 1 if 1 < count <= 1 + states.draft_tokens else 0 for _, count in coming]
+    writing = sum(each + more for (_, count), more in zip(coming, drafts, strict=True) if count)
+    slots = [(id(one.swap_space), int(stored_blocks(one)[num_groups][0])) for one, n in coming if not n]
+    return writing + len({key for key in slots if key[1]})
 
 
 def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[int | None] | None) -> list[int]:

@@ -9,8 +9,8 @@ from pagecore.errors import DeviceError, DoubleFree, InvalidBlock, InvalidSequen
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
+from tests.cache.hybrid_models import CONV
 from tests.cache.swaps import fill
-from tests.cache.test_hybrid_machine import CONV
 from tests.tiers.memory_store import MemoryStore
 
 SPEC = AttentionSpec(1, 8, dtype="float32")

@@ -9,7 +9,7 @@ from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers
 from tests.arrays.fake_runtime import FakeRuntime
-from tests.cache.test_hybrid_machine import CONV
+from tests.cache.hybrid_models import CONV
 
 SPEC = AttentionSpec(1, 8, dtype="float32", num_query_heads=1)
 WINDOW = AttentionSpec(1, 8, dtype="float32", num_query_heads=1, window=6)

@@ -1,0 +1,153 @@
+"""The state machine of the scheduler over caches with recurrent states; the model has a cache of its own."""
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, rule
+
+from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.storage import AttentionSpec, Plane, StateSpec
+from tests.faults import is_full
+from tests.serving.runs import next_token
+from tests.serving.test_scheduler_model import SchedulerMachine
+
+HASH = Plane("hash", (1,), "int32", per="sequence")
+POISON = 777_777
+
+
+class Ids(list):
+    """Ids of a sequence; what is appended goes to the cache."""
+
+    def __init__(self, cache, sequence):
+        super().__init__(sequence.tokens.tolist())
+        self.cache, self.sequence = cache, sequence
+
+    def append(self, token):
+        self.cache.append_tokens([self.sequence], [token])
+
+
+class ModelSequence:
+    """A sequence as the model of the scheduler uses it."""
+
+    def __init__(self, cache, held):
+        self.cache, self.held = cache, held
+
+    @property
+    def ids(self):
+        return Ids(self.cache, self.held)
+
+    def __getattr__(self, name):
+        return getattr(self.held, name)
+
+
+class ModelCache:
+    """A cache as the model of the scheduler uses it: sequences of `ModelSequence`."""
+
+    def __init__(self, cache, least_states):
+        self.cache, self.least_states = cache, least_states
+
+    def __getattr__(self, name):
+        return getattr(self.cache, name)
+
+    def add_sequence(self, tokens, id):
+        return ModelSequence(self.cache, self.cache.add_sequence(tokens, id=id))
+
+    def fork(self, sequence, id):
+        return ModelSequence(self.cache, self.cache.fork(sequence.held, id=id))
+
+    def remove(self, sequence):
+        self.cache.remove(sequence.held)
+
+    def shortage(self, sequences, counts):
+        return self.cache.shortage([one.held for one in sequences], counts)
+
+    def try_prepare(self, sequences, counts, batch):
+        return self.cache.try_prepare([one.held for one in sequences], counts, batch)
+
+    def try_swap_out(self, sequences, space):
+        return self.cache.try_swap_out([one.held for one in sequences], space)
+
+    def swap_in(self, sequences):
+        self.cache.swap_in([one.held for one in sequences])
+
+
+class HybridSchedulerMachine(SchedulerMachine):
+    @initialize(
+        shape=st.tuples(st.integers(8, 40), st.integers(3, 16), st.integers(1, 6), st.integers(1, 30)),
+        rules=st.tuples(st.sampled_from([2, 4]), st.sampled_from([1, 2]), st.booleans()),
+        states_per_run=st.sampled_from([None, None, 3]),
+        swap_blocks=st.sampled_from([None, None, 5, 30]),
+        overlap=st.booleans(),
+        policy=st.sampled_from(["fcfs", "fcfs", "lpm", "priority", "priority"]),
+        max_wait=st.sampled_from([1, 5, 1000]),
+        limits=st.tuples(st.sampled_from([None, None, 3, 8]), st.sampled_from([None, None, 2, 5])),
+        share=st.booleans(),
+        future=st.tuples(st.sampled_from([None, None, 0.7, 0.3]), st.sampled_from([None, 0, 1])),
+    )
+    def make(self, shape, rules, states_per_run, swap_blocks, overlap, policy, max_wait, limits, share, future):
+        num_blocks, num_states, max_running, max_tokens = shape
+        chunk, intervals, in_place = rules
+        spec = StateSpec((HASH,), chunk=chunk, interval=chunk * intervals, in_place=in_place)
+        # The scheduler pins the prefixes of several requests before it swaps the first of them in; the model does not.
+        reuse = swap_blocks is None
+        caches = [
+            PagedKVCache(
+                [AttentionSpec(1, 8, dtype="float32"), spec], block_size=2, num_blocks=num_blocks,
+                num_states=num_states, max_sequences=8, prefix_cache=reuse, eviction_policy="fifo",
+            )
+            for _ in range(2)
+        ]  # fmt: skip
+        spaces = [swap_blocks and SwapSpace(cache, num_blocks=swap_blocks) for cache in caches]
+        self.states = caches[0].plane("hash", 1).numpy()[:, 0]
+        self.states[1:] = POISON
+        (prefill, chunk), (ratio, threshold) = limits, future
+        self.start(
+            [caches[0], ModelCache(caches[1], 1 if in_place else 2)], spaces, max_running=max_running,
+            max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait, prefill=prefill, chunk=chunk,
+            share=share and reuse, ratio=ratio, states_per_run=states_per_run,
+            threshold=threshold if policy == "priority" else None,
+        )  # fmt: skip
+
+    def compute(self, step):
+        """Assert that each row reads the state of its tokens, and write those of the step."""
+        batch = step.batch
+        slots = batch.state_read, batch.state_write, batch.checkpoint_write, batch.checkpoint_lengths
+        starts, positions = np.asarray(batch.cu_query_lens), np.asarray(batch.positions)
+        for row, (run, count) in enumerate(zip(step.runs, step.counts, strict=True)):
+            if run.held is None:
+                continue
+            read, write, kept, length = (int(each.numpy()[row]) for each in slots)
+            text, before = run.held.tokens.tolist(), int(positions[starts[row]])
+            text += [next_token(text, run.sample)] if len(text) < before + count else []
+            assert self.states[read] == (next_token(text[:before], 0) if before else 0)
+            if kept:
+                self.states[kept] = next_token(text[:length], 0)
+            self.states[write] = next_token(text[: before + count], 0)
+
+    @rule(turns=st.integers(0, 4))
+    def lose(self, turns):
+        """Abandon a step after some others, so that states return to their checkpoints."""
+        self.turn(turns)
+        if not self.steps or self.steps[-1][1].is_committed:
+            if len(self.steps) > self.overlap:
+                return
+            self.schedule()
+        if self.steps and not self.steps[-1][1].is_committed:
+            step, expected = self.steps.pop()
+            written = np.asarray(step.batch.state_write)[: step.batch.num_sequences]
+            self.states[written[written > 0]] = POISON
+            self.scheduler.abandon(step)
+            self.model.abandon(expected)
+
+    @invariant()
+    def same(self):
+        super().same()
+        if hasattr(self, "model"):
+            self.scheduler.cache.check_invariants()
+            self.model.cache.check_invariants()
+
+
+TestHybridSchedulerModel = HybridSchedulerMachine.TestCase
+TestHybridSchedulerModel.settings = settings(
+    max_examples=1000 if is_full() else 60, stateful_step_count=60 if is_full() else 25, deadline=None
+)
