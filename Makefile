@@ -45,7 +45,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: servers demo test test-quick emulate kernels lint bench sanitize sanitize-gpu test-aarch64 format build venv clean
 .DELETE_ON_ERROR:
 
-# Kernels of the instruction sets that this processor does not choose would take a quarter of the time.
+# A build with the kernels of this processor alone takes a quarter less time.
 demo: $(VENV)/.cli $(VENV)/.native
 	@echo 'Serving two dozen chat requests and verifying every token (about 3 s)'
 	$(Q)$(BIN)/pagecore demo

@@ -99,6 +99,11 @@ def test_a_native_build_has_the_instruction_set_that_the_processor_chooses(setup
     assert setup.native_isas("") == list(setup.X86_LEVELS)
 
 
+def test_a_native_build_for_aarch64_has_neon(setup, monkeypatch):
+    monkeypatch.setattr(setup, "ISA_FLAGS", {"neon": ["-march=armv8-a"]})
+    assert setup.native_isas("processor\t: 0\nFeatures\t: fp asimd\nflags\t: sse4_2 popcnt\n") == ["neon"]
+
+
 def test_an_unknown_choice_of_instruction_sets_is_refused(setup, monkeypatch):
     monkeypatch.setenv("PAGECORE_BUILD_ISA", "v3")
     with pytest.raises(SystemExit, match='PAGECORE_BUILD_ISA to be "all" or "native", got "v3"'):

@@ -140,7 +140,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="CONFIG", help="a Hugging Face config.json, or its folder")
+    parser.add_argument("model", metavar="CONFIG", help="config.json or params.json of a model, or its folder")
     memory = parser.add_mutually_exclusive_group(required=True)
     memory.add_argument("--memory", help="KV memory on one rank: bytes, or such as 40GiB")
     memory.add_argument("--device-memory", help="memory of a device, such as 80GiB, for weights, cache and activations")

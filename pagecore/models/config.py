@@ -90,7 +90,7 @@ def specs_from_config(
     Parameters
     ----------
     config : str, path or dict
-        Path of a config.json or of its folder, or its fields; or those of a params.json of Mistral or Meta.
+        Path of a config.json or of its folder, or its fields; likewise a params.json of Mistral or Meta.
     dtype : {"auto", "bfloat16", "float16", "float32"} or a dtype object with one of these names
         Dtype of keys and values, and of convolution states. "auto" uses the model's `dtype` (or `torch_dtype`),
         bfloat16 if it has neither.

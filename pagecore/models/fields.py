@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from pagecore.errors import ShapeError
@@ -140,8 +140,12 @@ class Fields:
         """Return the fields of a nested object."""
         value = self.value(name)
         if not isinstance(value, Mapping):
-            self.refuse(f"{self.describe(name)}; it must be an object with the fields of the text model")
+            self.refuse(f"{self.describe(name)}; it must be an object with fields")
         return Fields(value, self.source, self.name(name))
+
+    def __iter__(self) -> Iterator[str]:
+        """Return an iterator over the names of the fields in the config."""
+        return iter(self._values)
 
 
 def shown(value: object) -> str:

@@ -5,7 +5,7 @@ Source: params.json of Mistral 7B to Mistral Large 3 and of Llama to Llama 3.2, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
@@ -28,6 +28,20 @@ _NAMES = {
 _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
 _TOWER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
+_COMMON = (*_NAMES, *_LENGTHS, "quantization", "quantization_config", "vision_encoder")
+# Fields that decide neither specs nor parameters. YaRN changes the scale of scores of latents alone.
+_WITHOUT_EFFECT = frozenset(
+    {"norm_eps", "rope_theta", "rope_scaling_factor", "use_scaled_rope", "llama_4_scaling", "yarn", "max_batch_size"}
+    | {"num_expert_groups", "num_expert_groups_per_tok", "routed_scale", "expert_parallel", "expert_model_parallel"}
+)
+# The only value that a field may have where it is not read.
+_FIXED: Mapping[str, object] = {
+    "use_biases": False,
+    "causal": True,
+    "route_every_n": 1,
+    "num_shared_experts": 0,
+    "first_k_dense_replace": 0,
+}
 
 
 def is_params(values: Mapping[str, Any]) -> bool:
@@ -43,64 +57,98 @@ def as_config(values: Mapping[str, Any], source: str) -> Mapping[str, Any]:
     ConfigError
         A field is missing or invalid.
     UnsupportedOption
-        A model that listens; pass its config.json.
+        A field that is not read, such as those of models that listen and of Llama 4; pass the model's config.json.
     """
     given = Fields(values, source)
-    if given.given("multimodal") is not None:
-        raise UnsupportedOption(
-            f"{source}: {given.describe('multimodal')}, which a params.json does not describe in full; pass the "
-            "model's config.json instead"
-        )
+    _check_sizes(given)
     config: dict[str, Any] = {ours: values[name] for name, ours in _NAMES.items() if values.get(name) is not None}
     lengths = [values[name] for name in _LENGTHS if values.get(name) is not None]
     if lengths:
         config["max_position_embeddings"] = lengths[0]
     config.setdefault("num_key_value_heads", given.integer("n_heads"))
     config |= _family(given, given.integer("n_layers", max=LAYERS_MAX))
-    quantised = given.given("quantization")
-    if isinstance(quantised, Mapping):
-        weights = quantised.get("qformat_weight")
-        config["quantization_config"] = {"quant_method": "fp8" if weights == "fp8_e4m3" else weights}
+    if given.given("quantization_config") is not None:
+        config["quantization_config"] = values["quantization_config"]
+    elif given.given("quantization") is not None:
+        config["quantization_config"] = _quantization(given)
     return config if given.given("vision_encoder") is None else _with_tower(config, given.inner("vision_encoder"))
+
+
+def _check_sizes(given: Fields) -> None:
+    """Raise ConfigError for an invalid size, by its name in the file."""
+    for name in ("dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim"):
+        if given.given(name) is not None:
+            given.integer(name)
+    if given.given("tied_embeddings") is not None:
+        given.flag("tied_embeddings")
+
+
+def _refuse_unread(given: Fields, read: Collection[str]) -> None:
+    """Raise UnsupportedOption for a field that is neither read nor without effect; null means a missing field."""
+    for name in given:
+        value = given.given(name)
+        is_known = name in read or name in _WITHOUT_EFFECT or (name in _FIXED and value == _FIXED[name])
+        if value is not None and not is_known:
+            raise UnsupportedOption(
+                f"{given.source}: {given.describe(name)}, which is not read from a params.json; pass the model's "
+                "config.json instead"
+            )
+
+
+def _quantization(given: Fields) -> Mapping[str, Any]:
+    """Return the `quantization_config`, which some files have under the name `quantization`."""
+    quantised = given.inner("quantization")
+    if quantised.given("quant_method") is not None:
+        return dict(given.value("quantization"))
+    weights = quantised.given("qformat_weight")
+    return {"quant_method": "fp8" if weights == "fp8_e4m3" else weights}
 
 
 def _family(given: Fields, layers: int) -> dict[str, Any]:
     """Return the type of a model and the fields that it alone has."""
     if given.given("kv_lora_rank") is not None:
+        _refuse_unread(given, {*_COMMON, *_LATENT, "moe"})
         return {"model_type": "deepseek_v3", "num_key_value_heads": None} | _of_latents(given)
     if given.given("moe") is not None:
-        moe = given.inner("moe")
-        chosen = {
-            "num_local_experts": moe.integer("num_experts"),
-            "num_experts_per_tok": moe.given("num_experts_per_tok"),
-        }
-        return {"model_type": "mixtral", "sliding_window": given.given("sliding_window")} | chosen
+        _refuse_unread(given, {*_COMMON, "moe", "sliding_window"})
+        return {"model_type": "mixtral", "sliding_window": given.given("sliding_window")} | _of_mixtral(given)
     if given.given("multiple_of") is not None:
+        _refuse_unread(given, {*_COMMON, "multiple_of", "ffn_dim_multiplier"})
         return {"model_type": "llama", "intermediate_size": _width_of_llama(given)}
+    _refuse_unread(given, {*_COMMON, "sliding_window"})
     window = given.given("sliding_window")
     if not isinstance(window, list | tuple):
         return {"model_type": "mistral", "sliding_window": window}
-    sizes = {each for each in window if isinstance(each, int)}
-    if len(sizes) != 1 or any(each is not None and each not in sizes for each in window):
+    sizes = [each for each in window if each is not None]
+    if not sizes or not isinstance(sizes[0], int) or any(each != sizes[0] for each in sizes):
         given.refuse(f"{given.describe('sliding_window')}; it must list null and one number of tokens")
     kinds = [FULL if window[layer % len(window)] is None else SLIDING for layer in range(layers)]
-    return {"model_type": "ministral", "sliding_window": sizes.pop(), "layer_types": kinds}
+    return {"model_type": "ministral", "sliding_window": sizes[0], "layer_types": kinds}
+
+
+def _of_mixtral(given: Fields) -> dict[str, Any]:
+    """Return the fields of experts in layers with keys and values."""
+    moe = given.inner("moe")
+    _refuse_unread(moe, ("num_experts", "num_experts_per_tok"))
+    return {
+        "num_local_experts": moe.integer("num_experts"),
+        "num_experts_per_tok": moe.given("num_experts_per_tok"),
+    }
 
 
 def _of_latents(given: Fields) -> dict[str, Any]:
     """Return the fields of latent attention and of its experts."""
     config = {name: given.given(name) for name in _LATENT}
-    yarn = given.given("yarn")
-    if isinstance(yarn, Mapping):
-        config["rope_scaling"] = {
-            "rope_type": "yarn",
-            "factor": yarn.get("factor"),
-            "mscale_all_dim": 1.0 if yarn.get("apply_scale", True) else 0.0,
-        }
+    if given.given("yarn") is not None:
+        yarn = given.inner("yarn")
+        yarn.defaults = {"apply_scale": True}
+        mscale = 1.0 if yarn.flag("apply_scale") else 0.0
+        config["rope_scaling"] = {"rope_type": "yarn", "factor": yarn.number("factor"), "mscale_all_dim": mscale}
     if given.given("moe") is None:
         return config | {"n_routed_experts": None}
     moe = given.inner("moe")
     moe.defaults = {"num_shared_experts": 0, "first_k_dense_replace": 0}
+    _refuse_unread(moe, {"num_experts", "num_experts_per_tok", "expert_hidden_dim", *moe.defaults})
     return config | {
         "n_routed_experts": moe.integer("num_experts"),
         "n_shared_experts": moe.integer("num_shared_experts", min=0),

@@ -245,6 +245,14 @@ REFUSED = {
 }
 
 
+def test_a_recurrent_layer_with_other_arguments_is_refused_by_name(monkeypatch):
+    model = make_hybrid("lfm2")
+    modules = "pagecore.interop.transformers.state_specs.recurrent_modules"
+    monkeypatch.setattr(modules, lambda _: {0: torch.nn.Linear(1, 1)})
+    with pytest.raises(UnsupportedOption, match=r"the Linear of layer 0 takes input; .* attention_mask or conv_mask,"):
+        make_cache(model)
+
+
 def test_layers_with_states_of_other_kinds_are_refused_by_name():
     config = copy.copy(make_hybrid("zaya").config)
     config.attention_bias = True

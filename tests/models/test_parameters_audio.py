@@ -82,3 +82,8 @@ def test_an_encoder_without_a_size_is_refused_by_the_name_of_the_field():
     config["audio_config"] = {"model_type": "voxtral_encoder", "hidden_size": 32, "num_hidden_layers": 2}
     with pytest.raises(ConfigError, match=r"audio_config.intermediate_size is missing"):
         count_parameters(config)
+
+
+@pytest.mark.parametrize("model_type", [None, [], {}, 7])
+def test_a_type_that_is_not_text_has_no_vision_tower(model_type):
+    assert vision_tower({"model_type": model_type}) is None

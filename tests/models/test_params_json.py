@@ -6,7 +6,7 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config
-from pagecore.models.parameters import Kind, count_parameters
+from pagecore.models.parameters import Kind, count_parameters, weight_format
 from pagecore.storage import AttentionSpec, LatentSpec
 from tests.models.published import PUBLISHED
 
@@ -85,3 +85,60 @@ def test_bad_fields_are_named():
         read_model_config(NEMO | {"multimodal": {"whisper_model_args": {}}})
     with pytest.raises(UnsupportedOption, match=r"vision_encoder.mm_projector_id is \"qformer\""):
         read_model_config(NEMO | {"vision_encoder": TOWER | {"mm_projector_id": "qformer"}})
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        (LLAMA | {"attention_chunk_size": 8192}, "attention_chunk_size is 8192"),  # Llama 4
+        (LLAMA | {"moe_args": {"num_experts": 16}}, "moe_args is {"),
+        (LLAMA | {"vision_num_cross_attention_layers": 8}, "vision_num_cross_attention_layers is 8"),
+        (LLAMA | {"quantization_args": {"group_size": 256}}, "quantization_args is {"),
+        (LLAMA | {"sliding_window": 4096}, "sliding_window is 4096"),
+        (MISTRAL | {"kv_lora_rank": 512, "n_routed_experts": 256}, "n_routed_experts is 256"),
+        (MISTRAL | {"use_biases": True}, "use_biases is true"),
+        (MISTRAL | {"causal": False}, "causal is false"),
+        (MISTRAL | {"ffn_dim_multiplier": 1.3}, "ffn_dim_multiplier is 1.3"),
+        (MISTRAL | {"moe": {"num_experts": 8, "route_every_n": 2}}, "moe.route_every_n is 2"),
+        (MISTRAL | {"moe": {"num_experts": 8, "num_shared_experts": 1}}, "moe.num_shared_experts is 1"),
+    ],
+)
+def test_a_field_that_is_not_read_is_refused(params, field):
+    with pytest.raises(UnsupportedOption, match=rf"^config: {field}.*not read from a params.json; pass the model's"):
+        read_model_config(params)
+
+
+def test_fields_without_effect_and_null_are_accepted():
+    harmless = {"use_biases": False, "causal": True, "attention_chunk_size": None, "yarn": {"factor": 16.0}}
+    harmless |= {"llama_4_scaling": {"beta": 0.1}, "max_batch_size": 1}
+    assert read_model_config(MISTRAL | harmless).layers == read_model_config(MISTRAL).layers
+    moe = {"num_experts": 8, "route_every_n": 1, "num_shared_experts": 0, "routed_scale": 1.0}
+    assert count_parameters(MISTRAL | {"moe": moe}).of_kind(Kind.EXPERT) == 32 * 8 * 3 * 4096 * 14336
+
+
+def test_both_names_of_a_quantisation_are_read():
+    packed = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    expected = weight_format(PUBLISHED["mistral-7b-v0.1"] | {"quantization_config": packed})
+    assert weight_format(MISTRAL | {"quantization": packed}) == expected
+    assert weight_format(MISTRAL | {"quantization_config": packed}) == expected
+    assert expected.bits != 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": "4096"}, 'dim is "4096"; it must be an integer'),
+        ({"n_kv_heads": 0}, "n_kv_heads is 0; it must be an integer"),
+        ({"tied_embeddings": "yes"}, 'tied_embeddings is "yes"; it must be true or false'),
+        ({"quantization": "fp8"}, 'quantization is "fp8"; it must be an object'),
+        ({"quantization_config": "fp8"}, 'quantization_config is "fp8"; it must be an object'),
+        ({"moe": 8}, "moe is 8; it must be an object"),
+        ({"kv_lora_rank": 64, "yarn": "x"}, 'yarn is "x"; it must be an object'),
+        ({"kv_lora_rank": 64, "yarn": {"apply_scale": True}}, "yarn.factor is missing"),
+        ({"sliding_window": [None, [4]]}, r"sliding_window is \[null, \[4\]\]; it must list null and one number"),
+        ({"sliding_window": []}, r"sliding_window is \[\]; it must list null and one number"),
+    ],
+)
+def test_an_invalid_field_is_refused_by_its_name_in_the_file(change, message):
+    with pytest.raises(ConfigError, match=message):
+        read_model_config(MISTRAL | change)

@@ -146,7 +146,8 @@ def modules_of(model: PreTrainedModel, kinds: LayerKinds) -> Mapping[int, torch.
         if "hidden_states" not in names or not all(set(each) & set(names) for each in (CACHES, MASKS)):
             raise UnsupportedOption(
                 f"the {type(module).__name__} of layer {layer} takes {', '.join(list(names)[1:])}; a PagedCache serves "
-                "recurrent layers that take hidden_states, attention_mask and cache_params: use another cache"
+                f"recurrent layers that take hidden_states, {' or '.join(MASKS)}, and {' or '.join(CACHES)}: use "
+                "another cache"
             )
     if sorted(modules) != kinds.recurrent:
         missing = sorted(set(kinds.recurrent) ^ set(modules))

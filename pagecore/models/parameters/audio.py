@@ -35,7 +35,7 @@ _WHISPER = {
 
 
 def _two_layers(inputs: str = "hidden_size", *, widening: int = 1, bias: bool = True) -> Projector:
-    """Return a projector of two layers from the features in a field, to `widening` times those of the text between."""
+    """Return a projector of two layers; between them are `widening` times the features of the text model."""
 
     def add(tally: Tally, fields: Fields, _hidden: int, text: int) -> None:
         between = widening * text
@@ -50,7 +50,7 @@ def _one_layer(tally: Tally, _fields: Fields, hidden: int, text: int) -> None:
 
 
 def _layer_and_marks(tally: Tally, fields: Fields, hidden: int, _text: int) -> None:
-    """Add a layer, and the embeddings of the begin and the end of sound."""
+    """Add a layer, and the embeddings of the beginning and the end of sound."""
     outputs = fields.integer("output_dim")
     vision_linear(tally, hidden, outputs, bias=True)
     vision_add(tally, 2 * outputs)

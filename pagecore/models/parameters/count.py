@@ -100,7 +100,7 @@ def count_parameters(
     ShapeError
         `layers` are not layers of the model.
     UnsupportedOption
-        The family, or its vision tower, is unknown; `mtp` of a model without such layers.
+        The family, or one of its encoders, is unknown; `mtp` of a model without such layers.
     """
     whole = open_config(config)
     tally = Tally()

@@ -42,7 +42,7 @@ def _zaya_router(tally: Tally, fields: Fields, experts: int) -> None:
 
 
 def _zaya(fields: Fields) -> Settled:
-    """The embedding has a scale and a bias."""
+    """Return the number of parameters in the scale and the bias of the embedding."""
     return {"first": 2 * fields.integer("hidden_size")}
 
 
@@ -71,7 +71,7 @@ def _hy_layer(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) 
 
 
 def _hy(fields: Fields) -> Settled:
-    """The last stage joins the streams."""
+    """Return the number of parameters that join the streams in the last stage."""
     streams = fields.integer("hc_mult")
     return {"last": streams * (streams * fields.integer("hidden_size") + 1) + 1}
 

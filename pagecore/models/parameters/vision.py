@@ -131,7 +131,8 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
 
 def with_encoders(whole: Fields) -> Fields:
     """Return the fields of the model that listens and sees: of a model that also speaks, those of its thinker."""
-    return whole.inner("thinker_config") if whole.given("model_type") in THINKERS else whole
+    speaks = str(whole.given("model_type")) in THINKERS
+    return whole.inner("thinker_config") if speaks else whole
 
 
 def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
