@@ -1,8 +1,8 @@
 """Tokens that states save a prefix cache which knows the requests to come: bounds for the online rules.
 
 `best_state_hits` also places states where only later prompts branch off. No online rule can: the first request with a
-shared prompt does not show where it ends. `informed_state_hits` places them as the cache does, and evicts as well as a
-cache can that knows the future.
+shared prompt does not show where it ends. `informed_state_hits` places them as the cache does. Both evict by Belady's
+rule: the state that is asked for last goes first.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pagecore import Plane, StateSpec, SwapSpace
+from pagecore.errors import ShapeError
 from tests.cache.hybrids import make
 
 PLANE = Plane("temporal", (2, 4), "float32", per="sequence")
@@ -85,3 +86,18 @@ def test_a_swap_in_and_a_step_succeed_without_shortage(rules, seed):
         cache.swap_in(gone)
         cache.commit(cache.prepare(sequences, counts))
     cache.check_invariants()
+
+
+@pytest.mark.parametrize("count", [-1, 10**6])
+def test_a_refused_count_leaves_no_slot_and_no_block_held(count):
+    cache = make(spec(), num_states=9, prefix_cache=False)
+    space = SwapSpace(cache, num_blocks=20)
+    sequences = [cache.add_sequence(range(20)) for _ in range(2)]
+    cache.commit(cache.prepare(sequences, 16))
+    cache.swap_out(sequences[:1], space)
+    available = cache.num_available
+    with pytest.raises(ShapeError) as caught:
+        cache.shortage(sequences, [1, count])
+    assert cache.num_available == available
+    cache.check_invariants()
+    del caught

@@ -303,6 +303,9 @@ def test_append_refuses_without_appending():
         (first, [[1], [2]], UnsupportedDtype),
         (first, np.ones((2, 3), np.int32), ShapeError),
         (first, [], ShapeError),
+        (first, np.zeros(0, np.int32), ShapeError),
+        (first, [True, False], UnsupportedDtype),
+        ([first, second], [[True], [1]], UnsupportedDtype),
         (first, None, UnsupportedDtype),
     ):
         with pytest.raises(error):

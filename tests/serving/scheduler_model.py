@@ -180,7 +180,8 @@ class SchedulerModel:
 
     def admit(self, rows, counts, budget):
         if budget <= 0 or self.free_rows() <= 0:
-            self.next_row = self.order()[0] if budget > 0 else None
+            has_tokens = budget > 0 or sum(not row.is_prompt for row in rows) == self.budget
+            self.next_row = self.order()[0] if has_tokens else None
             self.drop_pinned(None)
             return None
         needs = [row.left if row.is_prompt else 1 for row in rows]

@@ -412,6 +412,18 @@ def test_rows_are_freed_for_a_larger_priority_the_newest_of_equal_ones_first():
     assert len(drain(scheduler)) == 4
 
 
+def test_a_larger_priority_takes_the_row_of_a_decode_in_a_step_that_decodes_fill():
+    scheduler = Scheduler(
+        FakeCache(90), policy="priority", preemption_threshold=0, max_running=2, max_tokens_per_step=2
+    )
+    for number in range(2):
+        scheduler.add(Request(number, np.arange(1) + 10 * number, 20))
+    assert [run.request.id for run in advance(scheduler, 2)[-1]] == [0, 1]
+    scheduler.add(Request(2, np.arange(100, 103), 3, priority=1))
+    assert [[run.request.id for run in runs] for runs in advance(scheduler, 2)] == [[0, 2], [0, 2]]
+    assert len(drain(scheduler)) == 3
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_answers_do_not_depend_on_preemptions_by_priority(overlap):
     server = Server(overlap=overlap, policy="priority", preemption_threshold=0, max_running=2)

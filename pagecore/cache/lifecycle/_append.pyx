@@ -11,7 +11,7 @@ from pagecore.index._integers cimport Integers, as_int64, as_integers
 import numpy as np
 
 from pagecore.cache._sequence import as_list
-from pagecore.errors import ShapeError
+from pagecore.errors import ShapeError, UnsupportedDtype
 
 
 def append(CacheState state not None, sequences, ids):
@@ -58,7 +58,9 @@ cdef object one_row(object ids):
     """Return the ids of a sequence that is not in a list as the ids of a list of one sequence."""
     if isinstance(ids, (list, tuple)):
         return [ids] if len(ids) > 1 else ids
-    return ids if getattr(ids, "ndim", 1) > 1 else [ids]
+    if getattr(ids, "ndim", 1) > 1 or getattr(ids, "shape", None) == (0,):
+        return ids
+    return [ids]
 
 
 cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[int64_t]& ends) except -1:
@@ -98,7 +100,10 @@ cdef int read_ids(object ids, Py_ssize_t count, vector[int32_t]& flat, vector[in
 
 
 cdef int32_t read_id(object one) except? -1:
-    cdef int64_t number = as_int64(one, "token id")
+    cdef int64_t number
+    if isinstance(one, bool):
+        raise UnsupportedDtype("token id is bool; give an int")
+    number = as_int64(one, "token id")
     if not -INT32_MAX - 1 <= number <= INT32_MAX:
         raise ShapeError(f"token id {number} is outside of int32; give {-INT32_MAX - 1} to {INT32_MAX}")
     return <int32_t>number

@@ -39,8 +39,10 @@ def shortage_with_swapped(
     short_slots = _slots_lacking(parts, coming, staying)
     # Held for a moment, so that the tables count the missing blocks of the other rows without them.
     held, counts_held = hold(tables.pools, needed)
-    missing = lacked(parts.state, [one for one, _ in staying], [count for _, count in staying], limits)
-    del held
+    try:
+        missing = lacked(parts.state, [one for one, _ in staying], [count for _, count in staying], limits)
+    finally:
+        del held  # the frame of an exception would hold the blocks on
     short = [n - taken + lack for n, taken, lack in zip(needed, counts_held, missing, strict=True)]
     if parts.prefix is not None:
         short = lacking(parts.prefix, short, [one for one, count in staying if count])
@@ -65,8 +67,10 @@ def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], stayin
     needed = max(arriving, _slots_of_step(states, parts.tables.num_groups, coming))
     held, (taken,) = hold((states.slots,), [needed])
     rows = [one.row for one, _ in staying]
-    missing = states.shortage(rows, [count for _, count in staying], False)
-    del held
+    try:
+        missing = states.shortage(rows, [count for _, count in staying], False)
+    finally:
+        del held
     return max(0, lacking, needed - taken + missing - cached)
 
 

@@ -125,8 +125,12 @@ class Admission:
 
     @property
     def next_run(self) -> Run | None:
-        """The first run of the queue that would go on if it had room; None if there is none."""
-        if self._budget <= 0 or not self._roster.waiting:
+        """The first run of the queue that would go on if it had room; None if there is none.
+
+        A step that decodes have filled has a token for it when one of them gives way.
+        """
+        has_tokens = self._budget > 0 or self._rows.num_decodes == self._limits.budget
+        if not has_tokens or not self._roster.waiting:
             return None
         if self._queue is None:
             return Queue(self._roster, self._limits).first

@@ -8,8 +8,8 @@ freed and its tokens so far become its prompt (recomputation); a prefix that is 
 recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of admission, which under "fcfs" is the order of arrival, except that a request waits for
-    an equal prompt while others pass. At least one run is never preempted. Every step computes at least one of its
-    tokens, so there is no livelock.
+    an equal prompt while others pass. When blocks or state slots run short, at least one run stays. A run gives way to
+    an admission only if its priority is smaller. Every step computes at least one token, so there is no livelock.
 S2: the rows reserved for the runs, samples that are not forked yet included, never exceed `max_running`.
 S3: the swap space holds only sequences of waiting runs; their computed tokens are not recomputed.
 S4: with overlap, at most one committed step waits for its ids when the next one is scheduled; nothing is preempted by

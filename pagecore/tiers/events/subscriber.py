@@ -150,7 +150,8 @@ class Subscriber:
                     return
             except (MissingBatch, DeviceError, EventFormatError):
                 continue
-        self.num_lost += number - self.mirror.sequence - 1
+        # A replay that breaks off may have brought this batch, and later ones.
+        self.num_lost += max(number - self.mirror.sequence - 1, 0)
         self.mirror.skip(number - 1)
         self.mirror.apply(number, batch)
 

@@ -122,13 +122,14 @@ cdef int publish_tail(CacheState state, HostIndex host, copy, done) except -1:
     one.state = state
     one.host = host
     one.parts = tail.parts
-    for each in tail.parts:
-        part = each
-        is_running = is_running or part.is_running
     try:
         if not tail.fill(one):
             one.release()
-        elif (one.num_blocks == 0 and not is_running) or not copy(one):
+            return 0
+        for each in tail.parts:
+            part = each
+            is_running = is_running or part.is_running
+        if (one.num_blocks == 0 and not is_running) or not copy(one):
             one.settle()
             done(one)
     except BaseException:

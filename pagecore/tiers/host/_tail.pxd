@@ -42,7 +42,7 @@ cdef class SpilledTail:
     # Gives up blocks at the end of the path, so that `counts` of each group come nearer to being free.
     cdef int shorten(self, vector[int64_t]& counts) except -1
     # Makes room for what the host lacks before the tail; returns False if nothing of the tail is left then.
-    cdef bint fit_beginning(self, vector[int64_t]& counts) except -1
+    cdef bint fit_beginning(self, vector[int64_t] counts) except -1
     # Plans the copy of what the host lacks before the tail; returns False if nothing connects the two.
     cdef bint fill(self, Backup one) except -1
     cdef int64_t read_device(self, vector[vector[int32_t]]& lanes) except -1

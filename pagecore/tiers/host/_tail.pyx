@@ -166,8 +166,15 @@ cdef class SpilledTail:
         self.end = end
         return 0
 
-    cdef bint fit_beginning(self, vector[int64_t]& counts) except -1:
-        """Make room for what the host lacks before the tail, at the cost of its end; return False if nothing is left."""
+    cdef bint fit_beginning(self, vector[int64_t] counts) except -1:
+        """Make room for what the host lacks before the tail, at the cost of its end; return False if nothing is left.
+
+        The tail gives up nothing for the blocks of windows, which the beginning may lack.
+        """
+        cdef int32_t group
+        for group in range(self.host.num_lanes):
+            if self.host.components[group] > 0:
+                counts[group] = 0
         while not self.host.make_room(counts):
             if not self.parts:
                 return False
@@ -192,7 +199,7 @@ cdef class SpilledTail:
         for lane in range(prefix.num_lanes):
             one.lanes[lane].resize(<size_t>self.start)
         one.list_missing(counts)
-        if self.start > one.first and not self.fit_beginning(counts):
+        if self.start > one.first and not (self.fit_beginning(counts) and one.fit(counts)):
             return False
         one.take(0, counts)
         if one.lease is None:

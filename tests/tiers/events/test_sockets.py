@@ -170,6 +170,18 @@ def test_a_replay_with_a_broken_batch_needs_a_snapshot(has_snapshot):
             assert subscriber.num_lost == (0 if has_snapshot else 2)
 
 
+def test_a_replay_that_breaks_after_the_batch_that_came_loses_none():
+    cache = make(num_blocks=60)
+    with publisher_of(cache) as publisher, follower_of(publisher, snapshot=None) as subscriber:
+        subscriber.mirror.sequence = 0
+        for seed in range(4):
+            change(cache, publisher, seed)
+        payload = publisher._batches[2][1]
+        publisher._batches[-1] = (4, b"broken")
+        subscriber._receive(2, payload)
+        assert (subscriber.mirror.sequence, subscriber.num_lost) == (3, 0)
+
+
 def test_a_slow_subscriber_loses_batches_and_never_blocks_the_cache(tmp_path):
     cache = make(num_blocks=400, max_tokens_per_sequence=1024)
     publisher = publisher_of(cache, endpoint=f"ipc://{tmp_path}/events", max_waiting=1)

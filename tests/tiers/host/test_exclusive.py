@@ -121,6 +121,20 @@ def test_an_end_that_waits_gives_up_only_the_blocks_for_which_the_host_has_no_ro
     tiers.close()
 
 
+@pytest.mark.parametrize("window_blocks", [4, 5, 7, 9, 41])
+def test_a_beginning_whose_windows_lack_room_costs_an_end_that_waits_nothing(window_blocks):
+    layers = [AttentionSpec(1, 8, dtype="float32", window=window) for window in (None, 6)]
+    cache = PagedKVCache(layers, num_blocks=10, block_size=4, device="none")
+    tiers = Tiers(cache, HostTier(cache, num_blocks=[41, window_blocks]), write="on_evict", min_tokens=1)
+    serve(cache, range(32))
+    serve(cache, range(100, 116))
+    assert (tiers.host._index.tail.num_device_tokens, len(tiers.host._index.tail.tokens)) == (20, 32)
+    assert cache.match_length(range(30)) == 28
+    assert tiers.host._index.tail is None
+    tiers.check_invariants()
+    tiers.close()
+
+
 def test_a_failed_copy_of_an_end_that_waits_costs_only_hits(monkeypatch):
     cache, tiers = spilling()
     serve(cache, range(32))
