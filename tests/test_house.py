@@ -198,6 +198,7 @@ MESSAGES = {
     b" was freed by another holder of the pool": "pagecore.index._block_tables_core",
     b" cannot be freed: it neither starts block ": "pagecore.index._slot_allocator",
     b" does not fit a table of int32": "pagecore.index._request_table",
+    b" is not in use in the state table; use a row": "pagecore.index._state_table_core",
     b" is in the tree already, at another place": "pagecore.index._radix_core",
     b" is not available on this machine or in this build; available: ": "pagecore.ops.cpu._cpu",
     b"; number the batches": "pagecore.tiers.disk._io",

@@ -273,7 +273,7 @@ Block tables of sequences, for one group of layers or several.
 
     cdef int _read_first_blocks(self, object first_blocks, vector[int32_t]& out) except -1:
         if first_blocks is not None:
-            given = as_counts(first_blocks, len(self.pools), "first block")
+            given = as_counts(first_blocks, len(self.pools), "first block", "group")
             out.assign(given.data, given.data + given.size)
         return 0
 

@@ -55,8 +55,8 @@ cdef void* address_of(object array) except? NULL
 # A row id; raises InvalidSequence for a value that cannot be a row id.
 cdef int32_t as_row(object row) except? -1
 
-# `counts` as one value for each of n rows; an int applies to all rows.
-cdef Integers as_counts(object counts, Py_ssize_t n, str what)
+# `counts` as one value for each of n rows; an int applies to all rows. ShapeError for another number of values.
+cdef Integers as_counts(object counts, Py_ssize_t n, str what, str of=*)
 
 # Repeats the value of an int n times; leaves other values unchanged.
 cdef int repeat(Integers values, Py_ssize_t n) except -1

@@ -298,9 +298,11 @@ cdef int32_t as_row(object row) except? -1:
     return <int32_t> value
 
 
-cdef Integers as_counts(object counts, Py_ssize_t n, str what):
+cdef Integers as_counts(object counts, Py_ssize_t n, str what, str of="row"):
     cdef Integers values = as_integers(counts, what, ShapeError)
     repeat(values, n)
+    if values.size != n:
+        raise ShapeError(f"{values.size} {what}s are given for {n} {of}s; give one for each, or one for all")
     return values
 
 

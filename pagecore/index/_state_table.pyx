@@ -1,34 +1,20 @@
 """State tables: the slots that hold the recurrent state of each sequence."""
 
-from cython.operator cimport dereference as deref
-from libc.stdint cimport INT32_MAX, int32_t, int64_t
-from libc.string cimport memcpy, memset
-from libcpp.memory cimport shared_ptr
-from libcpp.span cimport span
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
-from pagecore.index._block_pool cimport BlockPool, NativeBlockPool
-from pagecore.index._block_tables cimport BlockCopy, BlockTables
 from pagecore.index._block_tables_core cimport view
-from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._integers cimport (
-    Integers,
-    address_of,
-    as_counts,
-    as_int64,
-    as_integers,
-    as_row,
-    new_int32,
-)
+from pagecore.index._block_tables_native cimport BlockCopy, Int32s
+from pagecore.index._integers cimport Integers, as_counts, as_int64, as_integers, as_row, new_int32
 from pagecore.index._state_buffers cimport StateBuffers
+from pagecore.index._state_table_core cimport StateTableCore
 from pagecore.index._step_buffers cimport StepBuffers
 
-import math
-
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import InvalidSequence, UnsupportedDtype, UnsupportedOption
 
 
-cdef class StateTable:
+cdef class StateTable(StateTableCore):
     """StateTable(tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0, num_checkpoints=None)\n\
 --\n\n\
 Slots of a `StatePool` for the sequences of block tables.
@@ -95,31 +81,6 @@ Slots of a `StatePool` for the sequences of block tables.
     (2, 64)
     """
 
-    def __cinit__(
-        self, BlockTables tables not None, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0,
-        num_checkpoints=None
-    ):
-        cdef shared_ptr[NativeBlockPool] none
-        if in_place is not True and in_place is not False:
-            raise UnsupportedOption(f"in_place is {type(in_place).__name__}; use True or False")
-        if tables.num_rows:
-            raise UnsupportedOption(f"the tables have {tables.num_rows} rows; make the state table before adding rows")
-        self.tables = tables
-        self.row_lengths = <const int32_t*> address_of(tables.row_lengths)
-        self.is_in_place = in_place
-        self.slots = BlockPool(num_slots)
-        self.checkpoints = self.slots if num_checkpoints is None else BlockPool(num_checkpoints)
-        cdef StateOptions options
-        options.chunk = as_int64(chunk, "chunk")
-        options.interval = as_int64(interval, "interval")
-        options.block_size = as_int64(math.lcm(*tables.block_sizes), "block_size")
-        options.draft_tokens = as_int64(draft_tokens, "draft_tokens")
-        options.in_place = self.is_in_place
-        self.native.reset(new NativeStateTable(
-            self.slots.native, self.checkpoints.native if self.is_quantised() else none, options, tables.max_sequences
-        ))
-        self.chunk, self.interval, self.draft_tokens = chunk, interval, draft_tokens
-
     # Rows.
 
     def add(self, prefix=None, state=0, length=None):
@@ -151,11 +112,11 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef int32_t computed = self.tables.length_raw(row)
         cdef int64_t shared = self.tables.row_raw(row, 0).size() * <int64_t> self.tables.block_sizes[0]
         try:
-            deref(self.native).check_state(computed, slot)
+            self._check_state(computed, slot)
         except BaseException:
             self.tables.remove_raw(&row, 1)
             raise
-        deref(self.native).add(row, computed, <int32_t> slot, <int32_t> shared)
+        self._add(row, computed, <int32_t> slot, <int32_t> shared)
         return added
 
     def fork(self, row):
@@ -169,9 +130,9 @@ Slots of a `StatePool` for the sequences of block tables.
             Every row is in use.
         """
         cdef int32_t parent = as_row(row)
-        deref(self.native).check_idle(Int32s(&parent, 1), b"forked")
+        self._check_fork(parent)
         cdef object added = self.tables.fork(parent)
-        deref(self.native).fork(parent, added)
+        self._fork(parent, added)
         return added
 
     def remove(self, rows):
@@ -183,9 +144,9 @@ Slots of a `StatePool` for the sequences of block tables.
             A row is unused or repeated.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
-        deref(self.native).check_used(view(which))
+        self._check_used(view(which))
         self.tables.remove_raw(which.data, which.size)
-        deref(self.native).remove(view(which))
+        self.remove_raw(view(which))
 
     def reorder(self, rows, parents):
         """Give ``rows[i]`` the blocks, state and checkpoint that ``parents[i]`` had before; parents may repeat.
@@ -199,9 +160,9 @@ Slots of a `StatePool` for the sequences of block tables.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef Integers sources = as_integers(parents, "parent", InvalidSequence)
-        deref(self.native).check_reorder(view(which), view(sources))
+        self.check_reorder_raw(view(which), view(sources))
         self.tables.reorder_raw(which.data, sources.data, which.size)
-        deref(self.native).reorder(view(which), view(sources))
+        self.reorder_raw(view(which), view(sources))
 
     def truncate(self, rows, lengths, keep_capacity=False):
         """Truncate rows to a length at which they have a state: 0, that of their checkpoint, or their own.
@@ -222,9 +183,9 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Integers kept = as_counts(lengths, which.size, "length")
         if keep_capacity is not True and keep_capacity is not False:
             raise UnsupportedOption(f"keep_capacity is {type(keep_capacity).__name__}; use True or False")
-        deref(self.native).check_truncate(view(which), view(kept))
+        self._check_truncate(view(which), view(kept))
         self.tables.truncate_raw(which.data, kept.data, which.size, keep_capacity)
-        deref(self.native).truncate(view(which), view(kept))
+        self.truncate_raw(view(which), view(kept))
 
     def drop_checkpoints(self, rows):
         """Forget the checkpoints of rows; return the number of slots that became free.
@@ -235,7 +196,7 @@ Slots of a `StatePool` for the sequences of block tables.
             A row is unused or repeated, or a step of it is in flight.
         """
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
-        return deref(self.native).drop_checkpoints(view(which))
+        return self._drop_checkpoints(view(which))
 
     # Steps.
 
@@ -266,7 +227,7 @@ Slots of a `StatePool` for the sequences of block tables.
         """
         if not self.try_prepare(rows, counts, buffers, states, keep_checkpoints):
             if self.lacks_slots:
-                deref(self.native).fail_out_of_slots()
+                self.refuse()
             self.tables.fail_out_of_blocks()
 
     def try_prepare(self, rows, counts, buffers, states, keep_checkpoints=True):
@@ -284,21 +245,19 @@ Slots of a `StatePool` for the sequences of block tables.
     ) except -1:
         cdef vector[int32_t] all_blocks
         cdef bint has_blocks
-        self.lacks_slots = not deref(self.native).try_reserve(
-            view(rows), view(counts), self.row_lengths, deref(states.native), keeps
-        )
+        self.lacks_slots = not self.try_reserve_raw(view(rows), view(counts), states, keeps)
         if self.lacks_slots:
             self.tables._check_step(view(rows), view(counts))
             return False
         try:
             has_blocks = self.tables.try_prepare_raw(rows.data, counts.data, rows.size, buffers, all_blocks)
         except BaseException:
-            deref(self.native).give_back()
+            self.give_back_raw()
             raise
         if not has_blocks:
-            deref(self.native).give_back()
+            self.give_back_raw()
             return False
-        deref(self.native).take(view(rows), view(counts), deref(states.native))
+        self.take_raw(view(rows), view(counts), states)
         return True
 
     def shortage(self, rows, counts, keep_checkpoints=True):
@@ -315,8 +274,8 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Integers added = as_counts(counts, which.size, "count")
         cdef bint keeps = as_keeps(keep_checkpoints)
         self.tables._check_step(view(which), view(added))
-        cdef int64_t lacking = deref(self.native).shortage(view(which), view(added), self.row_lengths, keeps)
-        return lacking + deref(self.native).checkpoint_shortage()
+        cdef int64_t lacking = self.shortage_raw(view(which), view(added), keeps)
+        return lacking + self.checkpoint_shortage_raw()
 
     def saves(self, rows, accepted=None):
         """Return the checkpoints that `commit` will keep, to be quantised before it: rows of (slot, checkpoint).
@@ -342,7 +301,7 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef int32_t* data = NULL
         cdef bint _is_partial
         cdef Int32s stay = self._accepted(which, given, &_is_partial)
-        deref(self.native).list_saves(view(which), stay, listed)
+        self.list_saves_raw(view(which), stay, listed)
         array = new_int32(<Py_ssize_t> (2 * listed.size()), &data)
         if listed.size() > 0:
             memcpy(data, listed.data(), listed.size() * sizeof(BlockCopy))
@@ -374,23 +333,7 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Int32s stay = self._accepted(which, given, &is_partial)
         if is_partial:
             self.tables.truncate_raw(which.data, self.lengths.data(), which.size, True)
-        deref(self.native).commit(view(which), stay)
-
-    cdef Int32s _accepted(self, Integers rows, Integers given, bint* is_partial) except *:
-        """Check and return the accepted tokens of steps in flight, all for None; write the lengths after them."""
-        cdef Py_ssize_t i
-        is_partial[0] = False
-        self.lengths.resize(rows.size)
-        if given is None:
-            deref(self.native).check_flight(view(rows), False, self.lengths)
-            self.counts.resize(rows.size)
-            for i in range(rows.size):
-                self.counts[i] = deref(self.native).step_count(rows.data[i])
-            return Int32s(self.counts.data(), self.counts.size())
-        deref(self.native).check_commit(view(rows), view(given), self.lengths)
-        for i in range(rows.size):
-            is_partial[0] = is_partial[0] or given.data[i] < deref(self.native).step_count(rows.data[i])
-        return view(given)
+        self.commit_raw(view(which), stay)
 
     def abandon(self, rows):
         """End steps in flight without their tokens, whether or not the pass has run; give back their blocks and slots.
@@ -421,222 +364,10 @@ Slots of a `StatePool` for the sequences of block tables.
         cdef Integers which = as_integers(rows, "row", InvalidSequence)
         cdef int32_t* data = NULL
         array = new_int32(which.size, &data)
-        self.lengths.resize(which.size)
-        deref(self.native).check_flight(view(which), has_run, self.lengths)
-        self.tables.truncate_raw(which.data, self.lengths.data(), which.size, False)
-        if has_run:
-            deref(self.native).abandon(view(which))
-        else:
-            deref(self.native).undo(view(which))
-        memcpy(data, self.lengths.data(), which.size * sizeof(int32_t))
+        self.check_end_raw(view(which), has_run, data)
+        self.tables.truncate_raw(which.data, data, which.size, False)
+        self.end_raw(view(which), has_run)
         return array
-
-    # Contents.
-
-    def length(self, row):
-        """Return the number of tokens that the state of a row covers; those of a step in flight are not counted."""
-        return deref(self.native).length(as_row(row))
-
-    def slot(self, row):
-        """Return the slot of the state of a row; 0 if the row has none, or if its state rests in a checkpoint."""
-        return deref(self.native).slot(as_row(row))
-
-    def resting(self, row):
-        """Return the slot of the quantised checkpoint from which the next step of a row begins; 0 for none."""
-        return deref(self.native).resting(as_row(row))
-
-    def checkpoint(self, row):
-        """Return the slot of a row's checkpoint and the number of tokens that it covers, or None."""
-        cdef int32_t slot = deref(self.native).checkpoint(as_row(row))
-        return (slot, deref(self.native).checkpoint_length(as_row(row))) if slot else None
-
-    def resume_length(self, row, length):
-        """Return the longest length, up to `length`, to which `truncate` can cut a row."""
-        cdef int64_t most = as_int64(length, "length")
-        if most < 0:
-            raise ShapeError(f"length is {most}; use 0 or more")
-        return deref(self.native).resume_length(as_row(row), <int32_t> min(most, INT32_MAX))
-
-    def checkpoint_length(self, before, count, shared=0):
-        """Return the length at which a step from `before` tokens by `count` keeps a checkpoint; 0 for none.
-
-        Parameters
-        ----------
-        before, count : int
-        shared : int
-            Tokens of the prefix that the sequence began with.
-        """
-        cdef int64_t length = as_int64(before, "before")
-        cdef int64_t added = as_int64(count, "count")
-        cdef int64_t branch = min(max(as_int64(shared, "shared"), 0), INT32_MAX)
-        if length < 0 or added < 0 or length > INT32_MAX or added > INT32_MAX - length:
-            raise ShapeError(f"a step from {length} tokens by {added}; use lengths from 0 to {INT32_MAX}")
-        return deref(self.native).grid_length(<int32_t> length, <int32_t> added, <int32_t> branch)
-
-    @property
-    def in_place(self):
-        """True if a step overwrites the state that it reads."""
-        return self.is_in_place
-
-    @property
-    def max_sequences(self):
-        """Number of rows."""
-        return deref(self.native).max_sequences()
-
-    @property
-    def num_slots(self):
-        """Slots, including the null slot."""
-        return self.slots.num_blocks
-
-    @property
-    def num_checkpoints(self):
-        """Slots of quantised checkpoints, including the null slot; 0 if checkpoints have slots of running states."""
-        return self.checkpoints.num_blocks if self.is_quantised() else 0
-
-    @property
-    def nbytes(self):
-        """Bytes of the native structure; the system allocates them as rows are first used."""
-        return deref(self.native).nbytes()
-
-    def refuse(self):
-        """Raise OutOfBlocks with the figures of the last step or shortage that was counted."""
-        deref(self.native).fail_out_of_slots()
-
-    def held_counts(self):
-        """Return the number of references of this table to each slot: int32 [num_slots], new."""
-        return self._held()[0]
-
-    def held_checkpoint_counts(self):
-        """Return the references of this table to each slot of `checkpoints`: int32 [num_checkpoints], new."""
-        return self._held()[1]
-
-    cdef tuple _held(self):
-        cdef int32_t* data = NULL
-        cdef int32_t* kept = NULL
-        cdef size_t size = <size_t> self.slots.num_blocks, kept_size = <size_t> self.checkpoints.num_blocks
-        array = new_int32(<Py_ssize_t> size, &data)
-        others = new_int32(<Py_ssize_t> kept_size, &kept)
-        memset(data, 0, size * sizeof(int32_t))
-        memset(kept, 0, kept_size * sizeof(int32_t))
-        deref(self.native).count_held(span[int32_t](data, size), span[int32_t](kept, kept_size))
-        return array, others if self.is_quantised() else array
-
-    def check_invariants(self, exclusive=False):
-        """Recount every slot; raise PagecoreError if the table contradicts itself, its pool or the block tables.
-
-        Parameters
-        ----------
-        exclusive : bool
-            If True, this table is the only holder of slots, so that all references are its own.
-        """
-        cdef int32_t row
-        deref(self.native).check_invariants(bool(exclusive))
-        for row in range(self.tables.max_sequences):
-            if is_used(self.tables, row) != is_used(self, row):
-                raise InvalidSequence(
-                    f"row {row} is used in the block tables or in the state table, but not in both; change rows "
-                    "through the state table"
-                )
-
-    # The raw interface.
-
-    cdef void add_raw(self, int32_t row, int32_t length, int32_t state, int32_t branch) noexcept:
-        deref(self.native).add(row, length, state, branch)
-
-    cdef void restore_raw(
-        self, int32_t row, int32_t length, int32_t running, int32_t resting, int32_t checkpoint_length,
-        int32_t checkpoint
-    ) noexcept:
-        deref(self.native).restore(row, length, running, resting, checkpoint_length, checkpoint)
-
-    cdef void fork_raw(self, int32_t row, int32_t child) noexcept:
-        deref(self.native).fork(row, child)
-
-    cdef void remove_raw(self, Int32s rows) noexcept:
-        deref(self.native).remove(rows)
-
-    cdef int check_reorder_raw(self, Int32s rows, Int32s parents) except -1:
-        deref(self.native).check_reorder(rows, parents)
-        return 0
-
-    cdef void reorder_raw(self, Int32s rows, Int32s parents) noexcept:
-        deref(self.native).reorder(rows, parents)
-
-    cdef void truncate_raw(self, Int32s rows, Int32s lengths) noexcept:
-        deref(self.native).truncate(rows, lengths)
-
-    cdef int64_t drop_all_checkpoints_raw(self) noexcept:
-        return deref(self.native).drop_all_checkpoints()
-
-    cdef void forget_checkpoint_raw(self, int32_t row) noexcept:
-        deref(self.native).forget_checkpoint(row)
-
-    cdef bint try_reserve_raw(self, Int32s rows, Int32s counts, StateBuffers out, bint keeps) except -1:
-        return deref(self.native).try_reserve(rows, counts, self.row_lengths, deref(out.native), keeps)
-
-    cdef void take_raw(self, Int32s rows, Int32s counts, StateBuffers out) noexcept:
-        deref(self.native).take(rows, counts, deref(out.native))
-
-    cdef void give_back_raw(self) noexcept:
-        deref(self.native).give_back()
-
-    cdef int64_t shortage_raw(self, Int32s rows, Int32s counts, bint keeps) except -1:
-        return deref(self.native).shortage(rows, counts, self.row_lengths, keeps)
-
-    cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1:
-        return deref(self.native).least_shortage(rows, counts, self.row_lengths, released)
-
-    cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1:
-        self.lengths.resize(rows.size())
-        deref(self.native).check_commit(rows, accepted, self.lengths)
-        return 0
-
-    cdef int64_t checkpoint_shortage_raw(self) noexcept:
-        return deref(self.native).checkpoint_shortage()
-
-    cdef bint is_quantised(self) noexcept:
-        return self.checkpoints is not self.slots
-
-    cdef int list_saves_raw(self, Int32s rows, Int32s accepted, vector[BlockCopy]& out) except -1:
-        deref(self.native).list_saves(rows, accepted, out)
-        return 0
-
-    cdef void select_path_raw(self, int32_t row, Int32s path, bint is_undone) noexcept:
-        if is_undone:
-            deref(self.native).restore_path(row, path)
-        else:
-            deref(self.native).select_path(row, path)
-
-    cdef void commit_raw(self, Int32s rows, Int32s accepted) noexcept:
-        deref(self.native).commit(rows, accepted)
-
-    cdef int check_end_raw(self, Int32s rows, bint has_run, int32_t* lengths) except -1:
-        self.lengths.resize(rows.size())
-        deref(self.native).check_flight(rows, has_run, self.lengths)
-        if rows.size() > 0:
-            memcpy(lengths, self.lengths.data(), rows.size() * sizeof(int32_t))
-        return 0
-
-    cdef void end_raw(self, Int32s rows, bint has_run) noexcept:
-        if has_run:
-            deref(self.native).abandon(rows)
-        else:
-            deref(self.native).undo(rows)
-
-    cdef int32_t slot_raw(self, int32_t row) noexcept:
-        return deref(self.native).slot(row)
-
-    cdef int32_t resting_raw(self, int32_t row) noexcept:
-        return deref(self.native).resting(row)
-
-    cdef int32_t checkpoint_raw(self, int32_t row) noexcept:
-        return deref(self.native).checkpoint(row)
-
-    cdef int32_t checkpoint_length_raw(self, int32_t row) noexcept:
-        return deref(self.native).checkpoint_length(row)
-
-    cdef int32_t resume_length_raw(self, int32_t row, int32_t length) noexcept:
-        return deref(self.native).resume_length(row, length)
 
     def __repr__(self):
         kept = f", {self.num_checkpoints} for checkpoints" if self.is_quantised() else ""
@@ -647,11 +378,3 @@ cdef bint as_keeps(object value) except -1:
     if value is not True and value is not False:
         raise UnsupportedOption(f"keep_checkpoints is {type(value).__name__}; use True or False")
     return value
-
-
-cdef bint is_used(object table, int32_t row) except -1:
-    try:
-        table.length(row)
-    except InvalidSequence:
-        return False
-    return True

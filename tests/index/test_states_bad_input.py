@@ -1,5 +1,6 @@
 """Bad input to StateTable: a typed error, with nothing changed in any row or pool."""
 
+import numpy as np
 import pytest
 
 from pagecore.errors import (
@@ -185,3 +186,28 @@ def test_tables_with_rows_or_other_objects_are_refused():
     for size, drafts in ((-1, 0), (2**31, 0), (4, -1), (4, 1024)):
         with pytest.raises(ShapeError):
             StateBuffers(size, drafts)
+
+
+def one_too_few():
+    """Return one value for two rows, and in the memory after it a second one that would be accepted."""
+    return np.zeros(2, np.int32)[:1]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.states.truncate([0, 1], one_too_few()),
+        lambda m: m.prepare([0, 1], one_too_few()),
+        lambda m: m.states.shortage([0, 1], one_too_few()),
+        lambda m: m.states.commit([1, 2], accepted=one_too_few()),
+        lambda m: m.tables.truncate([0, 1], one_too_few()),
+        lambda m: m.tables.release_before([0, 1], 0, one_too_few()),
+        lambda m: m.tables.prepare([0, 1], one_too_few(), StepBuffers(4, 256)),
+        lambda m: m.tables.extend([0, 1], one_too_few()),
+    ],
+)
+def test_memory_after_too_few_values_is_not_read(call):
+    made = Made(draft_tokens=4)
+    refused(made, call, ShapeError)
+    with pytest.raises(ShapeError, match=r"1 .* are given for 2 rows; give one for each"):
+        call(made)
