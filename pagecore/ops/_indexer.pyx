@@ -317,7 +317,7 @@ cdef int score_on_device(
     cdef Tensor table = to_device(batch.table, "block_table", place)
     cdef Tensor rows = None if batch.rows is None else to_device(batch.rows, "rows", place)
     if debugging() and not on_host:
-        debug_attention(query, cache, cache, table, batch.lens, rows, batch.cu, causal, -1, -1, 0, None, None, place)
+        debug_attention(query, cache, cache, table, batch.lens, rows, batch.cu, causal, -1, -1, 0, None, None, None, place)
     return score_keys(
         query, one_head(weights), cache_of(keys), scales_of(scales), table, to_device(batch.lens, "seq_lens", place),
         rows, None if batch.cu is None else to_device(batch.cu, "cu_query_lens", place), causal, out, place)
