@@ -139,7 +139,7 @@ cdef int debug_attention(
     cdef Tensor cu = None if cu_query_lens is None else to_device(cu_query_lens, "cu_query_lens", place)
     cdef bint invalid = has_invalid_batch(
         block_table, lens, rows, cu, ANY, query.shape_[0], key_cache.shape_[0], key_cache.shape_[1], place)
-    # The length of a mask depends on all lengths together, which the kernel does not sum, and it reads neither trees nor
+    # The length of a mask depends on all lengths together, which the kernel does not sum. It reads neither trees nor
     # selections.
     if selected is not None:
         lists = selected.on_host(place)
