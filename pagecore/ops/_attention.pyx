@@ -319,9 +319,9 @@ def paged_attention(
         checked = debugging()
         if checked:
             debug_attention(q, k, v, table, lens, picked, cu, is_causal, left, right, num_sinks, bits, tree,
-                            &place)
+                            selected, &place)
         if selected is not None:
-            selected.send(lens, table.shape_[1] * keys.codes.shape_[1], checked, &place)
+            selected.send(lens, table.shape_[1] * keys.codes.shape_[1], &place)
         launch_attention(
             q, keys, values, table, lens, picked, cu, kept_plan, planned, factor, is_causal, left, right, num_sinks,
             cap, sink_numbers, slopes, bits, tree, key_scales, value_scales, selected, result, lse, checked, query,

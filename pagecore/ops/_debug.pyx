@@ -130,20 +130,25 @@ cdef int debug_sequences(
 cdef int debug_attention(
         Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
         Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-        Tensor mask, TreeMask tree, const Place* place) except -1:
-    cdef Selection no_selection
+        Tensor mask, TreeMask tree, Selected selected, const Place* place) except -1:
+    cdef Selection selection
+    cdef Selected lists
     check_not_captured(place)
     # Lengths that the caller gave on the host are still there, because the host plans them.
     cdef Tensor lens = to_device(seq_lens, "seq_lens", place)
     cdef Tensor cu = None if cu_query_lens is None else to_device(cu_query_lens, "cu_query_lens", place)
     cdef bint invalid = has_invalid_batch(
         block_table, lens, rows, cu, ANY, query.shape_[0], key_cache.shape_[0], key_cache.shape_[1], place)
-    # The length of a mask depends on all lengths together, which the kernel does not sum, and it does not read trees.
-    if invalid or mask is not None or tree is not None:
+    # The length of a mask depends on all lengths together, which the kernel does not sum. It reads neither trees nor
+    # selections.
+    if selected is not None:
+        lists = selected.on_host(place)
+        lists.fill(&selection)
+    if invalid or mask is not None or tree is not None or selected is not None:
         check_attended(
             query, key_cache, value_cache, to_host(block_table, place), to_host(seq_lens, place),
             to_host(rows, place), to_host(cu_query_lens, place), causal, window_left, window_right,
-            sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place), no_selection)
+            sink_tokens, to_host(mask, place), None if tree is None else tree.on_host(place), selection)
     return 0
 
 

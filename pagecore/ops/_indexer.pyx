@@ -14,7 +14,7 @@ from pagecore.ops._checks cimport (
     check_writable,
     float_tensor,
 )
-from pagecore.ops._debug cimport debug_attention, debug_slots, debugging
+from pagecore.ops._debug cimport debug_scores, debug_slots, debugging
 from pagecore.ops._indices cimport given_indices
 from pagecore.ops._latent_cache cimport columns_of, one_head
 from pagecore.ops._numbers cimport read_flag
@@ -309,15 +309,14 @@ cdef int score_on_host(
 cdef int score_on_device(
         Tensor query, Tensor weights, Tensor keys, Tensor scales, ScoredSequences batch, bint causal, Tensor out,
         const Place* place) except -1:
-    cdef Tensor cache = columns_of(keys, 0, keys.shape_[2])
+    cdef int64_t num_blocks = keys.shape_[0], block_size = keys.shape_[1]
     cdef bint on_host = are_on_host((batch.table, batch.lens, batch.rows, batch.cu))
     if on_host:
-        check_scored(
-            query, batch.table, batch.lens, batch.rows, batch.cu, keys.shape_[0], keys.shape_[1])
-    cdef Tensor table = to_device(batch.table, "block_table", place)
+        check_scored(query, batch.table, batch.lens, batch.rows, batch.cu, num_blocks, block_size)
+    cdef Tensor table = to_device(batch.table, "block_table", place), lens = to_device(batch.lens, "seq_lens", place)
     cdef Tensor rows = None if batch.rows is None else to_device(batch.rows, "rows", place)
+    cdef Tensor cu = None if batch.cu is None else to_device(batch.cu, "cu_query_lens", place)
     if debugging() and not on_host:
-        debug_attention(query, cache, cache, table, batch.lens, rows, batch.cu, causal, -1, -1, 0, None, None, place)
+        debug_scores(query, table, lens, rows, cu, num_blocks, block_size, place)
     return score_keys(
-        query, one_head(weights), cache_of(keys), scales_of(scales), table, to_device(batch.lens, "seq_lens", place),
-        rows, None if batch.cu is None else to_device(batch.cu, "cu_query_lens", place), causal, out, place)
+        query, one_head(weights), cache_of(keys), scales_of(scales), table, lens, rows, cu, causal, out, place)

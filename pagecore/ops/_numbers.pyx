@@ -67,13 +67,16 @@ cdef Tensor copy_numbers(object array, str name):
         values = np.asarray(array.numpy() if type(array) is Tensor else array)
         if values.dtype.kind not in "iufV" or values.dtype.names is not None:
             raise TypeError(f"{values.dtype} is not supported")
-        with np.errstate(all="ignore"):  # the caller checks what became infinite or 0
-            values = np.array(values, dtype=np.float32, order="C")
+        with np.errstate(all="ignore", over="raise"):
+            numbers = np.array(values, dtype=np.float32, order="C")
     except MemoryError:
         raise
+    except FloatingPointError:
+        largest = values.flat[np.nanargmax(np.abs(values))]
+        raise UnsupportedOption(f"{name} holds {largest}; it must be finite as a float32") from None
     except Exception as error:
         raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {brief(error)}") from None
-    return as_tensor(values)
+    return as_tensor(numbers)
 
 
 # ---- scales

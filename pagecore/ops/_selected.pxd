@@ -14,10 +14,12 @@ cdef class Selected:
 
     cdef void fill(self, Selection* selection) noexcept
     cdef bint is_on_host(self) noexcept
-    # On CUDA: copies lists on the host to the device. They are checked first, as `checked` lists on the device are,
-    # against the lengths if these are on the host, else against the `room` tokens of a row of the block table.
-    cdef int send(self, Tensor lens, int64_t room, bint checked, const Place* place) except -1
-    cdef int check(self, Tensor lens, int64_t room, const Place* place) except -1
+    # A copy of both arrays on the host.
+    cdef Selected on_host(self, const Place* place)
+    # On CUDA: copies lists on the host to the device. They are checked first, against the lengths if these are on the
+    # host, else against the `room` tokens of a row of the block table.
+    cdef int send(self, Tensor lens, int64_t room, const Place* place) except -1
+    cdef int check(self, Tensor lens, int64_t room) except -1
     # UnsupportedOption if `out` shares memory with the lists.
     cdef int check_apart_from(self, Tensor out) except -1
 

@@ -32,17 +32,23 @@ cdef class Selected:
     cdef bint is_on_host(self) noexcept:
         return are_on_host((self.entries, self.counts))
 
-    cdef int send(self, Tensor lens, int64_t room, bint checked, const Place* place) except -1:
-        if checked or self.entries.device_type == CPU:
-            self.check(to_host(lens, place) if checked or lens.device_type == CPU else None, room, place)
+    cdef Selected on_host(self, const Place* place):
+        cdef Selected copy = Selected()
+        copy.entries, copy.counts = to_host(self.entries, place), to_host(self.counts, place)
+        copy.unit, copy.name = self.unit, self.name
+        return copy
+
+    cdef int send(self, Tensor lens, int64_t room, const Place* place) except -1:
+        if self.is_on_host():
+            self.check(lens if lens.device_type == CPU else None, room)
         self.entries = to_device(self.entries, self.name, place)
         if self.counts is not None:
             self.counts = to_device(self.counts, f"the counts of {self.name}", place)
         return 0
 
-    cdef int check(self, Tensor lens, int64_t room, const Place* place) except -1:
+    cdef int check(self, Tensor lens, int64_t room) except -1:
         """Raise the errors of a call on the host; without lengths, sequences have at most `room` tokens."""
-        cdef Tensor entries = to_host(self.entries, place), counts = to_host(self.counts, place)
+        cdef Tensor entries = self.entries, counts = self.counts
         cdef Indices lengths = index_array(lens), row, amounts
         cdef int64_t i, head, k, count, entry, before, length = -1, limit, width = entries.shape_[2]
         limit = (room + self.unit - 1) // self.unit

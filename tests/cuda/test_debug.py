@@ -80,6 +80,11 @@ LATENT: dict[str, Any] = {
     **{name: ATTEND[name] for name in ("block_table", "seq_lens", "cu_query_lens")},
 }
 MASK = np.ones(27, bool)
+# The lists select neither block 6 nor block -1 of the table.
+SELECT: dict[str, Any] = ATTEND | {
+    "block_table": np.asarray([[1, 2, 6], [4, -1, 0]], np.int32),
+    "blocks": np.asarray([[[0, 1], [1, -1]], [[0, -1], [0, -1]]]),
+}
 GOOD: list[tuple[str, dict[str, Any]]] = [
     ("write_kv", WRITE),
     ("gather_blocks", GATHER),
@@ -90,6 +95,8 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("paged_attention", ATTEND | {"mask": MASK}),
     ("paged_attention", lists(ATTEND)),
     ("paged_attention", lists(ATTEND) | {"mask": MASK}),
+    ("paged_attention", SELECT),
+    ("paged_attention", lists(SELECT)),
     ("latent_attention", LATENT),
     ("latent_attention", lists(LATENT)),
 ]
@@ -127,6 +134,10 @@ BAD: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("paged_attention", ATTEND, {"cu_query_lens": np.asarray([0, 2, 4], np.int32)}),
     ("paged_attention", ATTEND, {"mask": MASK[:-1]}),
     ("paged_attention", ATTEND, {"window": 9, "block_table": np.asarray([[1, 2, 3], [4, -5, -1]], np.int32)}),
+    ("paged_attention", SELECT, {"blocks": np.asarray([[[0, 1], [1, 2]], [[0, -1], [0, -1]]], np.int32)}),
+    ("paged_attention", SELECT, {"blocks": np.asarray([[[0, 1], [1, 0]], [[0, -1], [0, -1]]])}),
+    ("paged_attention", SELECT, {"block_counts": np.asarray([[2, 1], [3, 1]], np.int32)}),
+    ("paged_attention", SELECT, {"rows": np.asarray([0, 2], np.int32)}),
     ("latent_attention", LATENT, {"block_table": np.asarray([[1, 2, 6], [4, 5, 0]], np.int32)}),
     ("latent_attention", LATENT, {"rows": np.asarray([0, 2], np.int32)}),
     ("latent_attention", LATENT, {"seq_lens": np.asarray([10, 13], np.int32)}),

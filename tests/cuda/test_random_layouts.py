@@ -119,7 +119,6 @@ def gather_latent(rng: Rng) -> dict[str, Any]:
 OPS: list[Callable[[Rng], dict[str, Any]]] = [
     copy_blocks, gather_blocks, gather_latent, move_slots, scatter_blocks, transfer_blocks, write_kv, write_latent,
 ]  # fmt: skip
-ON_HOST = {"source", "target"}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -157,6 +157,8 @@ BAD_ATTENTION: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"sinks": [1j] * 4}, DTYPE, "sinks"),
     ({"alibi_slopes": f32(5)}, SHAPE, "alibi_slopes.*4"),
     ({"alibi_slopes": np.ones((2, 4))}, SHAPE, "alibi_slopes"),
+    ({"sinks": [0.0, 1e300, 0.0, 0.0]}, OPTION, r"sinks holds 1e\+300; it must be finite"),
+    ({"alibi_slopes": np.array([0.0, 1.0, 0.0, -1e300])}, OPTION, r"alibi_slopes holds -1e\+300; it must be finite"),
     ({"key_scale": f32(4)}, SHAPE, "key_scale.*2"),
     ({"key_scale": np.nan}, OPTION, "key_scale"),
     ({"value_scale": [1.0, np.inf]}, OPTION, "value_scale"),
