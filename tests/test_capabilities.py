@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from tests.capabilities import require
@@ -19,3 +23,13 @@ def test_a_required_capability_fails_instead(monkeypatch):
 
 def test_an_installed_module_is_imported():
     assert require("json").__name__ == "json"
+
+
+def test_tests_of_frameworks_are_skipped_without_them():
+    code = (
+        "import sys, pytest; sys.modules |= dict.fromkeys(['torch', 'transformers', 'jax', 'jaxlib']); "
+        "sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', 'tests/interop', 'tests/gpu']))"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PAGECORE_REQUIRE"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED), done.stdout

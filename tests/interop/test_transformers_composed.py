@@ -3,10 +3,11 @@
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers import PagedEncoderDecoderCache
 from pagecore.models import specs_from_config
 from tests.interop.families import torch, transformers
 from tests.models.test_crossed import BERT, GEMMA, GPT_2, SIDES, SMALL_VIT
+
+from pagecore.interop.transformers import PagedEncoderDecoderCache  # isort: skip  # after families, which skips
 
 IDS = {"decoder_start_token_id": 1, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pagecore import CrossSpec, ShapeError, UnsupportedOption
-from pagecore.interop.transformers import PagedCache, PagedEncoderDecoderCache
 from tests.interop.encoders import CONFIGS, inputs_of, make_model
 from tests.interop.families import make_model as make_decoder
 from tests.interop.families import torch, transformers
+
+from pagecore.interop.transformers import PagedCache, PagedEncoderDecoderCache  # isort: skip  # after families
 
 DynamicCache, EncoderDecoderCache = transformers.DynamicCache, transformers.EncoderDecoderCache
 

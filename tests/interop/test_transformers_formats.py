@@ -6,9 +6,10 @@ import pytest
 
 from pagecore.arrays.formats import FORMATS
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers import PagedCache
 from tests.interop.families import dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import run
+
+from pagecore.interop.transformers import PagedCache  # isort: skip  # after families, which skips
 
 # Relative error of the logits; random models have no outliers, and their attention is nearly uniform.
 BOUNDS = {"int8_token": 0.02, "float8_e5m2": 0.15, "nvfp4": 0.4, "int4_token": 0.4, "fp4_block16": 0.4}
