@@ -219,7 +219,7 @@ LLAMA_4 = {
     "no_rope_layer_interval": 4,
     "layer_types": None,
 }
-COHERE_2 = {"num_key_value_heads": None, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
+COHERE_2 = {**GROUPED, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 GPT_2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 GPT_2_NAMES = {
     "hidden_size": "n_embd",

@@ -137,6 +137,22 @@ def general(chosen, model_type):
     return sizes | (LATENT if model_type in LATENT_TYPES else {}) | OF_FAMILY.get(model_type, {})
 
 
+# Flags and sizes that few published models set.
+FLAGS = {
+    "afmoe": {"attention_bias": True},
+    "beam": {"attention_bias": True},
+    "deepseek_v2": {"mlp_bias": True, **LATENT},
+    "ernie4_5_moe": {"use_bias": True, "moe_num_experts": 4},
+    "falcon_h1": {"mamba_proj_bias": True, "mlp_bias": True, **OF_FAMILY["falcon_h1"]},
+    "flint": {"attention_bias": True},
+    "minicpm3": {"mlp_bias": True, **LATENT},
+    "nemotron_h": {"hybrid_override_pattern": "ME*E", "moe_latent_size": 12, "mlp_bias": True, "attention_bias": True},
+    "phi": {"qk_layernorm": True},
+    "stablelm": {"use_parallel_residual": True},
+    "whisper": {"tie_word_embeddings": False, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+}
+
+
 def built(config):
     """Return the parameters of the model that transformers builds."""
     from tests.models.record_parameters import count
@@ -167,6 +183,28 @@ def test_small_models_of_every_family(model_type, seed):
         # transformers gives the experts that return their input the weights of a gate; checkpoints do not.
         expected -= 2 * config.zero_expert_num * 2 * config.expert_ffn_hidden_size * config.hidden_size
     assert count_parameters(config.to_dict()).total == expected
+
+
+@pytest.mark.parametrize("model_type", sorted(FLAGS))
+def test_flags_that_few_models_set(model_type):
+    transformers = require("transformers")
+    require("torch")
+    sizes = general(random.Random(model_type), model_type)
+    if model_type == "nemotron_h":
+        sizes = {"layers_block_type": None, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1} | sizes
+    config = transformers.AutoConfig.for_model(model_type, **(sizes | FLAGS[model_type]))
+    assert count_parameters(config.to_dict()).total == built(config)
+
+
+@pytest.mark.parametrize("model_type", ["audioflamingo3", "llama4"])
+def test_heads_that_the_config_of_the_whole_does_not_tie(model_type):
+    transformers = require("transformers")
+    require("torch")
+    text = general(random.Random(model_type), "llama") | {"tie_word_embeddings": model_type == "audioflamingo3"}
+    text["model_type"] = "qwen2" if model_type == "audioflamingo3" else "llama4_text"
+    whole = {"tie_word_embeddings": True} if model_type == "llama4" else {}
+    config = transformers.AutoConfig.for_model(model_type, text_config=text, **whole)
+    assert count_parameters(config.to_dict()).total == built(config)
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
