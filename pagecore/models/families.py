@@ -133,6 +133,9 @@ class Family:
         Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
     shared_field : str
         Field with the number of last layers that read the keys and values of an earlier layer; "" without them.
+    kinds : callable, optional
+        Returns the kind of each layer from fields and the number of layers, in a family without states some of whose
+        layers store nothing.
     nested : tuple of str
         Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
@@ -157,6 +160,7 @@ class Family:
     rounds_head_dim: bool = False
     window: Callable[[Fields], int | None] | None = None
     shared_field: str = ""
+    kinds: Callable[[Fields, int], list[str]] | None = None
     nested: tuple[str, ...] = ()
 
 

@@ -12,7 +12,7 @@ from pagecore.models.config import ModelConfig, has_encoder, read_model_config, 
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields
 from pagecore.models.opening import open_config
-from pagecore.models.parameters import gemma_3n, gemma_4, zamba
+from pagecore.models.parameters import block_configs, gemma_3n, gemma_4, zamba
 from pagecore.models.parameters.audio import add_audio
 from pagecore.models.parameters.blocks import (
     add_attention,
@@ -175,6 +175,8 @@ def _add_text_model(
         shared = [model.layers[spec.layer] for spec in specs if isinstance(spec, Alias)]
         if model_type in ("zamba", "zamba2"):
             zamba.add_layer(tally, fields, specs, layer, model_type)
+        elif model_type == "nemotron-nas":
+            block_configs.add_layer(tally, fields, traits, specs, layer)
         else:
             _add_layer(tally, fields, traits, [*shared, *specs], layer, model_type)
     if model_type in ("zamba", "zamba2"):
