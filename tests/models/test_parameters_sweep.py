@@ -75,6 +75,11 @@ WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
 TYPES = sorted(TRAITS.keys() - {"kimi_k2", "minimax_m1", "minimax_text_01"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
+SIGLIP_2 = {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 14}
+# Types of the text models of towers that any text model may follow.
+TEXT_OF = {"glm46v": "glm4v_text", "glm4v_moe": "glm4v_moe_text", "glm_ocr": "glm_ocr_text", "lfm2_vl": "lfm2"}
+TEXT_OF |= {"lighton_ocr": "qwen3", "llava_next_video": "llama", "ovis2": "qwen2", "video_llama_3": "qwen2"}
+TEXT_OF |= {"paddleocr_vl": "paddleocr_vl_text"}
 TOWER = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
 QWEN = {"depth": 3, "hidden_size": 32, "num_heads": 4, "intermediate_size": 72, "out_hidden_size": 64}
 VISION = {
@@ -104,6 +109,24 @@ VISION = {
     "qwen3_vl": [(QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}, {})],
     "qwen3_vl_moe": [(QWEN | {"deepstack_visual_indexes": [1], "num_position_embeddings": 16}, {})],
     "glm4v": [(QWEN | {"image_size": 56, "patch_size": 14}, {})],
+    "glm46v": [(QWEN | {"image_size": 56, "patch_size": 14, "attention_bias": True}, {})],
+    "glm4v_moe": [(QWEN | {"image_size": 56, "patch_size": 14}, {})],
+    "glm_ocr": [(QWEN | {"patch_size": 14, "attention_bias": bias}, {}) for bias in (True, False)],
+    "lfm2_vl": [
+        (SIGLIP_2, {"projector_hidden_size": 40}),
+        (SIGLIP_2 | {"vision_use_head": False}, {"projector_use_layernorm": False, "projector_bias": False}),
+    ],
+    "lighton_ocr": [({"model_type": "pixtral", "patch_size": 14}, {"spatial_merge_size": 2})],
+    "llava_next_video": [(CLIP, {})],
+    "ovis2": [
+        ({"image_size": 56, "patch_size": 14, "vocab_size": 50}, {"hidden_size": 64}),
+        (
+            {"image_size": 56, "patch_size": 14, "vocab_size": 50, "qkv_bias": True, "mlp_bias": True},
+            {"hidden_size": 64},
+        ),
+    ],
+    "paddleocr_vl": [({"image_size": 56, "patch_size": 14}, {})],
+    "video_llama_3": [({"patch_size": 14}, {})],
     "llama4": [
         (
             {"image_size": 56, "patch_size": 14, "projector_input_dim": 48, "projector_output_dim": 40}
@@ -250,7 +273,7 @@ def test_small_models_with_a_vision_tower(model_type, case):
     vision, whole = VISION[model_type][case]
     text = general(random.Random(f"{model_type} {case}"), model_type)
     text.pop("tie_word_embeddings")
-    text["model_type"] = ANY_TEXT_MODEL.get(model_type, TEXT_MODELS.get(model_type))
+    text["model_type"] = {**ANY_TEXT_MODEL, **TEXT_MODELS, **TEXT_OF}[model_type]
     tower = vision if "depth" in vision else TOWER | vision
     config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=tower, **whole)
     counted = count_parameters(config.to_dict())

@@ -46,7 +46,7 @@ def simulated_hits(
         A longer prompt is computed, and published, in several steps.
     """
     tree = RadixTree(1, policy=policy)
-    # With a block for every block of the trace nothing is evicted, so that a larger cache finds as many.
+    # With a block for every block of the trace nothing is evicted, so a larger cache finds the same.
     capacity = min(capacity, sum(int((-(-chunk.tokens // block_size)).sum()) for chunk in chunks))
     free = list(range(capacity, 0, -1))
     found = 0
