@@ -4,6 +4,7 @@ Models are built on torch's meta device, so they have no weights. Sizes are rand
 parameters are switched.
 """
 
+import importlib
 import random
 
 import pytest
@@ -228,6 +229,41 @@ def test_heads_that_the_config_of_the_whole_does_not_tie(model_type):
     whole = {"tie_word_embeddings": True} if model_type == "llama4" else {}
     config = transformers.AutoConfig.for_model(model_type, text_config=text, **whole)
     assert count_parameters(config.to_dict()).total == built(config)
+
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+BARK = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "block_size": 30}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "model", "sizes"),
+    [
+        ("bark", "BarkSemantic", "BarkSemanticModel", BARK),
+        ("bark", "BarkCoarse", "BarkCoarseModel", BARK | {"bias": False, "input_vocab_size": 70}),
+        ("csm", "CsmDepthDecoder", "CsmDepthDecoderForCausalLM", SMALL),
+        (
+            "csm",
+            "CsmDepthDecoder",
+            "CsmDepthDecoderForCausalLM",
+            SMALL | BIASED | {"num_codebooks": 5, "vocab_size": 33, "backbone_hidden_size": 40},
+        ),
+        ("higgs_audio_v2", "HiggsAudioV2", "HiggsAudioV2ForConditionalGeneration", SMALL | {"head_dim": 10}),
+        (
+            "higgs_audio_v2",
+            "HiggsAudioV2",
+            "HiggsAudioV2ForConditionalGeneration",
+            SMALL | BIASED | {"num_codebooks": 3, "codebook_size": 9},
+        ),
+    ],
+)
+def test_small_models_that_speak(module, name, model, sizes):
+    require("transformers")
+    torch, path = require("torch"), f"transformers.models.{module}"
+    config = getattr(importlib.import_module(f"{path}.configuration_{module}"), f"{name}Config")(**sizes)
+    with torch.device("meta"):
+        built_now = getattr(importlib.import_module(f"{path}.modeling_{module}"), model)(config)
+    assert count_parameters(config.to_dict()).total == sum(each.numel() for each in built_now.parameters())
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])

@@ -29,6 +29,7 @@ from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_de
 from pagecore.models.parameters.recent import RECENT_TRAITS
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.remote import REMOTE_TRAITS
+from pagecore.models.parameters.speech import SPEECH_TRAITS
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
@@ -48,6 +49,7 @@ ALL_TRAITS: Mapping[str, Traits] = {
     **LINEAR_TRAITS,
     **REMOTE_TRAITS,
     **RECENT_TRAITS,
+    **SPEECH_TRAITS,
 }
 
 # Families whose layers have no MLP, or one that is counted with the recurrence.
