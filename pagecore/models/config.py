@@ -152,7 +152,8 @@ def read_model_config(
     unread = unserved_attention(lambda name: None if name in family.defaults else fields.given(name))
     _refuse_unserved(fields, model_type, unread)
     num_layers = family.count_layers(fields)
-    kinds = [FULL] * num_layers if family.states is None else family.states.kinds(fields, num_layers)
+    find_kinds = family.states.kinds if family.states is not None else family.kinds
+    kinds = [FULL] * num_layers if find_kinds is None else find_kinds(fields, num_layers)
     asked = Asked(stored_dtype(whole, fields, dtype), requested_format(whole, fields, format), sinks)
     attending = attention_specs(fields, family, model_type, kinds, asked)
     attention = iter(share_last_layers(fields, family.shared_field, attending) if family.shared_field else attending)

@@ -133,6 +133,9 @@ class Family:
         Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
     shared_field : str
         Field with the number of last layers that read the keys and values of an earlier layer; "" without them.
+    kinds : callable, optional
+        Returns the kind of each layer from fields and the number of layers, in a family without states some of whose
+        layers store nothing.
     nested : tuple of str
         Fields that are objects, whose own fields the family reads as "attn_config.kv_n_heads".
     has_chunks : bool
@@ -157,6 +160,7 @@ class Family:
     rounds_head_dim: bool = False
     window: Callable[[Fields], int | None] | None = None
     shared_field: str = ""
+    kinds: Callable[[Fields, int], list[str]] | None = None
     nested: tuple[str, ...] = ()
 
 
@@ -219,7 +223,7 @@ LLAMA_4 = {
     "no_rope_layer_interval": 4,
     "layer_types": None,
 }
-COHERE_2 = {"num_key_value_heads": None, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
+COHERE_2 = {**GROUPED, "sliding_window": 4096, "layer_types": None, "sliding_window_pattern": 4}
 GPT_2 = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
 GPT_2_NAMES = {
     "hidden_size": "n_embd",

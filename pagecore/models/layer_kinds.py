@@ -11,6 +11,7 @@ from pagecore.storage.checks import LAYERS_MAX
 
 __all__ = [
     "HYBRID_SLIDING",
+    "NEITHER",
     "attends",
     "count_by_kind",
     "every_fourth_or_the_last_attends",

@@ -29,6 +29,8 @@ _LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "model_max_length")
 _TOWER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_channels", "patch_size")
 _COMMON = (*_NAMES, *_LENGTHS, "quantization", "quantization_config", "vision_encoder")
+# Hidden size, layers and vocabulary of Llama 3.2 1B and 3B. Meta's files do not say that their heads are tied.
+_TIED_LLAMAS = frozenset({(2048, 16, 128256), (3072, 28, 128256)})
 # Fields that decide neither specs nor parameters. YaRN changes the scale of scores of latents alone.
 _WITHOUT_EFFECT = frozenset(
     {"norm_eps", "rope_theta", "rope_scaling_factor", "use_scaled_rope", "llama_4_scaling", "yarn", "max_batch_size"}
@@ -114,7 +116,7 @@ def _family(given: Fields, layers: int) -> dict[str, Any]:
         return {"model_type": "mixtral", "sliding_window": given.given("sliding_window")} | _of_mixtral(given)
     if given.given("multiple_of") is not None:
         _refuse_unread(given, {*_COMMON, "multiple_of", "ffn_dim_multiplier"})
-        return {"model_type": "llama", "intermediate_size": _width_of_llama(given)}
+        return {"model_type": "llama", "intermediate_size": _width_of_llama(given), **_tie_of_llama(given, layers)}
     _refuse_unread(given, {*_COMMON, "sliding_window"})
     window = given.given("sliding_window")
     if not isinstance(window, list | tuple):
@@ -164,6 +166,14 @@ def _width_of_llama(given: Fields) -> int:
         width = given.scaled(width, "ffn_dim_multiplier")
     multiple = given.integer("multiple_of")
     return multiple * ceil_div(width, multiple)
+
+
+def _tie_of_llama(given: Fields, layers: int) -> dict[str, bool]:
+    """Return the tie of embedding and head; a file that has `tied_embeddings` decides."""
+    if given.given("tied_embeddings") is not None:
+        return {}
+    sizes = (given.given("dim"), layers, given.given("vocab_size"))
+    return {"tie_word_embeddings": sizes in _TIED_LLAMAS}
 
 
 def _with_tower(config: Mapping[str, Any], tower: Fields) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 Source: the configuration and modeling files of internlm/internlm2-chat-7b, baichuan-inc/Baichuan2-7B-Base,
 THUDM/glm-4-9b-chat, LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct, deepseek-ai/deepseek-moe-16b-base, XiaomiMiMo/MiMo-7B-Base,
-openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, inclusionAI/Ling-mini-2.0 and stepfun-ai/step3.
+openbmb/MiniCPM-2B-sft-bf16, Qwen/Qwen-7B, inclusionAI/Ling-mini-2.0, stepfun-ai/step3,
+Snowflake/snowflake-arctic-instruct and nvidia/Llama-3_3-Nemotron-Super-49B-v1.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.errors import UnsupportedOption
+from pagecore.models.block_configs import heads_of_block, kinds_of_blocks
 from pagecore.models.families import GROUPED, QWEN, Family, Heads
 from pagecore.models.fields import Fields
-from pagecore.models.layer_rules import layers_above
+from pagecore.models.layer_rules import every_layer, layers_above
 
 __all__ = ["REMOTE"]
 
@@ -32,6 +34,7 @@ def _groups_of_chatglm(fields: Fields, heads: Heads, _layer: int, _slides: bool)
 
 
 REMOTE: Mapping[str, Family] = {
+    "arctic": Family({**GROUPED, "sliding_window": None}, every_layer),
     "baichuan": Family({}, aliases={"max_position_embeddings": "model_max_length"}),
     "bailing_moe": Family(QWEN, layers_above),
     "chatglm": Family(
@@ -44,6 +47,7 @@ REMOTE: Mapping[str, Family] = {
     "internlm2": Family(GROUPED),
     "mimo": Family({**QWEN, "num_key_value_heads": 8}, layers_above),
     "minicpm": Family(GROUPED),
+    "nemotron-nas": Family(GROUPED, heads=heads_of_block, kinds=kinds_of_blocks),
     "qwen": Family({"head_dim": 128}, aliases={"head_dim": "kv_channels", "max_position_embeddings": "seq_length"}),
     # The heads share keys and values, and queries pass through a low rank.
     "step3_text": Family(

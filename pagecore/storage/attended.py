@@ -36,6 +36,11 @@ class AttendedKeys:
         """True if keys can be released before the sequence ends."""
         return self.window is not None or self.chunk is not None
 
+    def first_kept(self, length: int) -> int:
+        """Return the first position, sinks apart, whose key a sequence of `length` tokens keeps."""
+        first = max(0, length - self.lookahead - ((self.window or 1) - 1))
+        return first // self.chunk * self.chunk if self.chunk is not None else first
+
     def most_blocks(self, step_tokens: int, block_size: int) -> int:
         """Return the most blocks whose keys are held at once while `step_tokens` tokens are computed."""
         window = ceil_div(self._unused(block_size) + self._span + step_tokens, block_size)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pagecore import PagedKVCache, StateSpec, SwapSpace
+from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec, SwapSpace
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from tests.cache.hybrids import FULL, PLANE, compute, make, table, temporal
 
@@ -20,6 +20,25 @@ def test_an_abandoned_step_returns_to_the_checkpoint():
     assert not batch.state_read.numpy().any()
     assert not batch.state_write.numpy().any()
     compute(cache, sequence, 30)
+
+
+@pytest.mark.parametrize("sinks", [0, 1, 6, 9])
+def test_an_abandoned_step_returns_to_no_checkpoint_whose_window_has_holes(sinks):
+    state = StateSpec((Plane("temporal", (4,), "float32", per="sequence"),), chunk=4, interval=8)
+    spec = AttentionSpec(1, 8, dtype="float32", window=4, sink_tokens=sinks)
+    cache = PagedKVCache([spec, state], block_size=1, num_blocks=60, num_states=6, max_sequences=2, device="none")
+    sequence = cache.add_sequence(range(39))
+    for _ in range(11):  # past the checkpoint at 8
+        cache.commit(cache.prepare([sequence], 1))
+    cache.abandon(cache.prepare([sequence], 1))
+    # The token at 8 sees those from 5 on, of which sinks keep up to all three.
+    assert sequence.num_computed_tokens == (8 if sinks > 7 else 0)
+    batch = cache.prepare([sequence], 1)
+    row = batch.group(0).block_table.numpy()[0]
+    first = max(sequence.num_computed_tokens - 3, 0)
+    assert (row[first : sequence.num_computed_tokens + 1] > 0).all()
+    cache.commit(batch)
+    cache.check_invariants()
 
 
 def test_an_abandoned_first_step_past_a_state_gives_back_the_shared_blocks():

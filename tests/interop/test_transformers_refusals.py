@@ -390,6 +390,15 @@ def test_values_that_a_model_changes_after_storing_them_raise(model, cache):
     assert cache.kv.num_sequences == 0
 
 
+def test_models_that_repeat_their_keys_raise():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_key_value_heads": 2, "kv_channels": 8}
+    config = transformers.JetMoeConfig(vocab_size=30, intermediate_size=16, num_local_experts=2, **sizes)
+    model = transformers.JetMoeForCausalLM(config)
+    model.set_attn_implementation("pagecore")
+    with pytest.raises(UnsupportedOption, match=r"the jetmoe repeats keys and values after storing them"):
+        PagedCache(model, num_blocks=9)
+
+
 def test_models_with_attention_code_of_their_own_raise():
     config = transformers.MptConfig(vocab_size=30, d_model=16, n_heads=2, n_layers=1)
     mpt = transformers.MptForCausalLM(config)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models import ConfigError
+from pagecore.models import ConfigError, read_model_config
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
 from pagecore.models.parameters.count import ALL_TRAITS
 from pagecore.models.served import SERVED
@@ -18,6 +18,7 @@ from tests.models.published import PUBLISHED
 # Models with encoders of images and sound, with experts of two kinds, with two stacks of layers, and recent latents.
 UNCOUNTED = {"phi4_multimodal", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "chameleon", "hrm_text"}
 UNCOUNTED |= {"muse_spark_text", "qwen4_exp_text"}
+SPEAKING = {"coarse_acoustics", "csm_depth_decoder_model", "higgs_audio_v2", "semantic", "step3p5"}
 FOLDER = Path(__file__).parent
 RECORDED = json.loads((FOLDER / "parameters.json").read_text())
 WRITTEN = json.loads((FOLDER / "attended.json").read_text()) | json.loads((FOLDER / "stored.json").read_text())
@@ -40,7 +41,7 @@ def test_counts_equal_those_of_transformers(name):
 
 
 def test_every_family_is_counted():
-    assert set(ALL_TRAITS) == set(SERVED) - UNCOUNTED - ({*SPEECH} - {"step3p5"})
+    assert set(ALL_TRAITS) == set(SERVED) - UNCOUNTED - ({*SPEECH} - SPEAKING)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,13 @@ REMOTE_FILES = {
         {"model_type": "chatglm", "num_layers": 40, "ffn_hidden_size": 13696, "padded_vocab_size": 151552}
         | {"add_qkv_bias": True, "multi_query_attention": True, "multi_query_group_num": 2, "kv_channels": 128},
         9_399_951_360,
+    ),
+    "arctic": (
+        {"model_type": "arctic", "hidden_size": 7168, "num_attention_heads": 56, "num_key_value_heads": 8}
+        | {"num_hidden_layers": 35, "intermediate_size": 4864, "num_local_experts": 128, "vocab_size": 32000}
+        | {"moe_layer_frequency": 1, "parallel_attn_mlp_res": True},
+        # By hand: the model card has 480B.
+        35 * (128 * (3 * 7168 * 4864 + 7168) + 5 * 7168 * 7168 + 2 * 7168 * 1024 + 3 * 7168) + 64001 * 7168,
     ),
     "baichuan2-7b": (
         {"model_type": "baichuan", "num_hidden_layers": 32, "intermediate_size": 11008, "vocab_size": 125696},
@@ -135,6 +143,52 @@ REMOTE_FILES = {
         7_818_448_896,
     ),
 }
+
+
+def block(n_heads_in_group, ffn_mult, **ffn):
+    """Return a block of Nemotron-NAS; without heads in a group it has no attention."""
+    attention = {"n_heads_in_group": n_heads_in_group, "no_op": n_heads_in_group is None, "window_length": None}
+    return {"attention": attention | {"replace_with_linear": False}, "ffn": {"ffn_mult": ffn_mult} | ffn}
+
+
+def test_blocks_of_nemotron_nas():
+    blocks = [block(8, 5.25), block(None, 2.625), block(16, 1.0), block(8, None, no_op=True), block(None, 0.5)]
+    blocks[4]["attention"] |= {"no_op": False, "replace_with_linear": True}
+    blocks[4]["ffn"] |= {"replace_with_linear": True}
+    config = {"model_type": "nemotron-nas", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 5}
+    config |= {"block_configs": blocks, "vocab_size": 128256, "num_key_value_heads": None, "intermediate_size": None}
+    model = read_model_config(config)
+    assert model.specs_by_layer == ((0,), (), (1,), (2,), ())
+    assert [(spec.num_query_heads, spec.num_kv_heads, spec.head_dim) for spec in model.layers] == [
+        (64, 8, 128), (64, 4, 128), (64, 8, 128)
+    ]  # fmt: skip
+    attention = [2 * 8192 * 8192 + 2 * 8192 * kv_heads * 128 for kv_heads in (8, 4, 8)]
+    widths = [28672, 14336, 5632]
+    expected = sum(attention) + 3 * 8192 * sum(widths) + 2 * 8192 * 8192 + (8 + 1) * 8192 + 2 * 128256 * 8192
+    counted = count_parameters(config)
+    assert counted.total == expected
+    stages = [count_parameters(config, layers=range(n, n + 1)).total for n in range(5)]
+    assert sum(stages) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"block_configs": None}, "block_configs is null; it must list an object for each of num_hidden_layers, 1"),
+        ({"block_configs": [{"attention": 1}]}, r"block_configs\[0\] must be an object with the objects attention"),
+        ({"block_configs": [block(7, 1.0)]}, "attention.n_heads_in_group is 7; it must divide num_attention_heads"),
+        ({"block_configs": [block("8", 1.0)]}, 'n_heads_in_group is "8"; it must be an integer'),
+        ({"block_configs": [block(8, None)]}, r"block_configs\[0\].ffn.ffn_mult is null; it must be a finite number"),
+    ],
+)
+def test_blocks_that_no_nemotron_nas_has(change, words):
+    config = {"model_type": "nemotron-nas", "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 1}
+    with pytest.raises(ConfigError, match=words):
+        count_parameters(config | {"vocab_size": 99, "block_configs": [block(8, 1.0)]} | change)
+    windowed = block(8, 1.0)
+    windowed["attention"]["window_length"] = 16
+    with pytest.raises(UnsupportedOption, match="window_length is 16, which is not supported"):
+        read_model_config(config | {"block_configs": [windowed]})
 
 
 @pytest.mark.parametrize("name", REMOTE_FILES)

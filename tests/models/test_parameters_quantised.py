@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.parameters import Kind, count_parameters, weight_format
 from pagecore.models.parameters.unquantised import names_module
 from tests.models.test_parameters import DEEPSEEK, LLAMA, config_of
@@ -27,6 +28,30 @@ def test_bytes_of_deepseek_v3_in_blocks_of_float8():
     assert 0 < 688_586_727_753 - total < 163 * 80_000
 
 
+@pytest.mark.parametrize(
+    ("quantised", "words"),
+    [
+        ({"quant_method": "auto-round", "bits": 5}, "bits is 5, whose bytes are unknown"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "fp8"}, 'data_type is "fp8"'),
+        ({"quant_method": "hqq", "quant_config": {"self_attn.q_proj": {"nbits": 4}}}, "quant_config is"),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": "4"}}}, 'nbits is "4"'),
+        ({"quant_method": "torchao", "quant_type": "autoquant"}, 'quant_type is "autoquant"'),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": ["x"]}}}, "quant_type is"),
+        ({"quant_method": "torchao", "quant_type": {"default": {"_type": "FPXWeightOnlyConfig"}}}, "quant_type is"),
+    ],
+)
+def test_quantisations_whose_bytes_are_unknown(quantised, words):
+    with pytest.raises(UnsupportedOption, match=f"quantization_config.*{words}"):
+        weight_format(SMALL | {"quantization_config": quantised})
+
+
+def test_modules_of_auto_round_with_16_bits_keep_their_dtype():
+    name = "model.layers.0.self_attn.q_proj"
+    quantised = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "extra_config": {name: {"bits": 16}}}
+    config = SMALL | {"quantization_config": quantised}
+    assert weight_format(config).count_unquantised(count_parameters(config)) == 320 * 320
+
+
 def by_hand(sides, code_bits, group, scale_bits, each=0, inputs_bits=0):
     """Return the bytes of matrices of ``outputs x inputs``, one after another."""
     total = 0
@@ -42,6 +67,13 @@ SMALL = LLAMA | {"num_hidden_layers": 2, "hidden_size": 320, "intermediate_size"
 SMALL |= {"num_key_value_heads": 5, "vocab_size": 1000}
 ATTENTION = [(320, 320), (160, 320), (160, 320), (320, 320)]
 MLP = [(744, 320), (744, 320), (320, 744)]
+HQQ = {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}, "scale_quant_params": None}
+
+
+def torchao(name, **options):
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": 1, "_data": options}}}
+
+
 INT4 = {"weights": {"type": "int", "num_bits": 4, "group_size": 32}}
 CHANNEL = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
 
@@ -60,6 +92,18 @@ CHANNEL = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (4, (1, 16), 8, 64)),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, (8, (0, 0), 32, 32)),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, (8, (1, 0), 32)),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "data_type": "int"}, (4, (1, 128), 20)),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"}, (4, (1, 32), 8)),
+        ({"quant_method": "auto-round", "bits": 4, "group_size": 16, "data_type": "nv_fp4"}, (4, (1, 16), 8, 32)),
+        ({"quant_method": "hqq", "quant_config": HQQ, "skip_modules": ["lm_head"]}, (4, (1, 64), 32)),
+        (torchao("Int4WeightOnlyConfig", group_size=64), (4, (1, 64), 32)),
+        (torchao("Int8WeightOnlyConfig", group_size=None), (8, (1, 0), 16)),
+        ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, (4, (1, 128), 32)),
+        (
+            {"quant_method": "torchao", "quant_type": "int4_weight_only", "quant_type_kwargs": {"group_size": 32}},
+            (4, (1, 32), 32),
+        ),
+        (torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[{"_type": "PerRow"}]), (8, (1, 0), 32)),
     ],
 )
 def test_scales_of_every_matrix_are_counted(quantised, layout):

@@ -4,6 +4,7 @@ Models are built on torch's meta device, so they have no weights. Sizes are rand
 parameters are switched.
 """
 
+import importlib
 import random
 
 import pytest
@@ -75,6 +76,11 @@ WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
 TYPES = sorted(TRAITS.keys() - {"kimi_k2", "minimax_m1", "minimax_text_01"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
+SIGLIP_2 = {"model_type": "siglip2_vision_model", "num_patches": 16, "patch_size": 14}
+# Types of the text models of towers that any text model may follow.
+TEXT_OF = {"glm46v": "glm4v_text", "glm4v_moe": "glm4v_moe_text", "glm_ocr": "glm_ocr_text", "lfm2_vl": "lfm2"}
+TEXT_OF |= {"lighton_ocr": "qwen3", "llava_next_video": "llama", "ovis2": "qwen2", "video_llama_3": "qwen2"}
+TEXT_OF |= {"paddleocr_vl": "paddleocr_vl_text"}
 TOWER = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
 QWEN = {"depth": 3, "hidden_size": 32, "num_heads": 4, "intermediate_size": 72, "out_hidden_size": 64}
 VISION = {
@@ -104,6 +110,24 @@ VISION = {
     "qwen3_vl": [(QWEN | {"deepstack_visual_indexes": [0, 2], "num_position_embeddings": 16}, {})],
     "qwen3_vl_moe": [(QWEN | {"deepstack_visual_indexes": [1], "num_position_embeddings": 16}, {})],
     "glm4v": [(QWEN | {"image_size": 56, "patch_size": 14}, {})],
+    "glm46v": [(QWEN | {"image_size": 56, "patch_size": 14, "attention_bias": True}, {})],
+    "glm4v_moe": [(QWEN | {"image_size": 56, "patch_size": 14}, {})],
+    "glm_ocr": [(QWEN | {"patch_size": 14, "attention_bias": bias}, {}) for bias in (True, False)],
+    "lfm2_vl": [
+        (SIGLIP_2, {"projector_hidden_size": 40}),
+        (SIGLIP_2 | {"vision_use_head": False}, {"projector_use_layernorm": False, "projector_bias": False}),
+    ],
+    "lighton_ocr": [({"model_type": "pixtral", "patch_size": 14}, {"spatial_merge_size": 2})],
+    "llava_next_video": [(CLIP, {})],
+    "ovis2": [
+        ({"image_size": 56, "patch_size": 14, "vocab_size": 50}, {"hidden_size": 64}),
+        (
+            {"image_size": 56, "patch_size": 14, "vocab_size": 50, "qkv_bias": True, "mlp_bias": True},
+            {"hidden_size": 64},
+        ),
+    ],
+    "paddleocr_vl": [({"image_size": 56, "patch_size": 14}, {})],
+    "video_llama_3": [({"patch_size": 14}, {})],
     "llama4": [
         (
             {"image_size": 56, "patch_size": 14, "projector_input_dim": 48, "projector_output_dim": 40}
@@ -137,6 +161,22 @@ def general(chosen, model_type):
     return sizes | (LATENT if model_type in LATENT_TYPES else {}) | OF_FAMILY.get(model_type, {})
 
 
+# Flags and sizes that few published models set.
+FLAGS = {
+    "afmoe": {"attention_bias": True},
+    "beam": {"attention_bias": True},
+    "deepseek_v2": {"mlp_bias": True, **LATENT},
+    "ernie4_5_moe": {"use_bias": True, "moe_num_experts": 4},
+    "falcon_h1": {"mamba_proj_bias": True, "mlp_bias": True, **OF_FAMILY["falcon_h1"]},
+    "flint": {"attention_bias": True},
+    "minicpm3": {"mlp_bias": True, **LATENT},
+    "nemotron_h": {"hybrid_override_pattern": "ME*E", "moe_latent_size": 12, "mlp_bias": True, "attention_bias": True},
+    "phi": {"qk_layernorm": True},
+    "stablelm": {"use_parallel_residual": True},
+    "whisper": {"tie_word_embeddings": False, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
+}
+
+
 def built(config):
     """Return the parameters of the model that transformers builds."""
     from tests.models.record_parameters import count
@@ -167,6 +207,63 @@ def test_small_models_of_every_family(model_type, seed):
         # transformers gives the experts that return their input the weights of a gate; checkpoints do not.
         expected -= 2 * config.zero_expert_num * 2 * config.expert_ffn_hidden_size * config.hidden_size
     assert count_parameters(config.to_dict()).total == expected
+
+
+@pytest.mark.parametrize("model_type", sorted(FLAGS))
+def test_flags_that_few_models_set(model_type):
+    transformers = require("transformers")
+    require("torch")
+    sizes = general(random.Random(model_type), model_type)
+    if model_type == "nemotron_h":
+        sizes = {"layers_block_type": None, "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1} | sizes
+    config = transformers.AutoConfig.for_model(model_type, **(sizes | FLAGS[model_type]))
+    assert count_parameters(config.to_dict()).total == built(config)
+
+
+@pytest.mark.parametrize("model_type", ["audioflamingo3", "llama4"])
+def test_heads_that_the_config_of_the_whole_does_not_tie(model_type):
+    transformers = require("transformers")
+    require("torch")
+    text = general(random.Random(model_type), "llama") | {"tie_word_embeddings": model_type == "audioflamingo3"}
+    text["model_type"] = "qwen2" if model_type == "audioflamingo3" else "llama4_text"
+    whole = {"tie_word_embeddings": True} if model_type == "llama4" else {}
+    config = transformers.AutoConfig.for_model(model_type, text_config=text, **whole)
+    assert count_parameters(config.to_dict()).total == built(config)
+
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+BARK = {"num_layers": 2, "hidden_size": 48, "num_heads": 4, "block_size": 30}
+BIASED = {"attention_bias": True, "mlp_bias": True}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "model", "sizes"),
+    [
+        ("bark", "BarkSemantic", "BarkSemanticModel", BARK),
+        ("bark", "BarkCoarse", "BarkCoarseModel", BARK | {"bias": False, "input_vocab_size": 70}),
+        ("csm", "CsmDepthDecoder", "CsmDepthDecoderForCausalLM", SMALL),
+        (
+            "csm",
+            "CsmDepthDecoder",
+            "CsmDepthDecoderForCausalLM",
+            SMALL | BIASED | {"num_codebooks": 5, "vocab_size": 33, "backbone_hidden_size": 40},
+        ),
+        ("higgs_audio_v2", "HiggsAudioV2", "HiggsAudioV2ForConditionalGeneration", SMALL | {"head_dim": 10}),
+        (
+            "higgs_audio_v2",
+            "HiggsAudioV2",
+            "HiggsAudioV2ForConditionalGeneration",
+            SMALL | BIASED | {"num_codebooks": 3, "codebook_size": 9},
+        ),
+    ],
+)
+def test_small_models_that_speak(module, name, model, sizes):
+    require("transformers")
+    torch, path = require("torch"), f"transformers.models.{module}"
+    config = getattr(importlib.import_module(f"{path}.configuration_{module}"), f"{name}Config")(**sizes)
+    with torch.device("meta"):
+        built_now = getattr(importlib.import_module(f"{path}.modeling_{module}"), model)(config)
+    assert count_parameters(config.to_dict()).total == sum(each.numel() for each in built_now.parameters())
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
@@ -212,7 +309,7 @@ def test_small_models_with_a_vision_tower(model_type, case):
     vision, whole = VISION[model_type][case]
     text = general(random.Random(f"{model_type} {case}"), model_type)
     text.pop("tie_word_embeddings")
-    text["model_type"] = ANY_TEXT_MODEL.get(model_type, TEXT_MODELS.get(model_type))
+    text["model_type"] = {**ANY_TEXT_MODEL, **TEXT_MODELS, **TEXT_OF}[model_type]
     tower = vision if "depth" in vision else TOWER | vision
     config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=tower, **whole)
     counted = count_parameters(config.to_dict())

@@ -14,6 +14,8 @@ MISTRAL = {"dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n
 MISTRAL |= {"norm_eps": 1e-05, "vocab_size": 32000, "rope_theta": 10000.0}
 LLAMA = {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "multiple_of": 1024}
 LLAMA |= {"ffn_dim_multiplier": 1.3, "norm_eps": 1e-05, "rope_theta": 500000.0}
+LLAMA_1B = LLAMA | {"dim": 2048, "n_layers": 16, "ffn_dim_multiplier": 1.5, "multiple_of": 256}
+LLAMA_3B = LLAMA | {"dim": 3072, "n_layers": 28, "n_heads": 24, "ffn_dim_multiplier": 1.0, "multiple_of": 256}
 NEMO = {"dim": 5120, "n_layers": 40, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8}
 NEMO |= {"vocab_size": 131072, "rope_theta": 1e9}
 TOWER = {"hidden_size": 1024, "num_channels": 3, "image_size": 1024, "patch_size": 16, "rope_theta": 10000.0}
@@ -30,6 +32,9 @@ TOWER |= {"intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_hea
             LLAMA | {"n_kv_heads": None, "vocab_size": 32000, "multiple_of": 256, "ffn_dim_multiplier": None},
             6_738_415_616,
         ),
+        (LLAMA_1B, 1_235_814_400),
+        (LLAMA_1B | {"tied_embeddings": False}, 1_235_814_400 + 128256 * 2048),
+        (LLAMA_3B, 3_212_749_824),
         (NEMO, 12_247_782_400),
         (NEMO | {"vision_encoder": TOWER}, 12_682_739_712),
     ],

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._kept cimport KeptKeys, first_kept, first_seen
+from pagecore.cache._kept cimport KeptKeys, first_kept, first_seen, sink_blocks
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
@@ -282,7 +282,10 @@ cdef int forget_unreachable(StepRecord step, Py_ssize_t live) except -1:
             if length == 0:
                 continue
             blocks = step.state.tables.row_raw(step.live_rows[k], keys.group)
-            index = <size_t>(first_seen(keys, length) // step.state.block_size)
+            # The sinks before it are never released.
+            index = <size_t>max(
+                first_seen(keys, length) // step.state.block_size, sink_blocks(keys, step.state.block_size)
+            )
             if index * step.state.block_size < <size_t>length and blocks.data()[index] == 0:
                 step.state.states.forget_checkpoint_raw(step.live_rows[k])
     return 0

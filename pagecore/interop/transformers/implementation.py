@@ -7,12 +7,17 @@ from transformers import PreTrainedModel
 from pagecore.errors import UnsupportedOption
 
 NAME = "pagecore"
+# Models that attend to keys other than those that they store, such as copies for each expert.
+_REPEATING = frozenset({"jetmoe"})
 REMEDY = f'call model.set_attn_implementation("{NAME}")'
 
 
 def check_implementation(model: PreTrainedModel) -> None:
     """Raise UnsupportedOption unless the attention implementation of the model is "pagecore"."""
     name = model.config.get_text_config(decoder=True)._attn_implementation
+    model_type = model.config.get_text_config(decoder=True).model_type
+    if model_type in _REPEATING:
+        raise UnsupportedOption(f"the {model_type} repeats keys and values after storing them; use another cache")
     if name == NAME:
         return
     if not getattr(type(model), "_can_set_attn_implementation", lambda: True)():

@@ -208,8 +208,9 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
     else:
         tally.linear(hidden, count, bias=experts.has_biases, split=Split.COPY, kind=Kind.OTHER)
     first = "gate_proj" if traits.is_gated else "up_proj"
-    tally.linear(hidden, width, kind=Kind.EXPERT, copies=count * (1 + traits.is_gated), name=f"experts.0.{first}")
-    tally.linear(width, hidden, kind=Kind.EXPERT, copies=count, name="experts.0.down_proj")
+    inputs = _add_latent_projections(tally, fields, traits, experts) or hidden
+    tally.linear(inputs, width, kind=Kind.EXPERT, copies=count * (1 + traits.is_gated), name=f"experts.0.{first}")
+    tally.linear(width, inputs, kind=Kind.EXPERT, copies=count, name="experts.0.down_proj")
     if experts.has_biases:
         tally.add(count * (width * (1 + traits.is_gated) + hidden), Kind.OTHER, Split.TENSOR)
     if experts.has_score_bias:
@@ -227,6 +228,17 @@ def add_experts(tally: Tally, fields: Fields, traits: Traits, experts: Experts) 
     shared = _shared_width(fields, experts, width)
     if shared:
         add_mlp(tally, fields, traits, shared, "shared_experts.")
+
+
+def _add_latent_projections(tally: Tally, fields: Fields, traits: Traits, experts: Experts) -> int:
+    """Add the projections to and from the features of the experts; return their number, 0 for the hidden size."""
+    if not experts.inputs or fields.given(experts.inputs) is None:
+        return 0
+    hidden, inputs = fields.integer("hidden_size"), fields.integer(experts.inputs)
+    has_bias = is_true(fields, traits.mlp_bias)
+    tally.linear(hidden, inputs, bias=has_bias, split=Split.COPY, name="fc1_latent_proj")
+    tally.linear(inputs, hidden, bias=has_bias, split=Split.COPY, name="fc2_latent_proj")
+    return inputs
 
 
 def _shared_width(fields: Fields, experts: Experts, width: int) -> int:

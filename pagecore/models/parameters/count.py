@@ -12,7 +12,7 @@ from pagecore.models.config import ModelConfig, has_encoder, read_model_config, 
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields
 from pagecore.models.opening import open_config
-from pagecore.models.parameters import gemma_3n, gemma_4, zamba
+from pagecore.models.parameters import block_configs, gemma_3n, gemma_4, zamba
 from pagecore.models.parameters.audio import add_audio
 from pagecore.models.parameters.blocks import (
     add_attention,
@@ -29,6 +29,7 @@ from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_de
 from pagecore.models.parameters.recent import RECENT_TRAITS
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.remote import REMOTE_TRAITS
+from pagecore.models.parameters.speech import SPEECH_TRAITS
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
@@ -48,17 +49,21 @@ ALL_TRAITS: Mapping[str, Traits] = {
     **LINEAR_TRAITS,
     **REMOTE_TRAITS,
     **RECENT_TRAITS,
+    **SPEECH_TRAITS,
 }
 
 # Families whose layers have no MLP, or one that is counted with the recurrence.
 _WITHOUT_MLP = frozenset({"mamba", "falcon_mamba", "mamba2", *LINEAR_TRAITS})
+# Multimodal models whose head is never the embedding, and those whose text model alone says whether it is.
+_NEVER_TIED = frozenset({"audioflamingo3", "musicflamingo"})
+_TIED_BY_TEXT = frozenset({"llama4"})
 # Fields that published files leave out, with the value that transformers gives them. Sizes have no default: a file
 # without one is refused.
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("tie_word_embeddings", "mlp_layer_types", "moe_layers", "mlp_only_layers", "n_inner")),
     **dict.fromkeys(("attention_bias", "attention_out_bias", "mlp_bias", "use_qk_norm", "use_bias"), False),
     **dict.fromkeys(("use_qkv_bias", "qk_layernorm", "lm_head_bias"), False),
-    **dict.fromkeys(("mamba_proj_bias", "mamba_rms_norm", "conv_bias", "add_bias_linear"), False),
+    **dict.fromkeys(("mamba_proj_bias", "mamba_rms_norm", "projectors_bias", "conv_bias", "add_bias_linear"), False),
     **dict.fromkeys(("use_conv_bias", "mamba_conv_bias", "block_auto_adjust_ff_dim"), True),
     **dict.fromkeys(("decoder_sparse_step", "interleave_moe_layer_step", "num_mem_blocks"), 1),
     **dict.fromkeys(("use_shared_attention_adapter", "use_double_wide_mlp"), False),
@@ -172,6 +177,8 @@ def _add_text_model(
         shared = [model.layers[spec.layer] for spec in specs if isinstance(spec, Alias)]
         if model_type in ("zamba", "zamba2"):
             zamba.add_layer(tally, fields, specs, layer, model_type)
+        elif model_type == "nemotron-nas":
+            block_configs.add_layer(tally, fields, traits, specs, layer)
         else:
             _add_layer(tally, fields, traits, [*shared, *specs], layer, model_type)
     if model_type in ("zamba", "zamba2"):
@@ -282,8 +289,7 @@ def _add_ends(
 ) -> None:
     """Add the embeddings of the first stage, and the last norm and the output head of the last stage."""
     vocab = fields.integer("vocab_size")
-    tied = next((part.given("tie_word_embeddings") for part in (whole, fields) if _has_tie(part)), traits.is_tied)
-    is_copied = is_last and not (tied and traits.can_tie and is_first)
+    is_copied = is_last and not (traits.can_tie and _is_tied(whole, fields, traits) and is_first)
     width = traits.embedding_width or hidden
     tally.add(vocab * width * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
     tally.add(traits.first * is_first + traits.last * is_last)
@@ -298,5 +304,11 @@ def _add_ends(
         tally.norm(hidden, bias=traits.norm_bias)
 
 
-def _has_tie(fields: Fields) -> bool:
-    return isinstance(fields.given("tie_word_embeddings"), bool)
+def _is_tied(whole: Fields, fields: Fields, traits: Traits) -> bool:
+    """Return True if the head is the embedding, as the config of the whole model or of its text model says."""
+    model_type = whole.given("model_type")
+    if model_type in _NEVER_TIED:
+        return False
+    parts = (fields,) if model_type in _TIED_BY_TEXT else (whole, fields)
+    given = [part.given("tie_word_embeddings") for part in parts]
+    return next((flag for flag in given if isinstance(flag, bool)), traits.is_tied)

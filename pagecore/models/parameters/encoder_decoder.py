@@ -109,7 +109,7 @@ def _rows(fields: Fields, model_type: str) -> tuple[int, int, bool]:
         own = vocab if fields.given("decoder_vocab_size") is None else fields.integer("decoder_vocab_size")
         return vocab + own, own, is_tied
     if is_tied or model_type == "whisper":
-        return vocab, vocab, True
+        return vocab, vocab, is_tied
     # transformers keeps one table that both sides share, and one of each side.
     return 3 * vocab, vocab, False
 

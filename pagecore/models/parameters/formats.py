@@ -1,15 +1,14 @@
 """Bytes of weights: the format of a checkpoint's matrices, from its `quantization_config` or by name.
 
-Sources: the quantisation configs of transformers (fine-grained FP8, GPTQ, AWQ, bitsandbytes, MXFP4), of
-compressed-tensors and of ModelOpt.
+Sources: the quantisation configs of transformers (fine-grained FP8, GPTQ, AWQ, AutoRound, bitsandbytes, HQQ, MXFP4,
+torchao), of compressed-tensors and of ModelOpt.
 """
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -18,104 +17,13 @@ from pagecore.models.config import has_encoder, text_model
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.fields import Fields, shown
 from pagecore.models.opening import open_config
-from pagecore.models.parameters.tally import QUANTISED_KINDS, Kind, Matrix, Parameters
-from pagecore.models.parameters.unquantised import names_module, unquantised_modules
+from pagecore.models.parameters.unquantised import unquantised_modules
+from pagecore.models.parameters.weight_formats import DTYPE_BITS, WEIGHT_FORMATS, WeightFormat, float8, grouped
 from pagecore.models.quantization import quantization_of
-from pagecore.storage.checks import ceil_div
 
 __all__ = ["WEIGHT_FORMATS", "WeightFormat", "weight_format"]
 
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """Bits of a parameter.
-
-    Attributes
-    ----------
-    name : str
-    bits : Fraction
-        Mean bits of an element of a layer's matrix, its share of the scales included; matrices whose sides are not
-        multiples of `group` have more.
-    other_bits : int
-        Bits of a parameter that is not quantised: of embeddings, norms, biases, routers and vision towers.
-    is_experts_only : bool
-        Matrices outside of experts are not quantised.
-    element_bits : int
-        Bits of an element alone; 0 if `bits` are exact.
-    group : (int, int)
-        Outputs and inputs that share a scale; 0 is all of them.
-    scale_bits : int
-        Bits of a scale, and of a zero point if there is one.
-    matrix_bits, input_bits : int
-        Bits of each matrix, such as a global scale, and of each of its inputs, such as the order of GPTQ's columns.
-    unquantised : tuple of str
-        Patterns of the modules that the checkpoint does not quantise: names, globs, and regular expressions after
-        "re:".
-    is_read : bool
-        True if the format is that of a `quantization_config`, not a name that the caller gave.
-    """
-
-    name: str
-    bits: Fraction
-    other_bits: int = 16
-    is_experts_only: bool = False
-    element_bits: int = 0
-    group: tuple[int, int] = (0, 0)
-    scale_bits: int = 0
-    matrix_bits: int = 0
-    input_bits: int = 0
-    unquantised: tuple[str, ...] = ()
-    is_read: bool = False
-
-    @property
-    def is_quantised(self) -> bool:
-        """True if matrices have scales; a checkpoint may leave some of its matrices unquantised."""
-        return self.name not in _DTYPES
-
-    def nbytes(self, parameters: Parameters, ranks: int = 1, data_parallel: int = 1) -> int:
-        """Return the bytes of the weights on one rank, scales included."""
-        total = Fraction(0)
-        for kind, count in parameters.on_rank(ranks, data_parallel).items():
-            if kind not in QUANTISED_KINDS or not self.is_quantised:
-                total += count * self.other_bits
-        if self.is_quantised:
-            shares = parameters.shares(ranks, data_parallel)
-            for matrix, copies in parameters.matrices.items():
-                total += Fraction(copies * self._matrix(matrix), shares[matrix.split])
-        return math.ceil(total / 8)
-
-    def count_unquantised(self, parameters: Parameters) -> int:
-        """Return the parameters of layers' matrices that the checkpoint leaves unquantised."""
-        return sum(m.inputs * m.outputs * n for m, n in parameters.matrices.items() if not self._stores(m))
-
-    def _stores(self, matrix: Matrix) -> bool:
-        if self.is_experts_only and matrix.kind is not Kind.EXPERT:
-            return False
-        return not any(names_module(pattern, matrix.name) for pattern in self.unquantised)
-
-    def _matrix(self, matrix: Matrix) -> int | Fraction:
-        """Return the bits of a matrix."""
-        elements = matrix.inputs * matrix.outputs
-        if not self._stores(matrix):
-            return elements * self.other_bits
-        if not self.element_bits:
-            return elements * self.bits
-        outputs, inputs = self.group
-        groups = ceil_div(matrix.outputs, outputs or matrix.outputs) * ceil_div(matrix.inputs, inputs or matrix.inputs)
-        codes = elements * self.element_bits + groups * self.scale_bits
-        return codes + self.matrix_bits + matrix.inputs * self.input_bits
-
-
-_DTYPES = {"float32": 32, "bfloat16": 16, "float16": 16}
-# Group sizes are those that checkpoints use: int4 128 with a scale and a zero point, nvfp4 16, mxfp4 32.
-WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
-    **{name: WeightFormat(name, Fraction(bits), bits) for name, bits in _DTYPES.items()},
-    "fp8": WeightFormat("fp8", Fraction(8)),
-    "int8": WeightFormat("int8", Fraction(8)),
-    "int4": WeightFormat("int4", 4 + Fraction(20, 128)),
-    "nvfp4": WeightFormat("nvfp4", 4 + Fraction(8, 16)),
-    "mxfp4": WeightFormat("mxfp4", 4 + Fraction(8, 32)),
-}
 _ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8_SQ": "int8"}
 
 
@@ -140,7 +48,7 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
     text = whole if has_encoder(str(whole.given("model_type"))) else text_model(whole)[1]
     if weights in WEIGHT_FORMATS:
         found = WEIGHT_FORMATS[weights]
-        return found if weights in _DTYPES else replace(found, other_bits=_dtype_bits(whole, text))
+        return found if weights in DTYPE_BITS else replace(found, other_bits=_dtype_bits(whole, text))
     if weights != "auto":
         raise UnsupportedOption(
             f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}"
@@ -152,7 +60,7 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
 
 
 def _dtype_bits(whole: Fields, text: Fields) -> int:
-    return _DTYPES[str(stored_dtype(whole, text, "auto"))]
+    return DTYPE_BITS[str(stored_dtype(whole, text, "auto"))]
 
 
 def _quantised(fields: Fields) -> WeightFormat:
@@ -165,9 +73,9 @@ def _method(fields: Fields) -> WeightFormat:
     if fields.given("quant_algo") is not None or isinstance(fields.given("quantization"), Mapping):
         return _modelopt(fields)
     if method in ("fp8", "fbgemm_fp8"):
-        return _float8(fields.given("weight_block_size"), 32, is_by_row=method == "fbgemm_fp8")
+        return float8(fields.given("weight_block_size"), 32, is_by_row=method == "fbgemm_fp8")
     if method == "mxfp4":
-        return replace(_grouped("mxfp4", 4, 32, 8), is_experts_only=True)
+        return replace(grouped("mxfp4", 4, 32, 8), is_experts_only=True)
     if method in ("gptq", "awq"):
         found = _integers(fields, "bits", _group_size(fields.given("group_size")), has_zeros=True)
         return replace(found, input_bits=32) if method == "gptq" else found
@@ -181,22 +89,13 @@ def _method(fields: Fields) -> WeightFormat:
         return WeightFormat("int4", 4 + scales)
     if method == "compressed-tensors":
         return _compressed(fields)
+    if method in ("auto-round", "intel/auto-round"):
+        return _auto_round(fields)
+    if method == "hqq":
+        return _hqq(fields)
+    if method == "torchao":
+        return _torchao(fields)
     return _refuse(fields, "quant_method")
-
-
-def _float8(block: object, scale_bits: int, is_by_row: bool = False) -> WeightFormat:
-    """Return float8 with a scale of each block, of each output, or of each matrix."""
-    sides: Any = block
-    if isinstance(sides, list | tuple) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides):
-        bits = Fraction(8) + Fraction(scale_bits, sides[0] * sides[1])
-        return WeightFormat("fp8", bits, element_bits=8, group=(sides[0], sides[1]), scale_bits=scale_bits)
-    return WeightFormat("fp8", Fraction(8), element_bits=8, group=(int(is_by_row), 0), scale_bits=scale_bits)
-
-
-def _grouped(name: str, bits: int, size: int, scale_bits: int, matrix_bits: int = 0) -> WeightFormat:
-    """Return a format whose scales are those of `size` inputs of an output; 0 for all inputs."""
-    mean = Fraction(bits) + (Fraction(scale_bits, size) if size else 0)
-    return WeightFormat(name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits)
 
 
 def _modelopt(fields: Fields) -> WeightFormat:
@@ -205,9 +104,9 @@ def _modelopt(fields: Fields) -> WeightFormat:
     name = _ALGORITHMS.get(str(part.given("quant_algo")).upper())
     if name == "nvfp4":
         # Global scales of weights and inputs.
-        return _grouped("nvfp4", 4, 16, 8, matrix_bits=64)
+        return grouped("nvfp4", 4, 16, 8, matrix_bits=64)
     if name == "fp8":
-        return replace(_float8(None, 32), matrix_bits=32)
+        return replace(float8(None, 32), matrix_bits=32)
     return WEIGHT_FORMATS[name] if name is not None else _refuse(part, "quant_algo")
 
 
@@ -220,19 +119,72 @@ def _compressed(fields: Fields) -> WeightFormat:
             part = Fields(weights, fields.source, fields.name(f"config_groups.{name}.weights"))
             size = _group_size(weights.get("group_size"))
             if weights.get("type") == "float" and weights.get("num_bits") == 4:
-                return _grouped("nvfp4", 4, 16, 8, matrix_bits=64) if size == 16 else _grouped("mxfp4", 4, 32, 8)
+                return grouped("nvfp4", 4, 16, 8, matrix_bits=64) if size == 16 else grouped("mxfp4", 4, 32, 8)
             if weights.get("type") == "float" and weights.get("num_bits") == 8:
                 block = weights.get("block_structure") if weights.get("strategy") == "block" else None
-                return _float8(block, 16, is_by_row=weights.get("strategy") == "channel")
+                return float8(block, 16, is_by_row=weights.get("strategy") == "channel")
             return _integers(part, "num_bits", size, has_zeros=not weights.get("symmetric", True))
     return _refuse(fields, "config_groups")
+
+
+def _auto_round(fields: Fields) -> WeightFormat:
+    """Return the format of AutoRound: integers with scales and zeros, or floats in blocks."""
+    kind, size = str(fields.given("data_type") or "int"), _group_size(fields.given("group_size"))
+    if kind.startswith("int"):
+        return _integers(fields, "bits", size, has_zeros=True)
+    bits = fields.given("bits")
+    if kind.startswith("nv_fp") and bits == 4:
+        return grouped("nvfp4", 4, 16, 8, matrix_bits=32)
+    if kind.startswith("mx_fp") and bits in (4, 8):
+        return grouped(f"mxfp{bits}", bits, 32, 8)
+    return _refuse(fields, "data_type")
+
+
+def _hqq(fields: Fields) -> WeightFormat:
+    """Return the format of HQQ, whose scales and zeros have 16 bits each."""
+    given = fields.given("quant_config")
+    weights = given.get("weight_quant_params") if isinstance(given, Mapping) else None
+    if not isinstance(weights, Mapping):  # bits of each kind of module
+        return _refuse(fields, "quant_config")
+    part = Fields(weights, fields.source, fields.name("quant_config.weight_quant_params"))
+    found = _integers(part, "nbits", _group_size(weights.get("group_size")), has_zeros=True)
+    size = found.group[1]
+    return grouped(found.name, found.element_bits, size, 32)
+
+
+# Configs of torchao: bits of an element, size of a group (0 for all inputs of an output) and bits of its scale and
+# zero, for a config that does not give the size.
+_TORCHAO: Mapping[str, tuple[int, int, int]] = {
+    "Int4WeightOnlyConfig": (4, 128, 32),
+    "Int8WeightOnlyConfig": (8, 0, 16),
+    "Int8DynamicActivationInt8WeightConfig": (8, 0, 16),
+    "Int8DynamicActivationInt4WeightConfig": (4, 32, 16),
+}
+
+
+def _torchao(fields: Fields) -> WeightFormat:
+    """Return the format of a config of torchao: an object with `_type` and `_data`, or a name in older files."""
+    given, name, data = fields.given("quant_type"), None, None
+    if isinstance(given, str):
+        name, data = "".join(map(str.capitalize, given.split("_"))) + "Config", fields.given("quant_type_kwargs")
+    else:
+        chosen = given.get("default") if isinstance(given, Mapping) else None
+        if isinstance(chosen, Mapping):
+            name, data = chosen.get("_type"), chosen.get("_data")
+    options: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    if name in ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"):
+        return float8(None, 32, is_by_row="PerRow" in str(options.get("granularity")))
+    if not isinstance(name, str) or name not in _TORCHAO:
+        return _refuse(fields, "quant_type")
+    bits, size, scale_bits = _TORCHAO[name]
+    return grouped(f"int{bits}", bits, _group_size(options.get("group_size", size)), scale_bits)
 
 
 def _integers(fields: Fields, name: str, group: int, has_zeros: bool) -> WeightFormat:
     bits = fields.given(name)
     if type(bits) is not int or bits not in (2, 3, 4, 8):
         return _refuse(fields, name)
-    return _grouped(f"int{bits}", bits, group, 16 + (bits if has_zeros else 0))
+    return grouped(f"int{bits}", bits, group, 16 + (bits if has_zeros else 0))
 
 
 def _group_size(given: object) -> int:

@@ -82,13 +82,39 @@ def _internvl(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge:
     vision_linear(tally, text, text, bias=True)
 
 
-def _glm(tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, _depths: int, _text: int) -> None:
-    outputs, width = fields.integer("out_hidden_size"), fields.integer("intermediate_size")
-    vision_add(tally, 2 * outputs)
-    vision_linear(tally, hidden * merge**2, outputs, bias=True)
-    vision_linear(tally, outputs, outputs)
-    vision_linear(tally, outputs, width, copies=2)
-    vision_linear(tally, width, outputs)
+def _glm(is_ocr: bool = False) -> Projector:
+    def add(tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, _depths: int, _text: int) -> None:
+        outputs = fields.integer("out_hidden_size")
+        width = 3 * outputs if is_ocr else fields.integer("intermediate_size")
+        vision_add(tally, 2 * outputs)
+        vision_linear(tally, hidden * merge**2, outputs, bias=True)
+        vision_linear(tally, outputs, outputs)
+        vision_linear(tally, outputs, width, copies=2)
+        vision_linear(tally, width, outputs)
+
+    return add
+
+
+def _lfm(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    inputs, width = hidden * merge**2, whole.integer("projector_hidden_size")
+    has_bias = whole.given("projector_bias") is not False
+    vision_add(tally, 2 * inputs * (whole.given("projector_use_layernorm") is not False))
+    vision_linear(tally, inputs, width, bias=has_bias)
+    vision_linear(tally, width, text, bias=has_bias)
+
+
+def _two_layers(
+    tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int
+) -> None:
+    vision_linear(tally, hidden, text, bias=True)
+    vision_linear(tally, text, text, bias=True)
+
+
+def _visual_words(
+    tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int
+) -> None:
+    """Add the embeddings of the words that a tower chooses from."""
+    vision_add(tally, fields.integer("vocab_size") * text)
 
 
 def _kimi(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
@@ -105,21 +131,31 @@ def _llama_4(tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge:
     vision_linear(tally, fields.integer("vision_output_dim"), text)
 
 
+_GLM = _glm()
 _QWEN = _qwen(norm_bias=True)
 PROJECTORS: Mapping[str, Projector] = {
     "aya_vision": _cohere(has_norm=True),
     "cohere2_vision": _cohere(has_norm=False),
     "gemma3": _gemma,
-    "glm4v": _glm,
+    "glm46v": _GLM,
+    "glm4v": _GLM,
+    "glm4v_moe": _GLM,
+    "glm_ocr": _glm(is_ocr=True),
+    "glmga": _GLM,
     "idefics3": _idefics,
     "internvl": _internvl,
     "kimi_k25": _kimi,
+    "lfm2_vl": _lfm,
+    "lighton_ocr": _mistral,
     "llama4": _llama_4,
     "llava": _llava(),
     "llava_next": _llava(has_newline=True),
+    "llava_next_video": _llava(has_newline=True),
     "llava_onevision": _llava(has_newline=True),
     "mistral3": _mistral,
     "mistral_large4": _mistral,
+    "ovis2": _visual_words,
+    "paddleocr_vl": _kimi,
     "qwen2_vl": _qwen(norm_bias=True, outputs="hidden_size"),
     "qwen2_5_omni_thinker": _qwen(norm_bias=False),
     "qwen2_5_vl": _qwen(norm_bias=False),
@@ -128,6 +164,8 @@ PROJECTORS: Mapping[str, Projector] = {
     "qwen3_omni_moe_thinker": _QWEN,
     "qwen3_vl": _QWEN,
     "qwen3_vl_moe": _QWEN,
+    "shieldgemma2": _gemma,
     "smolvlm": _idefics,
+    "video_llama_3": _two_layers,
     "vipllava": _llava(has_norm=True),
 }

@@ -101,7 +101,7 @@ def _mamba_1(rank_field: str, conv_bias: str, proj_bias: str, has_norms: bool = 
     return add
 
 
-def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "") -> Adder:
+def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "", output_bias: str = "") -> Adder:
     def add(tally: Tally, fields: Fields, spec: StateSpec) -> None:
         hidden, has_bias = fields.integer("hidden_size"), fields.flag(proj_bias)
         channels = _convolution(tally, spec, fields.flag(conv_bias))
@@ -110,7 +110,8 @@ def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "") -> Adder:
         tally.add(3 * heads, Kind.OTHER, Split.TENSOR)
         if not norm or fields.flag(norm):
             tally.add(heads * dim, Kind.OTHER, Split.TENSOR)
-        tally.linear(heads * dim, hidden, bias=has_bias, name="out_proj")
+        has_output_bias = fields.flag(output_bias or proj_bias)
+        tally.linear(heads * dim, hidden, bias=has_output_bias, name="out_proj")
 
     return add
 
@@ -134,7 +135,7 @@ RECURRENT: Mapping[str, Adder] = {
     "zaya": _nothing,
     "nemotron_h": _mamba_2("use_conv_bias", "use_bias"),
     "granitemoehybrid": _NAMED,
-    "falcon_h1": _mamba_2("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm"),
+    "falcon_h1": _mamba_2("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias"),
     "jamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias", has_norms=True),
     "bamba": _NAMED,
     "zamba2": _mamba_2("use_conv_bias", "add_bias_linear"),

@@ -5,11 +5,13 @@ Source: as for `pagecore.models.remote`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.structures import half_as_wide
-from pagecore.models.parameters.traits import Experts, Settled, Traits
+from pagecore.models.parameters.tally import Tally
+from pagecore.models.parameters.traits import Experts, Settled, Traits, biased_traits
 
 __all__ = ["REMOTE_TRAITS"]
 
@@ -19,7 +21,22 @@ def _biases_of_chatglm(fields: Fields) -> Settled:
     return {"qkv_bias": has_biases or fields.flag("add_qkv_bias"), "output_bias": has_biases, "mlp_bias": has_biases}
 
 
+def _residual_mlp_of_arctic(tally: Tally, fields: Fields, _specs: Sequence[Any], layer: int) -> None:
+    """Add the MLP next to the experts of a layer, which is as wide as the hidden size, and its norm."""
+    if fields.flag("parallel_attn_mlp_res") and (layer + 1) % fields.integer("decoder_sparse_step") == 0:
+        hidden = fields.integer("hidden_size")
+        tally.norm(hidden)
+        tally.linear(hidden, hidden, copies=2, name="residual_mlp.w1")
+        tally.linear(hidden, hidden, name="residual_mlp.w2")
+
+
 REMOTE_TRAITS: Mapping[str, Traits] = {
+    "arctic": biased_traits(
+        experts=Experts("num_local_experts", "intermediate_size", rule="step"),
+        add_to_layer=_residual_mlp_of_arctic,
+        defaults={"parallel_attn_mlp_res": False, "decoder_sparse_step": 2},
+        aliases={"decoder_sparse_step": "moe_layer_frequency"},
+    ),
     "baichuan": Traits(),
     "bailing_moe": Traits(
         qkv_bias="use_qkv_bias",
@@ -39,6 +56,7 @@ REMOTE_TRAITS: Mapping[str, Traits] = {
     "internlm2": Traits(qkv_bias="bias", output_bias="bias", defaults={"bias": True}),
     "mimo": Traits(qkv_bias=True),
     "minicpm": Traits(is_tied=True),
+    "nemotron-nas": biased_traits(mlp_bias="mlp_bias"),
     "qwen": Traits(qkv_bias=True, settle=half_as_wide),
     "step3_text": Traits(
         query_rank="share_q_dim",

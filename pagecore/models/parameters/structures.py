@@ -25,7 +25,6 @@ _GEMMA_3 = replace(_GEMMA_2, qk_norm="head")
 _GEMMA_4 = replace(_GEMMA_3, shared_projection_field="attention_k_eq_v")
 _SHARED = Experts("n_routed_experts", shared="n_shared_experts", rule="after")
 _DEEPSEEK = Traits(experts=_SHARED, qkv_bias="attention_bias", output_bias="attention_bias")
-_DENSE_LATENT = biased_traits()
 _QWEN_NEXT_EXPERTS = Experts(shared="shared_expert_intermediate_size", rule="step", has_shared_gate=True)
 _QWEN_NEXT = biased_traits(qk_norm="head", has_gated_queries=True)
 _QWEN_NEXT_MOE = biased_traits(qk_norm="head", has_gated_queries=True, experts=_QWEN_NEXT_EXPERTS)
@@ -43,6 +42,11 @@ def half_as_wide(fields: Fields) -> Settled:
     return {"width": fields.integer("intermediate_size") // 2}
 
 
+def _one_norm_if_parallel(fields: Fields) -> Settled:
+    """Attention and MLP of a layer read one norm if they are computed side by side."""
+    return {"norms": 1 if fields.flag("use_parallel_residual") else 2}
+
+
 TRAITS: Mapping[str, Traits] = {
     "llama": _LLAMA,
     "qwen2": _QWEN_2,
@@ -56,7 +60,15 @@ TRAITS: Mapping[str, Traits] = {
     "gemma2": _GEMMA_2,
     "gemma3_text": _GEMMA_3,
     "phi": Traits(
-        qkv_bias=True, output_bias=True, mlp_bias=True, norms=1, norm_bias=True, is_gated=False, has_head_bias=True
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        norms=1,
+        norm_bias=True,
+        is_gated=False,
+        has_head_bias=True,
+        qk_norm="head",
+        qk_norm_field="qk_layernorm",
     ),
     "phi3": Traits(),
     "gpt_neox": biased_traits(mlp_bias=True, norm_bias=True, is_gated=False, defaults=_BIASED),
@@ -129,12 +141,12 @@ TRAITS: Mapping[str, Traits] = {
         experts=Experts("n_routed_experts", rule="after"),
         defaults={"first_k_dense_replace": 1},
     ),
-    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v2": replace(_DEEPSEEK, mlp_bias="mlp_bias"),
     "deepseek_v3": _DEEPSEEK,
     "kimi_k2": _DEEPSEEK,
     "axk1": biased_traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True)),
     "glm4_moe_lite": _DEEPSEEK,
-    "minicpm3": _DENSE_LATENT,
+    "minicpm3": biased_traits(mlp_bias="mlp_bias"),
     "mistral4": _DEEPSEEK,
     "deepseek_v32": _DEEPSEEK,
     "glm_moe_dsa": _DEEPSEEK,
@@ -156,12 +168,12 @@ TRAITS: Mapping[str, Traits] = {
         qkv_bias="attention_bias", output_bias=True, mlp_bias=True, is_tied=True, settle=half_as_wide
     ),
     "kimi_linear": Traits(can_tie=False, experts=Experts(shared="num_shared_experts", rule="after")),
-    "nemotron_h": biased_traits(
+    "nemotron_h": Traits(
         mlp_bias="mlp_bias",
         norms=1,
         can_tie=False,
         is_gated=False,
-        experts=Experts("n_routed_experts", shared="moe_shared_expert_intermediate_size"),
+        experts=Experts("n_routed_experts", shared="moe_shared_expert_intermediate_size", inputs="moe_latent_size"),
     ),
     "granitemoehybrid": biased_traits(
         experts=Experts("num_local_experts", "intermediate_size", shared="shared_intermediate_size")
@@ -186,21 +198,20 @@ TRAITS: Mapping[str, Traits] = {
     "mamba": _MAMBA,
     "falcon_mamba": _MAMBA,
     "mamba2": Traits(norms=1),
-    "afmoe": Traits(
+    "afmoe": biased_traits(
         norms=4,
         qk_norm="head",
-        has_gated_queries=True,
+        output_gate="gate_kind",
         experts=Experts(shared="num_shared_experts", rule="after", dense="num_dense_layers", has_score_bias=True),
+        defaults={"gate_kind": "features"},
     ),
     "apertus": biased_traits(qk_norm="head", is_gated=False, activation=2),
     "arcee": biased_traits(mlp_bias="mlp_bias", is_gated=False),
     "cwm": _LLAMA,
     "ernie4_5": _ERNIE,
-    "ernie4_5_moe": Traits(
-        qkv_bias="use_bias",
-        output_bias="use_bias",
-        mlp_bias="use_bias",
-        is_tied=True,
+    "ernie4_5_moe": replace(
+        _ERNIE,
+        has_head_bias="use_bias",
         experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", has_score_bias=True),
     ),
     "exaone4": Traits(qk_norm="head"),
@@ -235,7 +246,14 @@ TRAITS: Mapping[str, Traits] = {
     ),
     "smollm3": biased_traits(mlp_bias="mlp_bias", is_tied=True),
     "solar_open": Traits(qkv_bias="attention_bias", experts=Experts("n_routed_experts", shared="n_shared_experts")),
-    "stablelm": Traits(qkv_bias="use_qkv_bias", norm_bias=True, qk_norm="heads", qk_norm_field="qk_layernorm"),
+    "stablelm": Traits(
+        qkv_bias="use_qkv_bias",
+        norm_bias=True,
+        qk_norm="heads",
+        qk_norm_field="qk_layernorm",
+        settle=_one_norm_if_parallel,
+        defaults={"use_parallel_residual": False},
+    ),
     "vaultgemma": biased_traits(is_tied=True),
     "aria_text": biased_traits(
         mlp_bias="mlp_bias",

@@ -70,7 +70,7 @@ TEXT_TRAITS: Mapping[str, Traits] = {
         settle=_ax_k2,
         defaults={"gated_norm_rank": 16, "first_k_dense_replace": 1},
     ),
-    "beam": Traits(
+    "beam": biased_traits(
         norms=4,
         qk_norm="head",
         output_gate="gate_kind",
@@ -81,7 +81,7 @@ TEXT_TRAITS: Mapping[str, Traits] = {
     "cohere_compass_text": biased_traits(norms=1, is_tied=True),
     "cosmos3_edge_text": biased_traits(is_gated=False),
     "emu3_text_model": biased_traits(mlp_bias="mlp_bias"),
-    "flint": Traits(
+    "flint": biased_traits(
         qk_norm="head",
         experts=Experts(shared="shared_expert_intermediate_size", rule="after"),
         defaults={"first_k_dense_replace": 2, "shared_expert_intermediate_size": 1024},

@@ -99,8 +99,13 @@ def _qwen(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 
 
 def _siglip(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    hidden, width = sizes.hidden, sizes.width
     _patched(tally, fields, sizes)
+    _siglip_head(tally, fields, sizes)
+
+
+def _siglip_head(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add the head that pools the patches, unless the tower has none."""
+    hidden, width = sizes.hidden, sizes.width
     if fields.flag("vision_use_head"):
         vision_add(tally, 3 * hidden)
         vision_linear(tally, hidden, hidden, bias=True, copies=4)
@@ -140,6 +145,35 @@ def _pixtral(tally: Tally, _fields: Fields, sizes: Sizes) -> None:
 
 def _glm(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     _patched(tally, fields, sizes)
+    vision_add(tally, 3 * sizes.layers * sizes.hidden * fields.flag("attention_bias"))
+
+
+def _glm_ocr(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add a norm, those of queries and keys, and the biases of all matrices of the layers."""
+    hidden, heads = sizes.hidden, fields.integer("num_heads")
+    vision_add(tally, hidden + 2 * sizes.layers * (hidden // heads))
+    if fields.given("attention_bias") is not False:
+        vision_add(tally, sizes.layers * (5 * hidden + 2 * sizes.width))
+
+
+def _siglip_2(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add a position for each of the patches of an image, whose sides may differ."""
+    vision_add(tally, (fields.integer("num_patches") + 2) * sizes.hidden)
+    _siglip_head(tally, fields, sizes)
+
+
+def _norm(tally: Tally, _fields: Fields, sizes: Sizes) -> None:
+    vision_add(tally, 2 * sizes.hidden)
+
+
+def _ovis(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add positions, two norms, and the head that gives each patch a distribution over the visual words."""
+    vision_add(tally, (_positions(fields, sizes) + 2) * sizes.hidden)
+    words = fields.integer("vocab_size") - fields.integer("num_visual_indicator_tokens")
+    vision_linear(tally, sizes.hidden * fields.integer("hidden_stride") ** 2, words)
+    vision_add(tally, 2 * words)
+    vision_add(tally, 4 * sizes.layers * sizes.hidden * fields.flag("qkv_bias"))
+    vision_add(tally, sizes.layers * (2 * sizes.width + sizes.hidden) * fields.flag("mlp_bias"))
 
 
 def _kimi(tally: Tally, fields: Fields, sizes: Sizes) -> None:
@@ -154,6 +188,15 @@ def _llama_4(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 _QWEN_2_5 = Tower("depth", has_norm_bias=False, is_gated=True, has_patch_bias=False, add_rest=_qwen)
 _QWEN_3 = Tower("depth", add_rest=_qwen)
 _IDEFICS = Tower(add_rest=_patched)
+_GLM_4 = Tower(
+    "depth",
+    width="out_hidden_size",
+    has_norm_bias=False,
+    attention_biases=0,
+    has_mlp_bias=False,
+    is_gated=True,
+    add_rest=_glm,
+)
 TOWERS: Mapping[str, Tower] = {
     "siglip_vision_model": Tower(add_rest=_siglip),
     "clip_vision_model": Tower(has_patch_bias=False, add_rest=_clip),
@@ -178,15 +221,15 @@ TOWERS: Mapping[str, Tower] = {
     "qwen3_vl_moe": _QWEN_3,
     "qwen3_5": _QWEN_3,
     "qwen3_5_moe": _QWEN_3,
-    "glm4v": Tower(
-        "depth",
-        width="out_hidden_size",
-        has_norm_bias=False,
-        attention_biases=0,
-        has_mlp_bias=False,
-        is_gated=True,
-        add_rest=_glm,
+    "glm4v": _GLM_4,
+    "glm4v_moe": _GLM_4,
+    "glm_ocr": Tower(
+        "depth", has_norm_bias=False, attention_biases=0, has_mlp_bias=False, is_gated=True, add_rest=_glm_ocr
     ),
+    "ovis2": Tower(has_norm_bias=False, attention_biases=0, has_mlp_bias=False, is_gated=True, add_rest=_ovis),
+    "paddleocr_vl": _IDEFICS,
+    "siglip2_vision_model": Tower(add_rest=_siglip_2),
+    "video_llama_3": Tower(add_rest=_norm),
     "kimi_k25": Tower(add_rest=_kimi),
     "llama4_vision_model": Tower(has_patch_bias=False, add_rest=_llama_4),
 }

@@ -33,6 +33,9 @@ class Experts:
     has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
         The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
         a bias that is a parameter; the sum of the experts has a bias.
+    inputs : str
+        Field with the features that the routed experts read and write, between two projections; if it is null or "",
+        those of the hidden size.
     gate_rank : str
         Field with the rank of a gate of the norm before the experts; "" without one.
     shared_width : str
@@ -51,6 +54,7 @@ class Experts:
     has_norm: bool = False
     has_score_bias: bool = False
     has_output_bias: bool = False
+    inputs: str = ""
     gate_rank: str = ""
     shared_width: str = ""
     add_router: Callable[[Tally, Fields, int], None] | None = None

@@ -10,8 +10,11 @@ from pagecore.models.fields import Fields
 
 __all__ = ["names_module", "unquantised_modules"]
 
-# Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of Quark, of compressed-tensors, and of ModelOpt.
-_FIELDS = ("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules")
+# Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of Quark, of compressed-tensors, of ModelOpt and of HQQ.
+_FIELDS = (
+    *("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules"),
+    "skip_modules",
+)
 # Names that precede "layers" in checkpoints, other than "model.".
 _PREFIX = re.compile(r"^.*?(?=\blayers\b)")
 _EXPERT = re.compile(r"\bexperts\.0\.")
@@ -29,7 +32,15 @@ def unquantised_modules(fields: Fields) -> tuple[str, ...]:
         rules = part.given("dynamic")
         # GPTQModel: a rule that begins with "-:" excludes modules by a regular expression.
         found += [f"re:{rule[2:]}" for rule in rules if rule.startswith("-:")] if isinstance(rules, Mapping) else []
+        # AutoRound: bits of single modules.
+        own = part.given("extra_config")
+        found += [name for name, each in own.items() if _is_wide(each)] if isinstance(own, Mapping) else []
     return tuple(dict.fromkeys(found))
+
+
+def _is_wide(module: object) -> bool:
+    bits = module.get("bits") if isinstance(module, Mapping) else None
+    return isinstance(bits, int) and bits >= 16
 
 
 def names_module(pattern: str, name: str) -> bool:

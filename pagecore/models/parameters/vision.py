@@ -73,12 +73,16 @@ class VisionTower:
 
 # Types of the tower by the type of the model, for a file whose vision_config does not name it.
 _BY_MODEL: Mapping[str, str] = {
-    **dict.fromkeys(("llava", "llava_next", "vipllava"), "clip_vision_model"),
-    **dict.fromkeys(("aya_vision", "cohere2_vision", "gemma3", "llava_onevision"), "siglip_vision_model"),
+    **dict.fromkeys(("glm46v", "glmga"), "glm4v"),
+    **dict.fromkeys(("lighton_ocr", "mistral3"), "pixtral"),
+    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "vipllava"), "clip_vision_model"),
+    **dict.fromkeys(
+        ("aya_vision", "cohere2_vision", "gemma3", "llava_onevision", "shieldgemma2"), "siglip_vision_model"
+    ),
+    "lfm2_vl": "siglip2_vision_model",
     "idefics3": "idefics3_vision",
     "internvl": "internvl_vision",
     "llama4": "llama4_vision_model",
-    "mistral3": "pixtral",
     "qwen2_5_omni_thinker": "qwen2_5_omni_vision_encoder",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_vision_encoder",
     "smolvlm": "smolvlm_vision",
@@ -86,7 +90,7 @@ _BY_MODEL: Mapping[str, str] = {
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),
     **dict.fromkeys(("spatial_merge_size", "temporal_patch_size")),
-    **dict.fromkeys(("attention_bias", "use_mask_token", "use_qk_norm"), False),
+    **dict.fromkeys(("attention_bias", "use_mask_token", "use_qk_norm", "qkv_bias", "mlp_bias"), False),
     **dict.fromkeys(("use_absolute_position_embeddings", "use_mean_pooling", "vision_use_head"), True),
     "norm_type": "layer_norm",
     "mlp_ratio": 4,

@@ -71,6 +71,7 @@ class Offer:
     num_active: int = 0
     num_complete: int = 0
     is_closed: bool = False
+    _is_releasing: bool = False
     _is_released: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -108,12 +109,15 @@ class Offer:
     def settle(self) -> bool:
         """Give the rows back if the offer is not open and nothing reads it; return True if they are given back."""
         with self._lock:
-            if self._is_released or self.num_active or self.is_open:
-                return self._is_released
+            if self._is_releasing or self.num_active or self.is_open:
+                return self._is_released  # False while another thread gives them back
+            self._is_releasing = True
+        try:
+            if self.on_release is not None:
+                self.on_release()
+            self.give_back()
+        finally:
             self._is_released = True
-        if self.on_release is not None:
-            self.on_release()
-        self.give_back()
         return True
 
     def give_back(self) -> None:

@@ -14,6 +14,7 @@ from pagecore.cache.parts import CacheParts
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import CheckpointPool, KVPool, StatePool
+from pagecore.storage.attended import AttendedKeys
 from pagecore.storage.checks import ceil_div
 from pagecore.tiers.handover.geometry import Share
 from pagecore.tiers.handover.images import RUNNING, HostImage, numbered
@@ -219,6 +220,14 @@ def _part(group: int, lack: _Lacking, share: Share, with_heads: bool, head_outer
     return Part(group, lack.cut, numbers, *heads, with_heads, share.whole, head_outer)
 
 
+def _released(attended: AttendedKeys, positions: NDArray[np.int64], length: int, size: int) -> NDArray[np.bool_]:
+    """Return True for tokens between sinks and window, whose blocks the arrival has until its commit releases them."""
+    if not attended.sink_tokens:
+        return np.zeros(len(positions), np.bool_)
+    sinks, kept = ceil_div(attended.sink_tokens, size) * size, attended.first_kept(length) // size * size
+    return (positions >= sinks) & (positions < kept)
+
+
 def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Manifest) -> list[_Lacking]:
     """Return the units of each group for which the arrival has slots."""
     size, start, end = parts.block_size, sequence.num_computed_tokens, manifest.num_computed
@@ -226,6 +235,7 @@ def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Mani
     listed = []
     for group in range(len(parts.token_groups)):
         numbers = np.arange(start // cut, ceil_div(end, cut), dtype=np.int64)
+        numbers = numbers[~_released(parts.token_groups[group].attended, numbers * cut, end, size)]
         slots = batch.host.slot_mappings[group].numpy()[numbers * cut - start].astype(np.int64)
         numbers, slots = numbers[slots >= 0], slots[slots >= 0]
         held = manifest.held_blocks(group)[numbers * cut // manifest.geometry.block_size]
@@ -233,7 +243,7 @@ def _lacking(parts: CacheParts, sequence: Sequence, batch: Batch, manifest: Mani
             token = int(numbers[~held][0]) * cut
             raise UnsupportedOption(
                 f"the exporter has released the block of token {token} in group {group}, which this cache needs: its "
-                "layers have sink tokens, or other windows; compute the sequence here"
+                "layers have other windows; compute the sequence here"
             )
         counts = np.minimum(cut, end - numbers * cut)
         listed.append(_Lacking(cut, numbers, slots // size, slots % size, counts))

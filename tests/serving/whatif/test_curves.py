@@ -55,6 +55,13 @@ def test_simulations_equal_replays(tmp_path, policy):
         assert report.prefix_hit_blocks == simulated_hits(chunks, 256, capacity, policy, 1024)
 
 
+def test_a_cache_far_larger_than_the_trace_is_simulated_as_one_that_evicts_nothing(tmp_path):
+    chunks = list(read_requests(mooncake(tmp_path / "trace.jsonl", 5), 256))
+    blocks = sum(int((-(-chunk.tokens // 256)).sum()) for chunk in chunks)
+    # A list of this many free blocks would not fit in any memory.
+    assert simulated_hits(chunks, 256, 1 << 40, "filo") == simulated_hits(chunks, 256, blocks, "filo") > 0
+
+
 class PlainCache:
     """An LRU cache of whole prefixes, as a list of blocks from the most to the least recent."""
 

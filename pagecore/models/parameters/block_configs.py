@@ -1,0 +1,34 @@
+"""Parameters of the layers of Nemotron-NAS.
+
+Source: as for `pagecore.models.block_configs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pagecore.models.block_configs import block_part, mlp_width
+from pagecore.models.fields import Fields
+from pagecore.models.parameters.blocks import add_attention, add_mlp
+from pagecore.models.parameters.tally import Tally
+from pagecore.models.parameters.traits import Traits
+
+__all__ = ["add_layer"]
+
+
+def add_layer(tally: Tally, fields: Fields, traits: Traits, specs: Sequence[Any], layer: int) -> None:
+    """Add attention and MLP of a layer, each with its norm; either may be a linear layer or missing."""
+    hidden = fields.integer("hidden_size")
+    for part, name in (("attention", "self_attn"), ("ffn", "mlp")):
+        block = block_part(fields, layer, part)
+        tally.module = f"model.layers.{layer}.{name}"
+        if block.flag("no_op"):
+            continue
+        tally.norm(hidden)
+        if block.flag("replace_with_linear"):
+            tally.linear(hidden, hidden, name="linear_attn" if specs else "linear_mlp")
+        elif part == "attention":
+            add_attention(tally, fields, traits, specs[0])
+        else:
+            add_mlp(tally, fields, traits, mlp_width(fields, block))
