@@ -385,3 +385,49 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
     def clear_prefix_cache(self) -> int:
         """Evict every cached block that no sequence uses; return the number of freed blocks."""
         return lifecycle.clear(self._parts.state)
+
+    def evict_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        keep: SupportsIndex = 0,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Evict the end of one cached prefix, whatever the eviction policy; return the number of freed blocks.
+
+        A chat that has ended, or whose last turns were edited, gives its blocks back before others do. Blocks go from
+        the last cached one of `tokens`, until one that a sequence uses or another cached prefix continues: a shared
+        system prompt stays. Copies in tiers stay, too.
+
+        Parameters
+        ----------
+        tokens : array_like of int
+            The whole prefix, generated tokens included, ``[num_tokens]``.
+        keep : int
+            Tokens at its beginning that stay cached, in whole blocks.
+        namespace, spans, cross_digest
+            As for `add_sequence`.
+
+        Raises
+        ------
+        ShapeError
+            `keep` is negative; tokens or spans are out of range.
+        UnsupportedDtype
+            Tokens that are not integers, or a namespace that cannot be compared.
+
+        Examples
+        --------
+        >>> from pagecore import AttentionSpec, PagedKVCache
+        >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=4)
+        >>> for last in (1, 2):
+        ...     with cache.add_sequence([7] * 4 + [last] * 8) as chat:
+        ...         cache.commit(cache.prepare([chat], 12 - chat.num_cached_tokens))
+        >>> cache.evict_prefix([7] * 4 + [1] * 8), cache.match_length([7] * 4 + [1] * 9)
+        (2, 4)
+        """
+        kept = require_int("keep", keep, 0, max=None)
+        options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)
+        ids = token_ids(tokens)
+        return lifecycle.evict_prefix(self._parts.state, ids, options, min(kept, len(ids)))

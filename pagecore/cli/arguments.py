@@ -16,6 +16,7 @@ from pagecore.serving.replay.options import (
     UNBOUNDED,
     ReplayOptions,
 )
+from pagecore.serving.replay.trace import HASH_BLOCK, MILLISECONDS
 from pagecore.serving.scheduling.reuse import POLICIES
 
 
@@ -55,7 +56,9 @@ def parser() -> argparse.ArgumentParser:
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     defaults = {field.name: field.default for field in fields(ReplayOptions)}
     parser.add_argument(
-        "trace", metavar="TRACE", help="a Mooncake trace with one JSON object on each line, or - for the standard input"
+        "trace",
+        metavar="TRACE",
+        help="a Mooncake trace with one JSON object on each line, or - for the standard input; may end in .gz or .zst",
     )
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
@@ -127,6 +130,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         "--step-ms", type=float, default=0.0, metavar="MS", help="milliseconds of a step in addition (0)"
     )
     parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
+    _add_units(parser)
     parser.add_argument("--prefill-only", action="store_true", help="compute the prompts and generate nothing")
     parser.add_argument(
         "--attend", action="store_true", help="write and attend real keys and values, and check samples against float64"
@@ -205,6 +209,7 @@ def _add_whatif(parser: argparse.ArgumentParser) -> None:
         "--sample", type=float, default=1.0, metavar="SHARE", help="follow only a share of the blocks, for huge traces"
     )
     parser.add_argument("--requests", type=int, metavar="N", help="use only the first N requests")
+    _add_units(parser)
     parser.add_argument(
         "--prefill-rate", type=float, default=10_000.0, metavar="N", help="tokens computed in a second (10000)"
     )
@@ -246,6 +251,19 @@ def _add_state_ratio(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--checkpoint-format", choices=["int8"], help="store checkpoints of recurrent states as int8 codes (exact)"
+    )
+
+
+def _add_units(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hash-block",
+        type=int,
+        default=HASH_BLOCK,
+        metavar="N",
+        help=f"tokens that a hash id of the trace names ({HASH_BLOCK}; 16 in Qwen-Bailian traces)",
+    )
+    parser.add_argument(
+        "--time-unit", choices=list(MILLISECONDS), default="ms", help="unit of the timestamps (ms; s in Qwen-Bailian)"
     )
 
 

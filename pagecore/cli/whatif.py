@@ -69,5 +69,7 @@ def _options(arguments: argparse.Namespace) -> WhatIfOptions:
         tiers=tiers,
         sample=arguments.sample,
         requests=arguments.requests,
+        hash_block=arguments.hash_block,
+        time_unit=arguments.time_unit,
         prefill_rate=arguments.prefill_rate,
     )

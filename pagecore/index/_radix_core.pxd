@@ -125,6 +125,8 @@ cdef class RadixCore:
     cdef int32_t state_of_raw(self, int32_t node) noexcept  # -1 for none
     # Evicts min(amount, 4096, evictable) of a component into `gone_raw`; returns the number.
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept
+    # Evicts the end of a path back to `keep` tokens into `gone`; returns the number of blocks.
+    cdef int64_t evict_path_raw(self, Prefix prefix, int64_t keep, vector[vector[int32_t]]& gone) except -1
     # Insertions; False, with nothing changed, if memory is short. The result is in `inserted`.
     cdef bint try_extend_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes

@@ -646,6 +646,15 @@ cdef class RadixCore:
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept:
         return deref(self.native).reserved_evict(component, min(amount, <int64_t> MAX_EVICTED_AT_ONCE), self.gone_raw)
 
+    cdef int64_t evict_path_raw(self, Prefix prefix, int64_t keep, vector[vector[int32_t]]& gone) except -1:
+        cdef int64_t blocks = keep // self.block_size + (keep % self.block_size != 0)
+        if prefix.key is not None:
+            prefix.space = self.spaces.get(prefix.key, -1)
+        if prefix.space < 0:
+            gone.resize(<size_t>self.num_lanes + 1)
+            return 0
+        return deref(self.native).evict_path(prefix.query(), prefix.limit, blocks, gone)
+
     cdef bint try_extend_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept:

@@ -81,6 +81,9 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         int64_t evict(
             int32_t component, int64_t amount, vector[vector[int32_t]]& out, double time
         ) except +raise_python_error
+        int64_t evict_path(
+            const Query& query, int64_t limit, int64_t keep, vector[vector[int32_t]]& out
+        ) except +raise_python_error
         void copy_tail(int32_t end, int32_t lane, span[int32_t] out) except +raise_python_error
         int32_t id_at(int32_t end, int64_t block, int32_t lane) except +raise_python_error
         int32_t replace_id(int32_t end, int64_t block, int32_t lane, int32_t id) except +raise_python_error

@@ -59,6 +59,14 @@ class RadixTree(RadixCore):
     def block_at(self, receipt: Receipt, index: int, lane: int = 0) -> int: ...
     def replace(self, receipt: Receipt, index: int, block: int, lane: int = 0) -> int: ...
     def evict(self, component: str, amount: int, *, time: float | None = None) -> Evicted: ...
+    def evict_path(
+        self,
+        tokens: ArrayLike,
+        *,
+        keep: int = 0,
+        namespace: Hashable = None,
+        spans: _Spans | None = None,
+    ) -> Evicted: ...
     def match_all(
         self,
         prefixes: Iterable[ArrayLike],

@@ -384,6 +384,40 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         self._evict(which, wanted, now, evicted)
         return evicted
 
+    def evict_path(self, tokens, *, keep=0, namespace=None, spans=None):
+        """Evict the end of one prefix, whatever the policy, except for what others need.
+
+        Blocks go from the last one that the tree has of `tokens`, along with the ids that windows and states have
+        there, until a block that is pinned or that another prefix continues.
+
+        Parameters
+        ----------
+        tokens, namespace, spans
+            As in `match`.
+        keep : int
+            Tokens at the beginning that stay, in whole blocks.
+
+        Returns
+        -------
+        Evicted
+            `amount` is the number of blocks.
+
+        Raises
+        ------
+        ShapeError
+            As in `match`, or `keep` is negative.
+        UnsupportedDtype
+            As in `match`, or `keep` is not an integer.
+        """
+        cdef Prefix prefix = self._prefix(tokens, namespace, spans, None)
+        cdef int64_t kept = as_int64(keep, "keep")
+        cdef Evicted evicted = Evicted.__new__(Evicted)
+        if kept < 0:
+            raise ShapeError(f"keep is {keep}; use 0 or more")
+        evicted.amount = self.evict_path_raw(prefix, kept, evicted.gone)
+        self._forget_dead()
+        return evicted
+
     # All sequences of a step.
 
     def match_all(self, prefixes, *, namespaces=None, spans=None, max_tokens=None):

@@ -82,7 +82,7 @@ class Paged(Target):
 
     def mischief(self):
         cache = self.named["cache"]
-        choice = self.random.integers(7)
+        choice = self.random.integers(8)
         if choice == 0:
             cache.remove(self.sequence())
         elif choice == 1:
@@ -96,6 +96,8 @@ class Paged(Target):
         elif choice == 5:
             with contextlib.suppress(OutOfBlocks):
                 cache.prepare([self.sequence()], 3, out=self.ready)
+        elif choice == 6:
+            cache.evict_prefix(self.ids())
         else:
             cache.clear_prefix_cache()
 

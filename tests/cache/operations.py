@@ -344,6 +344,11 @@ def clear_prefix_cache(world):
     return world.cache.clear_prefix_cache
 
 
+@operation(situations=("shared", "doubled", "short"))
+def evict_prefix(world):
+    return lambda: world.cache.evict_prefix(OTHER, keep=1)
+
+
 @operation(situations=("shared",), reads=True)
 def stats(world):
     return world.cache.stats

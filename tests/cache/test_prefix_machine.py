@@ -201,6 +201,14 @@ class PrefixMachine(TreeRules):
         assert self.cache.clear_prefix_cache() == evictable
         assert self.cache.stats().num_evictable_blocks == 0
 
+    @rule(length=st.integers(0, 24), keep=st.sampled_from([0, 0, 3, 9]), namespace=NAMES)
+    def evict_prefix(self, length, keep, namespace):
+        ids = [int(bit) for bit in "010011010001101110100101"[:length]]
+        cached, free = self.cache.match_length([*ids, 9], namespace=namespace), self.cache.stats().num_free_blocks
+        freed = self.cache.evict_prefix(ids, keep=keep, namespace=namespace)
+        assert self.cache.stats().num_free_blocks == free + freed
+        assert self.cache.match_length([*ids, 9], namespace=namespace) <= cached
+
     @precondition(lambda self: not self.is_full())
     @rule()
     def fill(self):

@@ -90,6 +90,22 @@ def test_the_order_of_admission_reaches_the_replay(capsys, tmp_path):
     assert hits == {"fcfs": 0, "lpm": 2}
 
 
+def test_the_units_of_a_trace_reach_replay_and_what_if(capsys, tmp_path):
+    line = {"timestamp": 0.5, "input_length": 40, "output_length": 2, "hash_ids": [5, 6, 7]}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(json.dumps(line) + "\n" + json.dumps(line | {"timestamp": 1.5, "hash_ids": [5, 6, 8]}))
+    units = ("--hash-block", 16, "--time-unit", "s", "--json", tmp_path / "out.json")
+    options = "--blocks 9 --block-size 8 --prefill-rate 1000 --step-ms 10"
+    assert call(capsys, "replay", trace, *options.split(), *units)[0] == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["prefix_hit_tokens"] == 32
+    assert report["clock"]["duration_s"] > 1
+    assert call(capsys, "whatif", trace, "--memory", "1GiB", "--block-size", 8, *units)[0] == 0
+    assert json.loads((tmp_path / "out.json").read_text())["curves"][0]["hit_tokens"] == [32]
+    assert "time-unit: invalid choice" in refused(capsys, "replay", trace, "--time-unit", "us")
+    assert "hash_block is 0" in refused(capsys, "whatif", trace, "--hash-block", 0)
+
+
 def test_unbounded_blocks_eviction_policy_and_prefill_only_reach_the_replay(capsys, tmp_path):
     lines = [{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, n]} for n in range(2, 6)]
     trace = write_trace(tmp_path / "shared.jsonl", lines)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pagecore.errors import PagecoreError
 from pagecore.index import BlockPool, RadixTree
@@ -298,6 +298,22 @@ class RadixMachine(RuleBasedStateMachine):
         time = self.draw_time(data)
         gone = self.tree.evict(self.tree.components[component], amount, time=time)
         expected, ids = self.twin.evict(component, amount, time)
+        assert gone.amount == expected
+        assert self.lists(gone.blocks, gone.states) == ids
+        for pool, freed in zip(self.pools, ids, strict=False):
+            assert pool.free(freed) == len(freed)
+
+    @precondition(lambda self: hasattr(self, "twin"))
+    @rule(data=st.data())
+    def evict_path(self, data):
+        known = [
+            {"tokens": [*tokens, 3], "spans": spans, "namespace": namespace}
+            for namespace, tokens, spans in self.twin.prefixes()
+        ]
+        key = data.draw(st.sampled_from([*known, self.draw_key(data)]))
+        keep = data.draw(st.integers(0, len(key["tokens"])))
+        gone = self.tree.evict_path(keep=keep, **key)
+        expected, ids = self.twin.evict_path(keep=keep, **key)
         assert gone.amount == expected
         assert self.lists(gone.blocks, gone.states) == ids
         for pool, freed in zip(self.pools, ids, strict=False):

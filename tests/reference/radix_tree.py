@@ -429,7 +429,7 @@ class RadixTree:
                 ends = [each.end for each in above if each.eviction[-1].is_branch]
                 node.eviction[-1] = replace(
                     fresh,
-                    is_branch=self.branches_before_next_state(node),
+                    is_branch=self.branches_before_next_state(node, end),
                     after_state=node.end - (above[0].end if above else 0),
                     after_branch=node.end - max(ends, default=0),
                 )
@@ -497,9 +497,12 @@ class RadixTree:
             above.eviction[-1].is_branch = True
         return leaf
 
-    def branches_before_next_state(self, node: Node) -> bool:
-        below = [child for child in node.children.values() if child.state is None]
-        return len(node.children) > 1 or any(map(self.branches_before_next_state, below))
+    def branches_before_next_state(self, node: Node, end: Node) -> bool:
+        """Return True if the inserted path, which ends with `end`, branches after a node and before the next state."""
+        path = end.path()
+        below = path[: path.index(node)]
+        states = [i for i, each in enumerate(below) if each.state is not None]
+        return any(len(each.children) > 1 for each in [node, *below[max(states, default=-1) + 1 :]])
 
     def extend(self, tokens, lanes, receipt: Receipt, time=None):
         blocks = self.blocks_of(tokens, [])
@@ -655,6 +658,19 @@ class RadixTree:
             pruned = self.prune()
             left -= pruned if component == 0 else 0
         return amount - left, out
+
+    def evict_path(self, tokens, keep=0, namespace=None, spans=()):
+        out: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
+        path = self.walk(self.root(namespace), self.blocks_of(tokens, list(spans)))
+        keep, gone = -(-keep // self.block_size), 0
+        while path and (node := path[-1][0]).end > keep:
+            if path.pop()[1] < len(node.blocks) or node.children or node in self.pinned(0):
+                break
+            count = min(len(node.blocks), node.end - keep)
+            self.give_up(node, 0, count, out)
+            gone += count
+        self.prune()
+        return gone, out
 
     def prune(self) -> int:
         """Without full lanes, remove empty leaves repeatedly; return the number of blocks removed."""

@@ -296,8 +296,8 @@ class CacheReader(PartsOwner):
     ) -> int:
         """Return the number of tokens that `add_sequence` would reuse; 0 without a prefix cache.
 
-        Nothing is held, and nothing counts as used. Arguments, ShapeError and UnsupportedDtype are those of
-        `add_sequence`.
+        Nothing is held, and nothing counts as used. What a host tier has counts even where the device lacks the room
+        for it now. Arguments, ShapeError and UnsupportedDtype are those of `add_sequence`.
         """
         ids = token_ids(tokens)
         options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)

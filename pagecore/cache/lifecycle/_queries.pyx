@@ -9,6 +9,7 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport clear as clear_prefix
 
 from pagecore.cache._sequence import as_list
+from pagecore.cache.prefix._evict import evict_prefix as evict_cached
 from pagecore.cache.prefix._evict import evictable
 from pagecore.errors import InvalidSequence
 
@@ -34,6 +35,13 @@ def clear(CacheState state not None):
     _guard = Held(state.lock)
     state.begin()
     return 0 if state.prefix is None else clear_prefix(state.prefix)
+
+
+def evict_prefix(CacheState state not None, ids, options, keep):
+    """Evict the end of a cached prefix back to `keep` tokens; return the number of freed blocks."""
+    _guard = Held(state.lock)
+    state.begin()
+    return 0 if state.prefix is None else evict_cached(state.prefix, ids, options, keep)
 
 
 def held_from(CacheState state not None, sequence, int32_t group):

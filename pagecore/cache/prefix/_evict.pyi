@@ -1,8 +1,13 @@
 from collections.abc import Sequence as Listed
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._cache import PrefixCache
+from pagecore.cache.prefix.retention import RetentionOptions
 
 def evictable(prefix: PrefixCache) -> list[int]: ...
 def unused_states(prefix: PrefixCache) -> int: ...
+def evict_prefix(prefix: PrefixCache, ids: NDArray[np.int32], options: RetentionOptions, keep: int) -> int: ...
 def lacking(prefix: PrefixCache, missing: Listed[int], writers: list[Sequence]) -> list[int]: ...

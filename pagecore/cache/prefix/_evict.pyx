@@ -14,6 +14,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
 from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._radix_query cimport Prefix, read_prefix
 
 
 # -- count -------------------------------------------------------------------------------------------------------------
@@ -145,7 +146,6 @@ cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept:
 
 cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector[int64_t]& left) noexcept:
     """Evict up to `amount` blocks of a component; subtract the freed blocks of each group from `left`."""
-    cdef int32_t lane, freed
     cdef int64_t evicted, given_up = 0
     while amount > 0:
         evicted = prefix.tree.evict_raw(component, amount)
@@ -153,31 +153,33 @@ cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector
             break
         given_up += evicted
         amount -= evicted
-        for lane in range(prefix.num_lanes):
-            freed = (<BlockPool>prefix.pools[lane]).free_raw(
-                prefix.tree.gone_raw[lane].data(), prefix.tree.gone_raw[lane].size()
-            )
-            left[prefix.groups[lane]] -= freed
-            prefix.num_evicted_blocks += freed
-        free_evicted_states(prefix)
+        free_gone(prefix, prefix.tree.gone_raw, left)
     return given_up
 
 
-cdef int64_t free_evicted_states(PrefixCache prefix) noexcept:
-    """Drop the references to the states of the last eviction; return the number of freed slots."""
-    cdef size_t count
+cdef void free_gone(PrefixCache prefix, const vector[vector[int32_t]]& gone, vector[int64_t]& left) noexcept:
+    """Drop the references to what the tree gave up; subtract the freed blocks of each group from `left`."""
+    cdef int32_t lane, freed
+    for lane in range(prefix.num_lanes):
+        freed = (<BlockPool>prefix.pools[lane]).free_raw(gone[lane].data(), gone[lane].size())
+        left[prefix.groups[lane]] -= freed
+        prefix.num_evicted_blocks += freed
+    free_evicted_states(prefix, gone[prefix.num_lanes])
+
+
+cdef int64_t free_evicted_states(PrefixCache prefix, const vector[int32_t]& gone) noexcept:
+    """Drop the references to states that the tree gave up; return the number of freed slots."""
     if prefix.states is None:
         return 0
-    count = prefix.tree.gone_raw[prefix.num_lanes].size()
-    prefix.num_evicted_states += <int64_t>count
-    return prefix.states.checkpoints.free_raw(prefix.tree.gone_raw[prefix.num_lanes].data(), count)
+    prefix.num_evicted_states += <int64_t>gone.size()
+    return prefix.states.checkpoints.free_raw(gone.data(), gone.size())
 
 
 cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept:
     cdef int32_t component = <int32_t>prefix.kept.size() + 1
     cdef int64_t freed = 0
     while freed < wanted and prefix.tree.evict_raw(component, wanted - freed) > 0:
-        freed += free_evicted_states(prefix) + free_checkpoints(prefix)
+        freed += free_evicted_states(prefix, prefix.tree.gone_raw[prefix.num_lanes]) + free_checkpoints(prefix)
     return freed
 
 
@@ -273,6 +275,16 @@ def evictable(PrefixCache prefix not None):
 def unused_states(PrefixCache prefix not None):
     """Return the number of states that eviction can free."""
     return 0 if prefix.states is None else num_unused_states(prefix)
+
+
+def evict_prefix(PrefixCache prefix not None, ids, options, int64_t keep):
+    """Evict the end of a cached prefix back to `keep` tokens; return the number of freed blocks."""
+    cdef Prefix wanted = read_prefix(prefix.block_size, ids, options.namespace, options.spans, None)
+    cdef vector[vector[int32_t]] gone
+    cdef int64_t freed = prefix.num_evicted_blocks
+    prefix.tree.evict_path_raw(wanted, keep, gone)
+    free_gone(prefix, gone, prefix.left)
+    return prefix.num_evicted_blocks - freed
 
 
 def lacking(PrefixCache prefix not None, missing, list writers not None):

@@ -28,6 +28,27 @@ int64_t RadixTree::evict(int32_t component, int64_t amount, std::vector<Ids>& ou
   return evicted;
 }
 
+int64_t RadixTree::evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out) {
+  const Match found = match(query, limit);
+  const int64_t most = std::max<int64_t>(0, found.full_blocks - keep);
+  out.resize(static_cast<size_t>(num_lanes()) + 1);
+  for (Ids& ids : out) ids.clear();
+  for (Ids& ids : out) ids.reserve(static_cast<size_t>(most));
+  NodeId node = found.full_node;
+  if (most == 0 || found.full_offset < nodes_.at(node).size) return 0;  // the node goes on
+  int64_t evicted = 0;
+  while (node >= 0 && nodes_.end(node) > keep && nodes_.at(node).children == 0 && nodes_.at(node).path_pins == 0) {
+    const NodeId parent = nodes_.at(node).parent;
+    const auto blocks = static_cast<int32_t>(std::min<int64_t>(nodes_.at(node).size, nodes_.end(node) - keep));
+    evicted += blocks;
+    node = take_tail(node, blocks, out);
+    if (node != parent) break;
+  }
+  prune(node);
+  shrink();
+  return evicted;
+}
+
 radix::NodeId RadixTree::next_victim(int32_t component) {
   queues_.expire();
   if (evictable(component) <= 0) return radix::kNoNode;
@@ -41,17 +62,21 @@ int64_t RadixTree::evict_full(int64_t amount, std::vector<Ids>& out) {
     queues_.expire();  // parents that have just become leaves are in the queue now
     const NodeId leaf = queues_.worst(0);
     const auto blocks = static_cast<int32_t>(std::min<int64_t>(left, nodes_.at(leaf).size));
-    give_up_tail(leaf, blocks, out);
-    NodeId rest = leaf;
-    if (blocks == nodes_.at(leaf).size) {
-      rest = nodes_.at(leaf).parent;
-      remove_leaf(leaf);
-    } else {
-      nodes_.trim(leaf, blocks);
-    }
-    left -= blocks + prune(rest);
+    left -= blocks + prune(take_tail(leaf, blocks, out));
   }
   return amount - left;
+}
+
+// Removes the last `blocks` blocks of a leaf; returns the leaf, or its parent if nothing is left of it.
+radix::NodeId RadixTree::take_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out) {
+  give_up_tail(leaf, blocks, out);
+  if (blocks < nodes_.at(leaf).size) {
+    nodes_.trim(leaf, blocks);
+    return leaf;
+  }
+  const NodeId parent = nodes_.at(leaf).parent;
+  remove_leaf(leaf);
+  return parent;
 }
 
 // Takes the ids of every component from the last `blocks` blocks of a leaf.

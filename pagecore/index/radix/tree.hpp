@@ -138,6 +138,9 @@ class RadixTree {
   // Evicts min(amount, evictable(component)) ids into `out`, by lane, states last; returns the number. Without full
   // lanes, evicting component 0 also counts nodes that are left empty. `time` is as for advance().
   int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time = -radix::kNever);
+  // Evicts the end of a path, from its last cached block of the first `limit` back to `keep` blocks, until a block that
+  // another path continues or a receipt pins. Returns the number of blocks; the ids go to `out` as with evict().
+  int64_t evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out);
   // The node whose ids of a component the next evict() takes first; kNoNode if nothing is evictable.
   [[nodiscard]] NodeId next_victim(int32_t component);
   // Ids of a component that a node has.
@@ -223,6 +226,7 @@ class RadixTree {
   int64_t evict_full(int64_t amount, std::vector<Ids>& out);
   int64_t evict_window(int32_t window, int64_t amount, Ids& out);
   int64_t evict_states(int64_t amount, Ids& out);
+  NodeId take_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out);
   void give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out);
   void shrink() noexcept;
 

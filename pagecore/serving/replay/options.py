@@ -16,6 +16,7 @@ from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
+from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
@@ -85,6 +86,10 @@ class ReplayOptions:
         Milliseconds that a step takes in addition, such as the time to read the weights.
     requests : int, optional
         Replay only the first requests of the trace, this number of them.
+    hash_block : int
+        Tokens that a hash id of the trace names: 512 in a Mooncake trace, 16 in a Qwen-Bailian trace.
+    time_unit : {"ms", "s"}
+        Unit of the timestamps of the trace.
     prefill_only : bool
         Compute the prompts and generate nothing.
     attend : bool
@@ -108,8 +113,8 @@ class ReplayOptions:
     UnsupportedOption
         `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
         model without states, or `blocks` for one without attention; the model or the policy is not known;
-        `blocks` is a string other than "unbounded"; a flag is not a bool; tiers are given without `host`, or with
-        `evict` "none"; `step_ms` is given without `prefill_rate`.
+        `blocks` is a string other than "unbounded"; a flag is not a bool; `time_unit` is not known; tiers are given
+        without `host`, or with `evict` "none"; `step_ms` is given without `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -132,6 +137,8 @@ class ReplayOptions:
     prefill_rate: float | None = None
     step_ms: float = 0.0
     requests: int | None = None
+    hash_block: int = HASH_BLOCK
+    time_unit: str = "ms"
     prefill_only: bool = False
     attend: bool = False
     seed: int = 0
@@ -153,6 +160,7 @@ class ReplayOptions:
             value = getattr(self, name)
             if not (value is None and name in OPTIONAL_LIMITS) and not (name == "blocks" and self.is_unbounded):
                 object.__setattr__(self, name, require_int(name, value, least))
+        object.__setattr__(self, "hash_block", self.units.hash_block)
         for name in ("prefill_only", "attend"):
             as_flag(name, getattr(self, name))
         if self.checkpoint_format is not None and self.model is None:
@@ -173,6 +181,11 @@ class ReplayOptions:
                     f"{name} {memory!r} holds {blocks} blocks; the largest block id is {INT32_MAX}; "
                     "use less memory or a larger block_size"
                 )
+
+    @property
+    def units(self) -> TraceUnits:
+        """Units of the trace."""
+        return TraceUnits(self.hash_block, self.time_unit)
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

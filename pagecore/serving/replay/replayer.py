@@ -86,10 +86,10 @@ class _Replay:
         self.options = options
         self.progress = progress
         self.watchers = watchers
-        only = options.prefill_only
-        summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size)
+        only, units = options.prefill_only, options.units
+        summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size, units=units)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
-        self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only)
+        self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only, units=units)
         self.num_blocks = count_blocks(path, options, summary)
         self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
         self.tiers = build_tiers(self.cache, options, summary)

@@ -2,47 +2,98 @@
 
 Each line is a JSON object: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for
 each 512 tokens of input. Equal hash ids mean equal content; the token ids made from them are equal wherever the
-recorded prompts were equal (Mooncake trace release, FAST'25).
+recorded prompts were equal (Mooncake trace release, FAST'25). `TraceUnits` reads the same lines with other units, such
+as those of the Qwen-Bailian traces: ids of 16 tokens, and seconds.
 
 A trace is a regular file, or "-" for the standard input. Limits: 1 MiB a line; 16,777,216 tokens a request, prompt and
-answer together; 32,768 hash ids a request, whose prompt then takes up to 64 MiB.
+answer together, whose ids take up to 64 MiB.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from pagecore.errors import PagecoreError
-from pagecore.models.files import open_file
-from pagecore.serving.checks import as_flag
-from pagecore.storage.checks import INT32_MAX, require_int
+from pagecore.errors import UnsupportedOption
+from pagecore.serving.checks import as_flag, as_instance
+from pagecore.serving.replay.trace_file import STANDARD_INPUT, TraceError, checked_path, open_trace
+from pagecore.storage.checks import INT32_MAX, require_int, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HASH_BLOCK", "TraceError", "TraceRequest", "TraceSummary", "parse_request", "read_trace", "scan_trace"]
+__all__ = [
+    "HASH_BLOCK",
+    "TraceError",
+    "TraceRequest",
+    "TraceSummary",
+    "TraceUnits",
+    "parse_request",
+    "read_trace",
+    "scan_trace",
+]
 
 HASH_BLOCK = 512
-HASH_ID_MAX = (INT32_MAX - (HASH_BLOCK - 1)) // HASH_BLOCK
+HASH_BLOCK_MAX = 1 << 16
 # Longer than the context of any model, and small enough to bound the memory of one line.
 REQUEST_TOKENS_MAX = 1 << 24
-HASH_IDS_MAX = REQUEST_TOKENS_MAX // HASH_BLOCK
 LINE_BYTES_MAX = 1 << 20
-STANDARD_INPUT = "-"
-OFFSETS = np.arange(HASH_BLOCK, dtype=np.int32)
+# A line with more than this times the hash ids of prompt and answer counts ids of fewer tokens.
+SURPLUS = 4
+MILLISECONDS = {"ms": 1, "s": 1000}
 
 
-class TraceError(PagecoreError, ValueError):
-    """A trace cannot be read, or a line is malformed; the message names file, line and reason."""
+@dataclass(frozen=True, slots=True)
+class TraceUnits:
+    """Units of the numbers in a trace.
+
+    Parameters
+    ----------
+    hash_block : int
+        Tokens that one hash id names, 1 to 65,536. A Mooncake trace has 512, a Qwen-Bailian trace 16.
+    time_unit : {"ms", "s"}
+        Unit of timestamps. A Mooncake trace has milliseconds, a Qwen-Bailian trace seconds.
+
+    Raises
+    ------
+    ShapeError
+        `hash_block` is out of range.
+    UnsupportedOption
+        `time_unit` is neither "ms" nor "s".
+    """
+
+    hash_block: int = HASH_BLOCK
+    time_unit: str = "ms"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash_block", require_int("hash_block", self.hash_block, 1, HASH_BLOCK_MAX))
+        if not isinstance(self.time_unit, str) or self.time_unit not in MILLISECONDS:
+            raise UnsupportedOption(f"time_unit is {shown(self.time_unit)}; expected 'ms' or 's'")
+
+    @property
+    def max_hash_id(self) -> int:
+        """Largest hash id whose token ids fit int32."""
+        return (INT32_MAX - (self.hash_block - 1)) // self.hash_block
+
+    def milliseconds(self, timestamp: Any) -> float | None:
+        """Return a timestamp in milliseconds; None if it is not a finite number of them, 0 or more."""
+        if isinstance(timestamp, bool) or not isinstance(timestamp, int | float):
+            return None
+        # NaN and infinity fail the comparison too.
+        return float(timestamp) * MILLISECONDS[self.time_unit] if 0 <= timestamp < 2**63 else None
+
+    @property
+    def time_name(self) -> str:
+        """Name of the unit of timestamps, for messages."""
+        return "milliseconds" if self.time_unit == "ms" else "seconds"
+
+
+MOONCAKE = TraceUnits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +106,16 @@ class TraceRequest:
     input_length: int
     output_length: int
     hash_ids: tuple[int, ...]
+    hash_block: int = HASH_BLOCK
 
     def prompt(self) -> NDArray[np.int32]:
-        """Return token ids, int32 `[input_length]`: `hash id * 512 + offset`, so that equal prefixes have equal ids."""
-        starts = np.array(self.hash_ids, dtype=np.int32) * HASH_BLOCK
-        return (starts[:, None] + OFFSETS).reshape(-1)[: self.input_length]
+        """Return token ids, int32 `[input_length]`, such that equal prefixes have equal ids.
+
+        The token at `offset` of a hash id has the id `hash id * hash_block + offset`.
+        """
+        offsets: NDArray[np.int32] = np.arange(self.hash_block, dtype=np.int32)
+        starts = np.array(self.hash_ids, dtype=np.int32) * self.hash_block
+        return (starts[:, None] + offsets).reshape(-1)[: self.input_length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +135,12 @@ class TraceSummary:
 
 
 def scan_trace(
-    path: str | Path, limit: int | None = None, *, prefill_only: bool = False, block_size: int = 16
+    path: str | Path,
+    limit: int | None = None,
+    *,
+    prefill_only: bool = False,
+    block_size: int = 16,
+    units: TraceUnits = MOONCAKE,
 ) -> TraceSummary | None:
     """Validate a whole trace (or its first `limit` requests) before anything is replayed.
 
@@ -89,6 +150,8 @@ def scan_trace(
         As for `read_trace`.
     block_size : int
         Tokens of a block.
+    units : TraceUnits
+        As for `read_trace`.
 
     Returns
     -------
@@ -102,13 +165,13 @@ def scan_trace(
     ShapeError
         `block_size` is below 1, or `limit` is negative.
     UnsupportedOption
-        `prefill_only` is not a bool.
+        `prefill_only` is not a bool, or `units` are not TraceUnits.
     """
     block_size, prefill_only = require_int("block_size", block_size, max=None), as_flag("prefill_only", prefill_only)
-    if _checked_path(path) == STANDARD_INPUT:
+    if checked_path(path) == STANDARD_INPUT:
         return None
     requests = computed = longest = blocks = 0
-    for request in read_trace(path, limit, prefill_only=prefill_only):
+    for request in read_trace(path, limit, prefill_only=prefill_only, units=units):
         length = request.input_length + max(request.output_length - 1, 0)
         requests += 1
         computed += length
@@ -117,18 +180,22 @@ def scan_trace(
     return TraceSummary(requests, computed, longest, blocks)
 
 
-def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool = False) -> Iterator[TraceRequest]:
+def read_trace(
+    path: str | Path, limit: int | None = None, *, prefill_only: bool = False, units: TraceUnits = MOONCAKE
+) -> Iterator[TraceRequest]:
     """Stream the requests of a trace in the order of the file, which must be the order of arrival.
 
     Parameters
     ----------
     path : str or Path
-        A regular file of JSON lines, or "-" for the standard input. Blank lines are skipped, and unknown fields
-        ignored.
+        A regular file of JSON lines, or "-" for the standard input. A file that ends in .gz or .zst is decompressed.
+        Blank lines are skipped, and unknown fields ignored.
     limit : int, optional
         Maximum number of requests; lines after them are not read.
     prefill_only : bool
         Set every `output_length` to 0.
+    units : TraceUnits
+        Tokens of a hash id, and the unit of timestamps.
 
     Yields
     ------
@@ -141,14 +208,14 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     ShapeError
         `limit` is negative.
     UnsupportedOption
-        `prefill_only` is not a bool.
+        `prefill_only` is not a bool, or `units` are not TraceUnits.
     """
-    name = _checked_path(path)
+    name = checked_path(path)
     most = None if limit is None else require_int("limit", limit, 0, max=None)
-    prefill_only = as_flag("prefill_only", prefill_only)
+    prefill_only, units = as_flag("prefill_only", prefill_only), as_instance("units", units, TraceUnits)
     number, latest = 0, 0.0
     try:
-        with _opened(name) as file:
+        with open_trace(name) as file:
             line = 0
             while most is None or number < most:
                 text = file.readline(LINE_BYTES_MAX + 1)
@@ -157,7 +224,7 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
                 line += 1
                 if text.isspace() and len(text) <= LINE_BYTES_MAX:
                     continue
-                reader = _Line(name, line)
+                reader = _Line(name, line, units)
                 request = reader.request(text, number)
                 if request.timestamp_ms < latest:
                     reader.refuse(
@@ -167,8 +234,8 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
                 latest = request.timestamp_ms
                 number += 1
                 yield replace(request, output_length=0) if prefill_only else request
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(
             f"trace {name} cannot be read: {reason}; pass a readable file, or '-' for the standard input"
         ) from error
@@ -176,38 +243,13 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
         raise TraceError(f"trace {name} contains no request; expected one JSON object on each line")
 
 
-def _checked_path(path: object) -> str:
-    """Return a path as str; raise TraceError if it is not a path."""
-    if not isinstance(path, str | os.PathLike):
-        raise TraceError(f"expected the path of a trace, or '-' for the standard input, got {_shown(path)}")
-    name = os.fsdecode(path)
-    try:
-        if b"\0" not in os.fsencode(name):
-            return name
-    except UnicodeEncodeError:
-        pass
-    raise TraceError(f"expected the path of a trace, got {_shown(name)}, which is not a path")
-
-
-@contextmanager
-def _opened(name: str) -> Iterator[BinaryIO]:
-    """Open a trace; the standard input stays open."""
-    if name != STANDARD_INPUT:
-        with open_file(name) as file:
-            yield file
-        return
-    stream = getattr(sys.stdin, "buffer", None)
-    if stream is None:
-        raise TraceError("trace - cannot be read: standard input is not open as bytes; pass the path of a file")
-    yield stream
-
-
 class _Line:
     """Parser of one line, whose errors name the trace and the line."""
 
-    def __init__(self, trace: str, line: int) -> None:
+    def __init__(self, trace: str, line: int, units: TraceUnits) -> None:
         self.trace = trace
         self.line = line
+        self.units = units
 
     def refuse(self, reason: str) -> NoReturn:
         raise TraceError(f"trace {self.trace}, line {self.line}: {reason}")
@@ -215,10 +257,10 @@ class _Line:
     def request(self, text: bytes, number: int) -> TraceRequest:
         fields = self._object(text)
         timestamp = self._field(fields, "timestamp")
-        is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
-        # NaN and infinity fail the comparison too.
-        if not is_number or not 0 <= timestamp < 2**63:
-            self.refuse(f"timestamp is {_shown(timestamp)}; expected a finite number of milliseconds, 0 or more")
+        milliseconds = self.units.milliseconds(timestamp)
+        if milliseconds is None:
+            name = self.units.time_name
+            self.refuse(f"timestamp is {_shown(timestamp)}; expected a finite number of {name}, 0 or more")
         input_length = self._integer(fields, "input_length", 1)
         output_length = self._integer(fields, "output_length", 0)
         if input_length + output_length > REQUEST_TOKENS_MAX:
@@ -226,8 +268,9 @@ class _Line:
                 f"input_length + output_length is {input_length + output_length}; "
                 f"a request has at most {REQUEST_TOKENS_MAX} tokens"
             )
-        hash_ids = self._hash_ids(fields, -(-input_length // HASH_BLOCK))
-        return TraceRequest(number, self.line, float(timestamp), input_length, output_length, hash_ids)
+        hash_ids = self._hash_ids(fields, input_length, output_length)
+        hash_block = self.units.hash_block
+        return TraceRequest(number, self.line, milliseconds, input_length, output_length, hash_ids, hash_block)
 
     def _object(self, text: bytes) -> dict[str, Any]:
         if len(text) > LINE_BYTES_MAX:
@@ -256,23 +299,30 @@ class _Line:
             self.refuse(f"{name} is {_shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
         return value
 
-    def _hash_ids(self, fields: dict[str, Any], needed: int) -> tuple[int, ...]:
+    def _hash_ids(self, fields: dict[str, Any], input_length: int, output_length: int) -> tuple[int, ...]:
+        """Return the ids of the input; some more are left out, but too many must have another `hash_block`."""
         ids = self._field(fields, "hash_ids")
         if not isinstance(ids, list):
             self.refuse(f"hash_ids is {_shown(ids)}; expected a list of integers")
-        if len(ids) > HASH_IDS_MAX:
-            self.refuse(f"hash_ids has {len(ids)} ids; a request has at most {HASH_IDS_MAX}")
-        if len(ids) < needed:
-            self.refuse(f"hash_ids has {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens")
+        size, largest = self.units.hash_block, self.units.max_hash_id
+        needed, whole = -(-input_length // size), -(-(input_length + output_length) // size)
+        if not needed <= len(ids) <= SURPLUS * (whole + 1):
+            self.refuse(
+                f"hash_ids has {len(ids)} ids; an input of this length needs {needed}, one for each {size} tokens; "
+                "pass hash_block if an id names another number of tokens"
+            )
         for value in ids:
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HASH_ID_MAX:
-                self.refuse(f"hash_ids contains {_shown(value)}; expected integers between 0 and {HASH_ID_MAX}")
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+                self.refuse(
+                    f"hash_ids contains {_shown(value)}; expected integers between 0 and {largest}; number the ids of "
+                    "a trace with larger ones"
+                )
         return tuple(ids[:needed])
 
 
-def parse_request(text: bytes, trace: str, line: int, number: int) -> TraceRequest:
+def parse_request(text: bytes, trace: str, line: int, number: int, units: TraceUnits = MOONCAKE) -> TraceRequest:
     """Return the request of one line; raise TraceError, with the names of trace and line, if it is malformed."""
-    return _Line(trace, line).request(text, number)
+    return _Line(trace, line, units).request(text, number)
 
 
 def _shown(value: Any) -> str:

@@ -55,7 +55,7 @@ def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
     curves: list[Curve] = []
     first: WhatIf | None = None
     for block_size in options.block_sizes:
-        chunks = list(read_requests(path, block_size, options.requests))
+        chunks = list(read_requests(path, block_size, options.requests, units=options.units))
         trace = ModelledTrace(chunks, options, block_size) if options.is_simulated else None
         curves += [_curve(chunks, trace, options, block_size, policy) for policy in options.policies]
         first = first or _summary(str(path), chunks, trace, options, block_size)
@@ -201,7 +201,8 @@ def _sampled(path: str | Path, options: WhatIfOptions) -> WhatIf:
     for block_size in options.block_sizes:
         facts = _Facts()
         capacities = [options.capacity(size, block_size) for size in options.sizes]
-        chunks = facts.watch(read_requests(path, block_size, options.requests, rate=options.sample))
+        requests = read_requests(path, block_size, options.requests, rate=options.sample, units=options.units)
+        chunks = facts.watch(requests)
         hits = sampled_hits(chunks, [*capacities, UNBOUNDED], options.sample)
         unbounded = float(hits.blocks[-1] * block_size / facts.tokens)
         memory = round(facts.distinct / options.sample) * block_size * options.token_bytes

@@ -14,6 +14,7 @@ import numpy as np
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.replay.options import DEFAULT_BYTES_PER_TOKEN, UNBOUNDED, ReplayOptions
 from pagecore.serving.replay.tier_options import named
+from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, require_int, shown
@@ -52,6 +53,10 @@ class WhatIfOptions:
         Share of the blocks to follow. Below 1, the curve is an estimate (SHARDS) in memory in proportion to it.
     requests : int, optional
         Use only the first requests of the trace.
+    hash_block : int
+        Tokens that a hash id of the trace names: 512 in a Mooncake trace, 16 in a Qwen-Bailian trace.
+    time_unit : {"ms", "s"}
+        Unit of the timestamps of hash ids and token ids; those of events are seconds.
     prefill_rate : float
         Tokens a second that the modelled machine computes, for the seconds saved.
 
@@ -69,8 +74,8 @@ class WhatIfOptions:
     ShapeError
         A number or range is invalid.
     UnsupportedOption
-        An unknown policy; policies, tiers, windows or states with sampling; `model` with `bytes_per_token`; a model
-        with an encoder.
+        An unknown policy or time unit; policies, tiers, windows or states with sampling; `model` with
+        `bytes_per_token`; a model with an encoder.
     """
 
     memory: int | str = "8GiB..1TiB"
@@ -82,6 +87,8 @@ class WhatIfOptions:
     tiers: Mapping[str, int | str] = field(default_factory=dict)
     sample: float = 1.0
     requests: int | None = None
+    hash_block: int = HASH_BLOCK
+    time_unit: str = "ms"
     prefill_rate: float = 10_000.0
     sizes: list[int] = field(default_factory=list, init=False)
     token_bytes: int = field(default=0, init=False)
@@ -110,12 +117,18 @@ class WhatIfOptions:
             raise UnsupportedOption(f"sample is {self.sample}, which only the curve of {LRU!r} supports; use 1")
         if self.requests is not None:
             set_field(self, "requests", require_int("requests", self.requests))
+        set_field(self, "hash_block", self.units.hash_block)
         self._read_model()
         set_field(self, "sizes", _sizes(self.memory, self.points))
         self._check_tiers()
         for block_size in self.block_sizes:
             for memory in (self.sizes[0], *map(parse_memory, self.tiers.values())):
                 self.capacity(memory, block_size)
+
+    @property
+    def units(self) -> TraceUnits:
+        """Units of the trace."""
+        return TraceUnits(self.hash_block, self.time_unit)
 
     @property
     def is_simulated(self) -> bool:

@@ -4,28 +4,25 @@
     token ids     {"timestamp": 0, "token_ids": [5, 6, 7], "namespace": "tenant"}
     KV events     [1700000000.5, [{"type": "BlockStored", ...}, ...], 0]        payloads of vLLM, SGLang or pagecore
 
-Each line is JSON; the first line decides the format. Files that end in .gz or .zst are decompressed.
+Each line is JSON; the first line decides the format. Files that end in .gz or .zst are decompressed. Lines with hash
+ids or token ids may have the units of `TraceUnits`; times of events are always seconds.
 """
 
 from __future__ import annotations
 
-import gzip
-import importlib
-import io
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.errors import UnsupportedOption
 from pagecore.index import chain_hashes
-from pagecore.models.files import open_file
-from pagecore.serving.replay.trace import TraceError, parse_request
+from pagecore.serving.checks import as_instance
+from pagecore.serving.replay.trace import TraceError, TraceUnits, parse_request
+from pagecore.serving.replay.trace_file import open_trace_file
 from pagecore.serving.whatif._stack import Numbers
 from pagecore.serving.whatif.stored import StoredChains
 from pagecore.storage.checks import INT32_MAX, require_int, shown
@@ -78,7 +75,12 @@ class Prompt:
 
 
 def read_requests(
-    path: str | Path, block_size: int = 16, limit: int | None = None, *, rate: float = 1.0
+    path: str | Path,
+    block_size: int = 16,
+    limit: int | None = None,
+    *,
+    rate: float = 1.0,
+    units: TraceUnits | None = None,
 ) -> Iterator[Requests]:
     """Read a trace as chunks of requests, in constant memory.
 
@@ -92,6 +94,8 @@ def read_requests(
         Maximum number of requests.
     rate : float
         Share of the blocks that get a number.
+    units : TraceUnits, optional
+        Tokens of a hash id, and the unit of timestamps, if they are not those of Mooncake.
 
     Yields
     ------
@@ -103,13 +107,16 @@ def read_requests(
         The file cannot be read or has no requests, or a line is malformed; the message names line and reason.
     ShapeError
         `block_size` or `limit` is out of range.
+    UnsupportedOption
+        `units` are not TraceUnits.
     """
     size = require_int("block_size", block_size)
     most = None if limit is None else require_int("limit", limit, 0, max=None)
+    units = TraceUnits() if units is None else as_instance("units", units, TraceUnits)
     numbers = Numbers(rate)
     prompts: list[Prompt] = []
     blocks = count = 0
-    for prompt in _prompts(str(path), size):
+    for prompt in _prompts(str(path), size, units):
         if most is not None and count >= most:
             break
         count += 1
@@ -137,10 +144,10 @@ def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests
     )
 
 
-def _prompts(path: str, block_size: int) -> Iterator[Prompt]:
+def _prompts(path: str, block_size: int, units: TraceUnits) -> Iterator[Prompt]:
     reader: Any = None
     try:
-        with _opened(path) as file:
+        with open_trace_file(path) as file:
             number, line, latest = 0, 0, 0.0
             while text := file.readline(LINE_BYTES_MAX + 1):
                 line += 1
@@ -150,7 +157,7 @@ def _prompts(path: str, block_size: int) -> Iterator[Prompt]:
                 if len(text) > LINE_BYTES_MAX:
                     raise place.refusal(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON value on each line")
                 content = place.parse(text)
-                reader = reader or place.reader(content, block_size)
+                reader = reader or place.reader(content, block_size, units)
                 for prompt in reader.read(place, text, content, number):
                     if prompt.seconds < latest:
                         raise place.refusal(
@@ -164,35 +171,6 @@ def _prompts(path: str, block_size: int) -> Iterator[Prompt]:
             raise
         reason = getattr(error, "strerror", None) or str(error)
         raise TraceError(f"trace {path} cannot be read: {reason}; pass a readable file") from error
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    with open_file(path) as file:
-        if path.endswith(".gz"):
-            with gzip.open(file) as plain:
-                yield cast(BinaryIO, plain)
-        elif path.endswith(".zst"):
-            with _zstandard(path, file) as plain:
-                yield plain
-        else:
-            yield file
-
-
-@contextmanager
-def _zstandard(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
-    try:
-        library = importlib.import_module("zstandard")
-    except ImportError as error:
-        raise UnsupportedOption(
-            f"trace {path} needs zstandard, which is not installed ({error}); run pip install 'pagecore[cli]', or "
-            "decompress it"
-        ) from None
-    try:
-        with library.ZstdDecompressor().stream_reader(file) as plain:
-            yield cast(BinaryIO, io.BufferedReader(plain, 1 << 20))
-    except library.ZstdError as error:
-        raise OSError(str(error)) from error
 
 
 class _Place:
@@ -210,12 +188,12 @@ class _Place:
         except (ValueError, RecursionError) as error:
             raise self.refusal(f"not JSON: {str(error)[:80]}") from None
 
-    def reader(self, content: Any, block_size: int) -> Any:
+    def reader(self, content: Any, block_size: int, units: TraceUnits) -> Any:
         """Return the reader of the format that the first line has."""
         if isinstance(content, dict) and "hash_ids" in content:
-            return _Mooncake(block_size)
+            return _Mooncake(block_size, units)
         if isinstance(content, dict) and any(name in content for name in TOKEN_FIELDS):
-            return _TokenIds(block_size)
+            return _TokenIds(block_size, units)
         if isinstance(content, list) or (isinstance(content, dict) and "events" in content):
             return _Events(block_size)
         raise self.refusal(
@@ -228,18 +206,20 @@ TOKEN_FIELDS = ("token_ids", "prompt_token_ids", "tokens")
 
 
 class _Mooncake:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, units: TraceUnits) -> None:
         self.block_size = block_size
+        self.units = units
 
     def read(self, place: _Place, text: bytes, _content: Any, number: int) -> Iterable[Prompt]:
-        request = parse_request(text, place.path, place.line, number)
+        request = parse_request(text, place.path, place.line, number, self.units)
         hashes = chain_hashes(request.prompt(), self.block_size)
         return [Prompt(request.timestamp_ms / 1000, hashes, request.input_length)]
 
 
 class _TokenIds:
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, units: TraceUnits) -> None:
         self.block_size = block_size
+        self.units = units
 
     def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
         if not isinstance(content, dict):
@@ -252,14 +232,16 @@ class _TokenIds:
             raise place.refusal(f"{field} is {shown(ids)}; expected a list of integers that is not empty")
         if min(ids) < 0 or max(ids) > INT32_MAX:
             raise place.refusal(f"{field} has an id outside 0 to {INT32_MAX}")
-        seconds = content.get("timestamp", 0)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 2**63:
-            raise place.refusal(f"timestamp is {shown(seconds)}; expected a number of milliseconds, 0 or more")
+        timestamp = content.get("timestamp", 0)
+        milliseconds = self.units.milliseconds(timestamp)
+        if milliseconds is None:
+            name = self.units.time_name
+            raise place.refusal(f"timestamp is {shown(timestamp)}; expected a number of {name}, 0 or more")
         namespace = content.get("namespace")
         if namespace is not None and not isinstance(namespace, str):
             raise place.refusal(f"namespace is {shown(namespace)}; expected a string")
         hashes = chain_hashes(np.array(ids, np.int32), self.block_size, namespace=namespace)
-        return [Prompt(seconds / 1000, hashes, len(ids))]
+        return [Prompt(milliseconds / 1000, hashes, len(ids))]
 
 
 class _Events:

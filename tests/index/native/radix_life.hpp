@@ -20,7 +20,7 @@ class TreeLife {
   TreeLife& operator=(const TreeLife&) = delete;
 
   void step() {
-    switch (random_.below(18)) {
+    switch (random_.below(19)) {
       case 0:
       case 1: look_up(); break;
       case 2:
@@ -35,6 +35,7 @@ class TreeLife {
       case 11: evict(); break;
       case 12:
       case 13: extend(); break;
+      case 14: evict_path(); break;
       default: insert(); break;
     }
     same();
@@ -417,6 +418,22 @@ class TreeLife {
     const Lanes gone = model_.evict(c, amount);
     PC_CHECK(evicted == before - model_.held(c), "of component ", c, " went ", evicted);
     PC_CHECK(model_.full == 0 || evicted == std::min(amount, can_go), "of component ", c, " went ", evicted);
+    same_evicted(out, gone);
+  }
+  void evict_path() {
+    const Key key = offers_.some_key();
+    const Prefix prefix = offers_.prefix_of(key);
+    const int64_t keep = random_.between(0, std::ssize(prefix));
+    const radix::NamespaceId space = space_of(key.name);
+    if (space < 0) return;
+    int64_t evicted = 0, expected = 0;
+    std::vector<Ids> out;
+    with_little_memory([&] { evicted = tree_.evict_path(key.query(space), std::ssize(prefix), keep, out); });
+    const Lanes gone = model_.evict_path(key.name, prefix, keep, expected);
+    PC_CHECK(evicted == expected, evicted, " blocks of a path went, expected ", expected);
+    same_evicted(out, gone);
+  }
+  void same_evicted(const std::vector<Ids>& out, const Lanes& gone) {
     for (size_t lane = 0; lane < gone.size(); ++lane)
       PC_CHECK(out[lane] == gone[lane], "lane ", lane, " gives up ", shown(out[lane]), ", expected ",
                shown(gone[lane]));

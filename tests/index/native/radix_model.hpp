@@ -99,6 +99,20 @@ class ModelTree : public ModelCells {
     return out;
   }
 
+  // Evicts the end of a path back to `keep` blocks, until a cell that has children or is pinned.
+  Lanes evict_path(int32_t space, const Prefix& prefix, int64_t keep, int64_t& gone) {
+    Lanes out(num_lanes + 1);
+    std::vector<int> found = find(space, prefix);
+    const std::set<int> kept = pinned(0);
+    for (gone = 0; std::ssize(found) > keep; ++gone, found.pop_back()) {
+      if (!cells.at(found.back()).children.empty() || kept.contains(found.back())) break;
+      trim({found.back()}, 1, out);
+    }
+    if (gone > 0 && !found.empty()) cells.at(found.back()).ends_node = true;
+    prune();
+    return out;
+  }
+
  private:
   int new_receipt(ModelReceipt receipt) {
     receipts[next_receipt] = receipt;

@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from pagecore.errors import PagecoreError, ShapeError
-from pagecore.serving.replay.trace import TraceError, read_trace, scan_trace
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
+from pagecore.serving.replay.trace import TraceError, TraceUnits, read_trace, scan_trace
+from tests.capabilities import require
 
 GOOD = {"timestamp": 5, "input_length": 600, "output_length": 3, "hash_ids": [7, 9]}
 
@@ -77,7 +78,9 @@ MALFORMED = [
     *[({**GOOD, "output_length": bad}, "output_length is") for bad in (-1, 2**31, 0.0, "3", False, None)],
     ({**GOOD, "input_length": 1, "output_length": 2**24}, "a request has at most 16777216 tokens"),
     *[({**GOOD, name: 2**24 + 1}, f"{name} is 16777217") for name in ("input_length", "output_length")],
-    ({**GOOD, "hash_ids": [0] * 32769}, "hash_ids has 32769 ids; a request has at most 32768"),
+    ({**GOOD, "hash_ids": [0] * 32769}, "hash_ids has 32769 ids; an input of this length needs 2"),
+    ({**GOOD, "hash_ids": [0] * 38}, "hash_ids has 38 ids; an input of this length needs 2, one for each 512 tokens"),
+    ({**GOOD, "hash_ids": [0] * 38}, "pass hash_block if an id names another number of tokens"),
     *[({**GOOD, "hash_ids": bad}, "expected a list of integers") for bad in (None, 7, "79", {"7": 9})],
     *[({**GOOD, "hash_ids": bad}, "needs 2") for bad in ([], [7])],
     *[({**GOOD, "hash_ids": [7, bad]}, "hash_ids contains") for bad in (-1, 2**22, 10**400, 1.0, "9", None, True)],
@@ -106,11 +109,78 @@ def test_text_that_is_not_utf8_is_reported_by_line(trace):
         list(read_trace(trace))
 
 
-def test_a_compressed_trace_is_refused_with_the_remedy(tmp_path):
-    trace = tmp_path / "trace.jsonl.gz"
+def test_compressed_traces_are_read(tmp_path):
+    zstandard = require("zstandard")
+    content = json.dumps(GOOD).encode()
+    for name, packed in (("trace.gz", gzip.compress(content)), ("trace.zst", zstandard.compress(content))):
+        path = tmp_path / name
+        path.write_bytes(packed)
+        assert next(read_trace(path)).hash_ids == (7, 9)
+        assert scan_trace(path).num_requests == 1
+        path.write_bytes(packed[:-10])
+        with pytest.raises(TraceError, match=f"{name} (cannot be read|contains no request|, line 1: not JSON)"):
+            list(read_trace(path))
+        path.write_bytes(content)
+        with pytest.raises(TraceError, match=f"{name} cannot be read"):
+            list(read_trace(path))
+    damaged = bytearray(gzip.compress(content))
+    damaged[10] ^= 0xFF
+    (tmp_path / "trace.gz").write_bytes(damaged)
+    with pytest.raises(TraceError, match=r"trace\.gz cannot be read"):
+        list(read_trace(tmp_path / "trace.gz"))
+
+
+def test_a_compressed_trace_of_another_name_is_refused_with_the_remedy(trace):
     trace.write_bytes(gzip.compress(json.dumps(GOOD).encode()))
     with pytest.raises(TraceError, match="line 1: not UTF-8 text; decompress it first, or pass '-'"):
         list(read_trace(trace))
+
+
+@pytest.mark.parametrize("hash_block", [1, 16, 24, 500, 4096])
+def test_hash_ids_name_a_given_number_of_tokens(trace, hash_block):
+    length = 3 * hash_block
+    write(trace, {**GOOD, "timestamp": 1.5, "input_length": length, "hash_ids": [4, 2, 4]})
+    (request,) = read_trace(trace, units=TraceUnits(hash_block, "s"))
+    part = [np.arange(hash_block) + each * hash_block for each in (4, 2, 4)]
+    assert request.prompt().tolist() == np.concatenate(part).tolist()
+    assert request.timestamp_ms == 1500
+    write(trace, {**GOOD, "input_length": length + 1, "output_length": 0, "hash_ids": [4, 2, 4]})
+    with pytest.raises(TraceError, match=f"needs 4, one for each {hash_block} tokens"):
+        list(read_trace(trace, units=TraceUnits(hash_block)))
+
+
+def test_the_largest_hash_id_depends_on_its_tokens(trace):
+    largest = 2**27 - 1
+    write(trace, {**GOOD, "input_length": 16, "hash_ids": [largest]}, {**GOOD, "input_length": 1, "hash_ids": [2**27]})
+    requests = read_trace(trace, units=TraceUnits(16))
+    assert next(requests).prompt()[-1] == 2**31 - 1
+    with pytest.raises(TraceError, match=f"between 0 and {largest}; number the ids"):
+        next(requests)
+
+
+def test_a_few_more_ids_are_left_out(trace):
+    """Ids may continue over the answer; many more must name fewer tokens each, as those of a Qwen-Bailian trace."""
+    write(trace, {**GOOD, "input_length": 512, "output_length": 513, "hash_ids": [1, 2, 3]})
+    (request,) = read_trace(trace)
+    assert request.hash_ids == (1,)
+    bailian = {"timestamp": 0.07, "input_length": 502, "output_length": 1494, "hash_ids": [*range(32)]}
+    write(trace, bailian)
+    with pytest.raises(TraceError, match="hash_ids has 32 ids"):
+        list(read_trace(trace))
+    (request,) = read_trace(trace, units=TraceUnits(16, "s"))
+    assert (len(request.hash_ids), request.timestamp_ms) == (32, 70)
+
+
+@pytest.mark.parametrize("hash_block", [0, -1, 65537, 1.5, "16", None])
+def test_a_hash_block_out_of_range_is_refused(hash_block):
+    with pytest.raises(ShapeError, match="hash_block is"):
+        TraceUnits(hash_block)
+
+
+@pytest.mark.parametrize("unit", ["us", "", None, 1, ["s"]])
+def test_an_unknown_time_unit_is_refused(unit):
+    with pytest.raises(UnsupportedOption, match=r"time_unit is .*; expected 'ms' or 's'"):
+        TraceUnits(time_unit=unit)
 
 
 def test_an_endless_line_is_refused_without_being_read_whole(trace, monkeypatch):
@@ -194,3 +264,5 @@ def test_the_prompt_of_one_line_takes_at_most_64_mib(trace):
     write(trace, {**GOOD, "input_length": 2**30, "output_length": 0, "hash_ids": [0] * 2**21})
     with pytest.raises(TraceError, match="line 1: longer than 1048576 bytes"):
         next(read_trace(trace))
+    write(trace, {**GOOD, "input_length": 2**24, "output_length": 0, "hash_ids": [0] * 2**8})
+    assert next(read_trace(trace, units=TraceUnits(2**16))).prompt().nbytes == 2**26

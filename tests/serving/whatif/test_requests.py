@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.errors import ShapeError
+from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index import chain_hashes
-from pagecore.serving.replay.trace import TraceError
+from pagecore.serving.replay.trace import TraceError, TraceUnits
 from pagecore.serving.whatif import WhatIfOptions, read_requests, what_if
 from pagecore.tiers.events.wire import Batch
 from tests.capabilities import require
@@ -56,6 +56,35 @@ def test_mooncake_blocks_are_those_of_its_prompts(tmp_path):
         hashes = chain_hashes(prompt, 96).tolist()
         numbers = [seen.setdefault(each, len(seen)) for each in hashes]
         assert chunk.blocks[chunk.starts[i] : chunk.starts[i + 1]].tolist() == numbers
+
+
+def test_hash_ids_of_other_sizes_and_seconds(tmp_path):
+    path = written(
+        tmp_path,
+        {"timestamp": 0.5, "input_length": 40, "output_length": 2, "hash_ids": [5, 6, 7]},
+        {"timestamp": 2, "input_length": 33, "output_length": 2, "hash_ids": [5, 6, 8]},
+        {"timestamp": 2, "input_length": 150, "output_length": 2, "hash_ids": [*range(20, 30)]},
+    )
+    chunk = one(path, 8, units=TraceUnits(16, "s"))
+    assert chunk.blocks.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, *range(5, 23)]
+    assert chunk.seconds.tolist() == [0.5, 2, 2]
+    options = WhatIfOptions(memory="128..256", points=2, bytes_per_token=1, block_sizes=(8,), hash_block=16)
+    assert what_if(path, options).curves[0].hit_tokens == [32, 32]
+    with pytest.raises(TraceError, match=r"line 3: hash_ids has 10 ids; .* pass hash_block"):
+        one(path, 8)
+    tokens = written(tmp_path, {"timestamp": 3, "token_ids": [1, 2]})
+    assert one(tokens, units=TraceUnits(time_unit="s")).seconds.tolist() == [3]
+    with pytest.raises(UnsupportedOption, match="units is 16"):
+        one(path, units=16)
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    """zlib has an error of its own, which is not an OSError."""
+    packed = bytearray(gzip.compress(b"{}"))
+    packed[10] ^= 0xFF
+    (tmp_path / "trace.gz").write_bytes(packed)
+    with pytest.raises(TraceError, match=r"trace\.gz cannot be read"):
+        one(tmp_path / "trace.gz")
 
 
 def test_compressed_traces_are_read(tmp_path):
