@@ -476,3 +476,7 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
             As in `insert`.
         """
         return insert_each(self, entries, time)
+
+    def __repr__(self):
+        name = f"RadixTree({self.block_size}, policy={self.policy!r}, components={self.components})"
+        return f"{name}: {self.num_nodes} nodes, {self.num_receipts} receipts"
