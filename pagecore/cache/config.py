@@ -331,7 +331,7 @@ def _with_dtype(spec: Spec, dtype: DType | str) -> Spec:
         )
     changed: object = change(dtype)
     if not isinstance(changed, Spec):
-        raise UnsupportedOption(f"with_dtype of {type(spec).__name__} returned {changed!r}; it must return a spec")
+        raise UnsupportedOption(f"with_dtype of {type(spec).__name__} returned {shown(changed)}; it must return a spec")
     return changed
 
 

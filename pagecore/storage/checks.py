@@ -17,9 +17,9 @@ LAYERS_MAX = 1 << 16
 
 
 def shown(value: object) -> str:
-    """Return a repr of at most 80 characters; a value whose repr fails is named by its type."""
+    """Return a repr on one line, of at most 80 characters; a value whose repr fails is named by its type."""
     try:
-        text = repr(value)
+        text = " ".join(line.strip() for line in repr(value).splitlines())
     except Exception:  # an int of thousands of digits, or an object whose __repr__ fails
         text = f"a {type(value).__name__} without a short repr"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -47,7 +47,7 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
             raise ShapeError(f"memory is {memory[:80]!r}; give a number and one of {units}, such as '8GiB'")
         if "." in match[1] and not match[2]:
             raise ShapeError(
-                f"memory is {memory!r}; a number of bytes must be whole: give a unit, such as '{match[1]}GiB'"
+                f"memory is {shown(memory)}; a number of bytes must be whole: give a unit, such as '{match[1]}GiB'"
             )
         from fractions import Fraction
 

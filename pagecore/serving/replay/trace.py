@@ -23,8 +23,7 @@ import numpy as np
 
 from pagecore.errors import PagecoreError
 from pagecore.models.files import open_file
-from pagecore.serving.checks import as_flag
-from pagecore.storage.checks import INT32_MAX, require_int
+from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -104,7 +103,7 @@ def scan_trace(
     UnsupportedOption
         `prefill_only` is not a bool.
     """
-    block_size, prefill_only = require_int("block_size", block_size, max=None), as_flag("prefill_only", prefill_only)
+    block_size, prefill_only = require_int("block_size", block_size, max=None), flag("prefill_only", prefill_only)
     if _checked_path(path) == STANDARD_INPUT:
         return None
     requests = computed = longest = blocks = 0
@@ -145,7 +144,7 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
     """
     name = _checked_path(path)
     most = None if limit is None else require_int("limit", limit, 0, max=None)
-    prefill_only = as_flag("prefill_only", prefill_only)
+    prefill_only = flag("prefill_only", prefill_only)
     number, latest = 0, 0.0
     try:
         with _opened(name) as file:
@@ -179,14 +178,14 @@ def read_trace(path: str | Path, limit: int | None = None, *, prefill_only: bool
 def _checked_path(path: object) -> str:
     """Return a path as str; raise TraceError if it is not a path."""
     if not isinstance(path, str | os.PathLike):
-        raise TraceError(f"expected the path of a trace, or '-' for the standard input, got {_shown(path)}")
+        raise TraceError(f"expected the path of a trace, or '-' for the standard input, got {shown(path)}")
     name = os.fsdecode(path)
     try:
         if b"\0" not in os.fsencode(name):
             return name
     except UnicodeEncodeError:
         pass
-    raise TraceError(f"expected the path of a trace, got {_shown(name)}, which is not a path")
+    raise TraceError(f"expected the path of a trace, got {shown(name)}, which is not a path")
 
 
 @contextmanager
@@ -218,7 +217,7 @@ class _Line:
         is_number = isinstance(timestamp, int | float) and not isinstance(timestamp, bool)
         # NaN and infinity fail the comparison too.
         if not is_number or not 0 <= timestamp < 2**63:
-            self.refuse(f"timestamp is {_shown(timestamp)}; expected a finite number of milliseconds, 0 or more")
+            self.refuse(f"timestamp is {shown(timestamp)}; expected a finite number of milliseconds, 0 or more")
         input_length = self._integer(fields, "input_length", 1)
         output_length = self._integer(fields, "output_length", 0)
         if input_length + output_length > REQUEST_TOKENS_MAX:
@@ -242,7 +241,7 @@ class _Line:
         except ValueError as error:
             self.refuse(f"not JSON: {error}")
         if not isinstance(fields, dict):
-            self.refuse(f"expected a JSON object, got {_shown(fields)}")
+            self.refuse(f"expected a JSON object, got {shown(fields)}")
         return fields
 
     def _field(self, fields: dict[str, Any], name: str) -> Any:
@@ -253,29 +252,23 @@ class _Line:
     def _integer(self, fields: dict[str, Any], name: str, least: int) -> int:
         value = self._field(fields, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= REQUEST_TOKENS_MAX:
-            self.refuse(f"{name} is {_shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
+            self.refuse(f"{name} is {shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
         return value
 
     def _hash_ids(self, fields: dict[str, Any], needed: int) -> tuple[int, ...]:
         ids = self._field(fields, "hash_ids")
         if not isinstance(ids, list):
-            self.refuse(f"hash_ids is {_shown(ids)}; expected a list of integers")
+            self.refuse(f"hash_ids is {shown(ids)}; expected a list of integers")
         if len(ids) > HASH_IDS_MAX:
             self.refuse(f"hash_ids has {len(ids)} ids; a request has at most {HASH_IDS_MAX}")
         if len(ids) < needed:
             self.refuse(f"hash_ids has {len(ids)} ids; an input of this length needs {needed}, one for each 512 tokens")
         for value in ids:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HASH_ID_MAX:
-                self.refuse(f"hash_ids contains {_shown(value)}; expected integers between 0 and {HASH_ID_MAX}")
+                self.refuse(f"hash_ids contains {shown(value)}; expected integers between 0 and {HASH_ID_MAX}")
         return tuple(ids[:needed])
 
 
 def parse_request(text: bytes, trace: str, line: int, number: int) -> TraceRequest:
     """Return the request of one line; raise TraceError, with the names of trace and line, if it is malformed."""
     return _Line(trace, line).request(text, number)
-
-
-def _shown(value: Any) -> str:
-    """Return the repr of a value for an error message, cut to 40 characters."""
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
