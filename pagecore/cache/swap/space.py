@@ -19,7 +19,8 @@ from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.state_layers import StateSizes
-from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
+from pagecore.cache.swap._contents import stored_content_blocks
+from pagecore.cache.swap._swap import check_stored, stored_blocks
 from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
