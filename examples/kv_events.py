@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.tiers.events import EventPublisher, Subscriber
+from pagecore.tiers import EventPublisher, Subscriber
 
 ANY_PORT = "tcp://127.0.0.1:*"
 random = np.random.default_rng(0)
