@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.jax import _xla
 from pagecore.interop.jax.arguments import (
     INT32,
@@ -262,7 +261,7 @@ def write_kv(
         Nothing has been written; a cache that was donated to the function is lost, as after any error in JAX.
     """
     if copy is not None and copy is not False:
-        raise UnsupportedOption(f"copy is {brief(copy)}; it must be False, or None to allow XLA to copy the caches")
+        raise UnsupportedOption(f"copy is {shown(copy)}; it must be False, or None to allow XLA to copy the caches")
     cache = CachePair(
         (key_cache, value_cache), (key_scale, value_scale), (key_global_scale, value_global_scale), layer, layout
     )
