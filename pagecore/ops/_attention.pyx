@@ -6,6 +6,7 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, FLOAT32
 from pagecore.ops._attention_checks cimport (
+    cache_hint,
     check_given_batch,
     check_out,
     check_plan_heads,
@@ -222,9 +223,9 @@ def paged_attention(
         refuse_dim(q, keys)
     cdef int64_t num_heads = q.shape_[1], num_kv_heads = k.shape_[2]
     if num_heads % num_kv_heads != 0:
+        hint = layout_hint(q.shape_[0] % num_kv_heads == 0) or cache_hint(num_heads % k.shape_[1] == 0)
         raise ShapeError(
-            f"query has {num_heads} heads and key_cache {num_kv_heads}; the first must be a multiple of the second"
-            f"{layout_hint(q.shape_[0] % num_kv_heads == 0)}"
+            f"query has {num_heads} heads and key_cache {num_kv_heads}; the first must be a multiple of the second{hint}"
         )
 
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)

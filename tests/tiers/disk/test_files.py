@@ -26,7 +26,7 @@ def test_a_budget_may_have_a_unit():
     assert plan_slabs(given, "1.5GiB", 32_000, 0.9) == plan_slabs(given, 3 << 29, 32_000, 0.9)
     with pytest.raises(ShapeError, match="max_bytes is '1 gib'; give a number and one of"):
         plan_slabs(given, "1 gib", 32_000, 0.9)
-    with pytest.raises(ShapeError, match="max_bytes is 0.5; expected an integer"):
+    with pytest.raises(ShapeError, match=r"max_bytes is 0\.5; expected an integer"):
         plan_slabs(given, 0.5, 32_000, 0.9)
 
 
