@@ -1,7 +1,7 @@
 """Prefill in one process, decode in another: sequences are handed over, and every token is verified.
 
 The prefill process is killed in the middle. The decode process then computes that prompt itself, starts another prefill
-process and goes on.
+process and continues.
 
 Run it: python examples/prefill_decode.py
 """

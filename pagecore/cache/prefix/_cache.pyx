@@ -62,7 +62,7 @@ cdef class PrefixCache:
     clock : callable
         Returns the time in seconds; only the policy "priority" calls it.
     gives_up_last : bool
-        A hit gives up its last block.
+        A hit drops its last block.
     states : StateTable, optional
         Slots of the rows; None without layers that keep states.
     """

@@ -41,7 +41,7 @@ cdef class Step(StepRecord):
         Parameters
         ----------
         plans : list of AttentionPlan
-            Planned anew for the step.
+            Planned again for the step.
         copy : callable
             Called with the copies on write of each group and the blocks of each group to be zeroed before, if there
             are any. For a batch on a device it is always called, and sends the step's bytes. If it fails, the step is

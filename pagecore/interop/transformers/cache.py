@@ -172,7 +172,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         ------
         ShapeError, UnsupportedDtype, UnsupportedOption
             `input_ids` or `attention_mask` has a wrong shape or dtype; or padding after tokens for a model with
-            recurrent layers. The last generation goes on then.
+            recurrent layers. The last generation then continues.
         OutOfRows
             More rows than `max_sequences`.
         """

@@ -239,7 +239,7 @@ class DiskStore:
             return batch.ticket
 
     def unlock(self, keys: Keys) -> None:
-        """Give up the holds of a lookup; keys without a hold are ignored."""
+        """Release the holds of a lookup; keys without a hold are ignored."""
         wanted = split_keys(keys, self.fingerprint)
         if self._is_usable():
             with self._lock:
