@@ -158,6 +158,7 @@ def abandon_steps(CacheState state not None, sequences):
     """Abandon every step in flight that has one of `sequences`."""
     cdef list listed = as_list(sequences)
     _guard = Held(state.lock)
+    state.begin()
     for sequence in listed:
         step = require(state, sequence, False).flight
         if step is None:
