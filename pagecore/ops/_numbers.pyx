@@ -20,6 +20,10 @@ cdef extern from "Python.h":
     bint PyIndex_Check(object value)
     Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
 
+# A score divided by a smaller cap may overflow float32.
+cdef double smallest_softcap = 1e-30
+SMALLEST_SOFTCAP = smallest_softcap
+
 
 # ---- numbers of heads
 
@@ -186,6 +190,15 @@ cdef int64_t positive(object value, str name) except -1:
     if not 1 <= number <= INT32_MAX:
         raise ShapeError(f"{name} is {number}; it must be 1 to {INT32_MAX}")
     return number
+
+
+cdef double read_softcap(object softcap) except? -1:
+    cdef double cap = finite_number(softcap, "softcap")
+    if cap < 0.0:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, where 0 disables it")
+    if cap != 0.0 and cap < smallest_softcap:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least {smallest_softcap}, or 0 for no cap")
+    return cap
 
 
 cdef bint read_flag(object value, str name) except -1:

@@ -22,6 +22,7 @@ from pagecore.interop.jax.arguments import (
     tree_words,
 )
 from pagecore.interop.jax.caches import CachePair, Layout
+from pagecore.ops._numbers import SMALLEST_SOFTCAP
 
 # Optional operands in the order of `Optional` in handlers.hpp; an attribute of the call lists those that are present.
 OPTIONAL = (
@@ -40,7 +41,6 @@ OPTIONAL = (
     "addresses",
 )
 WRITTEN = (2, 3)  # positions of the caches among the arrays of write_kv
-SMALLEST_SOFTCAP = 1e-30  # equals that of pagecore.ops
 
 
 def paged_attention(
