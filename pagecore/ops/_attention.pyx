@@ -224,7 +224,8 @@ def paged_attention(
     if num_heads % num_kv_heads != 0:
         hint = layout_hint(q.shape_[0] % num_kv_heads == 0) or cache_hint(num_heads % k.shape_[1] == 0)
         raise ShapeError(
-            f"query has {num_heads} heads and key_cache {num_kv_heads}; the first must be a multiple of the second{hint}"
+            f"query has {num_heads} heads and key_cache {num_kv_heads}; the first must be a multiple of the second"
+            f"{hint}"
         )
 
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
