@@ -29,7 +29,7 @@ FAULTS = ("error", "gone", "flip", "part", "hang", "raise")
 class FaultyStore:
     """Entries in a dict that several stores share; the next batches have the faults that were injected.
 
-    Sums are left to the guard, and a transfer that was given up may still write: `write_late` carries it out.
+    Sums are left to the guard, and an abandoned transfer may still write: `write_late` carries it out.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class FaultyStore:
         """Do nothing: the memory of the process can be written."""
 
     def write_late(self) -> None:
-        """Carry out the transfers whose batches were given up."""
+        """Carry out the transfers whose batches were abandoned."""
         with self._lock:
             late, self._late = self._late, []
             for kind, keys, pieces in late:

@@ -1,7 +1,7 @@
 """A router that follows two workers by their events and sends each request to the longest cached prefix.
 
 Each worker has a cache and a publisher; the router has a mirror of each cache. Half way the router is started again: it
-takes snapshots and goes on. Its expectation of every request is compared with what the worker reused.
+takes snapshots and continues. Its expectation of every request is compared with what the worker reused.
 
 Run it: python examples/kv_events.py
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.tiers.events import EventPublisher, Subscriber
+from pagecore.tiers import EventPublisher, Subscriber
 
 ANY_PORT = "tcp://127.0.0.1:*"
 random = np.random.default_rng(0)

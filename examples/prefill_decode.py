@@ -1,7 +1,7 @@
 """Prefill in one process, decode in another: sequences are handed over, and every token is verified.
 
 The prefill process is killed in the middle. The decode process then computes that prompt itself, starts another prefill
-process and goes on.
+process and continues.
 
 Run it: python examples/prefill_decode.py
 """
@@ -15,10 +15,7 @@ import numpy as np
 
 from pagecore import PagedKVCache, Sequence
 from pagecore.serving.demo.model import Model, ModelSizes
-from pagecore.tiers.handover.errors import HandoverError
-from pagecore.tiers.handover.exports import export_sequence
-from pagecore.tiers.handover.imports import import_sequence
-from pagecore.tiers.handover.sockets import SocketTransport
+from pagecore.tiers import HandoverError, SocketTransport, export_sequence, import_sequence
 
 REQUESTS, DECODED, KILLED_AT = 6, 24, 3
 SIZES = ModelSizes()  # four layers, of which two have a window of 48 tokens

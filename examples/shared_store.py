@@ -17,14 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.tiers.disk import DiskStore
-from pagecore.tiers.guard import Deadline, Guard
-from pagecore.tiers.host.tier import HostTier
-from pagecore.tiers.keys import Fingerprint
-from pagecore.tiers.manager.tiers import Tiers
-from pagecore.tiers.remote.objects import ObjectStore
-from pagecore.tiers.remote.resp.store import RespStore
-from pagecore.tiers.store import BlockStore
+from pagecore.tiers import BlockStore, Deadline, DiskStore, Fingerprint, Guard, HostTier, ObjectStore, RespStore, Tiers
 
 BLOCK, HEADS, DIM = 16, 2, 64
 SYSTEM = np.arange(1000, 1160, dtype=np.int32)  # a system prompt that all questions share

@@ -1,7 +1,9 @@
 """SnapKV: after the prompt, keep the tokens that its last queries attend to, and free the blocks of the others.
 
 The sums of attention over the last queries are pooled over neighbouring tokens; the best tokens and the last queries'
-own are kept. The cache moves them together, and decoding goes on with true positions. Run it: python examples/snapkv.py
+own are kept. The cache moves them together, and decoding continues with true positions.
+
+Run it: python examples/snapkv.py
 """
 
 import numpy as np

@@ -102,3 +102,12 @@ class StoreError(PagecoreError, OSError):
 
 class CompileError(PagecoreError, RuntimeError):
     """The compiler rejects a CUDA source: a defect of pagecore or of the compiler. The message ends with its log."""
+
+
+def shown(value: object) -> str:
+    """Return a repr for a message, on one line of at most 80 characters; only the type if `repr(value)` raises."""
+    try:
+        text = " ".join(line.strip() for line in repr(value).splitlines())
+    except Exception:  # an int of thousands of digits, or an object whose __repr__ fails
+        text = f"a {type(value).__name__} without a short repr"
+    return text if len(text) <= 80 else text[:77] + "..."

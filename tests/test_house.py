@@ -14,6 +14,7 @@ from tests.prose import faults
 ROOT = Path(__file__).parent.parent
 ROOMS = {
     "errors": set(),
+    "lazy": set(),
     "native": set(),
     "arrays": {"errors", "native"},
     "index": {"errors", "native"},
@@ -21,8 +22,8 @@ ROOMS = {
     "storage": {"ops", "arrays", "errors"},
     "models": {"storage", "arrays", "errors"},
     "cache": {"index", "storage", "ops", "arrays", "errors"},
-    "tiers": {"cache", "index", "storage", "ops", "arrays", "errors", "native"},
-    "serving": {"tiers", "cache", "models", "storage", "ops", "arrays", "index", "errors", "native"},
+    "tiers": {"cache", "index", "storage", "ops", "arrays", "errors", "native", "lazy"},
+    "serving": {"tiers", "cache", "models", "storage", "ops", "arrays", "index", "errors", "native", "lazy"},
     "cli": {"serving", "errors"},
     "__main__": {"cli"},  # python -m pagecore
     "interop": {"cache", "models", "storage", "ops", "index", "arrays", "errors"},

@@ -1,5 +1,6 @@
 """Modules that `import pagecore` loads: none that makes it slow to start."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -69,25 +70,33 @@ def test_version_is_read_from_the_package_without_metadata():
     assert f'\n__version__ = "{pagecore.__version__}"\n' in (ROOT / "pagecore/__init__.py").read_text()
 
 
-def loaded_by(statement):
+def loaded_by(statement, package):
     program = f"import sys; {statement}; print(*sys.modules)"
     output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
-    return {module for module in output.split() if is_within(module, "pagecore.serving")}
+    return {module for module in output.split() if is_within(module, package)}
 
 
-def test_serving_loads_the_module_of_a_name_at_its_first_use():
-    assert loaded_by("import pagecore.serving") == {"pagecore.serving"}
-    loaded = loaded_by("from pagecore.serving import Scheduler, Request")
+@pytest.mark.parametrize("package", ["pagecore.serving", "pagecore.tiers"])
+def test_a_package_loads_no_module_before_a_name_is_used(package):
+    assert loaded_by(f"import {package}", package) == {package}
+
+
+def test_serving_and_tiers_load_the_module_of_a_name_at_its_first_use():
+    loaded = loaded_by("from pagecore.serving import Scheduler, Request", "pagecore.serving")
     assert "pagecore.serving.scheduling.scheduler" in loaded
     assert not {f"pagecore.serving.{other}" for other in ("planner", "replay", "whatif", "prometheus")} & loaded
+    loaded = loaded_by("from pagecore.tiers import HostTier", "pagecore.tiers")
+    assert "pagecore.tiers.host.tier" in loaded
+    assert not {f"pagecore.tiers.{other}" for other in ("remote", "disk", "events", "handover")} & loaded
 
 
-def test_serving_exports_each_name_of_its_list():
-    import pagecore.serving
-
-    assert sorted(pagecore.serving._HOMES) == sorted(pagecore.serving.__all__)
-    for name in pagecore.serving.__all__:
-        assert getattr(pagecore.serving, name).__name__ == name
-        assert name in dir(pagecore.serving)
+@pytest.mark.parametrize("package", ["serving", "tiers"])
+def test_a_package_exports_each_name_of_its_list(package):
+    module = importlib.import_module(f"pagecore.{package}")
+    listed = [name for names in module._MODULES.values() for name in names]
+    assert sorted(listed) == sorted(module.__all__)
+    for name in module.__all__:
+        assert getattr(module, name).__name__ == name
+        assert name in dir(module)
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
-        pagecore.serving.Engine  # noqa: B018
+        module.Engine  # noqa: B018

@@ -22,7 +22,8 @@ from pagecore.arrays.dlpack cimport (
     DLTensor,
 )
 
-from pagecore.arrays.refusals import ExportRefused, brief
+from pagecore.arrays.refusals import ExportRefused
+from pagecore.errors import shown
 
 cdef extern from "Python.h":
     bint Py_IsInitialized() nogil
@@ -159,7 +160,7 @@ cdef object export_capsule(const ArrayView& view, object owner, object max_versi
     except MemoryError:
         raise
     except Exception:
-        raise ExportRefused(f"max_version is {brief(max_version)}; it must be (major, minor) or None") from None
+        raise ExportRefused(f"max_version is {shown(max_version)}; it must be (major, minor) or None") from None
     if major < 1:
         unversioned = export_unversioned(view, owner)
         try:

@@ -21,9 +21,8 @@ from pagecore.arrays import cuda, frameworks
 from pagecore.arrays.device_memory import DeviceMemory
 from pagecore.arrays.devices import device_index
 from pagecore.arrays.dtypes import as_dtype
-from pagecore.arrays.refusals import brief
 from pagecore.arrays.streams import stream_handle
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 
 
 cdef Tensor make(object shape, object dtype, object device, object stream, bint zeroed):
@@ -34,7 +33,7 @@ cdef Tensor make(object shape, object dtype, object device, object stream, bint 
     if index is not None:
         return new_cuda_tensor(ndim, lengths, code, index, stream, zeroed)
     if stream is not None:
-        raise UnsupportedOption(f"stream is {brief(stream)}; host memory has no streams: leave it out")
+        raise UnsupportedOption(f"stream is {shown(stream)}; host memory has no streams: leave it out")
     return new_tensor(ndim, lengths, code, zeroed)
 
 
@@ -188,11 +187,11 @@ def strided(buffer, shape, strides_bytes=None, byte_offset=0, dtype=None):
         set_contiguous_strides(view)
     elif read_integers(strides_bytes, view.strides, "strides_bytes") != view.ndim:
         raise ShapeError(
-            f"strides_bytes is {brief(strides_bytes)}; it must have {view.ndim} entries, one for each axis of shape "
-            f"{brief(shape)}"
+            f"strides_bytes is {shown(strides_bytes)}; it must have {view.ndim} entries, one for each axis of shape "
+            f"{shown(shape)}"
         )
     if read_integers(byte_offset, &offset, "byte_offset") != 1:
-        raise ShapeError(f"byte_offset is {brief(byte_offset)}; it must be one integer")
+        raise ShapeError(f"byte_offset is {shown(byte_offset)}; it must be one integer")
     cdef Extent extent = checked_extent(view)
     nbytes = size_of(base) * base.itemsize
     first, last = <object>offset + extent.low, <object>offset + extent.high

@@ -16,8 +16,8 @@ from pagecore.arrays.array_view cimport (
 
 from itertools import islice
 
-from pagecore.arrays.refusals import IndexOutOfRange, brief
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.arrays.refusals import IndexOutOfRange
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 
 cdef extern from "Python.h":
     bint PyIndex_Check(object value)
@@ -35,15 +35,15 @@ def dtype_table():
 
 cdef int64_t read_integer(object number, str what) except? -1:
     if not PyIndex_Check(number):
-        raise ShapeError(f"{what} is {brief(number)}; it must be an integer")
+        raise ShapeError(f"{what} is {shown(number)}; it must be an integer")
     try:
         return PyNumber_AsSsize_t(number, PyExc_OverflowError)
     except OverflowError:
-        raise ShapeError(f"{what} is {brief(number)}; it must fit 64 bits") from None
+        raise ShapeError(f"{what} is {shown(number)}; it must fit 64 bits") from None
     except MemoryError:
         raise
     except Exception:  # an array with several elements, or an object whose conversion fails
-        raise ShapeError(f"{what} is {brief(number)}; it must be an integer") from None
+        raise ShapeError(f"{what} is {shown(number)}; it must be an integer") from None
 
 
 cdef object axes_of(object number):
@@ -66,7 +66,7 @@ cdef int read_integers(object numbers, int64_t* out, str what) except -1:
     except MemoryError:
         raise
     except Exception:
-        raise ShapeError(f"{what} is {brief(numbers)}; it must be an integer or a sequence of integers") from None
+        raise ShapeError(f"{what} is {shown(numbers)}; it must be an integer or a sequence of integers") from None
     for item in items:
         if count == kMaxDims:
             raise ShapeError(f"{what} has more than {kMaxDims} entries; a tensor has at most {kMaxDims} axes")
@@ -84,20 +84,20 @@ cdef int apply_shape(ArrayView* view, object shape) except -1:
     for i in range(ndim):
         if wanted[i] == -1:
             if unknown >= 0:
-                raise ShapeError(f"shape {brief(shape)} has more than one -1; only one length can be inferred")
+                raise ShapeError(f"shape {shown(shape)} has more than one -1; only one length can be inferred")
             unknown = i
             wanted[i] = 1
     cdef int64_t known = checked_element_count(ndim, wanted, 1)
     if unknown >= 0:
         if known == 0 or size % known != 0:
-            raise ShapeError(f"shape {brief(shape)} cannot hold {size} elements with any length for -1")
+            raise ShapeError(f"shape {shown(shape)} cannot hold {size} elements with any length for -1")
         wanted[unknown] = size // known
         known = size
     if known != size:
-        raise ShapeError(f"shape {brief(shape)} has {known} elements, the tensor has {size}")
+        raise ShapeError(f"shape {shown(shape)} has {known} elements, the tensor has {size}")
     checked_element_count(ndim, wanted, item_bytes(view[0]))
     if not try_reshape(view[0], ndim, wanted):
-        raise ShapeError(f"shape {brief(shape)} needs a copy of these strides; copy first, e.g. t.numpy().copy()")
+        raise ShapeError(f"shape {shown(shape)} needs a copy of these strides; copy first, e.g. t.numpy().copy()")
     return 0
 
 
@@ -118,7 +118,7 @@ cdef int apply_axes(ArrayView* view, object axes) except -1:
     for i in range(count):
         axis = order[i] + old.ndim if order[i] < 0 else order[i]
         if axis < 0 or axis >= old.ndim or seen >> axis & 1:
-            raise ShapeError(f"axes {brief(axes)} are not a permutation of the {old.ndim} axes")
+            raise ShapeError(f"axes {shown(axes)} are not a permutation of the {old.ndim} axes")
         seen |= 1 << axis
         view.shape[i] = old.shape[axis]
         view.strides[i] = old.strides[axis]
@@ -134,9 +134,9 @@ cdef int apply_integer(ArrayView* view, int axis, object number) except -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"{brief(number)} is not an integer index: {brief(error)}") from None
+        raise UnsupportedOption(f"{shown(number)} is not an integer index: {shown(error)}") from None
     if index < -length or index >= length:
-        raise IndexOutOfRange(f"index {brief(number)} is outside axis {axis} of length {length}")
+        raise IndexOutOfRange(f"index {shown(number)} is outside axis {axis} of length {length}")
     view.data += (index + length if index < 0 else index) * view.strides[axis]
     return 0
 
@@ -148,7 +148,7 @@ cdef int apply_slice(ArrayView* view, int axis, object span) except -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise ShapeError(f"{brief(span)} is not a slice of integers with a step: {brief(error)}") from None
+        raise ShapeError(f"{shown(span)} is not a slice of integers with a step: {shown(error)}") from None
     length = PySlice_AdjustIndices(view.shape[axis], &start, &stop, step)
     if length > 0:
         view.data += start * view.strides[axis]
@@ -170,7 +170,7 @@ cdef int apply_index(ArrayView* view, object index) except -1:
         elif part is not None:
             if not (isinstance(part, slice) or is_integer(part)):
                 raise UnsupportedOption(
-                    f"a tensor is indexed by integers, slices, ... and None, which give views, not by {brief(part)}; "
+                    f"a tensor is indexed by integers, slices, ... and None, which give views, not by {shown(part)}; "
                     "index t.numpy() for a copy"
                 )
             used += 1

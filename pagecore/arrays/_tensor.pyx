@@ -39,8 +39,8 @@ import numpy as np
 
 from pagecore.arrays import foreign
 from pagecore.arrays.dtypes import DTYPES, as_dtype
-from pagecore.arrays.refusals import ExportRefused, brief
-from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.arrays.refusals import ExportRefused
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption, shown
 
 cdef extern from "pagecore/arrays/numpy_array.hpp" namespace "pagecore" nogil:
     cdef struct NumPyArray:
@@ -247,16 +247,16 @@ cdef class Tensor:
         """
         if dl_device is not None and not is_device(dl_device, self.device_type, self.device_id):
             raise ExportRefused(
-                f"the tensor is on {self.device}, not on DLPack device {brief(dl_device)}; copy it there"
+                f"the tensor is on {self.device}, not on DLPack device {shown(dl_device)}; copy it there"
             )
         if copy is not None and copy is not True and copy is not False:
-            raise ExportRefused(f"copy is {brief(copy)}; it must be True, False or None")
+            raise ExportRefused(f"copy is {shown(copy)}; it must be True, False or None")
         if self.device_type != CPU:
             if copy:
                 raise ExportRefused("only host memory can be copied by export; copy the CUDA tensor in its framework")
             foreign.order_streams(self.owner, stream)
         elif stream is not None:
-            raise ExportRefused(f"stream is {brief(stream)}; host memory has no streams: pass None")
+            raise ExportRefused(f"stream is {shown(stream)}; host memory has no streams: pass None")
         if copy:
             owned = copy_of(self)
             return export_capsule(owned.view(), owned.owner, max_version, True)
@@ -414,7 +414,7 @@ cpdef Tensor as_tensor(object obj):
     except (PagecoreError, MemoryError):
         raise
     except Exception as error:
-        raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {brief(error)}") from error
+        raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {shown(error)}") from error
 
 
 cdef Tensor foreign_tensor(object obj):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from pagecore.arrays import cuda
-from pagecore.arrays.refusals import brief
-from pagecore.errors import DeviceError
+from pagecore.errors import DeviceError, shown
 
 _CUDA = re.compile(r"cuda(?::([0-9]{1,4}))?")
 
@@ -33,7 +32,7 @@ def _name_of(device: object) -> str:
     try:
         return str(device)
     except Exception:
-        raise DeviceError(f"device is {brief(device)}; {_EXPECTED}") from None
+        raise DeviceError(f"device is {shown(device)}; {_EXPECTED}") from None
 
 
 def device_name(device: object) -> str:

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from pagecore.arrays._shapes import dtype_table
-from pagecore.errors import UnsupportedDtype
+from pagecore.errors import UnsupportedDtype, shown
 
 __all__ = ["DTYPES", "DType", "as_dtype", "unsupported_dlpack_dtype"]
 
@@ -78,11 +78,8 @@ _BY_NUMPY = dict(zip(_NUMPY, DTYPES, strict=True))
 
 
 def _unsupported(dtype: object) -> UnsupportedDtype:
-    try:
-        text = repr(dtype)
-    except Exception:
-        text = f"a {type(dtype).__name__}"
-    return UnsupportedDtype(f"dtype {text[:80]} is not supported; convert to one of {', '.join(DTYPES)}")
+    text = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
+    return UnsupportedDtype(f"dtype {text} is not supported; convert to one of {', '.join(DTYPES)}")
 
 
 def unsupported_dlpack_dtype(code: int, bits: int, lanes: int) -> UnsupportedDtype:

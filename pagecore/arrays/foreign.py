@@ -11,9 +11,9 @@ import numpy as np
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
 from pagecore.arrays.dtypes import DType, as_dtype
 from pagecore.arrays.frameworks import is_instance
-from pagecore.arrays.refusals import ExportRefused, brief
+from pagecore.arrays.refusals import ExportRefused
 from pagecore.arrays.tensor_like import TensorLike
-from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -116,7 +116,7 @@ def assign(target: TensorLike, value: object, view: Callable[[object], TensorLik
     except MemoryError:
         raise
     except Exception as error:
-        text = f"the value does not fit shape {target.shape}, dtype {target.dtype}: {brief(error)}"
+        text = f"the value does not fit shape {target.shape}, dtype {target.dtype}: {shown(error)}"
         raise ShapeError(text) from error
 
 
@@ -158,7 +158,7 @@ def _consumer_handle(stream: object) -> int | None:
     if stream is None:
         return DEFAULT_STREAM
     if isinstance(stream, bool) or not isinstance(stream, int) or not -1 <= stream < 1 << 64:
-        raise ExportRefused(f"stream is {brief(stream)}; for CUDA memory it must be None, -1 or the handle of a stream")
+        raise ExportRefused(f"stream is {shown(stream)}; for CUDA memory it must be None, -1 or the handle of a stream")
     if stream == -1:
         return None
     return DEFAULT_STREAM if stream == LEGACY_STREAM else stream

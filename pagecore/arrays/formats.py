@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pagecore.arrays import DType
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 
 
 @dataclass(frozen=True)
@@ -81,5 +80,5 @@ def as_format(name: object) -> Format:
     """Return the format of a name; raise UnsupportedOption, with the list, for any other."""
     found = FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
-        raise UnsupportedOption(f"format is {brief(name)}; use one of {', '.join(FORMATS)}")
+        raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join(FORMATS)}")
     return found

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from pagecore.errors import ShapeError, UnsupportedOption
 
-__all__ = ["ExportRefused", "IndexOutOfRange", "brief"]
-
-
-def brief(value: object) -> str:
-    """Return a repr for a message, cut to 80 characters; only the type if `repr(value)` raises."""
-    try:
-        text = repr(value)
-    except Exception:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 80 else text[:77] + "..."
+__all__ = ["ExportRefused", "IndexOutOfRange"]
 
 
 class IndexOutOfRange(ShapeError, IndexError):

@@ -10,8 +10,7 @@ from pagecore.arrays._import import work_stream
 from pagecore.arrays._tensor import Tensor
 from pagecore.arrays.device_memory import DEFAULT_STREAM, LEGACY_STREAM, DeviceMemory
 from pagecore.arrays.frameworks import is_instance
-from pagecore.arrays.refusals import brief
-from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.errors import DeviceError, UnsupportedOption, shown
 
 
 def stream_handle(stream: object, example: object, device: int) -> int:
@@ -82,21 +81,21 @@ def _handle_of(stream: object) -> int:
         if protocol is not None:
             version, handle = protocol() if callable(protocol) else protocol
             if version != 0:
-                text = f"__cuda_stream__ has version {brief(version)}; this version of pagecore reads 0"
+                text = f"__cuda_stream__ has version {shown(version)}; this version of pagecore reads 0"
                 raise UnsupportedOption(text)
         else:
             handle = getattr(stream, "cuda_stream", getattr(stream, "ptr", None))
     except UnsupportedOption:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"__cuda_stream__ of {type(stream).__name__} is broken: {brief(error)}") from error
+        raise UnsupportedOption(f"__cuda_stream__ of {type(stream).__name__} is broken: {shown(error)}") from error
     return _checked_handle(handle, stream)
 
 
 def _checked_handle(handle: object, stream: object) -> int:
     if isinstance(handle, bool) or not isinstance(handle, int) or not 0 <= handle < 1 << 64:
         raise UnsupportedOption(
-            f"stream is {brief(stream)}; it must be None, a handle (an int of at least 0), or a stream of torch, "
+            f"stream is {shown(stream)}; it must be None, a handle (an int of at least 0), or a stream of torch, "
             "CuPy or another library with __cuda_stream__"
         )
     return handle

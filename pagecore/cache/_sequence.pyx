@@ -8,6 +8,7 @@ import numpy as np
 
 from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError
 from pagecore.index._integers import int32_array
+from pagecore.storage.checks import shown
 
 # Each checked list of sequences has a number; a sequence that already carries the number is listed twice.
 cdef uint64_t _num_lists = 0
@@ -167,7 +168,7 @@ cdef object live_owner(Sequence sequence):
 
 cdef Sequence require(object owner, object sequence, bint idle):
     if not isinstance(sequence, Sequence):
-        raise InvalidSequence(f"expected a Sequence (as returned by add_sequence), got {sequence!r}")
+        raise InvalidSequence(f"expected a Sequence (as returned by add_sequence), got {shown(sequence)}")
     cdef Sequence checked = <Sequence>sequence
     if checked.owner is not owner:
         live_owner(checked)
@@ -202,5 +203,5 @@ def as_list(sequences):
         return list(sequences)
     except TypeError:
         raise InvalidSequence(
-            f"expected a Sequence or a list of them (as returned by add_sequence), got {sequences!r}"
+            f"expected a Sequence or a list of them (as returned by add_sequence), got {shown(sequences)}"
         ) from None

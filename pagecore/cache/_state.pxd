@@ -31,9 +31,9 @@ cdef class CacheState:
     cdef readonly int64_t num_copied_blocks
     cdef int64_t next_number
 
-    # First call of every operation, under the lock: reads the clock and gives up lost steps.
+    # First call of every operation, under the lock: reads the clock and abandons lost steps.
     cdef int begin(self) except -1
-    # First call of every query: gives up lost steps, without the clock.
+    # First call of every query: abandons lost steps, without the clock.
     cdef int sweep(self) except -1
     # Waits until no other thread writes or attends with a step.
     cdef int wait_for(self, object step) except -1

@@ -36,7 +36,7 @@ cdef class CacheState:
     scrub : bool
         Zero a block when it passes from one namespace to another.
     recompute_last_block : bool
-        A prefix hit gives up its last block.
+        A prefix hit drops its last block.
     states : StateTable, optional
         Slots of the rows, on the same tables; None for a cache without layers that keep states.
     """
@@ -83,7 +83,7 @@ cdef class CacheState:
         return 0
 
     def give_up_lost(self):
-        """Give up the steps of batches that were collected, before the cache is read."""
+        """Abandon the steps of batches that were collected, before the cache is read."""
         self.sweep()
 
     cdef int wait_for(self, object step) except -1:

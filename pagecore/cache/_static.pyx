@@ -115,7 +115,7 @@ cdef class StaticRoom:
         if self.keys.device_type != CPU:
             return stream_handle(stream, example, self.keys.device_id)
         if stream is not None:
-            raise UnsupportedOption(f"stream is {stream!r}; a cache on the host has no streams: leave it out")
+            raise UnsupportedOption(f"stream is {shown(stream)}; a cache on the host has no streams: leave it out")
         return None
 
     cdef Tensor fitting(self, object array, str name, Tensor room):

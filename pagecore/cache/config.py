@@ -62,7 +62,7 @@ class PagedCacheConfig:
     scrub : bool
         Zero a block when it passes from one namespace to another, see `PagedKVCache`.
     recompute_last_block : bool
-        A prefix hit gives up its last block, see `PagedKVCache`.
+        A prefix hit drops its last block, see `PagedKVCache`.
     num_states : int, optional
         Slots for states, for models with layers that keep them, see `PagedKVCache`.
     state_ratio : float, optional
@@ -331,7 +331,7 @@ def _with_dtype(spec: Spec, dtype: DType | str) -> Spec:
         )
     changed: object = change(dtype)
     if not isinstance(changed, Spec):
-        raise UnsupportedOption(f"with_dtype of {type(spec).__name__} returned {changed!r}; it must return a spec")
+        raise UnsupportedOption(f"with_dtype of {type(spec).__name__} returned {shown(changed)}; it must return a spec")
     return changed
 
 

@@ -56,7 +56,7 @@ class EmbeddingCache:
     """
 
     def __init__(self, max_bytes: Memory) -> None:
-        self.max_bytes = parse_memory(max_bytes)
+        self.max_bytes = parse_memory(max_bytes, name="max_bytes")
         self.nbytes = 0
         self.num_hits = self.num_misses = self.num_evictions = 0
         self._entries: OrderedDict[tuple[type, Key], _Entry] = OrderedDict()

@@ -98,7 +98,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
     scrub : bool
         Keep the values of one namespace out of the blocks of every other one; see Notes. Refused for ``device="none"``.
     recompute_last_block : bool
-        A prefix hit gives up its last block, whose tokens are computed again: EAGLE's draft model needs their hidden
+        A prefix hit drops its last block, whose tokens are computed again: EAGLE's draft model needs their hidden
         states, which no cache keeps. (vLLM)
 
     Attributes

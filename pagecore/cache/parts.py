@@ -20,6 +20,7 @@ from pagecore.cache.store import Store
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import Spec, StateSpec, TensorParallel
+from pagecore.storage.checks import shown
 
 
 class SwappedBlocks(Protocol):
@@ -188,5 +189,5 @@ class PartsOwner:
 def parts_of(cache: object) -> CacheParts:
     """Return the parts of a paged cache; raise UnsupportedOption for any other object."""
     if not isinstance(cache, PartsOwner):
-        raise UnsupportedOption(f"cache is {cache!r}; expected a PagedKVCache")
+        raise UnsupportedOption(f"cache is {shown(cache)}; expected a PagedKVCache")
     return cache._parts

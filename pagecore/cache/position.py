@@ -11,6 +11,7 @@ import numpy as np
 from pagecore.arrays import as_tensor
 from pagecore.arrays.frameworks import is_instance
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.storage.checks import shown
 
 
 def position_number(position: Any) -> int:
@@ -39,7 +40,7 @@ def position_number(position: Any) -> int:
             if not isinstance(number, bool):
                 return operator.index(number)
     raise ShapeError(
-        f"position is {_shown(position)}; give an int or an array of one integer, the position of the first new token"
+        f"position is {shown(position)}; give an int or an array of one integer, the position of the first new token"
     )
 
 
@@ -61,10 +62,3 @@ def _on_host(position: Any) -> np.ndarray[Any, np.dtype[Any]] | None:
             f"position is on {tensor.device}; give it as an int or on the host: reading it would wait for the device"
         )
     return tensor.numpy()
-
-
-def _shown(position: object) -> str:
-    try:
-        return repr(position)[:80]
-    except Exception:
-        return f"a {type(position).__name__}"

@@ -54,12 +54,32 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
-    defaults = {field.name: field.default for field in fields(ReplayOptions)}
     parser.add_argument(
         "trace",
         metavar="TRACE",
         help="a Mooncake trace with one JSON object on each line, or - for the standard input; may end in .gz or .zst",
     )
+    _add_replayed_machine(parser)
+    _add_replayed_tiers(parser)
+    _add_evict(parser)
+    _add_replayed_scheduler(parser)
+    _add_replayed_clock(parser)
+    parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
+    _add_units(parser)
+    parser.add_argument("--prefill-only", action="store_true", help="compute the prompts and generate nothing")
+    parser.add_argument(
+        "--attend", action="store_true", help="write and attend real keys and values, and check samples against float64"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE")
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this port of 127.0.0.1 meanwhile"
+    )
+    _add_pictures(parser)
+    parser.set_defaults(command=commands.run_replay)
+
+
+def _add_replayed_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the memory of the modelled machine, and the model that divides it."""
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--memory", help=f"KV memory of the modelled machine: bytes, or such as 64GiB ({DEFAULT_MEMORY})")
     size.add_argument(
@@ -68,14 +88,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         metavar=f"N|{UNBOUNDED}",
         help="number of blocks, the null block counted, instead of memory; unbounded: enough for the whole trace",
     )
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", metavar="CONFIG", help="config.json of the modelled model, or its folder")
-    model.add_argument(
-        "--bytes-per-token",
-        type=int,
-        metavar="N",
-        help=f"bytes of key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, Llama 3 8B in bfloat16)",
-    )
+    _add_modelled_tokens(parser)
     parser.add_argument(
         "--num-states", type=int, metavar="N", help="number of state slots, the null slot counted, instead of the ratio"
     )
@@ -85,6 +98,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         metavar="MEMORY",
         help="swap preempted requests out to a second memory, such as 16GiB",
     )
+
+
+def _add_replayed_tiers(parser: argparse.ArgumentParser) -> None:
+    """Add host memory and stores, to which evicted prefixes move."""
     parser.add_argument("--host", metavar="MEMORY", help="continue evicted prefixes in host memory, such as 256GiB")
     parser.add_argument(
         "--disk",
@@ -104,7 +121,11 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         metavar="MEDIUM=GB/S",
         help="derive the time of reads from GB/s of host, disk and remote, such as disk=2.5",
     )
-    _add_evict(parser)
+
+
+def _add_replayed_scheduler(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the scheduler, whose defaults are those of `ReplayOptions`."""
+    defaults = {field.name: field.default for field in fields(ReplayOptions)}
     parser.add_argument(
         "--policy",
         choices=("fcfs", "lpm"),
@@ -120,6 +141,10 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     for name, text in numbers.items():
         default = defaults[name.replace("-", "_")]
         parser.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} ({default})")
+
+
+def _add_replayed_clock(parser: argparse.ArgumentParser) -> None:
+    """Add the speed of the modelled machine."""
     parser.add_argument(
         "--prefill-rate",
         type=float,
@@ -129,18 +154,6 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--step-ms", type=float, default=0.0, metavar="MS", help="milliseconds of a step in addition (0)"
     )
-    parser.add_argument("--requests", type=int, metavar="N", help="replay only the first N requests")
-    _add_units(parser)
-    parser.add_argument("--prefill-only", action="store_true", help="compute the prompts and generate nothing")
-    parser.add_argument(
-        "--attend", action="store_true", help="write and attend real keys and values, and check samples against float64"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report to FILE")
-    parser.add_argument(
-        "--metrics-port", type=int, metavar="N", help="serve metrics for Prometheus on this port of 127.0.0.1 meanwhile"
-    )
-    _add_pictures(parser)
-    parser.set_defaults(command=commands.run_replay)
 
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
@@ -190,14 +203,7 @@ def _add_whatif(parser: argparse.ArgumentParser) -> None:
         metavar="POLICY",
         help=f"eviction policies: {', '.join(policies)}; a curve for each ({policies[0]})",
     )
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", metavar="CONFIG", help="config.json of the modelled model, or its folder")
-    model.add_argument(
-        "--bytes-per-token",
-        type=int,
-        metavar="N",
-        help=f"bytes of key and value of a token ({DEFAULT_BYTES_PER_TOKEN})",
-    )
+    _add_modelled_tokens(parser)
     parser.add_argument(
         "--tier",
         action="append",
@@ -239,6 +245,18 @@ def _add_device(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--draft-model", metavar="CONFIG", help="config of the draft")
     group.add_argument("--embedding-cache", metavar="BYTES", help="memory for embeddings of images (100MiB)")
+
+
+def _add_modelled_tokens(parser: argparse.ArgumentParser) -> None:
+    """Add the bytes of a token in the modelled machine."""
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", metavar="CONFIG", help="config.json of the modelled model, or its folder")
+    model.add_argument(
+        "--bytes-per-token",
+        type=int,
+        metavar="N",
+        help=f"bytes of key and value of one token in all layers ({DEFAULT_BYTES_PER_TOKEN}, Llama 3 8B in bfloat16)",
+    )
 
 
 def _add_state_ratio(parser: argparse.ArgumentParser) -> None:

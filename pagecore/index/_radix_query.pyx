@@ -12,7 +12,7 @@ from pagecore.index._sealed cimport seal
 
 from operator import index
 
-from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import InvalidBlock, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 
 def validate_namespace(namespace):
@@ -29,7 +29,7 @@ def validate_spans(spans):
         listed = [(as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest)
                   for start, end, digest in spans]
     except (TypeError, ValueError):
-        raise ShapeError(f"expected spans as a list of (start, end, digest), got {spans!r}") from None
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
     frozen = tuple([(start, end, bytes(digest) if isinstance(digest, (bytearray, memoryview)) else digest)
                     for start, end, digest in listed])
     read_marks(frozen, 1 << 40, 0, marks)
@@ -62,9 +62,9 @@ cdef double as_number(object value, str what) except? -1:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise UnsupportedDtype(f"{what} is {value!r}; give a number") from None
+        raise UnsupportedDtype(f"{what} is {shown(value)}; give a number") from None
     if not isfinite(number):
-        raise ShapeError(f"{what} is {value!r}; give a finite number")
+        raise ShapeError(f"{what} is {shown(value)}; give a finite number")
     return number
 
 
@@ -100,7 +100,7 @@ cdef Prefix read_prefix(int64_t block_size, object tokens, object namespace, obj
     cdef int64_t most
     prefix.tokens = borrowed_integers(tokens, "token", ShapeError)
     if prefix.tokens.is_scalar:
-        raise ShapeError(f"tokens are {tokens!r}; give a list or a one-dimensional array")
+        raise ShapeError(f"tokens are {shown(tokens)}; give a list or a one-dimensional array")
     prefix.limit = prefix.tokens.size // block_size
     if max_tokens is not None:
         most = as_int64(max_tokens, "max_tokens")
@@ -125,7 +125,7 @@ cdef int read_marks(object spans, int64_t block_size, int64_t blocks, vector[Mar
         for start, end, digest in spans:
             checked.append((as_int64(start, "a span's start"), as_int64(end, "a span's end"), digest))
     except (TypeError, ValueError):
-        raise ShapeError(f"expected spans as a list of (start, end, digest), got {spans!r}") from None
+        raise ShapeError(f"expected spans as a list of (start, end, digest), got {shown(spans)}") from None
     checked.sort(key=lambda one: one[0])
     for start, end, digest in checked:
         begin, stop = start, end
@@ -206,7 +206,7 @@ cdef Insertion read_insertion(
             for length, id in states:
                 pairs.append((as_int64(length, "a state's length"), as_int64(id, "a state")))
         except (TypeError, ValueError):
-            raise ShapeError(f"expected states as a list of (length, id), got {states!r}") from None
+            raise ShapeError(f"expected states as a list of (length, id), got {shown(states)}") from None
         for length, id in pairs:
             if length % block_size:
                 raise ShapeError(f"a state follows {length} tokens; use multiples of the block size {block_size}")

@@ -18,11 +18,11 @@ state_interval=None, policy='lru')\n--\n\n\
 Radix tree over token prefixes and the blocks that hold their keys and values.
 
     The tree only keeps account of blocks. `insert` returns the blocks that the tree takes, and the caller adds a
-    reference to each; `evict` returns the blocks that the tree gives up, and the caller drops them. A call that fails
-    changes nothing. Only whole blocks are held, and tokens are compared one by one, so that a match is exact. Token and
-    block ids are anything that NumPy converts to a one-dimensional array of integers that fit 32 bits. The tree has one
-    writer. The design follows SGLang's radix cache with the components of its unified tree, and TensorRT-LLM's
-    priorities.
+    reference to each; `evict` returns the blocks that it removes, and the caller drops these references. A call that
+    fails changes nothing. Only whole blocks are held, and tokens are compared one by one, so that a match is exact.
+    Token and block ids are anything that NumPy converts to a one-dimensional array of integers that fit 32 bits. The
+    tree has one writer. The design follows SGLang's radix cache with the components of its unified tree, and
+    TensorRT-LLM's priorities.
 
     A **lane** is one list of block ids: the lanes of the full component come first, then one lane for each window. With
     one lane, blocks are an array; with several, a tuple of arrays.
@@ -510,3 +510,7 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
             As in `insert`.
         """
         return insert_each(self, entries, time)
+
+    def __repr__(self):
+        name = f"RadixTree({self.block_size}, policy={self.policy!r}, components={self.components})"
+        return f"{name}: {self.num_nodes} nodes, {self.num_receipts} receipts"

@@ -1,4 +1,4 @@
-// Compaction: a row whose kept tokens are moved together gives up the blocks after them.
+// Compaction: a row whose kept tokens are moved together releases the blocks after them.
 //
 //   block size 4, kept 0 1 2 5 6 9     tokens  0 1 2 3 | 4 5 6 7 | 8 9        blocks  7 3 9
 //   unmoved = 3, length = 6                    0 1 2 5 | 6 9 . . |                    7 3

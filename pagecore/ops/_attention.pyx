@@ -6,9 +6,11 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, FLOAT32
 from pagecore.ops._attention_checks cimport (
+    cache_hint,
     check_given_batch,
     check_out,
     check_plan_heads,
+    check_without_sinks,
     float_result,
     layout_hint,
     planned_tensor,
@@ -24,6 +26,7 @@ from pagecore.ops._numbers cimport (
     read_flag,
     read_reach,
     read_sink_tokens,
+    read_softcap,
     scale_numbers,
 )
 from pagecore.ops._place cimport (
@@ -42,10 +45,7 @@ from pagecore.ops.cpu._cpu cimport attention as run_attention
 from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._attention cimport attention as launch_attention
 
-from pagecore.errors import ShapeError, UnsupportedOption
-
-# A score divided by a smaller cap may overflow float32.
-cdef double SMALLEST_SOFTCAP = 1e-30
+from pagecore.errors import ShapeError
 
 
 def paged_attention(
@@ -222,9 +222,10 @@ def paged_attention(
         refuse_dim(q, keys)
     cdef int64_t num_heads = q.shape_[1], num_kv_heads = k.shape_[2]
     if num_heads % num_kv_heads != 0:
+        hint = layout_hint(q.shape_[0] % num_kv_heads == 0) or cache_hint(num_heads % k.shape_[1] == 0)
         raise ShapeError(
             f"query has {num_heads} heads and key_cache {num_kv_heads}; the first must be a multiple of the second"
-            f"{layout_hint(q.shape_[0] % num_kv_heads == 0)}"
+            f"{hint}"
         )
 
     cdef Tensor lens = given_indices(seq_lens, "seq_lens", 1, "[num_sequences]", &place)
@@ -247,11 +248,7 @@ def paged_attention(
         check_length(cu, "cu_query_lens", 0, num_sequences + 1, "one more than seq_lens")
 
     cdef double factor = 1.0 / sqrt(<double>q.shape_[2]) if scale is None else finite_number(scale, "scale")
-    cdef double cap = finite_number(softcap, "softcap")
-    if cap < 0.0:
-        raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, where 0 disables it")
-    if cap != 0.0 and cap < SMALLEST_SOFTCAP:
-        raise UnsupportedOption(f"softcap is {cap}; it must be at least {SMALLEST_SOFTCAP}, or 0 for no cap")
+    cdef double cap = read_softcap(softcap)
     cdef int64_t left, right
     read_reach(window, chunk, &left, &right)
     cdef int64_t num_sinks = read_sink_tokens(sink_tokens, chunk, left)
@@ -271,16 +268,8 @@ def paged_attention(
         tree_mask, positions, mask, blocks is not None or indices is not None, q.shape_[0], &place)
     cdef Selected selected = read_selected(
         blocks, block_counts, indices, index_counts, num_sequences, num_kv_heads, keys.codes.shape_[1], &place)
-    if tree is not None and num_sinks > 0:
-        raise UnsupportedOption(
-            f"sink_tokens is {num_sinks} and tree_mask is given; attend with mask, which lists every key, and leave "
-            "sink_tokens out"
-        )
-    if selected is not None and num_sinks > 0:
-        raise UnsupportedOption(
-            f"sink_tokens is {num_sinks} and {selected.name} is given, which lists all keys that are read; list the "
-            "first keys there, and leave sink_tokens out"
-        )
+    if num_sinks > 0:
+        check_without_sinks(num_sinks, tree, selected)
     key_factor = given_factor(keys, key_scale, key_global_scale, "key")
     value_factor = given_factor(values, value_scale, value_global_scale, "value")
     cdef Tensor key_scales = scale_numbers(key_factor, "key_scale", num_kv_heads, False, &place)

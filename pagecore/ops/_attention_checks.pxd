@@ -11,6 +11,10 @@ cdef int refuse_dim(Tensor query, StoredCache keys) except -1
 
 # The remedy for a query that would fit with its first two axes exchanged.
 cdef str layout_hint(bint is_transposed)
+cdef str cache_hint(bint is_transposed)
+
+# Refuses what a call with sink tokens does not take: a tree, or a selection.
+cdef int check_without_sinks(int64_t num_sinks, TreeMask tree, Selected selected) except -1
 
 cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1
 

@@ -33,6 +33,30 @@ cdef str layout_hint(bint is_transposed):
     return "; query is [num_tokens, num_query_heads, head_dim]: pass query.transpose(1, 0, 2) if its heads come first"
 
 
+cdef str cache_hint(bint is_transposed):
+    """Return a remedy for a cache whose heads would fit with its second and third axes exchanged."""
+    if not is_transposed:
+        return ""
+    return (
+        "; key_cache is [num_blocks, block_size, num_kv_heads, head_dim]: pass key_cache.swapaxes(1, 2), and the same "
+        "of value_cache, if the heads of a block come before its tokens"
+    )
+
+
+cdef int check_without_sinks(int64_t num_sinks, TreeMask tree, Selected selected) except -1:
+    if tree is not None:
+        raise UnsupportedOption(
+            f"sink_tokens is {num_sinks} and tree_mask is given; attend with mask, which lists every key, and leave "
+            "sink_tokens out"
+        )
+    if selected is not None:
+        raise UnsupportedOption(
+            f"sink_tokens is {num_sinks} and {selected.name} is given, which lists all keys that are read; list the "
+            "first keys there, and leave sink_tokens out"
+        )
+    return 0
+
+
 cdef int check_plan_heads(object plan, Tensor query, int64_t num_kv_heads) except -1:
     """Check the heads of a plan. A cache may have made the plan, so messages name the query, which the caller gave."""
     if not isinstance(plan, AttentionPlan):

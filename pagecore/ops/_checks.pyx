@@ -12,8 +12,7 @@ from pagecore.arrays.codes cimport LAST_FLOAT, UINT8
 from pagecore.ops._overlap cimport check_own_elements
 
 from pagecore.arrays.dtypes import DTYPES
-from pagecore.arrays.refusals import brief
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 
 cdef Tensor foreign_tensor(object array, str name):
@@ -25,7 +24,7 @@ cdef Tensor foreign_tensor(object array, str name):
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"{name}: the {type(array).__name__} cannot be viewed: {brief(error)}") from error
+        raise UnsupportedOption(f"{name}: the {type(array).__name__} cannot be viewed: {shown(error)}") from error
 
 
 # Dtypes of torch whose elements are stored codes.

@@ -29,8 +29,7 @@ from pagecore.ops.cuda._index_checks cimport (
 
 import os
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 
 cdef enum:
     ANY = -1
@@ -80,7 +79,7 @@ def debug(on=None):
     """
     global state
     if on is not None and not isinstance(on, bool):
-        raise UnsupportedOption(f"debug is {brief(on)}; it must be True, False or None, which reads PAGECORE_DEBUG")
+        raise UnsupportedOption(f"debug is {shown(on)}; it must be True, False or None, which reads PAGECORE_DEBUG")
     state = read_environment() if on is None else on
     return bool(state)
 

@@ -18,8 +18,7 @@ from pagecore.ops._overlap cimport are_nested, check_apart, check_own_elements, 
 from pagecore.ops._place cimport Place, check_place
 from pagecore.ops.args cimport Format
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 from pagecore.arrays.formats import FORMATS
 
 # The table by the numbers of the enum; a format without stored scales has NO_SCALES.
@@ -116,7 +115,7 @@ cdef Format named_format(object name, bint* four_over_six) except *:
     if four_over_six[0]:
         return Format.NVFP4
     if not isinstance(name, str) or name not in NAMES[1:]:
-        raise UnsupportedOption(f"format is {brief(name)}; use one of {', '.join((*NAMES[1:], FOUR_OVER_SIX))}")
+        raise UnsupportedOption(f"format is {shown(name)}; use one of {', '.join((*NAMES[1:], FOUR_OVER_SIX))}")
     return <Format><int>NAMES.index(name)
 
 
@@ -199,7 +198,7 @@ cdef object given_factor(StoredCache cache, object scale, object global_scale, s
     if not (type(global_scale) is float and <double>global_scale == 1.0) and \
             finite_number(global_scale, f"{label}_global_scale") != 1.0:
         raise UnsupportedOption(
-            f"{label}_global_scale is {brief(global_scale)} and {label}_cache is not nvfp4; leave it out: only nvfp4 "
+            f"{label}_global_scale is {shown(global_scale)} and {label}_cache is not nvfp4; leave it out: only nvfp4 "
             "has a global scale"
         )
     return scale if cache.plane is None else None

@@ -9,8 +9,7 @@ from pagecore.ops._place cimport Place, check_reachable, to_device
 
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, shown
 
 
 cdef Tensor viewed(object array, str name):
@@ -57,7 +56,7 @@ cdef Tensor copy_integers(object array, str name):
     except MemoryError:
         raise NotEnoughMemory(f"{name}: the host has no memory for a copy as an array of integers") from None
     except Exception as error:
-        raise ShapeError(f"{name} is not an array of integers: {brief(error)}") from None
+        raise ShapeError(f"{name} is not an array of integers: {shown(error)}") from None
     if values.size == 0:
         values = values.astype(np.int64)
     if values.dtype.kind not in "iu":
@@ -75,7 +74,7 @@ cdef Tensor flat_mask(object array, const Place* place):
         except MemoryError:
             raise
         except Exception as error:
-            raise ShapeError(f"mask is not an array of bool: {brief(error)}") from None
+            raise ShapeError(f"mask is not an array of bool: {shown(error)}") from None
     tensor = any_tensor(array, "mask")
     if tensor.device_type != CPU:
         check_reachable(tensor, "mask", place)

@@ -20,8 +20,7 @@ from pagecore.ops.cpu.latent cimport (
     latent_row_width,
 )
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 cdef extern from "pagecore/arrays/dtype.hpp" nogil:
     enum:
@@ -102,7 +101,7 @@ cdef str format_of(Tensor latent, object format):
     """Return the format of a plane by its dtype and width, "" for plain numbers; refuse another `format`."""
     cdef str found = None
     if format is not None and not (isinstance(format, str) and format in LATENT_FORMATS):
-        raise UnsupportedOption(f"format is {brief(format)}; use one of {', '.join(LATENT_FORMATS)}, or None")
+        raise UnsupportedOption(f"format is {shown(format)}; use one of {', '.join(LATENT_FORMATS)}, or None")
     if latent.dtype_code <= LAST_FLOAT:
         found = ""
     elif latent.dtype_code == E4M3_CODE:

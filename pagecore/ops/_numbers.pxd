@@ -21,6 +21,8 @@ cdef int scale_stride(Tensor scales) noexcept
 cdef Tensor divisors(object scale, str name, int64_t num_kv_heads, const Place* place, float* divisor)
 
 cdef double finite_number(object number, str name) except? -1
+# A cap of scores: 0 for none, or a number by which a score can be divided.
+cdef double read_softcap(object softcap) except? -1
 cdef bint read_flag(object value, str name) except -1
 # An integer from 1 to the largest int32.
 cdef int64_t positive(object value, str name) except -1

@@ -1,1 +1,2 @@
-# Everything in _numbers is for cimport.
+# Everything else in _numbers is for cimport.
+SMALLEST_SOFTCAP: float

@@ -14,12 +14,15 @@ from operator import index
 
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 cdef extern from "Python.h":
     bint PyIndex_Check(object value)
     Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
+
+# A score divided by a smaller cap may overflow float32.
+cdef double smallest_softcap = 1e-30
+SMALLEST_SOFTCAP = smallest_softcap
 
 
 # ---- numbers of heads
@@ -75,7 +78,7 @@ cdef Tensor copy_numbers(object array, str name):
         largest = values.flat[np.nanargmax(np.abs(values))]
         raise UnsupportedOption(f"{name} holds {largest}; it must be finite as a float32") from None
     except Exception as error:
-        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {brief(error)}") from None
+        raise UnsupportedDtype(f"{name} must be numbers that float32 can hold: {shown(error)}") from None
     return as_tensor(numbers)
 
 
@@ -105,7 +108,7 @@ cdef bint is_one_number(object scale, str name) except -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"{name}: the {type(scale).__name__} cannot be read: {brief(error)}") from error
+        raise UnsupportedOption(f"{name}: the {type(scale).__name__} cannot be read: {shown(error)}") from error
     cdef Tensor tensor = viewed(scale, name)
     return tensor is None or tensor.device_type == CPU
 
@@ -173,7 +176,7 @@ cdef double finite_number(object number, str name) except? -1:
     except MemoryError:
         raise
     except Exception as error:
-        raise UnsupportedOption(f"{name} is {brief(number)}; it must be a number: {brief(error)}") from None
+        raise UnsupportedOption(f"{name} is {shown(number)}; it must be a number: {shown(error)}") from None
     if not isfinite(<float>value):
         raise UnsupportedOption(f"{name} is {value}; it must be finite as a float32")
     return value
@@ -183,10 +186,19 @@ cdef int64_t positive(object value, str name) except -1:
     try:
         number = index(value)
     except TypeError:
-        raise ShapeError(f"{name} is {brief(value)}; it must be a whole number") from None
+        raise ShapeError(f"{name} is {shown(value)}; it must be a whole number") from None
     if not 1 <= number <= INT32_MAX:
         raise ShapeError(f"{name} is {number}; it must be 1 to {INT32_MAX}")
     return number
+
+
+cdef double read_softcap(object softcap) except? -1:
+    cdef double cap = finite_number(softcap, "softcap")
+    if cap < 0.0:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least 0, where 0 disables it")
+    if cap != 0.0 and cap < smallest_softcap:
+        raise UnsupportedOption(f"softcap is {cap}; it must be at least {smallest_softcap}, or 0 for no cap")
+    return cap
 
 
 cdef bint read_flag(object value, str name) except -1:
@@ -197,7 +209,7 @@ cdef bint read_flag(object value, str name) except -1:
             return bool(value)
     except Exception:
         pass
-    raise UnsupportedOption(f"{name} is {brief(value)}; it must be True or False")
+    raise UnsupportedOption(f"{name} is {shown(value)}; it must be True or False")
 
 
 cdef Py_ssize_t clipped(object number, object window) except? -1:
@@ -206,7 +218,7 @@ cdef Py_ssize_t clipped(object number, object window) except? -1:
     except MemoryError:
         raise
     except Exception:  # PyIndex_Check accepts an array of several numbers
-        raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None") from None
+        raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None") from None
 
 
 cdef int64_t read_side(object number, object window) except? -1:
@@ -215,10 +227,10 @@ cdef int64_t read_side(object number, object window) except? -1:
     if number is None:
         return -1
     if not PyIndex_Check(number):
-        raise UnsupportedOption(f"window is {brief(window)}; it counts keys and must hold integers or None")
+        raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None")
     side = clipped(number, window)
     if side < -1:
-        raise UnsupportedOption(f"window is {brief(window)}; a side must be at least 0, or None or -1 for no bound")
+        raise UnsupportedOption(f"window is {shown(window)}; a side must be at least 0, or None or -1 for no bound")
     return side if side < INT32_MAX else -1
 
 
@@ -229,12 +241,12 @@ cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) 
     if chunk is None:
         return 0
     if window is not None:
-        raise UnsupportedOption(f"chunk is {brief(chunk)} and window is {brief(window)}; use one of them")
+        raise UnsupportedOption(f"chunk is {shown(chunk)} and window is {shown(window)}; use one of them")
     if not PyIndex_Check(chunk):
-        raise UnsupportedOption(f"chunk is {brief(chunk)}; it counts keys and must be an integer or None")
+        raise UnsupportedOption(f"chunk is {shown(chunk)}; it counts keys and must be an integer or None")
     size = clipped(chunk, chunk)
     if size < 1:
-        raise UnsupportedOption(f"chunk is {brief(chunk)}; it must be at least 1, or None for no chunks")
+        raise UnsupportedOption(f"chunk is {shown(chunk)}; it must be at least 1, or None for no chunks")
     if size < INT32_MAX:  # longer than any sequence otherwise
         left[0] = -1 - <int64_t>size
     return 0
@@ -245,23 +257,23 @@ cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) ex
     if sink_tokens is None:
         return 0
     if not PyIndex_Check(sink_tokens):
-        raise UnsupportedOption(f"sink_tokens is {brief(sink_tokens)}; it counts keys and must be an integer or None")
+        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer or None")
     try:
         count = PyNumber_AsSsize_t(sink_tokens, NULL)
     except MemoryError:
         raise
     except Exception:
-        raise UnsupportedOption(f"sink_tokens is {brief(sink_tokens)}; it counts keys and must be an integer") from None
+        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer") from None
     if count < 0:
-        raise UnsupportedOption(f"sink_tokens is {brief(sink_tokens)}; it must be at least 0")
+        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it must be at least 0")
     if count > 0 and chunk is not None:
         raise UnsupportedOption(
-            f"sink_tokens is {brief(sink_tokens)} and chunk is {brief(chunk)}; sink tokens belong to a window: pass "
+            f"sink_tokens is {shown(sink_tokens)} and chunk is {shown(chunk)}; sink tokens belong to a window: pass "
             "window, or leave sink_tokens out"
         )
     if count > 0 and left == -1:
         raise UnsupportedOption(
-            f"sink_tokens is {brief(sink_tokens)} and the window is unbounded to the left, so that all earlier keys "
+            f"sink_tokens is {shown(sink_tokens)} and the window is unbounded to the left, so that all earlier keys "
             "are attended to; pass window, or leave sink_tokens out"
         )
     return min(<int64_t>count, <int64_t>INT32_MAX)
@@ -278,12 +290,12 @@ cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
         return 0
     if isinstance(window, (tuple, list)):
         if len(window) != 2:
-            raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
+            raise UnsupportedOption(f"window is {shown(window)}; it must be a number of keys, or (left, right)")
         left[0] = read_side(window[0], window)
         right[0] = read_side(window[1], window)
         return 0
     if PyIndex_Check(window) and clipped(window, window) < 1:
-        raise UnsupportedOption(f"window is {brief(window)}; it must be at least 1, the query's own key, or None")
+        raise UnsupportedOption(f"window is {shown(window)}; it must be at least 1, the query's own key, or None")
     left[0] = read_side(window, window)
     left[0] -= left[0] > 0
     return 0

@@ -13,9 +13,8 @@ import numpy as np
 
 from pagecore.arrays import cuda, empty, like, results, streams
 from pagecore.arrays.dtypes import DTYPES
-from pagecore.arrays.refusals import brief
 from pagecore.arrays.uploads import upload
-from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.errors import DeviceError, UnsupportedOption, shown
 
 
 cdef int find_place(Place* place, Tensor first, str name, object example, object stream) except -1:
@@ -28,7 +27,7 @@ cdef int find_place(Place* place, Tensor first, str name, object example, object
         return 0
     if stream is not None:
         raise UnsupportedOption(
-            f"stream is {brief(stream)}; calls on the host have no stream: leave stream out"
+            f"stream is {shown(stream)}; calls on the host have no stream: leave stream out"
         )
     return 0
 

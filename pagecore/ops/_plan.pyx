@@ -18,9 +18,8 @@ import numpy as np
 
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.devices import check_device, device_index
-from pagecore.arrays.refusals import brief
 from pagecore.arrays.streams import stream_handle
-from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption, shown
 
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
     PlanOptions host_plan_options(int64_t num_query_heads, int64_t num_kv_heads)
@@ -239,7 +238,7 @@ cdef int64_t count_of(object number, str name, object error) except -1:
     except MemoryError:
         raise
     except Exception:
-        raise error(f"{name} is {brief(number)}; it must be a whole number") from None
+        raise error(f"{name} is {shown(number)}; it must be a whole number") from None
     if not 1 <= count <= INT32_MAX:
         raise error(f"{name} is {count}; it must be 1 to {INT32_MAX}")
     return count
@@ -367,13 +366,13 @@ def plan_attention(
     cdef AttentionPlan target = plan if out is None else <AttentionPlan>out
     if device_index(target.device) != number:
         raise DeviceError(
-            f"out is a plan on {target.device} and device is {brief(place)}; leave device out, or pass another out"
+            f"out is a plan on {target.device} and device is {shown(place)}; leave device out, or pass another out"
         )
     cdef size_t handle = 0
     if number is not None:
         handle = stream_handle(stream, framework_array(seq_lens), number)
     elif stream is not None:
-        raise UnsupportedOption(f"stream is {brief(stream)}; a plan on the host has no stream: leave stream out")
+        raise UnsupportedOption(f"stream is {shown(stream)}; a plan on the host has no stream: leave stream out")
     target.check_unread()
     cdef PlanOptions before = target.plan.options
     cdef int64_t given_before = target.num_workers_given

@@ -37,8 +37,7 @@ import operator
 
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 
 def score_blocks(
@@ -412,7 +411,7 @@ cdef object row_lengths(object lens, Tensor scores):
     try:
         given = np.asarray(lens.numpy() if isinstance(lens, Tensor) else lens)
     except Exception as error:
-        raise ShapeError(f"lens is {brief(lens)}; expected integers: {brief(error)}") from None
+        raise ShapeError(f"lens is {shown(lens)}; expected integers: {shown(error)}") from None
     if given.size and given.dtype.kind not in "iu":
         raise UnsupportedDtype(f"lens holds {given.dtype}; it must hold integers")
     if given.shape != leading[: given.ndim]:
@@ -433,7 +432,7 @@ cdef int64_t size_option(object value, str name, int64_t least) except -1:
     try:
         number = operator.index(value)
     except TypeError:
-        raise ShapeError(f"{name} is {brief(value)}; expected an integer of at least {least}") from None
+        raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {least}") from None
     if not least <= number <= INT32_MAX:
         raise ShapeError(f"{name} is {number}; expected {least} to {INT32_MAX}")
     return number
@@ -442,5 +441,5 @@ cdef int64_t size_option(object value, str name, int64_t least) except -1:
 cdef int choice(object value, str name, tuple options) except -1:
     """Return the index of an option."""
     if not isinstance(value, str) or value not in options:
-        raise UnsupportedOption(f"{name} is {brief(value)}; use {' or '.join([repr(each) for each in options])}")
+        raise UnsupportedOption(f"{name} is {shown(value)}; use {' or '.join([repr(each) for each in options])}")
     return options.index(value)

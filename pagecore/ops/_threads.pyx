@@ -6,8 +6,7 @@ from libcpp.atomic cimport atomic
 import os
 from operator import index
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 from pagecore.ops.cpu_count import usable_cores
 
 cdef extern from "pagecore/ops/cpu/threads.hpp" namespace "pagecore::cpu" nogil:
@@ -90,7 +89,7 @@ def set_num_threads(n):
     except MemoryError:
         raise
     except Exception:
-        raise UnsupportedOption(f"the number of threads is {brief(n)}; it must be a whole number or None") from None
+        raise UnsupportedOption(f"the number of threads is {shown(n)}; it must be a whole number or None") from None
     if not 1 <= count <= kMaxThreads:
         raise UnsupportedOption(f"the number of threads is {count}; it must be 1 to {kMaxThreads}")
     current.store(count)

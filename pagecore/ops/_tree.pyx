@@ -14,8 +14,7 @@ from sys import modules
 
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 cdef enum:
     WORD_BITS = 64
@@ -122,7 +121,7 @@ cdef object listed_bits(object bits):
     except MemoryError:
         raise NotEnoughMemory("tree_mask: the host has no memory for a copy as an array") from None
     except Exception as error:
-        raise ShapeError(f"tree_mask is not an array of integers: {brief(error)}") from None
+        raise ShapeError(f"tree_mask is not an array of integers: {shown(error)}") from None
 
 
 def tree_mask(parents, *, words=None):

@@ -78,7 +78,7 @@ def write_kv(
         of a group becomes 6 or 4, whichever has the smaller squared error.
     key_min, key_max : array, [num_blocks, Hkv, D], optional
         Element-wise bounds of the keys of each block, for `score_blocks`. They are extended by the new keys in their
-        order, rounded to their dtype. A key in the first slot of a block starts the bounds of the block anew, so blocks
+        order, rounded to their dtype. A key in the first slot of a block resets the bounds of the block, so blocks
         must be filled from their first slot on; overwriting a later slot only widens them.
     label : array, [num_blocks, block_size, Hkv, S], optional
         The channels `label_channels` of each key, for `score_tokens`.

@@ -4,8 +4,9 @@ Names are loaded at their first use (PEP 562): importing the package loads none 
 starts fast. ``from pagecore.serving import Scheduler`` loads the scheduler alone.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pagecore.lazy import lazy_names
 
 if TYPE_CHECKING:
     from pagecore.serving.budget import DeviceOptions, DevicePlan
@@ -57,15 +58,5 @@ _MODULES = {
     "scheduling.step": ("Step", "StepState"),
     "whatif": ("WhatIf", "WhatIfOptions", "what_if"),
 }
-_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -90,62 +90,76 @@ class AttentionSpec:
     sink_tokens: int = 0
 
     def __post_init__(self) -> None:
-        def put(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
+        self._check_dims()
+        self._check_reach()
+        self._check_scores()
+        if self.format is not None:
+            stored = as_format(self.format)
+            self._put("format", stored.name)
+            stored.check_dim("head_dim", self.head_dim)
+            stored.check_dim("v_head_dim", self.v_head_dim or self.head_dim)
+        for name in ("key_scale", "value_scale"):
+            self._put(name, self._checked_factor(name))
+        self._put("key_bounds", flag("key_bounds", self.key_bounds))
+        if self.label_channels is not None:
+            self._put("label_channels", checked_channels(self.label_channels, self.num_kv_heads, self.head_dim))
 
-        put("num_kv_heads", require_int("num_kv_heads", self.num_kv_heads))
-        put("head_dim", require_int("head_dim", self.head_dim))
-        put("v_head_dim", require_int("v_head_dim", self.head_dim if self.v_head_dim is None else self.v_head_dim))
-        put("dtype", as_dtype(self.dtype))
+    def _put(self, name: str, value: object) -> None:
+        """Set a field of the frozen spec, while it is made."""
+        object.__setattr__(self, name, value)
+
+    def _check_dims(self) -> None:
+        """Convert and check heads, dims and dtype."""
+        self._put("num_kv_heads", require_int("num_kv_heads", self.num_kv_heads))
+        self._put("head_dim", require_int("head_dim", self.head_dim))
+        v_head_dim = self.head_dim if self.v_head_dim is None else self.v_head_dim
+        self._put("v_head_dim", require_int("v_head_dim", v_head_dim))
+        self._put("dtype", as_dtype(self.dtype))
         if self.dtype not in CACHE_DTYPES:
             raise UnsupportedDtype(f"dtype is {self.dtype}; a cache stores {', '.join(CACHE_DTYPES)}")
+
+    def _check_reach(self) -> None:
+        """Convert and check what limits the keys that a query sees."""
         if self.window is not None:
-            put("window", require_int("window", self.window, max=None))
+            self._put("window", require_int("window", self.window, max=None))
         if self.chunk is not None:
-            put("chunk", require_int("chunk", self.chunk))
+            self._put("chunk", require_int("chunk", self.chunk))
             if self.window is not None:
                 raise UnsupportedOption(f"window is {self.window} and chunk is {self.chunk}; use one of them")
-        put("sink_tokens", require_int("sink_tokens", self.sink_tokens, min=0))
+        self._put("sink_tokens", require_int("sink_tokens", self.sink_tokens, min=0))
         if self.sink_tokens and self.window is None:
             raise UnsupportedOption(
                 f"sink_tokens is {self.sink_tokens} and there is no window; sink tokens belong to a window: "
                 "set window, or leave sink_tokens out"
             )
-        put("lookahead", require_int("lookahead", self.lookahead, min=0))
+        self._put("lookahead", require_int("lookahead", self.lookahead, min=0))
         name, reach = ("window", self.window) if self.chunk is None else ("chunk", self.chunk)
         if reach is not None and self.lookahead > reach:
             raise ShapeError(
                 f"lookahead is {self.lookahead}, but the {name} has {reach} tokens; use a lookahead of at most the "
                 f"{name}"
             )
+
+    def _check_scores(self) -> None:
+        """Convert and check query heads, and what changes their scores."""
         if self.num_query_heads is not None:
-            put("num_query_heads", require_int("num_query_heads", self.num_query_heads))
+            self._put("num_query_heads", require_int("num_query_heads", self.num_query_heads))
             if self.num_query_heads % self.num_kv_heads:
                 raise ShapeError(
                     f"num_query_heads is {self.num_query_heads}; it must be a multiple of num_kv_heads, "
                     f"{self.num_kv_heads}"
                 )
         if self.scale is not None:
-            put("scale", as_float("scale", self.scale))
+            self._put("scale", as_float("scale", self.scale))
             if not math.isfinite(self.scale):
                 raise ShapeError(f"scale is {self.scale}; give a finite number, or None for head_dim ** -0.5")
-        put("softcap", as_float("softcap", self.softcap))
+        self._put("softcap", as_float("softcap", self.softcap))
         if not (math.isfinite(self.softcap) and self.softcap >= 0):
             raise ShapeError(f"softcap is {self.softcap}; give a finite number of at least 0; 0 disables it")
         if self.sinks is not None:
             listed = as_tuple("sinks", self.sinks, "one number for each query head")
-            put("sinks", tuple(as_float("a sink", sink) for sink in listed))
+            self._put("sinks", tuple(as_float("a sink", sink) for sink in listed))
             self._check_sinks()
-        if self.format is not None:
-            stored = as_format(self.format)
-            put("format", stored.name)
-            stored.check_dim("head_dim", self.head_dim)
-            stored.check_dim("v_head_dim", self.v_head_dim or self.head_dim)
-        for name in ("key_scale", "value_scale"):
-            put(name, self._checked_factor(name))
-        put("key_bounds", flag("key_bounds", self.key_bounds))
-        if self.label_channels is not None:
-            put("label_channels", checked_channels(self.label_channels, self.num_kv_heads, self.head_dim))
 
     def _checked_factor(self, name: str) -> float | tuple[float, ...]:
         """Return the given factor of keys or values as a float, or as a tuple with one for each head."""

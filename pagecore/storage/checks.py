@@ -8,21 +8,25 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 
-from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
+from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption, shown
+
+__all__ = [
+    "INT32_MAX",
+    "LAYERS_MAX",
+    "as_factor",
+    "as_float",
+    "as_tuple",
+    "ceil_div",
+    "flag",
+    "member",
+    "require_int",
+    "shown",
+]
 
 # Ids, lengths and counts of blocks are int32.
 INT32_MAX = 2**31 - 1
 # More layers than any model has; a larger count is a mistake and would fill the memory with specs.
 LAYERS_MAX = 1 << 16
-
-
-def shown(value: object) -> str:
-    """Return a repr of at most 80 characters; a value whose repr fails is named by its type."""
-    try:
-        text = repr(value)
-    except Exception:  # an int of thousands of digits, or an object whose __repr__ fails
-        text = f"a {type(value).__name__} without a short repr"
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None = INT32_MAX) -> int:

@@ -24,7 +24,7 @@ _BUDGET = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?)\s*([A-Za-z]*)\s*")
 Memory = int | float | str
 
 
-def parse_memory(memory: Memory, device: str = "cpu") -> int:
+def parse_memory(memory: Memory, device: str = "cpu", name: str = "memory") -> int:
     """Return a memory budget in bytes.
 
     Parameters
@@ -34,6 +34,8 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
         free memory, above 0 and up to 1.
     device : str
         Device to whose free memory a fraction refers.
+    name : str
+        Name of the argument in messages.
 
     Raises
     ------
@@ -44,10 +46,10 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
         match = _BUDGET.fullmatch(memory)
         if match is None or match[2] not in UNITS:
             units = ", ".join(unit for unit in UNITS if unit)
-            raise ShapeError(f"memory is {memory[:80]!r}; give a number and one of {units}, such as '8GiB'")
+            raise ShapeError(f"{name} is {shown(memory)}; give a number and one of {units}, such as '8GiB'")
         if "." in match[1] and not match[2]:
             raise ShapeError(
-                f"memory is {memory!r}; a number of bytes must be whole: give a unit, such as '{match[1]}GiB'"
+                f"{name} is {shown(memory)}; a number of bytes must be whole: give a unit, such as '{match[1]}GiB'"
             )
         from fractions import Fraction
 
@@ -55,13 +57,13 @@ def parse_memory(memory: Memory, device: str = "cpu") -> int:
     number: object = memory
     if isinstance(number, int | np.integer) and not isinstance(number, bool):
         if number < 0:
-            raise ShapeError(f"memory is {shown(memory)} bytes; it cannot be negative")
+            raise ShapeError(f"{name} is {shown(memory)} bytes; it cannot be negative")
         return int(number)
     if isinstance(number, float | np.floating):
         if not 0 < number <= 1:
-            raise ShapeError(f"memory is {memory}; a float is a fraction of the free memory, above 0 and up to 1")
+            raise ShapeError(f"{name} is {memory}; a float is a fraction of the free memory, above 0 and up to 1")
         return math.floor(float(number) * free_memory(device))
-    raise ShapeError(f"memory is {shown(memory)}; give bytes, a str such as '8GiB', or a fraction of the free memory")
+    raise ShapeError(f"{name} is {shown(memory)}; give bytes, a str such as '8GiB', or a fraction of the free memory")
 
 
 def free_memory(device: str = "cpu") -> int:

@@ -53,7 +53,7 @@ class StoreStats:
 
 @runtime_checkable
 class EvictionReporter(Protocol):
-    """The part of a store that can say which entries it has given up; optional, for events.
+    """The part of a store that can say which entries it has evicted; optional, for events.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class BlockStore(Protocol):
         """Write entries from `pieces`; an entry that exists already counts as stored."""
 
     def unlock(self, keys: Keys) -> None:
-        """Give up the holds of a lookup; keys without a hold are ignored."""
+        """Release the holds of a lookup; keys without a hold are ignored."""
 
     def cancel(self, ticket: int) -> None:
         """Ask for an early end of a batch; its `Done` comes all the same. A ticket that has ended is ignored."""

@@ -150,7 +150,7 @@ def test_arrays_of_any_framework_are_kept_as_they_are():
     with pytest.raises(PagecoreError):
         cache.put("text", "not an array")
     for wrong in (-1, "many", None):
-        with pytest.raises(ShapeError, match="memory is"):
+        with pytest.raises(ShapeError, match="max_bytes is"):
             EmbeddingCache(wrong)
 
 

@@ -231,6 +231,15 @@ def test_sequences_of_one_lost_batch_abandon_it_once():
             cache.abandon(idle)
 
 
+def test_a_sequence_whose_batch_was_collected_has_nothing_to_abandon():
+    cache = make()
+    sequence = cache.add_sequence([1])
+    cache.prepare([sequence], 1)
+    with pytest.raises(InvalidSequence, match="sequence 0 has no step in flight; there is nothing to abandon"):
+        cache.abandon(sequence)
+    cache.commit(cache.prepare([sequence], 1))
+
+
 def test_a_refused_abandon_ends_no_step_and_leaves_no_lost_batch():
     cache = make()
     first, idle = cache.add_sequence(ALIKE[:5]), cache.add_sequence([1])

@@ -311,3 +311,20 @@ def test_append_refuses_without_appending():
         with pytest.raises(error):
             cache.append_tokens(sequences, ids)
     assert (first.num_tokens, second.num_tokens) == (1, 1)
+
+
+def test_messages_show_arrays_in_place_of_other_objects_on_one_short_line():
+    cache, array = make(), np.zeros((200, 4, 8), np.float32)
+    sequence = cache.add_sequence([1])
+    for call in (
+        lambda: cache.write(0, sequence, array, array),  # arguments in another order
+        lambda: cache.prepare([array], 1),
+        lambda: cache.swap_out([sequence], array),
+        lambda: cache.prepare([sequence], 1, stream=array),
+    ):
+        with pytest.raises((InvalidSequence, UnsupportedOption)) as refusal:
+            call()
+        message = str(refusal.value)
+        assert "array(" in message
+        assert "\n" not in message
+        assert len(message) < 200

@@ -589,3 +589,11 @@ def test_a_state_that_its_own_sequence_has_passed_goes_before_older_ones_of_othe
     assert tree.evict("state", 2).amount == 2
     assert tree.match([7, 8, 5]).num_tokens == 2
     tree.check_invariants()
+
+
+def test_repr_shows_the_options_and_the_size_of_a_tree():
+    tree = RadixTree(2, policy="slru", states=True)
+    tree.insert([1, 2], [7], states=[(2, 1)])
+    receipt = tree.match_and_lock([1, 2])
+    assert repr(tree) == "RadixTree(2, policy='slru', components=('full', 'state')): 1 nodes, 1 receipts"
+    receipt.release()

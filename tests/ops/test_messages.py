@@ -78,3 +78,11 @@ def test_errors_of_keys_with_heads_first_name_the_layout(name):
         given["key"], given["value"] = f32(2, 2, 8), f32(2, 5, 8)
     with pytest.raises(ShapeError, match=rf"{name} has shape \(2, 5, 8\).*pass {name}.transpose\(1, 0, 2\)|value has"):
         ops.write_kv(**given, key_cache=f32(3, 4, 2, 8), value_cache=f32(3, 4, 2, 8), slot_mapping=[4, 5])
+
+
+def test_errors_of_a_cache_with_heads_before_tokens_name_the_layout():
+    cache = f32(3, 2, 16, 8)  # [num_blocks, num_kv_heads, block_size, head_dim]
+    with pytest.raises(ShapeError, match=r"query has 8 heads and key_cache 16; .* pass key_cache\.swapaxes\(1, 2\)"):
+        ops.paged_attention(f32(1, 8, 8), cache, cache, [[1, 2]], [20])
+    view = cache.swapaxes(1, 2)
+    assert ops.paged_attention(f32(1, 8, 8), view, view, [[1, 2]], [20]).shape == (1, 8, 8)

@@ -175,7 +175,7 @@ def test_calls_that_return_no_step_do_not_age_the_queue():
 
 
 def test_overlap_must_be_a_flag():
-    with pytest.raises(UnsupportedOption, match="overlap is 1; expected True or False"):
+    with pytest.raises(UnsupportedOption, match="overlap is 1; use True or False"):
         Scheduler(FakeCache(8), overlap=1)
 
 

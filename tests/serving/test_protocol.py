@@ -52,6 +52,13 @@ def test_a_second_step_is_refused_until_the_first_is_accepted():
     assert run.num_generated == 3
 
 
+def test_objects_of_a_scheduler_are_shown_on_a_short_line_without_token_ids():
+    scheduler, step, (run,) = with_step(request(0, 200, 3), max_tokens_per_step=128)
+    assert repr(scheduler) == "Scheduler(1 running, 0 waiting, 1 open steps)"
+    assert repr(step) == "Step(scheduled, 1 rows, 0 of them decode, 128 tokens, 0 outputs)"
+    assert repr(run.request) == "Request(0, 200 tokens, max_new_tokens=3)"
+
+
 @pytest.mark.parametrize("wrong", [None, 7, "step", [], object()])
 @pytest.mark.parametrize("verb", ["commit", "abandon", "accept"])
 def test_an_argument_that_is_not_a_step_is_refused(verb, wrong):

@@ -41,6 +41,7 @@ import math
 
 from pagecore.cache.prefix.retention import as_finite
 from pagecore.errors import UnsupportedOption
+from pagecore.storage.checks import shown
 
 
 cdef class PrefixCache:
@@ -61,7 +62,7 @@ cdef class PrefixCache:
     clock : callable
         Returns the time in seconds; only the policy "priority" calls it.
     gives_up_last : bool
-        A hit gives up its last block.
+        A hit drops its last block.
     states : StateTable, optional
         Slots of the rows; None without layers that keep states.
     """
@@ -77,7 +78,7 @@ cdef class PrefixCache:
         StateTable states=None,
     ):
         if not callable(clock):
-            raise UnsupportedOption(f"clock is {clock!r}; give a function that returns seconds")
+            raise UnsupportedOption(f"clock is {shown(clock)}; give a function that returns seconds")
         full = [group for group, keys in enumerate(attended) if not keys.is_limited]
         windowed = [group for group, keys in enumerate(attended) if keys.is_limited]
         for group in windowed:

@@ -1,9 +1,9 @@
 """A pool that times the lives of sampled blocks in the prefix tree.
 
-The prefix cache takes a reference to each block that the tree takes, and drops it when the tree gives the block up. A
+The prefix cache takes a reference to each block that the tree takes, and drops it when the tree evicts the block. A
 `WatchedPool` has the references of another pool and notes both moments, and the prefix hits between them:
 
-    taken            hit            hit                    given up
+    taken            hit            hit                    released
       |---- gap -----|----- gap -----|------- idle ----------|
       |----------------------- lifetime ---------------------|
 
@@ -110,7 +110,7 @@ def watched_pool(
     blocks : int32 [n]
         The sampled blocks: distinct ids of the pool, without the null block.
     lifetimes, idle_times, reuse_gaps : Durations
-        Time from taking to giving up; time since the last use when the block is given up; time between two uses.
+        Time from taking to release; time since the last use when the block is released; time between two uses.
     """
     cdef WatchedPool watched = WatchedPool(2, order=pool.order)
     cdef Py_ssize_t i

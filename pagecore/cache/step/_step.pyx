@@ -41,7 +41,7 @@ cdef class Step(StepRecord):
         Parameters
         ----------
         plans : list of AttentionPlan
-            Planned anew for the step.
+            Planned again for the step.
         copy : callable
             Called with the copies on write of each group and the blocks of each group to be zeroed before, if there
             are any. For a batch on a device it is always called, and sends the step's bytes. If it fails, the step is
@@ -158,6 +158,7 @@ def abandon_steps(CacheState state not None, sequences):
     """Abandon every step in flight that has one of `sequences`."""
     cdef list listed = as_list(sequences)
     _guard = Held(state.lock)
+    state.begin()
     for sequence in listed:
         step = require(state, sequence, False).flight
         if step is None:

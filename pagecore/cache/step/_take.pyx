@@ -37,7 +37,7 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
         if step.cross is not None:
             step.cross.give_back()
         return False
-    # `writers` is empty if their truncated blocks had to be given up to make room. Otherwise that comes last, so that
+    # `writers` is empty if their truncated blocks had to be evicted to make room. Otherwise that comes last, so that
     # a step which is undone leaves the prefix cache unchanged.
     begin_flight(step)
     try:

@@ -17,6 +17,7 @@ from pagecore.cache.step.arrays import StateArrays, arrays_of
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan
+from pagecore.storage.checks import shown
 
 
 @dataclass(frozen=True)
@@ -322,7 +323,7 @@ class Batch:
 def own_batch(state: CacheState, batch: Batch) -> Batch:
     """Return a batch of the cache with this state; raise InvalidSequence for anything else."""
     if not isinstance(batch, Batch) or batch._step.state is not state:
-        raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {batch!r}")
+        raise InvalidSequence(f"expected a batch of this cache (from prepare or make_batch), got {shown(batch)}")
     return batch
 
 

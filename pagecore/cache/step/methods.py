@@ -190,7 +190,7 @@ class StepMethods(PartsOwner):
         Parameters
         ----------
         batch : Batch, Sequence or iterable of Sequence
-            The batch; or, if it is not at hand, sequences whose steps are abandoned, each with all of its sequences.
+            The batch; or, without the batch, sequences whose steps are abandoned, each with all of its sequences.
 
         Raises
         ------

@@ -25,6 +25,7 @@ from pagecore.cache.step.staging import StagedBatch
 from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
+from pagecore.storage.checks import shown
 
 Pairs = NDArray[np.int32]
 NO_PAIRS: Pairs = np.zeros((0, 2), np.int32)
@@ -52,7 +53,7 @@ def ready(
     if parts.staging is not None:
         handle = parts.staging.stream_of(stream)
     elif stream is not None:
-        raise UnsupportedOption(f"stream is {stream!r}; a cache on {parts.device!r} has no streams: leave it out")
+        raise UnsupportedOption(f"stream is {shown(stream)}; a cache on {parts.device!r} has no streams: leave it out")
     listed = as_list(sequences)
     if parts.state.observer is not None and parts.prefix is not None:
         parts.state.observer.preparing(listed, counts)

@@ -23,7 +23,7 @@ cdef class StoredBlocks:
     cdef bint allocate(self) noexcept
     # Adds a reference to each of `blocks`, which another holder keeps alive meanwhile.
     cdef void share(self) noexcept
-    # Gives up the last `count` blocks of a group whose blocks are held and that has no holes.
+    # Releases the last `count` blocks of a group whose blocks are held and that has no holes.
     cdef void drop_last(self, size_t group, size_t count) noexcept
     cdef void list_held(self, size_t group) noexcept
     cdef void release(self) noexcept

@@ -11,12 +11,18 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require_each
 from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContent, CrossContents
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots
 from pagecore.cache.prefix._publish cimport number_namespaces, publish
-from pagecore.cache.step._cross cimport contents_to_write
-from pagecore.cache.swap._stored cimport StoredBlocks, copy_vector
-from pagecore.cache.swap._transfer cimport Transfer
+from pagecore.cache.swap._contents cimport (
+    add_content_rows,
+    plan_contents,
+    plan_departure,
+    remove_content_rows,
+    store_contents,
+    take_back_contents,
+)
+from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.cache.swap._transfer cimport Transfer, needed_by, plan_transfers
 from pagecore.index._block_pool cimport BlockPool
 from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport const_int32
@@ -97,117 +103,171 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
     moves : callable
         ``moves(space, True)`` returns the argument of `Transfer.copy`.
     """
-    cdef list coming, transfers, copies, arrivals
-    cdef vector[int64_t] missing
-    cdef vector[int32_t] rows, lengths
-    cdef vector[vector[span[const_int32]]] spans
-    cdef vector[bint] is_exact
-    cdef Sequence sequence
-    cdef StoredBlocks arriving
-    cdef size_t i, k, group
-    cdef size_t num_groups = len(state.tables.pools)
-    cdef tuple pools = cache_pools(state)
-    cdef bint may_share = True
+    cdef SwapIn arrival
     sequences = as_list(sequences)
     _guard = Held(state.lock)
     state.begin()
-    coming = require_swapped(state, sequences)
-    if state.prefix is not None:
-        number_namespaces(state.prefix, coming)
-    transfers = plan_arrival(state, coming)
-    cross_transfers = plan_contents(state, coming)
-    needed = []
-    for group in range(<size_t>len(pools)):
-        needed.append(0)
-        for each in transfers:
-            needed[group] += (<Transfer>each).distinct[group].size()
-    if len(coming) > state.tables.num_free_rows():
-        return OutOfRows(
-            f"{len(coming)} rows are needed and {state.tables.num_free_rows()} of {state.tables.max_sequences} are "
-            "free; remove a sequence or swap one out, or raise max_sequences"
-        )
-    if state.cross is None:
-        error = refuse(needed, pools)
-    else:
-        state.cross.require_rows(sum([len((<Transfer>each).sequences) for each in cross_transfers]))
-        cross_needed = needed_by(cross_transfers, <size_t>state.cross.tables.num_groups)
-        all_pools = tuple(in_order(state, list(pools), list(state.cross.tables.pools)))
-        error = refuse(in_order(state, needed, cross_needed), all_pools)
+    arrival = SwapIn(state, require_swapped(state, sequences))
+    error = arrival.shortage(refuse)
     if error is not None:
         return error
-    for group in range(<size_t>len(pools)):
-        missing.push_back(max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw()))
-    copies = []
-    coming = []
-    for each in transfers:
-        copies.append(moves((<Transfer>each).space, True)[0])
-        coming.extend((<Transfer>each).sequences)
-    cross_copies = []
-    for each in cross_transfers:
-        cross_copies.append(moves((<Transfer>each).space, True)[1])
-    spans.resize(len(coming))
-    for i in range(spans.size()):
-        spans[i].resize(num_groups)
-        lengths.push_back((<Sequence>coming[i]).computed)
-        is_exact.push_back((<Sequence>coming[i]).swap_space.is_exact)
-        may_share = may_share and (<Sequence>coming[i]).known >= (<Sequence>coming[i]).computed
-    rows.reserve(len(coming))
-    if state.prefix is not None:
-        if state.observer is not None:
-            state.observer.evicting(evictable_counts(state, missing))
-            for group in range(<size_t>len(pools)):
-                missing[group] = max(0, needed[group] - (<BlockPool>pools[group]).num_free_raw())
-        free_blocks(state.prefix, missing)
-        if state.states is not None:
-            free_slots(state.prefix, max(0, needed[len(pools) - 1] - state.states.checkpoints.num_free))
-    for each in transfers:
-        (<Transfer>each).take()
-        if state.tenants is not None:
-            state.tenants.doubt((<Transfer>each).lease.blocks)
-    for each in cross_transfers:
-        (<Transfer>each).take()
-    for each, planes in zip(transfers + cross_transfers, copies + cross_copies):
-        (<Transfer>each).copy(planes)
-    i = 0
-    arrivals = []
-    for each in transfers:
-        for k in range((<Transfer>each).old.size()):
-            arriving = <StoredBlocks>(<Transfer>each).arriving[k]
-            arrivals.append(arriving)
-            for group in range(num_groups):
-                spans[i][group] = span[const_int32](arriving.blocks[group].data(), arriving.blocks[group].size())
-            i += 1
-    try:
-        for i in range(spans.size()):
-            rows.push_back(state.tables.add_raw(spans[i], lengths[i] if num_groups == 0 else -1))
-        state.tables.truncate_raw(rows.data(), lengths.data(), <Py_ssize_t>rows.size(), False)
-        add_content_rows(state, cross_transfers)
-    except BaseException:
-        state.tables.remove_raw(rows.data(), <Py_ssize_t>rows.size())
-        remove_content_rows(state, cross_transfers)
-        raise
+    arrival.reserve(moves)
+    arrival.make_room()
+    arrival.copy()
+    arrival.add_rows()
     # The rows are there: from here on nothing fails.
-    for i in range(rows.size()):
-        sequence = <Sequence>coming[i]
-        if state.states is not None:
-            restore_state(state, sequence, rows[i], arrivals[i])
-        (<StoredBlocks>sequence.stored).release()
-        sequence.stored = sequence.swap_space = None
-        if sequence.cross is not None:
-            sequence.cross.num_swapped -= 1
-        sequence.row = rows[i]
-        state.by_row[rows[i]] = sequence
-        if state.tenants is not None:
-            state.tenants.own_row(rows[i], sequence.tenant)
-        if state.prefix is not None and not is_exact[i]:
-            sequence.hold.published = INT32_MAX  # its keys and values were rounded: other sequences must not reuse them
-    for each in transfers:
-        (<Transfer>each).lease.release()
-    take_back_contents(state, cross_transfers)
+    arrival.settle()
     if state.prefix is not None:
         # Blocks that several of them share may be published if the ids of all of them are known.
-        publish(state.prefix, coming, may_share)
+        publish(state.prefix, arrival.coming, arrival.may_share)
     return None
+
+
+cdef class SwapIn:
+    """Sequences on their way back into the cache; the methods are the phases of `swap_in`, in their order."""
+
+    cdef CacheState state
+    cdef list coming               # the sequences, in the order of `transfers`
+    cdef list transfers, contents  # one Transfer from each space: of sequences, and of encoder outputs
+    cdef tuple pools
+    cdef list needed               # new blocks of each of `pools`
+    cdef list copies               # argument of Transfer.copy for each of `transfers`, then of `contents`
+    cdef list arrivals             # StoredBlocks of each sequence
+    cdef vector[int32_t] rows, lengths
+    cdef vector[vector[span[const_int32]]] spans  # of each sequence and group: its new blocks
+    cdef vector[bint] is_exact
+    cdef bint may_share
+
+    def __cinit__(self, CacheState state not None, list coming not None):
+        self.state = state
+        self.pools = cache_pools(state)
+        if state.prefix is not None:
+            number_namespaces(state.prefix, coming)
+        self.transfers = plan_arrival(state, coming)
+        self.contents = plan_contents(state, coming)
+        self.needed = needed_by(self.transfers, <size_t>len(self.pools))
+        self.coming = []
+        for each in self.transfers:
+            self.coming.extend((<Transfer>each).sequences)
+
+    cdef object shortage(self, refuse):
+        """Return the error if rows or blocks are short, else None."""
+        cdef CacheState state = self.state
+        cdef Py_ssize_t num_contents = 0
+        if len(self.coming) > state.tables.num_free_rows():
+            return OutOfRows(
+                f"{len(self.coming)} rows are needed and {state.tables.num_free_rows()} of "
+                f"{state.tables.max_sequences} are free; remove a sequence or swap one out, or raise max_sequences"
+            )
+        if state.cross is None:
+            return refuse(self.needed, self.pools)
+        for each in self.contents:
+            num_contents += len((<Transfer>each).sequences)
+        state.cross.require_rows(num_contents)
+        cross_needed = needed_by(self.contents, <size_t>state.cross.tables.num_groups)
+        all_pools = tuple(in_order(state, list(self.pools), list(state.cross.tables.pools)))
+        return refuse(in_order(state, self.needed, cross_needed), all_pools)
+
+    cdef int reserve(self, moves) except -1:
+        """Make all that the later phases need, before the first change."""
+        cdef Sequence sequence
+        cdef size_t i, num_groups = <size_t>self.state.tables.num_groups
+        self.copies = []
+        self.arrivals = []
+        for each in self.transfers:
+            self.copies.append(moves((<Transfer>each).space, True)[0])
+            self.arrivals.extend((<Transfer>each).arriving)
+        for each in self.contents:
+            self.copies.append(moves((<Transfer>each).space, True)[1])
+        self.may_share = True
+        self.spans.resize(len(self.coming))
+        for i in range(self.spans.size()):
+            sequence = <Sequence>self.coming[i]
+            self.spans[i].resize(num_groups)
+            self.lengths.push_back(sequence.computed)
+            self.is_exact.push_back(sequence.swap_space.is_exact)
+            self.may_share = self.may_share and sequence.known >= sequence.computed
+        self.rows.reserve(len(self.coming))
+        return 0
+
+    cdef int make_room(self) except -1:
+        """Evict what the prefix cache holds of the blocks and slots that are short."""
+        cdef CacheState state = self.state
+        cdef vector[int64_t] missing
+        if state.prefix is None:
+            return 0
+        self.list_missing(missing)
+        if state.observer is not None:
+            state.observer.evicting(evictable_counts(state, missing))
+            self.list_missing(missing)
+        free_blocks(state.prefix, missing)
+        if state.states is not None:
+            free_slots(state.prefix, max(0, self.needed[len(self.pools) - 1] - state.states.checkpoints.num_free))
+        return 0
+
+    cdef int list_missing(self, vector[int64_t]& missing) except -1:
+        """Write the number of blocks that each pool lacks."""
+        cdef size_t group
+        missing.resize(<size_t>len(self.pools))
+        for group in range(missing.size()):
+            missing[group] = max(0, self.needed[group] - (<BlockPool>self.pools[group]).num_free_raw())
+        return 0
+
+    cdef int copy(self) except -1:
+        """Take the new blocks, and copy the bytes."""
+        for each in self.transfers:
+            (<Transfer>each).take()
+            if self.state.tenants is not None:
+                self.state.tenants.doubt((<Transfer>each).lease.blocks)
+        for each in self.contents:
+            (<Transfer>each).take()
+        for each, planes in zip(self.transfers + self.contents, self.copies):
+            (<Transfer>each).copy(planes)
+        return 0
+
+    cdef int add_rows(self) except -1:
+        """Give each sequence and each encoder output a row of its new blocks, or none of them."""
+        cdef CacheState state = self.state
+        cdef StoredBlocks arriving
+        cdef size_t i, group, num_groups = <size_t>state.tables.num_groups
+        for i in range(self.spans.size()):
+            arriving = <StoredBlocks>self.arrivals[i]
+            for group in range(num_groups):
+                self.spans[i][group] = span[const_int32](arriving.blocks[group].data(), arriving.blocks[group].size())
+        try:
+            for i in range(self.spans.size()):
+                self.rows.push_back(state.tables.add_raw(self.spans[i], self.lengths[i] if num_groups == 0 else -1))
+            state.tables.truncate_raw(self.rows.data(), self.lengths.data(), <Py_ssize_t>self.rows.size(), False)
+            add_content_rows(state, self.contents)
+        except BaseException:
+            state.tables.remove_raw(self.rows.data(), <Py_ssize_t>self.rows.size())
+            remove_content_rows(state, self.contents)
+            raise
+        return 0
+
+    cdef void settle(self) noexcept:
+        """Commit: the sequences are in their rows, and the spaces release their blocks."""
+        cdef CacheState state = self.state
+        cdef Sequence sequence
+        cdef size_t i
+        for i in range(self.rows.size()):
+            sequence = <Sequence>self.coming[i]
+            if state.states is not None:
+                restore_state(state, sequence, self.rows[i], self.arrivals[i])
+            (<StoredBlocks>sequence.stored).release()
+            sequence.stored = sequence.swap_space = None
+            if sequence.cross is not None:
+                sequence.cross.num_swapped -= 1
+            sequence.row = self.rows[i]
+            state.by_row[self.rows[i]] = sequence
+            if state.tenants is not None:
+                state.tenants.own_row(self.rows[i], sequence.tenant)
+            if state.prefix is not None and not self.is_exact[i]:
+                # Its keys and values were rounded: other sequences must not reuse them.
+                sequence.hold.published = INT32_MAX
+        for each in self.transfers:
+            (<Transfer>each).lease.release()
+        take_back_contents(state, self.contents)
 
 
 cdef int read_row(CacheState state, Sequence sequence, vector[vector[int32_t]]& blocks) except -1:
@@ -274,20 +334,11 @@ cdef list in_order(CacheState state, list own, list contents):
 
 cdef list plan_arrival(CacheState state, list coming):
     """Plan one transfer from each space that holds any of the sequences."""
-    cdef Transfer transfer
-    cdef size_t i
-    by_space = {}
+    cdef list spaces = [], stored = []
     for sequence in coming:
-        by_space.setdefault(id((<Sequence>sequence).swap_space), []).append(sequence)
-    transfers = []
-    for some in by_space.values():
-        transfer = Transfer((<Sequence>some[0]).swap_space, some, cache_pools(state))
-        transfer.old.resize(len(some))
-        for i in range(transfer.old.size()):
-            copy_vector(transfer.old[i], (<StoredBlocks>(<Sequence>some[i]).stored).blocks)
-        transfer.plan()
-        transfers.append(transfer)
-    return transfers
+        spaces.append((<Sequence>sequence).swap_space)
+        stored.append((<Sequence>sequence).stored)
+    return plan_transfers(coming, spaces, stored, cache_pools(state))
 
 
 cdef list require_swapped(CacheState state, list sequences):
@@ -298,156 +349,6 @@ cdef list require_swapped(CacheState state, list sequences):
                 f"sequence {(<Sequence>sequence).id!r} is not swapped out; pass only sequences with is_swapped True"
             )
     return checked
-
-
-# -- encoder outputs -------------------------------------------------------------------------------------------------
-
-cdef Transfer plan_departure(CacheState state, list sequences, space, tuple pools):
-    """Plan the transfer of the encoder outputs whose last resident holders are among the sequences."""
-    cdef Transfer transfer
-    cdef CrossContent content
-    cdef Int32s blocks
-    cdef size_t i, group
-    cdef list leaving = []
-    if state.cross is not None:
-        leaving = leaving_contents(sequences)
-    transfer = Transfer(space, leaving, pools)
-    transfer.old.resize(len(leaving))
-    for i in range(transfer.old.size()):
-        content = <CrossContent>leaving[i]
-        transfer.old[i].resize(len(pools))
-        for group in range(transfer.old[i].size()):
-            blocks = state.cross.tables.row_raw(content.row, <int64_t>group)
-            transfer.old[i][group].assign(blocks.data(), blocks.data() + blocks.size())
-    transfer.plan()
-    return transfer
-
-
-cdef list leaving_contents(list sequences):
-    cdef dict counts = {}
-    cdef list leaving = []
-    cdef CrossContent content
-    for each in sequences:
-        content = (<Sequence>each).cross
-        if content is not None and content.row >= 0 and content.writer is None:
-            counts[content] = counts.get(content, 0) + 1
-    for each, count in counts.items():
-        content = <CrossContent>each
-        if content.num_swapped + <int32_t>count == content.num_holders:
-            leaving.append(content)
-    return leaving
-
-
-cdef void store_contents(CacheState state, Transfer transfer) noexcept:
-    """Commit a departure: the space holds the contents' blocks, and their rows are free."""
-    cdef CrossContent content
-    cdef size_t i
-    for i in range(transfer.old.size()):
-        content = <CrossContent>transfer.sequences[i]
-        (<StoredBlocks>transfer.arriving[i]).share()
-        content.stored = transfer.arriving[i]
-        content.space = transfer.space
-        state.cross.tables.remove_raw(&content.row, 1)
-        content.row = -1
-    transfer.lease.release()
-
-
-cdef list plan_contents(CacheState state, list coming):
-    """Plan one transfer from each space that holds an encoder output of the sequences."""
-    cdef Transfer transfer
-    cdef size_t i
-    cdef list transfers = []
-    cdef dict by_space = {}
-    if state.cross is None:
-        return transfers
-    for content in stored_contents(coming):
-        by_space.setdefault(id((<CrossContent>content).space), []).append(content)
-    for some in by_space.values():
-        transfer = Transfer((<CrossContent>some[0]).space, some, state.cross.tables.pools)
-        transfer.old.resize(len(some))
-        for i in range(transfer.old.size()):
-            copy_vector(transfer.old[i], (<StoredBlocks>(<CrossContent>some[i]).stored).blocks)
-        transfer.plan()
-        transfers.append(transfer)
-    return transfers
-
-
-cdef list stored_contents(list sequences):
-    """Return the encoder outputs of the sequences that are in swap spaces, each once."""
-    cdef dict seen = {}
-    for each in sequences:
-        if (<Sequence>each).cross is not None and (<Sequence>each).cross.stored is not None:
-            seen[(<Sequence>each).cross] = None
-    return list(seen)
-
-
-cdef list needed_by(list transfers, size_t num_groups):
-    """Return the number of new blocks of each group that several transfers need."""
-    cdef size_t group
-    needed = []
-    for group in range(num_groups):
-        needed.append(sum([(<Transfer>each).distinct[group].size() for each in transfers]))
-    return needed
-
-
-cdef int add_content_rows(CacheState state, list transfers) except -1:
-    cdef Transfer transfer
-    cdef size_t i
-    for each in transfers:
-        transfer = <Transfer>each
-        for i in range(transfer.old.size()):
-            state.cross.add_filled_row(
-                <CrossContent>transfer.sequences[i], (<StoredBlocks>transfer.arriving[i]).blocks
-            )
-    return 0
-
-
-cdef void remove_content_rows(CacheState state, list transfers) noexcept:
-    cdef CrossContent content
-    for each in transfers:
-        for one in (<Transfer>each).sequences:
-            content = <CrossContent>one
-            if content.row >= 0:
-                state.cross.tables.remove_raw(&content.row, 1)
-                content.row = -1
-
-
-cdef void take_back_contents(CacheState state, list transfers) noexcept:
-    """Commit an arrival: the spaces release the contents, which have rows of the cache again."""
-    cdef CrossContent content
-    for each in transfers:
-        for one in (<Transfer>each).sequences:
-            content = <CrossContent>one
-            (<StoredBlocks>content.stored).release()
-            if not content.space.is_exact:
-                state.cross.unlist(content)  # its values were rounded: other sequences must not share them
-                content.key = None
-            content.stored = content.space = None
-        (<Transfer>each).lease.release()
-
-
-def missing_cross(CacheState state not None, list sequences not None, list counts not None):
-    """Return the blocks that each cross group lacks for a swap_in, if necessary, and then a step of sequences."""
-    cdef vector[int32_t] each
-    cdef CrossContents contents = state.cross
-    if contents is None:
-        return []
-    for count in counts:
-        each.push_back(<int32_t>count)
-    contents.count_needed(contents_to_write(contents, sequences, each.data()) + stored_contents(sequences))
-    missing = []
-    for needed, free in zip(contents.needed, contents.available()):
-        missing.append(max(0, needed - free))
-    return missing
-
-
-def stored_content_blocks(CacheState state not None, space):
-    """Return the blocks of each encoder output in a space: lists of one int32 array for each cross group, copies."""
-    cdef dict seen = {}
-    for content in state.crossed():
-        if (<CrossContent>content).space is space:
-            seen[content] = (<StoredBlocks>(<CrossContent>content).stored).arrays
-    return list(seen.values())
 
 
 def stored_blocks(Sequence sequence not None):

@@ -18,3 +18,11 @@ cdef class Transfer:
     cdef bint take(self) noexcept
     cdef int copy(self, planes) except -1
     cdef size_t index_of(self, size_t group, int32_t block) noexcept
+
+
+# Plans one transfer into `pools` from each of the distinct `spaces`: of the sequences or encoder outputs of which it
+# holds the blocks `stored`. The three lists have an entry for each of `moving`.
+cdef list plan_transfers(list moving, list spaces, list stored, tuple pools)
+
+# The number of new blocks of each group that several transfers need.
+cdef list needed_by(list transfers, size_t num_groups)

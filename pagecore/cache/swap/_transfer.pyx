@@ -1,9 +1,9 @@
-"""The blocks of sequences that move between a cache and one of its swap spaces."""
+"""The blocks of sequences, or of encoder outputs, that move between a cache and one of its swap spaces."""
 
 from libc.stdint cimport int32_t
 from libcpp.algorithm cimport lower_bound, sort, unique
 
-from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.cache.swap._stored cimport StoredBlocks, copy_vector
 from pagecore.index._integers cimport new_int32
 
 from pagecore.ops import transfer_blocks
@@ -94,3 +94,34 @@ cdef class Transfer:
         return <size_t>(
             lower_bound(self.distinct[group].begin(), self.distinct[group].end(), block) - self.distinct[group].begin()
         )
+
+
+cdef list plan_transfers(list moving, list spaces, list stored, tuple pools):
+    cdef Transfer transfer
+    cdef size_t i
+    cdef dict by_space = {}
+    for number in range(len(moving)):
+        by_space.setdefault(id(spaces[number]), []).append(number)
+    transfers = []
+    for numbers in by_space.values():
+        some = []
+        for number in numbers:
+            some.append(moving[number])
+        transfer = Transfer(spaces[numbers[0]], some, pools)
+        transfer.old.resize(len(some))
+        for i in range(transfer.old.size()):
+            copy_vector(transfer.old[i], (<StoredBlocks>stored[numbers[i]]).blocks)
+        transfer.plan()
+        transfers.append(transfer)
+    return transfers
+
+
+cdef list needed_by(list transfers, size_t num_groups):
+    cdef size_t group, count
+    needed = []
+    for group in range(num_groups):
+        count = 0
+        for each in transfers:
+            count += (<Transfer>each).distinct[group].size()
+        needed.append(count)
+    return needed

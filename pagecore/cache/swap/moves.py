@@ -19,6 +19,7 @@ from pagecore.cache.swap.space import SwapSpace
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows
 from pagecore.index import BlockPool
 from pagecore.storage import StatePool
+from pagecore.storage.checks import shown
 
 # A group, and the planes of one name in each of its layers: sources and targets. States follow the groups of tokens.
 Planes = tuple[int, list[Tensor], list[Tensor]]
@@ -33,7 +34,7 @@ CACHE_ADVICE = "; remove a sequence or swap one out"
 def move_out(parts: CacheParts, sequences: Any, space: SwapSpace) -> OutOfBlocks | None:
     """Move the computed blocks of sequences into a space; return None, or the error if the space lacks blocks."""
     if not isinstance(space, SwapSpace) or not space.serves(parts):
-        raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {space!r}")
+        raise InvalidSequence(f"expected a swap space of this cache (SwapSpace(cache)), got {shown(space)}")
     return swap_out(parts.state, sequences, space, partial(_short_of_space, parts, space), partial(_moves, parts))
 
 

@@ -12,8 +12,9 @@ from pagecore.cache.lifecycle import require_live
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import lacking, unused_states
 from pagecore.cache.step._plan import lacked
+from pagecore.cache.swap._contents import missing_cross
 from pagecore.cache.swap._stored import hold
-from pagecore.cache.swap._swap import missing_cross, num_distinct, stored_blocks
+from pagecore.cache.swap._swap import num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
 from pagecore.index._state_table import StateTable

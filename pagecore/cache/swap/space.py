@@ -19,11 +19,12 @@ from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
 from pagecore.cache.state_layers import StateSizes
-from pagecore.cache.swap._swap import check_stored, stored_blocks, stored_content_blocks
+from pagecore.cache.swap._contents import stored_content_blocks
+from pagecore.cache.swap._swap import check_stored, stored_blocks
 from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
-from pagecore.storage.checks import INT32_MAX, flag, require_int
+from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 from pagecore.storage.layout import as_layout
 from pagecore.storage.memory import Memory
 from pagecore.storage.spec import CACHE_DTYPES
@@ -203,7 +204,7 @@ class SwapSpace:
         if given:
             raise UnsupportedOption(f"host is given, and {given[0]} too; the space has the tier's memory: leave it out")
         if getattr(host, "cache", None) is not cache:
-            raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
+            raise UnsupportedOption(f"host is {shown(host)}; expected a HostTier of this cache")
         if parts.cross is not None:
             raise UnsupportedOption(
                 "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 from pagecore.interop.jax import _xla
 
 INT32 = np.iinfo(np.int32)
@@ -75,7 +74,7 @@ def _narrowest(array: Any, name: str) -> Any:
     except MemoryError:
         raise
     except Exception as error:
-        raise ShapeError(f"{name} is not an array of integers: {brief(error)}") from None
+        raise ShapeError(f"{name} is not an array of integers: {shown(error)}") from None
     if values.size == 0:
         return jnp.asarray(values.astype(np.int32))
     if values.dtype.kind not in "iu":
@@ -152,7 +151,7 @@ def switch(value: Any, name: str) -> bool:
     """Return a bool that must be known when the function is traced."""
     _refuse_tracer(value, name, "True or False")
     if not isinstance(value, bool | np.bool_):
-        raise UnsupportedOption(f"{name} is {brief(value)}; it must be True or False")
+        raise UnsupportedOption(f"{name} is {shown(value)}; it must be True or False")
     return bool(value)
 
 
@@ -171,6 +170,6 @@ def _as_jax(array: Any, name: str) -> Any:
     except Exception as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise NotEnoughMemory(
-                f"{name}: JAX has not enough memory to copy it: {brief(error)}; free memory, or pass a jax.Array"
+                f"{name}: JAX has not enough memory to copy it: {shown(error)}; free memory, or pass a jax.Array"
             ) from error
-        raise UnsupportedDtype(f"{name} cannot be converted to a jax.Array: {brief(error)}") from None
+        raise UnsupportedDtype(f"{name} cannot be converted to a jax.Array: {shown(error)}") from None

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pagecore.arrays.formats import FORMATS, Format
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 from pagecore.interop.jax import _xla
 from pagecore.interop.jax.arguments import FLOATS, indices, scales, without_empty
 
@@ -58,7 +57,7 @@ class StoredCache:
             return scales(factor, name, self._num_heads, divides=divides)
         if not isinstance(self._global_scale, int | float | np.number) or self._global_scale != 1:
             raise UnsupportedOption(
-                f"{name} is {brief(self._global_scale)} and {self._label}_cache is not nvfp4; leave it out: only nvfp4 "
+                f"{name} is {shown(self._global_scale)} and {self._label}_cache is not nvfp4; leave it out: only nvfp4 "
                 "has a global scale"
             )
         return scales(self._factor, f"{self._label}_scale", self._num_heads, divides=divides)
@@ -126,7 +125,7 @@ class CachePair:
 def check_layout(layout: object) -> None:
     """Raise UnsupportedOption unless `layout` is "NHD" or "HND"."""
     if not isinstance(layout, str) or layout not in ("NHD", "HND"):
-        raise UnsupportedOption(f"layout is {brief(layout)}; it must be 'NHD' or 'HND', the order of a block's axes")
+        raise UnsupportedOption(f"layout is {shown(layout)}; it must be 'NHD' or 'HND', the order of a block's axes")
 
 
 def _layer_number(layer: Any, num_layers: int) -> Any:

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.jax import _xla
 from pagecore.interop.jax.arguments import (
     INT32,
@@ -23,6 +22,7 @@ from pagecore.interop.jax.arguments import (
     tree_words,
 )
 from pagecore.interop.jax.caches import CachePair, Layout
+from pagecore.ops._numbers import SMALLEST_SOFTCAP
 
 # Optional operands in the order of `Optional` in handlers.hpp; an attribute of the call lists those that are present.
 OPTIONAL = (
@@ -41,7 +41,6 @@ OPTIONAL = (
     "addresses",
 )
 WRITTEN = (2, 3)  # positions of the caches among the arrays of write_kv
-SMALLEST_SOFTCAP = 1e-30  # equals that of pagecore.ops
 
 
 def paged_attention(
@@ -262,7 +261,7 @@ def write_kv(
         Nothing has been written; a cache that was donated to the function is lost, as after any error in JAX.
     """
     if copy is not None and copy is not False:
-        raise UnsupportedOption(f"copy is {brief(copy)}; it must be False, or None to allow XLA to copy the caches")
+        raise UnsupportedOption(f"copy is {shown(copy)}; it must be False, or None to allow XLA to copy the caches")
     cache = CachePair(
         (key_cache, value_cache), (key_scale, value_scale), (key_global_scale, value_global_scale), layer, layout
     )

@@ -16,8 +16,7 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 
 from pagecore.arrays import Tensor
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 Scale: TypeAlias = torch.Tensor | float | None
@@ -72,12 +71,12 @@ def _check_option(name: str, value: Any) -> None:
         raise _not_a_tensor(value, name)
     if name == "causal":
         if not isinstance(value, np.bool_):
-            raise UnsupportedOption(f"causal is {brief(value)}; it must be True or False")
+            raise UnsupportedOption(f"causal is {shown(value)}; it must be True or False")
         return
     if isinstance(value, torch.Tensor) and value.requires_grad:
         raise UnsupportedOption(f"{name} requires grad, and the operator has no gradient; pass {name}.item()")
     if not isinstance(value, np.number | torch.Tensor) or value.ndim:
-        raise UnsupportedOption(f"{name} is {brief(value)}; it must be a number")
+        raise UnsupportedOption(f"{name} is {shown(value)}; it must be a number")
 
 
 def _not_a_tensor(array: object, name: str) -> UnsupportedDtype:
@@ -130,7 +129,7 @@ def take_limits(options: dict[str, Any]) -> None:
         if given is None:
             continue
         if not isinstance(given, int | np.integer):
-            raise UnsupportedOption(f"{name} is {brief(given)}; it counts keys and must be an integer or None")
+            raise UnsupportedOption(f"{name} is {shown(given)}; it counts keys and must be an integer or None")
         options[name] = min(int(given), _WINDOW_MAX)
 
 
@@ -157,11 +156,11 @@ def window_sides(window: Window) -> tuple[int, int]:
         return -1, -1
     if isinstance(window, tuple | list):
         if len(window) != 2:
-            raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
+            raise UnsupportedOption(f"window is {shown(window)}; it must be a number of keys, or (left, right)")
         left, right = (-1 if side is None else _count(side, window) for side in window)
         return left, right
     if _count(window, window) < 1:
-        raise UnsupportedOption(f"window is {brief(window)}; it must be at least 1, the query's own key, or None")
+        raise UnsupportedOption(f"window is {shown(window)}; it must be at least 1, the query's own key, or None")
     return _count(window, window) - 1, -1
 
 
@@ -170,4 +169,4 @@ def _count(number: Any, window: Window) -> Any:
         return min(max(int(number), -2), _WINDOW_MAX)
     if isinstance(number, torch.SymInt):
         return number
-    raise UnsupportedOption(f"window is {brief(window)}; it must be a number of keys, or (left, right)")
+    raise UnsupportedOption(f"window is {shown(window)}; it must be a number of keys, or (left, right)")

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from pagecore import ops
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.torch import registration
 from pagecore.interop.torch.arguments import (
     Scale,
@@ -159,7 +158,7 @@ def paged_attention(
         )
     arrays = (query, key_cache, value_cache, block_table, seq_lens)
     if return_lse is not True and return_lse is not False:
-        raise UnsupportedOption(f"return_lse is {brief(return_lse)}; it must be True or False")
+        raise UnsupportedOption(f"return_lse is {shown(return_lse)}; it must be True or False")
     if out is None:
         check_arguments(*arrays, options=options)
         if return_lse:

@@ -11,9 +11,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 from pagecore.interop.torch import as_torch
 from pagecore.interop.transformers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.forward_hooks import register_hooks
@@ -173,7 +172,7 @@ class PagedCache(Cache):  # type: ignore[misc]
         ------
         ShapeError, UnsupportedDtype, UnsupportedOption
             `input_ids` or `attention_mask` has a wrong shape or dtype; or padding after tokens for a model with
-            recurrent layers. The last generation goes on then.
+            recurrent layers. The last generation then continues.
         OutOfRows
             More rows than `max_sequences`.
         """
@@ -315,7 +314,7 @@ class PagedCache(Cache):  # type: ignore[misc]
             number = operator.index(tokens_to_remove)
         except Exception:
             raise UnsupportedOption(
-                f"tokens_to_remove is {brief(tokens_to_remove)}; expected an integer, minus the number of columns"
+                f"tokens_to_remove is {shown(tokens_to_remove)}; expected an integer, minus the number of columns"
             ) from None
         count = -number if number <= 0 else max(0, self.get_seq_length() - number)
         self._generation.crop(count)

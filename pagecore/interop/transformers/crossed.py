@@ -9,9 +9,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
-from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.transformers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.cache import PagedCache
 from pagecore.interop.transformers.forward import Forward
@@ -274,7 +273,7 @@ def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format:
         dtype = str(model.dtype).removeprefix("torch.")
         specs: list[Any] = list(specs_from_config(config.to_dict(), dtype=dtype, format=format))
     elif format is not None:
-        raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
+        raise UnsupportedOption(f"format is {shown(format)}, and layers are given; give their specs the format")
     else:
         specs = list(layers)
     count = len(specs) // 2

@@ -43,7 +43,7 @@ def register_hooks(model: PreTrainedModel, cache: Cache, generation: Generation)
 
 
 def _hook_encoder(model: PreTrainedModel, cache: Cache, generation: Generation) -> None:
-    """Report each run of the encoder: within `generate` it begins the rows anew, as for each segment of a Whisper."""
+    """Report each run of the encoder: within `generate` it starts the rows over, as for each segment of a Whisper."""
     reference = weakref.ref(generation)
 
     def encode(*_: Any) -> None:

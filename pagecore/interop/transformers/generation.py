@@ -172,7 +172,7 @@ class Generation:
 
     @untraced
     def enter_encoder(self) -> None:
-        """Begin the rows anew if `generate` runs the encoder, which it does before the first pass of a decoder."""
+        """Start the rows over if `generate` runs the encoder, which it does before the first pass of a decoder."""
         if self.is_generating:
             self._count_pass()
             self.rows.clear()

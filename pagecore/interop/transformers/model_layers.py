@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.transformers.latents import caches_latents, latent_scale
 from pagecore.interop.transformers.layer import PagedHybridLayer, PagedLayer
 from pagecore.interop.transformers.specs import attention_specs, count_layers, latent_specs, specs_of_model
@@ -108,7 +107,7 @@ def read_layers(
         else:
             layers = attention_specs(config, kinds.attends.values(), dtype, format)
     elif format is not None:
-        raise UnsupportedOption(f"format is {brief(format)}, and layers are given; give their specs the format")
+        raise UnsupportedOption(f"format is {shown(format)}, and layers are given; give their specs the format")
     if not isinstance(layers, list | tuple):
         raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with one spec for each layer")
     # The last layers of Gemma 3n and Gemma 4 attend to keys that an earlier layer has stored.

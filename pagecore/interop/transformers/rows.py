@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagecore.arrays.refusals import brief
 from pagecore.cache import PagedKVCache, Sequence
-from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption
+from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption, shown
 from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
 from pagecore.interop.transformers.states import RunningStates, refuse_padding_after_tokens
 from pagecore.storage.checks import require_int
@@ -205,7 +204,7 @@ class BatchRows:
         except PagecoreError:
             raise
         except Exception:
-            raise ShapeError(f"repeats is {brief(repeats)}; expected an integer of at least 1") from None
+            raise ShapeError(f"repeats is {shown(repeats)}; expected an integer of at least 1") from None
         if len(self) * count > self.cache.max_sequences:
             raise OutOfRows(
                 f"repeats is {count} and the cache has {len(self)} rows, which makes {len(self) * count} rows; at most "

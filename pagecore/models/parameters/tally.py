@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pagecore.errors import ShapeError
-from pagecore.storage.checks import ceil_div
+from pagecore.storage.checks import ceil_div, shown
 
 __all__ = ["QUANTISED_KINDS", "Kind", "Matrix", "Parameters", "Split", "Tally", "check_stage"]
 
@@ -115,7 +115,9 @@ class Parameters:
 def check_stage(layers: range, count: int) -> range:
     """Return the layers of a stage; raise ShapeError if they are not layers of a model of `count` layers."""
     if not isinstance(layers, range) or layers.step != 1 or not 0 <= layers.start < layers.stop <= count:
-        raise ShapeError(f"layers is {layers!r}; expected a range of one or more of the {count} layers of the model")
+        raise ShapeError(
+            f"layers is {shown(layers)}; expected a range of one or more of the {count} layers of the model"
+        )
     return layers
 
 

@@ -87,8 +87,7 @@ from pagecore.ops.cpu.select cimport (
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
 from pagecore.ops.cpu.state_codec cimport run_dequantize_states, run_quantize_states
 
-from pagecore.arrays.refusals import brief
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 
 
 # Fills the view of a plan that a call reads, and returns its address; NULL without a plan. The plan cannot be changed
@@ -503,7 +502,7 @@ cpdef str set_isa(object name):
     """
     if name is not None and (not isinstance(name, str) or not name or not name.isascii()):
         raise UnsupportedOption(
-            f"instruction set {brief(name)} is unknown; this machine has {', '.join(available_isas())}"
+            f"instruction set {shown(name)} is unknown; this machine has {', '.join(available_isas())}"
         )
     choose_isa(b"" if name is None else (<str>name).encode())
     return isa()

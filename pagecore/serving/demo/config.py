@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.serving.checks import as_flag, as_instance
+from pagecore.serving.checks import as_instance
 from pagecore.serving.demo.hybrid import HybridSizes
 from pagecore.serving.demo.model import ModelSizes
 from pagecore.serving.scheduling.reuse import POLICIES, check_policy
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import as_float, require_int
+from pagecore.storage.checks import as_float, flag, require_int, shown
 
 __all__ = ["DemoConfig"]
 
@@ -79,13 +79,14 @@ class DemoConfig:
         groups = as_instance("model", self.model, ModelSizes).num_groups
         if not isinstance(self.num_blocks, tuple) or len(self.num_blocks) != groups:
             raise ShapeError(
-                f"num_blocks is {self.num_blocks!r}; expected a tuple with one number for each of the {groups} groups"
+                f"num_blocks is {shown(self.num_blocks)}; expected a tuple with one number for each of the {groups} "
+                "groups"
             )
         for blocks in self.num_blocks:
             require_int("num_blocks", blocks, 2)
         if not 0 <= as_float("temperature", self.temperature) < math.inf:
             raise ShapeError(f"temperature is {self.temperature}; expected a finite number, 0 or more")
-        as_flag("swap", self.swap)
+        object.__setattr__(self, "swap", flag("swap", self.swap))
         check_policy(self.evict)
         if self.host is not None:
             parse_memory(self.host, "cpu")
@@ -94,7 +95,9 @@ class DemoConfig:
         if isinstance(self.model, HybridSizes):
             require_int("num_states", 0 if self.num_states is None else self.num_states, 2)
         elif self.num_states is not None:
-            raise UnsupportedOption(f"num_states is {self.num_states!r}, but the model has no states; leave it out")
+            raise UnsupportedOption(
+                f"num_states is {shown(self.num_states)}, but the model has no states; leave it out"
+            )
 
     @classmethod
     def hybrid(cls, **options: Any) -> DemoConfig:

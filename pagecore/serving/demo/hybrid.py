@@ -8,6 +8,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.demo.model import ModelSizes
 from pagecore.serving.demo.recurrent import KINDS, RecurrentSizes
 from pagecore.storage import Spec, StateSpec
+from pagecore.storage.checks import shown
 
 __all__ = ["HybridSizes"]
 
@@ -52,11 +53,11 @@ class HybridSizes(ModelSizes):
         ModelSizes.__post_init__(self)
         known = (*KINDS, ATTENTION, WINDOW)
         if not isinstance(self.kinds, tuple) or not self.kinds or not all(kind in known for kind in self.kinds):
-            raise UnsupportedOption(f"kinds is {self.kinds!r}; expected a tuple of {', '.join(known)}")
+            raise UnsupportedOption(f"kinds is {shown(self.kinds)}; expected a tuple of {', '.join(known)}")
         if not 0 < len(self.recurrent) < self.num_layers:
             raise UnsupportedOption(
-                f"kinds is {self.kinds!r} for {self.num_layers} layers; a hybrid model has layers with attention and "
-                "recurrent layers"
+                f"kinds is {shown(self.kinds)} for {self.num_layers} layers; a hybrid model has layers with attention "
+                "and recurrent layers"
             )
         if self.state_heads % self.state_groups:
             raise ShapeError(

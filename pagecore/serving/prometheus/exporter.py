@@ -14,7 +14,7 @@ from pagecore.serving.metrics import TierSource
 from pagecore.serving.prometheus.client import import_client
 from pagecore.serving.prometheus.families import FAMILIES, Family, Reading, Value
 from pagecore.serving.scheduling.scheduler import Scheduler
-from pagecore.storage.checks import as_float
+from pagecore.storage.checks import as_float, shown
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -70,7 +70,7 @@ class Exporter:
         self._labels = _checked_labels({} if labels is None else labels)
         self._tiers = tiers
         if self._tiers is not None and not callable(getattr(self._tiers, "stats", None)):
-            raise UnsupportedOption(f"tiers is {self._tiers!r}; expected an object with a method stats")
+            raise UnsupportedOption(f"tiers is {shown(self._tiers)}; expected an object with a method stats")
         share = as_float("block_share", block_share)
         if not 0 <= share <= 1:
             raise UnsupportedOption(f"block_share is {share}; expected a number between 0 and 1")
@@ -78,7 +78,7 @@ class Exporter:
         self._core = client.core
         self._registry = client.REGISTRY if registry is None else registry
         if not isinstance(self._registry, client.CollectorRegistry):
-            raise UnsupportedOption(f"registry is {registry!r}; expected a prometheus_client.CollectorRegistry")
+            raise UnsupportedOption(f"registry is {shown(registry)}; expected a prometheus_client.CollectorRegistry")
         self.scheduler = scheduler
         self._is_open = True
         self._lives = BlockLives(scheduler.cache, share) if share and scheduler.cache.has_prefix_cache else None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.serving.prometheus.client import import_client
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import require_int, shown
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -48,10 +48,10 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry, port: int, address: str = "127.0.0.1") -> None:
         number = require_int("port", port, 0, max=65535)
         if not isinstance(address, str):
-            raise UnsupportedOption(f"address is {address!r}; expected a string such as '127.0.0.1'")
+            raise UnsupportedOption(f"address is {shown(address)}; expected a string such as '127.0.0.1'")
         client = import_client("MetricsServer")
         if not isinstance(registry, client.CollectorRegistry):
-            raise UnsupportedOption(f"registry is {registry!r}; expected a prometheus_client.CollectorRegistry")
+            raise UnsupportedOption(f"registry is {shown(registry)}; expected a prometheus_client.CollectorRegistry")
         try:
             self._server, self._thread = client.start_http_server(number, address, registry)
         except OSError as error:

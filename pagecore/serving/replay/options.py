@@ -12,7 +12,6 @@ from pagecore.cache.layers import Group
 from pagecore.cache.state_layers import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
-from pagecore.serving.checks import as_flag
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints
 from pagecore.serving.replay.clock import ReplayClock
 from pagecore.serving.replay.tier_options import TierPlace, named, parse_bandwidth, parse_place
@@ -20,7 +19,7 @@ from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, as_float, require_int
+from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int
 from pagecore.storage.pool import blocks_within
 from pagecore.storage.state_pool import checked_ratio
 
@@ -162,7 +161,7 @@ class ReplayOptions:
                 object.__setattr__(self, name, require_int(name, value, least))
         object.__setattr__(self, "hash_block", self.units.hash_block)
         for name in ("prefill_only", "attend"):
-            as_flag(name, getattr(self, name))
+            object.__setattr__(self, name, flag(name, getattr(self, name)))
         if self.checkpoint_format is not None and self.model is None:
             raise UnsupportedOption("checkpoint_format is given without a model; give a model with recurrent states")
         if self.model is not None:

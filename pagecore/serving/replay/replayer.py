@@ -26,7 +26,7 @@ __all__ = ["placeholder_ids", "replay"]
 
 def replay(
     path: str | Path,
-    options: ReplayOptions,
+    options: ReplayOptions | None = None,
     progress: Callable[[int, int | None], None] = lambda _tokens, _total: None,
     watchers: Sequence[Watcher] = (),
 ) -> ReplayReport:
@@ -39,7 +39,8 @@ def replay(
     path : str or Path
         A trace; see `pagecore.serving.replay.trace`. A file is validated completely before the replay starts; "-", the
         standard input, is validated while it is read.
-    options : ReplayOptions
+    options : ReplayOptions, optional
+        By default ``ReplayOptions()``, a machine with 64 GiB for keys and values.
     progress : callable
         Called after each step with the number of tokens computed or reused so far, and the total if no run is preempted
         (None for the standard input).
@@ -63,7 +64,7 @@ def replay(
     ShapeError
         With unbounded blocks, the trace fills more blocks than there are block ids.
     """
-    as_instance("options", options, ReplayOptions)
+    options = ReplayOptions() if options is None else as_instance("options", options, ReplayOptions)
     check_callbacks(progress, watchers)
     running = _Replay(path, options, progress, watchers)
     try:

@@ -83,7 +83,7 @@ class SimulatedStore:
             return self._end(ok)
 
     def unlock(self, keys: Keys) -> None:
-        """Give up holds."""
+        """Release holds."""
         with self._lock:
             for key in _packed(keys):
                 self._unhold(key)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from pagecore.errors import UnsupportedOption
-from pagecore.serving.checks import as_flag, as_instance
+from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_file import STANDARD_INPUT, TraceError, checked_path, open_trace
-from pagecore.storage.checks import INT32_MAX, require_int, shown
+from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,7 +167,7 @@ def scan_trace(
     UnsupportedOption
         `prefill_only` is not a bool, or `units` are not TraceUnits.
     """
-    block_size, prefill_only = require_int("block_size", block_size, max=None), as_flag("prefill_only", prefill_only)
+    block_size, prefill_only = require_int("block_size", block_size, max=None), flag("prefill_only", prefill_only)
     if checked_path(path) == STANDARD_INPUT:
         return None
     requests = computed = longest = blocks = 0
@@ -212,7 +212,7 @@ def read_trace(
     """
     name = checked_path(path)
     most = None if limit is None else require_int("limit", limit, 0, max=None)
-    prefill_only, units = as_flag("prefill_only", prefill_only), as_instance("units", units, TraceUnits)
+    prefill_only, units = flag("prefill_only", prefill_only), as_instance("units", units, TraceUnits)
     number, latest = 0, 0.0
     try:
         with open_trace(name) as file:
@@ -285,7 +285,7 @@ class _Line:
         except ValueError as error:
             self.refuse(f"not JSON: {error}")
         if not isinstance(fields, dict):
-            self.refuse(f"expected a JSON object, got {_shown(fields)}")
+            self.refuse(f"expected a JSON object, got {shown(fields)}")
         return fields
 
     def _field(self, fields: dict[str, Any], name: str) -> Any:
@@ -296,7 +296,7 @@ class _Line:
     def _integer(self, fields: dict[str, Any], name: str, least: int) -> int:
         value = self._field(fields, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= REQUEST_TOKENS_MAX:
-            self.refuse(f"{name} is {_shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
+            self.refuse(f"{name} is {shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
         return value
 
     def _hash_ids(self, fields: dict[str, Any], input_length: int, output_length: int) -> tuple[int, ...]:

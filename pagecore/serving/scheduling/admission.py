@@ -125,7 +125,7 @@ class Admission:
 
     @property
     def next_run(self) -> Run | None:
-        """The first run of the queue that would go on if it had room; None if there is none.
+        """The first run of the queue that would continue if it had room; None if there is none.
 
         A step that decodes have filled has a token for it when one of them gives way.
         """

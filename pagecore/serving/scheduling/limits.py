@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from pagecore.cache.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.serving.checks import as_flag
 from pagecore.serving.scheduling.future import future_ratios
 from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage import StateSpec
-from pagecore.storage.checks import as_float, require_int
+from pagecore.storage.checks import as_float, flag, require_int, shown
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
@@ -115,7 +114,7 @@ def choose_limits(
 ) -> Limits:
     """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
     if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
-        raise UnsupportedOption(f"expected a PagedKVCache as cache, got {cache!r}")
+        raise UnsupportedOption(f"expected a PagedKVCache as cache, got {shown(cache)}")
     max_running = require_int("max_running", max_running)
     max_tokens_per_step = require_int("max_tokens_per_step", max_tokens_per_step)
     headroom = as_float("headroom", headroom)
@@ -123,7 +122,7 @@ def choose_limits(
         raise ShapeError(f"headroom is {headroom}; expected a share of the pool between 0 and 1")
     if swap_space is not None and getattr(swap_space, "cache", None) is not cache:
         raise UnsupportedOption(
-            f"swap_space {swap_space!r} does not belong to this cache; make it with SwapSpace(cache)"
+            f"swap_space {shown(swap_space)} does not belong to this cache; make it with SwapSpace(cache)"
         )
     max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
     state_rows = _state_rows(cache, states_per_run, max_running)
@@ -143,7 +142,7 @@ def choose_limits(
         chunk=_at_most("chunked_prefill_size", chunked_prefill_size, budget),
         policy=check_order(policy),
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),
-        shares_prompts=as_flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
+        shares_prompts=flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
         preemption_threshold=_threshold(preemption_threshold, policy),
         ratios=future_ratios(new_token_ratio, conservativeness),
     )
@@ -153,7 +152,7 @@ def _threshold(threshold: int | None, policy: str) -> int | None:
     if threshold is None:
         return None
     if policy != "priority":
-        raise UnsupportedOption(f"preemption_threshold is given with the policy {policy!r}; it needs 'priority'")
+        raise UnsupportedOption(f"preemption_threshold is given with the policy {shown(policy)}; it needs 'priority'")
     return require_int("preemption_threshold", threshold, 0)
 
 
@@ -164,7 +163,7 @@ def _at_most(name: str, value: int | None, most: int) -> int:
 def check_order(policy: str) -> str:
     """Return `policy`; raise UnsupportedOption unless it is one of `POLICIES`."""
     if not isinstance(policy, str) or policy not in POLICIES:
-        raise UnsupportedOption(f"policy is {policy!r}; expected one of {', '.join(POLICIES)}")
+        raise UnsupportedOption(f"policy is {shown(policy)}; expected one of {', '.join(POLICIES)}")
     return policy
 
 
@@ -172,7 +171,9 @@ def _state_rows(cache: PagedKVCache, states_per_run: int | None, max_running: in
     """Return the number of sequences for which the cache has `states_per_run` slots each; at least 1."""
     if not cache.num_states:
         if states_per_run is not None:
-            raise UnsupportedOption(f"states_per_run is {states_per_run!r}, but the cache has no states; leave it out")
+            raise UnsupportedOption(
+                f"states_per_run is {shown(states_per_run)}, but the cache has no states; leave it out"
+            )
         return max_running
     specs = (cache.spec(layer) for layer in range(cache.num_layers))
     rules = next(spec for spec in specs if isinstance(spec, StateSpec))

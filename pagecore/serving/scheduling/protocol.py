@@ -8,6 +8,7 @@ import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.serving.scheduling.step import Step, StepState
+from pagecore.storage.checks import shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -34,7 +35,7 @@ def require_room(steps: tuple[Step, ...], *, overlap: bool) -> None:
 def require_step(steps: tuple[Step, ...], step: Step, state: StepState, verb: str) -> None:
     """Raise InvalidSequence unless `step` is open and in `state`; the verb "accept" requires the oldest open step."""
     if not isinstance(step, Step):
-        raise InvalidSequence(f"expected a Step (as returned by schedule), got {step!r}")
+        raise InvalidSequence(f"expected a Step (as returned by schedule), got {shown(step)}")
     if step not in steps:
         is_over = step.state in (StepState.ACCEPTED, StepState.ABANDONED)
         reason = f"was already {step.state.value}" if is_over else "belongs to another scheduler"

@@ -11,8 +11,7 @@ import numpy as np
 
 from pagecore.cache.prefix.retention import validate_namespace
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving.checks import as_flag
-from pagecore.storage.checks import INT32_MAX
+from pagecore.storage.checks import INT32_MAX, flag, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -103,13 +102,13 @@ class Request:
             raise ShapeError("prompt is empty; expected at least one token id")
         if not isinstance(self.stop_token_ids, tuple) or self.stop_token_ids:
             object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
-        as_flag("ignore_eos", self.ignore_eos)
+        object.__setattr__(self, "ignore_eos", flag("ignore_eos", self.ignore_eos))
         for name, least in LEAST.items():
             value = getattr(self, name)
             if name == "cross_tokens" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= INT32_MAX:
-                raise ShapeError(f"{name} is {value!r}; expected an integer between {least} and {INT32_MAX}")
+                raise ShapeError(f"{name} is {shown(value)}; expected an integer between {least} and {INT32_MAX}")
             if type(value) is not int:  # sums and negatives of small NumPy integers wrap
                 object.__setattr__(self, name, int(value))
         if self.min_new_tokens > self.max_new_tokens:
@@ -124,6 +123,10 @@ class Request:
     def num_slots(self) -> int:
         """Number of slots that one sample needs; its last token is generated but never computed."""
         return len(self.prompt) + max(self.max_new_tokens - 1, 0)
+
+    def __repr__(self) -> str:
+        samples = f", samples={self.samples}" if self.samples > 1 else ""
+        return f"Request({self.id!r}, {len(self.prompt)} tokens, max_new_tokens={self.max_new_tokens}{samples})"
 
 
 def _check_digest(digest: object, num_tokens: int | None) -> None:

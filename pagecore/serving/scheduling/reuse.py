@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pagecore.errors import UnsupportedOption
+from pagecore.storage.checks import shown
 
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
@@ -21,7 +22,7 @@ POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", NO_REUSE)
 def check_policy(evict: str) -> None:
     """Raise UnsupportedOption unless `evict` is one of `POLICIES`."""
     if not isinstance(evict, str) or evict not in POLICIES:
-        raise UnsupportedOption(f"evict is {evict!r}; expected one of {', '.join(POLICIES)}")
+        raise UnsupportedOption(f"evict is {shown(evict)}; expected one of {', '.join(POLICIES)}")
 
 
 def cache_options(evict: str) -> dict[str, Any]:

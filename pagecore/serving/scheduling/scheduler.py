@@ -22,7 +22,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
-from pagecore.serving.checks import as_flag
 from pagecore.serving.scheduling.crossing import batch_tokens, check_cross
 from pagecore.serving.scheduling.limits import choose_limits
 from pagecore.serving.scheduling.outputs import find_ended, find_unknown, list_outputs, sort_outputs
@@ -32,6 +31,7 @@ from pagecore.serving.scheduling.roster import Roster
 from pagecore.serving.scheduling.selection import prepare_step
 from pagecore.serving.scheduling.step import Step, StepState
 from pagecore.serving.scheduling.view import SchedulerView
+from pagecore.storage.checks import flag, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -169,7 +169,7 @@ class Scheduler(SchedulerView):
             conservativeness=conservativeness,
             preemption_threshold=preemption_threshold,
         )
-        self.overlap = as_flag("overlap", overlap)
+        self.overlap = flag("overlap", overlap)
         self.cache = cache
         self.swap_space = swap_space
         self.max_running = limits.max_running
@@ -204,7 +204,7 @@ class Scheduler(SchedulerView):
         """
         roster = self._settled()
         if not isinstance(request, Request):
-            raise UnsupportedOption(f"expected a Request, got {request!r}")
+            raise UnsupportedOption(f"expected a Request, got {shown(request)}")
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
         check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
         samples = request.samples if request.max_new_tokens else 1
@@ -257,7 +257,7 @@ class Scheduler(SchedulerView):
         """
         roster = self._settled()
         if not isinstance(run, Run):
-            raise InvalidSequence(f"expected a Run (as returned by add), got {run!r}")
+            raise InvalidSequence(f"expected a Run (as returned by add), got {shown(run)}")
         if run.owner is not self:
             raise InvalidSequence(f"{run!r} belongs to another scheduler; cancel it there")
         if run.has_ended:

@@ -83,3 +83,9 @@ class Step:
     def is_committed(self) -> bool:
         """True if the step is computed and waits for the ids of its outputs."""
         return self.state is StepState.COMMITTED
+
+    def __repr__(self) -> str:
+        return (
+            f"Step({self.state.value}, {len(self.runs)} rows, {self.num_decodes} of them decode, "
+            f"{sum(self.counts)} tokens, {len(self.outputs)} outputs)"
+        )

@@ -107,6 +107,12 @@ class SchedulerView:
         if rows > self.max_running:
             raise PagecoreError(f"{rows} rows are reserved for the runs; max_running is {self.max_running}")
 
+    def __repr__(self) -> str:
+        roster = self._roster  # as it is: an interrupted transition is not settled
+        return (
+            f"Scheduler({len(roster.running)} running, {len(roster.waiting)} waiting, {len(roster.steps)} open steps)"
+        )
+
     def _settled(self) -> Roster:
         self._roster.settle()
         return self._roster

@@ -24,7 +24,7 @@ TIMELINE_SIZES = 4
 UNBOUNDED = 1 << 62
 
 
-def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
+def what_if(path: str | Path, options: WhatIfOptions | None = None) -> WhatIf:
     """Compute the hits of a trace for every size of the cache.
 
     The model is a cache that serves one prompt after another and computes nothing else: a prompt reuses the longest
@@ -36,7 +36,8 @@ def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
     ----------
     path : str or Path
         A trace; see `read_requests`.
-    options : WhatIfOptions
+    options : WhatIfOptions, optional
+        By default ``WhatIfOptions()``, sizes from 8 GiB to 1 TiB.
 
     Returns
     -------
@@ -49,7 +50,7 @@ def what_if(path: str | Path, options: WhatIfOptions) -> WhatIf:
     UnsupportedOption
         `options` are not WhatIfOptions.
     """
-    as_instance("options", options, WhatIfOptions)
+    options = WhatIfOptions() if options is None else as_instance("options", options, WhatIfOptions)
     if options.sample < 1:
         return _sampled(path, options)
     curves: list[Curve] = []

@@ -99,7 +99,7 @@ class StoreFolder:
         return list(paths)
 
     def close(self) -> None:
-        """Give up the lock; a second call does nothing."""
+        """Release the lock; a second call does nothing."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import SupportsFloat
 
 from pagecore.errors import NotEnoughMemory
-from pagecore.storage import state_budget
+from pagecore.storage import parse_memory, state_budget
 from pagecore.storage.checks import require_int
 from pagecore.storage.state_pool import checked_ratio
 from pagecore.tiers.disk.header import SlabHeader
@@ -36,7 +36,7 @@ def lane_headers(fingerprint: Fingerprint, lane: int, num_blocks: int, max_block
 
 
 def plan_slabs(
-    fingerprint: Fingerprint, max_bytes: int, max_blocks_per_file: int, state_ratio: SupportsFloat
+    fingerprint: Fingerprint, max_bytes: int | str, max_blocks_per_file: int, state_ratio: SupportsFloat
 ) -> list[list[SlabHeader]]:
     """Return the headers of the files of each lane, which take at most `max_bytes` together.
 
@@ -49,6 +49,8 @@ def plan_slabs(
     NotEnoughMemory
         The budget does not hold one entry of every lane.
     """
+    if isinstance(max_bytes, str):
+        max_bytes = parse_memory(max_bytes, name="max_bytes")
     max_bytes = require_int("max_bytes", max_bytes, max=None)
     per_file = require_int("max_blocks_per_file", max_blocks_per_file)
     state_ratio = checked_ratio(state_ratio)

@@ -73,7 +73,7 @@ class SlabSet:
                 slab.table.check_invariants()
 
     def close(self) -> None:
-        """Close the files and give up the lock of the folder; a second call does nothing."""
+        """Close the files and release the lock of the folder; a second call does nothing."""
         self._close_slabs()
         self._folder.close()
 

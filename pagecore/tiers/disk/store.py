@@ -44,8 +44,8 @@ class DiskStore:
         Folder of all fingerprints; created if it does not exist. One process at a time uses a fingerprint of it.
     fingerprint : Fingerprint
         Its payload bytes are the sizes of the pieces.
-    max_bytes : int
-        Most bytes of all files, which are allocated at once when the folder is opened first.
+    max_bytes : int or str
+        Most bytes of all files, or a size such as "1TiB"; the files are allocated when the folder is opened first.
     max_blocks_per_file : int
         Most entries of one file.
     threads : int
@@ -93,7 +93,7 @@ class DiskStore:
         folder: str | os.PathLike[str],
         *,
         fingerprint: Fingerprint,
-        max_bytes: int,
+        max_bytes: int | str,
         max_blocks_per_file: int = 32_000,
         threads: int = 8,
         state_ratio: SupportsFloat = 0.9,
@@ -239,7 +239,7 @@ class DiskStore:
             return batch.ticket
 
     def unlock(self, keys: Keys) -> None:
-        """Give up the holds of a lookup; keys without a hold are ignored."""
+        """Release the holds of a lookup; keys without a hold are ignored."""
         wanted = split_keys(keys, self.fingerprint)
         if self._is_usable():
             with self._lock:

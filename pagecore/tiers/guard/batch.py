@@ -59,7 +59,7 @@ class Part:
     Attributes
     ----------
     batch : Batch or None
-        None once the batch was given up: the part lives on until the store ends it.
+        None once the batch was abandoned: the part lives on until the store ends it.
     indices : ndarray of int64
         Positions of the keys in the batch.
     pieces : ndarray or None

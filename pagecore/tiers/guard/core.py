@@ -82,7 +82,7 @@ class Core:
             self._place_waiting(now)
 
     def unlock(self, keys: Keys) -> None:
-        """Give up the holds of `keys`."""
+        """Release the holds of `keys`."""
         self._unlock(Kind.LOAD, keys)
 
     def _memory_of_store(self, sizes: NDArray[np.uint64]) -> list[Region] | None:
@@ -165,7 +165,7 @@ class Core:
     # ---- progress ----
 
     def advance(self, now: float) -> None:
-        """Take what the store ended, give up what is late, and submit what waits for memory."""
+        """Take what the store ended, abandon what is late, and submit what waits for memory."""
         for done in self._poll_store():
             part = self.in_store.pop(done.ticket, None)
             if part is not None:
@@ -188,7 +188,7 @@ class Core:
         return part
 
     def end_job(self, part: Part, now: float) -> None:
-        """Go on with a part whose payloads were copied."""
+        """Continue with a part whose payloads were copied."""
         batch = part.batch
         assert batch is not None
         if part.kind is Kind.STORE and not batch.is_given_up and self.store is not None:
@@ -247,7 +247,7 @@ class Core:
         ok = done.ok
         if part.regions is not None:
             self._free(part, ~ok, stuck=self.writes_late and done.error is not None)
-        if batch is None:  # the batch was given up
+        if batch is None:  # the batch was abandoned
             if part.kind is Kind.LOOKUP:
                 self._unlock(Kind.LOAD, part.keys[ok])
             else:
@@ -351,7 +351,7 @@ class Core:
         return is_blocked or is_large or self.breaker.state(now) != "closed"
 
     def abandon(self, error: str, now: float) -> BlockStore | None:
-        """Give up all batches and forget the store, which the caller closes; return it."""
+        """Abandon all batches and forget the store, which the caller closes; return it."""
         for batch in list(self.batches.values()):
             if not batch.is_given_up:
                 self._give_up(batch, error, now)

@@ -33,7 +33,7 @@ class GuardHealth:
     seconds_left : float
         Time until an open breaker tries the store again.
     staging_bytes, used_bytes, lost_bytes : int
-        Staging memory, and its parts in use and lost to transfers that were given up and have not ended.
+        Staging memory, and its parts in use and lost to abandoned transfers that have not ended.
     refused_batches, late_batches, dropped_stores, failed_sums, num_reopened : int
         Batches that an open breaker refused; batches that missed their deadline; keys of stores that were dropped
         because the budget was in use; payloads that differed from their sums; clients that were replaced.
@@ -57,7 +57,7 @@ class Guard:
     A store keeps the contract of `BlockStore` by itself if its class attributes `verifies` and `writes_late` are absent
     or True and False: the guard hands it the caller's pieces. Otherwise payloads go through staging memory of
     `budget_bytes`: with a frame of length and sum after them where the store does not verify, and so that a transfer
-    that was given up writes to staging memory at most. The lost part of that memory comes back when the store ends the
+    that was abandoned writes to staging memory at most. The lost part of that memory comes back when the store ends the
     transfer; where `writes_late`, when it ended without an error, or when the client was closed.
 
     Parameters
@@ -141,7 +141,7 @@ class Guard:
         return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)))
 
     def unlock(self, keys: Keys) -> None:
-        """Give up the holds of a lookup."""
+        """Release the holds of a lookup."""
         keys = checked_keys(keys)
         with self._lock:
             self._core.unlock(keys)
@@ -208,7 +208,7 @@ class Guard:
         return reporter is not None and reporter.reports_evictions
 
     def take_evicted(self) -> Keys:
-        """Return the keys of entries that the store has given up since the last call."""
+        """Return the keys of entries that the store has evicted since the last call."""
         reporter = self._reporter()
         return np.empty((0, KEY_BYTES), np.uint8) if reporter is None else reporter.take_evicted()
 

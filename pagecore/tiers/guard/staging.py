@@ -1,4 +1,4 @@
-"""Staging memory: bounded host memory for transfers that may go on after their batch was given up."""
+"""Staging memory: bounded host memory for transfers that may continue after their batch was abandoned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StagingMemory:
     """Anonymous memory of a fixed size, given out in whole pages of 4,096 bytes, first fit.
 
     Invariants: free regions are sorted, disjoint and not adjacent; each page is free, in use or lost. The transfer of a
-    lost region was given up and may still write; the region comes back when the transfer ends (`give`) or when its
+    lost region was abandoned and may still write; the region comes back when the transfer ends (`give`) or when its
     client was destroyed (`recover`). Not safe for use by several threads.
     """
 
@@ -41,7 +41,7 @@ class StagingMemory:
 
     @property
     def lost_regions(self) -> frozenset[Region]:
-        """Regions of transfers that were given up."""
+        """Regions of abandoned transfers."""
         return frozenset(self._lost)
 
     @property
@@ -51,7 +51,7 @@ class StagingMemory:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use by transfers that were not given up."""
+        """Bytes in use by transfers that were not abandoned."""
         return sum(region.nbytes for region in self._used)
 
     @property
@@ -80,7 +80,7 @@ class StagingMemory:
         self._release(region)
 
     def lose(self, region: Region) -> None:
-        """Mark a region whose transfer was given up; a lost one stays lost."""
+        """Mark a region whose transfer was abandoned; a lost one stays lost."""
         if region not in self._lost:
             self._used.remove(region)
             self._lost.add(region)

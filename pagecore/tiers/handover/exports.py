@@ -15,7 +15,7 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import StatePool
-from pagecore.storage.checks import as_float, ceil_div, require_int
+from pagecore.storage.checks import as_float, ceil_div, require_int, shown
 from pagecore.tiers.handover.acceptance import check_transport
 from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING, HostImage, numbered
@@ -184,7 +184,7 @@ def _manifest(
 ) -> Manifest:
     parts = parts_of(cache)
     if not isinstance(model, str):
-        raise UnsupportedOption(f"model is {model!r}; give a str")
+        raise UnsupportedOption(f"model is {shown(model)}; give a str")
     namespace, spans = content_identity(parts.state, held)
     return Manifest(
         offer.export,

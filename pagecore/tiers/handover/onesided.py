@@ -4,7 +4,7 @@ Claims go through a socket, as in `SocketTransport`. The grant lists the exporte
 reads them window by window into staging memory, verifies them there, and copies them to its pool. While one window is
 verified, the next is read.
 
-A read that was given up may still write when its peer wakes up. It then writes to staging memory, which is lost until
+An abandoned read may still write when its peer wakes up. It then writes to staging memory, which is lost until
 the transport is closed, and never to a block of the cache.
 """
 
@@ -200,7 +200,7 @@ class OneSidedTransport(SocketTransport):
             while reading:
                 self._finish(reading, request, sums, stream, pull)
         except BaseException:
-            staging.is_lost = bool(reading)  # what was given up may still be written
+            staging.is_lost = bool(reading)  # abandoned reads may still write
             raise
         finally:
             self._return_staging(staging)
@@ -240,7 +240,7 @@ class OneSidedTransport(SocketTransport):
                     break
                 if all(each.is_lost for each in self._staging):
                     raise HandoverError(
-                        f"all {MAX_STAGING} staging memories are lost to reads that were given up; close the transport "
+                        f"all {MAX_STAGING} staging memories are lost to abandoned reads; close the transport "
                         "and make a new one"
                     )
                 if usable:  # too small
@@ -267,7 +267,7 @@ class OneSidedTransport(SocketTransport):
 
     @property
     def num_lost_bytes(self) -> int:
-        """Bytes of staging memory that reads may still write after they were given up."""
+        """Bytes of staging memory that abandoned reads may still write."""
         return sum(each.memory.nbytes for each in self._staging if each.is_lost)
 
     def release_memory(self) -> None:

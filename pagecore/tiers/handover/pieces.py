@@ -152,20 +152,3 @@ def state_units(pool: StatePool, slot: int) -> Units:
 def buffer_units(memory: NDArray[np.uint8]) -> Units:
     """Return one unit that consists of a contiguous array."""
     return Units(np.array([[memory.ctypes.data, memory.nbytes]], np.uint64), np.array([1], np.int64))
-
-
-def common_pieces(one: Pieces, other: Pieces) -> tuple[Pieces, Pieces]:
-    """Return two lists of pieces cut at the ends of both, so that they pair up; both have the same bytes in all."""
-    ends = [np.cumsum(each[:, 1].astype(np.int64)) for each in (one, other)]
-    cuts = np.union1d(*ends)
-    sizes = np.diff(cuts, prepend=0)
-    return _cut(one, ends[0], cuts, sizes), _cut(other, ends[1], cuts, sizes)
-
-
-def _cut(pieces: Pieces, ends: NDArray[np.int64], cuts: NDArray[np.int64], sizes: NDArray[np.int64]) -> Pieces:
-    index = np.searchsorted(ends, cuts, side="left")
-    starts = ends - pieces[:, 1].astype(np.int64)
-    cut = np.empty((len(cuts), 2), np.uint64)
-    cut[:, 0] = pieces[index, 0] + (cuts - sizes - starts[index]).astype(np.uint64)
-    cut[:, 1] = sizes
-    return cut

@@ -195,7 +195,7 @@ def publish_waiting(CacheState state not None, HostIndex host not None, copy, do
 
 
 def publish_for(CacheState state not None, HostIndex host not None, const int32_t[::1] ids, options, copy, done):
-    """Do what `publish_waiting` does, if a prompt goes on into the end that waits."""
+    """Do what `publish_waiting` does, if a prompt continues into the end that waits."""
     cdef PrefixKey key
     _guard = Held(state.lock)
     if host.tail is None:
@@ -207,7 +207,7 @@ def publish_for(CacheState state not None, HostIndex host not None, const int32_
 
 
 def drop_waiting(CacheState state not None, HostIndex host not None):
-    """Give up the end that waits."""
+    """Drop the end that waits."""
     cdef SpilledTail tail
     _guard = Held(state.lock)
     tail = host.tail

@@ -29,7 +29,7 @@ cdef class SpilledTail:
 
     # Returns True if a path ends where the tail starts.
     cdef bint continues_at(self, object key, vector[int32_t]& tokens, vector[Mark]& marks)
-    # Returns True if a prompt goes on from the device's part of the path into the tail.
+    # Returns True if a prompt continues from the device's part of the path into the tail.
     cdef bint is_asked_for(self, object key, const int32_t[::1] tokens)
     # Copies the blocks [begin, start); returns False if the host has no room. Later parts are dropped for them.
     cdef bint extend(self, int64_t begin, vector[vector[int32_t]]& device, copy) except -1
@@ -37,9 +37,9 @@ cdef class SpilledTail:
     cdef object list_copies(
         self, EntryLease lease, int32_t lane, int32_t group, int64_t begin, const vector[int32_t]& device
     )
-    # Gives up the last part of the path.
+    # Drops the last part of the path.
     cdef int drop_last(self) except -1
-    # Gives up blocks at the end of the path, so that `counts` of each group come nearer to being free.
+    # Drops blocks at the end of the path, so that `counts` of each group come nearer to being free.
     cdef int shorten(self, vector[int64_t]& counts) except -1
     # Makes room for what the host lacks before the tail; returns False if nothing of the tail is left then.
     cdef bint fit_beginning(self, vector[int64_t] counts) except -1

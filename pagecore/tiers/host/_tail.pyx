@@ -73,7 +73,7 @@ cdef class SpilledTail:
         )
 
     cdef bint is_asked_for(self, object key, const int32_t[::1] tokens):
-        """Return True if a prompt goes on from the device's part of the path into the tail."""
+        """Return True if a prompt continues from the device's part of the path into the tail."""
         cdef const int32_t[::1] ids = self.key.ids
         cdef Py_ssize_t count = (self.start + 1) * self.host.block_size
         return (
@@ -140,14 +140,14 @@ cdef class SpilledTail:
         return array_of(flat).reshape(-1, 2)
 
     cdef int drop_last(self) except -1:
-        """Give up the last part of the path."""
+        """Drop the last part of the path."""
         cdef SpilledPart part = self.parts.pop(0)
         self.end = part.begin
         part.drop()
         return 0
 
     cdef int shorten(self, vector[int64_t]& counts) except -1:
-        """Give up blocks at the end of the path for `counts` of each group; all of its last part if its copy runs."""
+        """Drop blocks at the end of the path for `counts` of each group; all of its last part if its copy runs."""
         cdef SpilledPart part = self.parts[0]
         cdef int64_t i, end, missing = 1
         cdef int32_t lane, group
@@ -169,7 +169,7 @@ cdef class SpilledTail:
     cdef bint fit_beginning(self, vector[int64_t] counts) except -1:
         """Make room for what the host lacks before the tail, at the cost of its end; return False if nothing is left.
 
-        The tail gives up nothing for the blocks of windows, which the beginning may lack.
+        The tail drops nothing for the blocks of windows, which the beginning may lack.
         """
         cdef int32_t group
         for group in range(self.host.num_lanes):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence as Listed
-from typing import SupportsFloat, SupportsIndex
+from typing import NoReturn, SupportsFloat, SupportsIndex
 
 from pagecore.cache.demand import divide_memory
 from pagecore.cache.limits import count_blocks, refuse_blocks
@@ -37,7 +37,7 @@ def size_tier(
         refuse_blocks(num_blocks=num_blocks)
         return [], _slots_alone(parts, memory, num_states, ratio)
     if len(given) != 1:
-        raise ShapeError(f"given are {', '.join(given) or 'no size'}; give exactly one of memory, num_blocks and ratio")
+        _refuse_sizes(given, "memory, num_blocks and ratio")
     if num_states is not None and states is None:
         raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
     slots = 0 if states is None else states.checkpoints.num_blocks
@@ -70,6 +70,11 @@ def size_tier(
     return shrunk, slots
 
 
+def _refuse_sizes(given: list[str], sizes: str) -> NoReturn:
+    what = f"given are {', '.join(given)}" if given else "no size is given"
+    raise ShapeError(f"{what}; give exactly one of {sizes}")
+
+
 def _slots_alone(
     parts: CacheParts, memory: Memory | None, num_states: SupportsIndex | None, ratio: SupportsFloat | None
 ) -> int:
@@ -77,7 +82,7 @@ def _slots_alone(
     sizes = {"memory": memory, "num_states": num_states, "ratio": ratio}
     given = [name for name, value in sizes.items() if value is not None]
     if len(given) != 1:
-        raise ShapeError(f"given are {', '.join(given) or 'no size'}; give exactly one of memory, num_states and ratio")
+        _refuse_sizes(given, "memory, num_states and ratio")
     if num_states is not None:
         return require_int("num_states", num_states, min=2, max=INT32_MAX)
     if ratio is not None:

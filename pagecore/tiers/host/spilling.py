@@ -64,7 +64,7 @@ class SpillMethods(TierParts):
         _spill.publish_waiting(self._parts.state, self._index, self._copy_spilled, self._note_published)
 
     def _publish_for(self, ids: NDArray[np.int32], options: RetentionOptions) -> None:
-        """Publish the end of a path that waits, if a prompt asks for it; it is given up if its copy fails."""
+        """Publish the end of a path that waits, if a prompt asks for it; it is dropped if its copy fails."""
         if self._index.tail is None:
             return
         with suppress(PagecoreError):  # counted by _copy_spilled

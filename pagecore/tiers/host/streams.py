@@ -13,6 +13,7 @@ from pagecore.arrays.runtime import Event
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import HostPool
+from pagecore.storage.checks import shown
 from pagecore.tiers.host._backup import Backup
 from pagecore.tiers.host._lease import EntryHold, release
 from pagecore.tiers.host._tail import SpilledPart
@@ -72,7 +73,7 @@ class HostTransfers:
     def stream_of(self, stream: int | None) -> int | None:
         """Return None; raise UnsupportedOption for a stream."""
         if stream is not None:
-            raise UnsupportedOption(f"stream is {stream!r}; copies on the host have no streams: leave it out")
+            raise UnsupportedOption(f"stream is {shown(stream)}; copies on the host have no streams: leave it out")
         return None
 
     def is_ready(self) -> bool:

@@ -20,7 +20,7 @@ def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
     """Return the parts of a cache; refuse a host tier of another cache, and an unknown `write`."""
     parts = parts_of(cache)
     if not isinstance(host, HostTier) or host.cache is not cache:
-        raise UnsupportedOption(f"host is {host!r}; expected a HostTier of this cache")
+        raise UnsupportedOption(f"host is {shown(host)}; expected a HostTier of this cache")
     if host.is_closed:
         raise UnsupportedOption("the host tier is closed; make another one")
     if write not in get_args(Write):

@@ -43,7 +43,7 @@ class Ledger:
     """The blocks that the stores of a medium are known to have: those that were written to them, or found in them.
 
     A store outlives the process and is shared, so that its contents are not listed anywhere. The ledger begins with the
-    first publisher of events. A block that a store has given up goes when the store reports that, or when a look-up or
+    first publisher of events. A block that a store has evicted goes when the store reports that, or when a look-up or
     a load misses it, and no other store of the medium has it; or when more than `max_blocks` newer ones are known. A
     failure of a store is not a miss.
     A component has a block if all of its lanes have it.
@@ -121,7 +121,7 @@ class Ledger:
             self._note_removed(block_hash, component, block)
 
     def note_evicted(self, keys: Keys, *, store: int) -> None:
-        """Note that a store has given up entries, by content key."""
+        """Note that a store has evicted entries, by content key."""
         for key in keys:
             place = self._places.get(key.tobytes())
             if place is not None:

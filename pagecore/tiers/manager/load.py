@@ -128,7 +128,7 @@ class Load:
         return self._search.num_unanswered == 0 and not self._chunks
 
     def offer(self) -> int | None:
-        """Return the tokens with which the stage can end, up to `cap`; None if it has to go on."""
+        """Return the tokens with which the stage can end, up to `cap`; None if it has to continue."""
         self.publish()
         if self.request.state == "searching":
             return None if self._waits_for is not None else self._offer_of_search()
@@ -200,7 +200,7 @@ class Load:
     # -- load ----------------------------------------------------------------------------------------------------
 
     def _choose(self, num_tokens: int) -> None:
-        """Begin to load a prefix, give up the holds of all entries that are not loaded, and end the search."""
+        """Begin to load a prefix, release the holds of all entries that are not loaded, and end the search."""
         sources, _ = self._search.assigned()
         gained = num_tokens - self._reach()
         if not self.is_expired and gained > 0 and (gained >= self.around.min_tokens or self.around.agrees):

@@ -27,7 +27,7 @@ class Search:
     """The look-ups of one request.
 
     The stores hold the entries that they found. A store keeps the hold of an entry that is loaded from it until the
-    load ends; `end` gives up all other holds, and answers that come later give up theirs.
+    load ends; `end` releases all other holds, and those of answers that come later.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Search:
         return counts
 
     def end(self) -> None:
-        """Give up the holds of all entries that are not loaded."""
+        """Release the holds of all entries that are not loaded."""
         self.has_ended = True
         for port, found in zip(self._around.ports, self._answers, strict=True):
             if found is not None:
@@ -142,7 +142,7 @@ class Search:
             self._unlock(port, found)
 
     def _unlock(self, port: StorePort, found: Sequence[Flags]) -> None:
-        """Give up the holds of the entries that a store found and that are not loaded from it."""
+        """Release the holds of the entries that a store found and that are not loaded from it."""
         keys = []
         for lane, flags in enumerate(found):
             positions = self._searched[lane][flags]

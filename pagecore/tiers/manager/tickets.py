@@ -71,7 +71,7 @@ class StorePort:
         return self._submit(lambda: self.store.submit_store(keys, pieces), len(keys), ended)
 
     def unlock(self, keys: Keys) -> None:
-        """Give up the holds of a look-up."""
+        """Release the holds of a look-up."""
         if len(keys):
             self._try(lambda: self.store.unlock(keys))
 

@@ -1,4 +1,4 @@
-"""Stores that many machines share: Redis and Valkey, S3, GCS and Azure.
+"""Stores that many machines share: Redis and Valkey, S3, GCS and Azure, and Mooncake.
 
-Import each store from its module; none of their optional libraries is imported before it is used.
+`pagecore.tiers` exports the stores; none of their optional libraries is imported before it is used.
 """

@@ -49,6 +49,11 @@ def test_all_requests_finish_and_are_counted_exactly(trace, lengths):
     assert 0 < report.index_us_p50 <= report.index_us_p99 <= report.index_us_max
 
 
+def test_a_replay_without_options_is_that_of_the_default_options(trace):
+    report, same = replay(trace), replay(trace, ReplayOptions())
+    assert (report.num_blocks, report.prefix_hit_tokens) == (same.num_blocks, same.prefix_hit_tokens)
+
+
 def test_a_small_pool_preempts_and_still_finishes_all_requests(trace, lengths):
     report = replay(trace, ReplayOptions(blocks=130, max_tokens_per_step=512))
     assert report.requests_finished == 40

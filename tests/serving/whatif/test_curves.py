@@ -26,6 +26,11 @@ def replayed(path, block_size, memory, policy="lru"):
     return replay(path, options)
 
 
+def test_a_call_without_options_is_that_of_the_default_options(tmp_path):
+    path = mooncake(tmp_path / "trace.jsonl", 0)
+    assert what_if(path) == what_if(path, WhatIfOptions())
+
+
 @pytest.mark.parametrize(("block_size", "seed"), [(512, 0), (256, 1), (96, 2), (1024, 3)])
 def test_the_curve_equals_replays_at_twelve_sizes(tmp_path, block_size, seed):
     path = mooncake(tmp_path / "trace.jsonl", seed)

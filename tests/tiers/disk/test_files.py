@@ -21,6 +21,15 @@ def names(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+def test_a_budget_may_have_a_unit():
+    given = fingerprint((2**20,))
+    assert plan_slabs(given, "1.5GiB", 32_000, 0.9) == plan_slabs(given, 3 << 29, 32_000, 0.9)
+    with pytest.raises(ShapeError, match="max_bytes is '1 gib'; give a number and one of"):
+        plan_slabs(given, "1 gib", 32_000, 0.9)
+    with pytest.raises(ShapeError, match=r"max_bytes is 0\.5; expected an integer"):
+        plan_slabs(given, 0.5, 32_000, 0.9)
+
+
 def test_seventy_thousand_blocks_are_three_files():
     assert blocks_per_file(70_000, 32_000) == [32_000, 32_000, 6_000]
     assert blocks_per_file(32_000, 32_000) == [32_000]

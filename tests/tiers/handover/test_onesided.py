@@ -133,7 +133,7 @@ def test_lost_memory_is_bounded(pair, caches):
     while importer.num_lost_bytes < MAX_STAGING * 2 * WINDOW:  # an import may be late before it reads
         with pytest.raises(errors.DeadlineExceeded):
             import_sequence(receiver, manifest, transport=importer, deadline=0.02)
-    with pytest.raises(errors.HandoverError, match="are lost to reads that were given up; close the transport"):
+    with pytest.raises(errors.HandoverError, match="are lost to abandoned reads; close the transport"):
         import_sequence(receiver, manifest, transport=importer)
     assert receiver.num_sequences == 0
     with Fake(staging_bytes=2 * WINDOW) as other:

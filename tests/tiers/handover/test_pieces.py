@@ -10,7 +10,7 @@ import pytest
 
 from pagecore import AttentionSpec, KVPool, ShapeError
 from pagecore.tiers.handover._vectors import receive_pieces, scatter_pieces, send_pieces, sum_units
-from pagecore.tiers.handover.pieces import Units, common_pieces, is_head_outer, token_units
+from pagecore.tiers.handover.pieces import Units, is_head_outer, token_units
 from pagecore.tiers.handover.wire import batches
 
 LAYOUTS = ["layerwise", "blockwise", "BNHD", "LCBNHD", "BLHCND", "LBHND"]
@@ -65,26 +65,6 @@ def test_contiguous_memory_is_one_piece():
     assert units.pieces[:, 1].tolist() == [pool.bytes_per_block] * 2
     none = token_units(pool, np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), range(4), **options)
     assert (none.nbytes, len(none.ends)) == (0, 0)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_lists_of_equal_bytes_are_cut_alike(seed):
-    rng = np.random.default_rng(seed)
-    memory = [rng.integers(0, 256, 5000, np.uint8) for _ in range(2)]
-    lists = []
-    for array in memory:
-        cuts = np.unique(rng.integers(1, 2999, 40))
-        sizes = np.diff([0, *cuts, 3000])
-        starts = rng.permutation(len(sizes))
-        places = np.cumsum(sizes[starts]) - sizes[starts]
-        pieces = np.empty((len(sizes), 2), np.uint64)
-        pieces[starts, 0] = array.ctypes.data + places
-        pieces[:, 1] = sizes
-        lists.append(pieces)
-    one, other = common_pieces(*lists)
-    assert (one[:, 1] == other[:, 1]).all()
-    assert read(one) == read(lists[0])
-    assert read(other) == read(lists[1])
 
 
 def test_sums_depend_on_bytes_and_seeds_and_not_on_pieces():

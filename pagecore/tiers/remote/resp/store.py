@@ -109,7 +109,7 @@ class RespStore(WorkerStore):
         return np.frombuffer(b"".join(taken), np.uint8).reshape(-1, KEY_BYTES)
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return False for each key that the server has given up since it was asked for, or written, last."""
+        """Return False for each key that the server has evicted since it was asked for, or written, last."""
         watch = self._watch
         names = [key.tobytes() for key in checked_keys(keys)]
         return np.array([watch is None or not watch.has_gone(name) for name in names], np.bool_)

@@ -21,9 +21,9 @@ EVENTS = (b"evicted", b"expired", b"del")
 
 
 class EvictionWatch:
-    """A thread with a connection of its own that records which entries of a prefix the server gives up.
+    """A thread with a connection of its own that records which entries of a prefix the server evicts.
 
-    A lost connection is opened again; what the server gives up meanwhile is not recorded.
+    A lost connection is opened again; what the server evicts until then is not recorded.
 
     Parameters
     ----------
@@ -61,13 +61,13 @@ class EvictionWatch:
         self._thread.start()
 
     def take(self) -> list[bytes]:
-        """Return the keys that the server has given up since the last call."""
+        """Return the keys that the server has evicted since the last call."""
         with self._lock:
             taken, self._untaken = self._untaken, OrderedDict()
             return list(taken)
 
     def has_gone(self, key: bytes) -> bool:
-        """Return True if the server has given up a key since it was last expected."""
+        """Return True if the server has evicted a key since it was last expected."""
         return key in self._gone
 
     def expect(self, keys: Iterable[bytes]) -> None:
@@ -89,7 +89,7 @@ class EvictionWatch:
         while not self._closing.is_set():
             try:
                 self._note(self._message())
-            except TimeoutError:  # nothing was given up for a while
+            except TimeoutError:  # nothing was evicted for a while
                 continue
             except (OSError, StoreError):
                 self._connection.close()
