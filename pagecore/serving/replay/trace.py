@@ -260,7 +260,7 @@ class _Line:
         milliseconds = self.units.milliseconds(timestamp)
         if milliseconds is None:
             name = self.units.time_name
-            self.refuse(f"timestamp is {_shown(timestamp)}; expected a finite number of {name}, 0 or more")
+            self.refuse(f"timestamp is {shown(timestamp)}; expected a finite number of {name}, 0 or more")
         input_length = self._integer(fields, "input_length", 1)
         output_length = self._integer(fields, "output_length", 0)
         if input_length + output_length > REQUEST_TOKENS_MAX:
@@ -303,7 +303,7 @@ class _Line:
         """Return the ids of the input; some more are left out, but too many must have another `hash_block`."""
         ids = self._field(fields, "hash_ids")
         if not isinstance(ids, list):
-            self.refuse(f"hash_ids is {_shown(ids)}; expected a list of integers")
+            self.refuse(f"hash_ids is {shown(ids)}; expected a list of integers")
         size, largest = self.units.hash_block, self.units.max_hash_id
         needed, whole = -(-input_length // size), -(-(input_length + output_length) // size)
         if not needed <= len(ids) <= SURPLUS * (whole + 1):
@@ -314,7 +314,7 @@ class _Line:
         for value in ids:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
                 self.refuse(
-                    f"hash_ids contains {_shown(value)}; expected integers between 0 and {largest}; number the ids of "
+                    f"hash_ids contains {shown(value)}; expected integers between 0 and {largest}; number the ids of "
                     "a trace with larger ones"
                 )
         return tuple(ids[:needed])
@@ -323,9 +323,3 @@ class _Line:
 def parse_request(text: bytes, trace: str, line: int, number: int, units: TraceUnits = MOONCAKE) -> TraceRequest:
     """Return the request of one line; raise TraceError, with the names of trace and line, if it is malformed."""
     return _Line(trace, line, units).request(text, number)
-
-
-def _shown(value: Any) -> str:
-    """Return the repr of a value for an error message, cut to 40 characters."""
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
