@@ -72,16 +72,28 @@ emulate: $(VENV)/.test build
 kernels: $(VENV)/.test $(VENV)/.cuda13 build
 	$(BIN)/python -m tests.ops.cuda.usage_record
 
-# stubtest imports the native modules and compares them with their stubs; that of interop needs JAX, which may be missing.
+# The linters run at the same time, the longest first. stubtest imports the native modules and compares them with their
+# stubs; that of interop needs JAX, which may be missing. cython-lint would start pycodestyle once for each file.
 STUBTEST := --concise --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt \
             --ignore-disjoint-bases --ignore-positional-only
-lint: $(VENV)/.lint build
+NOT_FOR_CYTHON := E121,E123,E126,E133,E203,E211,E225,E226,E227,E241,E242,E251,E271,E272,E275,E4,E704,E9,W5
+LINTERS := mypy stubtest cython ruff codespell clang-format
+.PHONY: $(LINTERS:%=lint-%)
+lint: $(LINTERS:%=lint-%)
+$(LINTERS:%=lint-%): $(VENV)/.lint build
+lint-mypy:
+	$(BIN)/mypy
+lint-stubtest:
+	$(BIN)/stubtest $(STUBTEST) $$(git ls-files 'pagecore/*.pyi' ':!pagecore/interop' | sed 's/\.pyi$$//; s,/,.,g')
+lint-cython:
+	$(BIN)/cython-lint --no-pycodestyle pagecore
+	$(BIN)/pycodestyle --max-line-length 120 --ignore $(NOT_FOR_CYTHON) $$(git ls-files 'pagecore/*.pyx' 'pagecore/*.pxd')
+lint-ruff:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint pagecore  # it runs pycodestyle from the PATH
-	$(BIN)/mypy
-	$(BIN)/stubtest $(STUBTEST) $$(git ls-files 'pagecore/*.pyi' ':!pagecore/interop' | sed 's/\.pyi$$//; s,/,.,g')
+lint-codespell:
 	$(BIN)/codespell $$(git ls-files ':!third_party')
+lint-clang-format:
 	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.hpp' '*.cpp' '*.cuh' '*.cu' 'cuda_src/*.h')
 
 # BENCH takes names and options of `python -m bench`, such as make bench BENCH="cpu_attention --quick". Without torch (the

@@ -21,6 +21,8 @@ ANYWHERE = {
     ),
 }
 OPENING = re.compile(r"(?:What|Which|Where|Wherever|How|Who|Whose|Whether|Whatever)\b")
+# May find openings elsewhere, too, but misses none.
+SUSPECTED_OPENING = re.compile(rf'["#/][r/#"<! ]*{OPENING.pattern}')
 OPENING_RULE = "open with a noun phrase or an imperative"
 # Docstrings and comments; other strings may be headings or data.
 HEADERS = ('"""', 'r"""', "#", "//")
@@ -29,6 +31,8 @@ HEADERS = ('"""', 'r"""', "#", "//")
 def faults(path):
     """Return ``(line, text, rule)`` for each fault in the prose of a file."""
     text = path.read_text()
+    if not (SUSPECTED_OPENING.search(text) or any(re.search(pattern, text, re.MULTILINE) for pattern in ANYWHERE)):
+        return []
     if path.suffix == ".md":
         passages = [(1, re.sub(r"```.*?```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL))]
         openings = []

@@ -28,6 +28,11 @@ def step(code, name="one", limit_s=60.0):
     return Step(name, (sys.executable, "-c", code), limit_s)
 
 
+def shell_step(script, name="one"):
+    """A step that reaches its time limit: a shell has started, and set its traps, long before."""
+    return Step(name, ("sh", "-c", script), 1.0)
+
+
 @pytest.fixture
 def run(tmp_path):
     """Run one step; return its outcome and its output."""
@@ -66,24 +71,20 @@ def test_a_step_without_time_is_not_started(run):
     assert output == "no time left for this step\n"
 
 
-def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(run, monkeypatch):
-    code = "import time\ntry:\n    time.sleep(600)\nexcept KeyboardInterrupt:\n    print('2 failed so far')"
-    outcome, _ = run(code, limit_s=8.0)  # the interpreter must have started by then
+def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(tmp_path):
+    late = shell_step("trap 'echo 2 failed so far' INT; sleep 600")
+    outcome = run_step(late, late.limit_s, tmp_path / "step.log", os.environ, ROOT)
     assert (outcome.code, outcome.verdict, outcome.last) == (LATE, "took too long", "2 failed so far")
 
 
-def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(run, monkeypatch, tmp_path):
+def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(monkeypatch, tmp_path):
     monkeypatch.setattr("bench.steps.GRACE_S", 0.5)
-    child = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"
-    code = (
-        "import signal, subprocess, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-        f"child = subprocess.Popen([sys.executable, '-c', {child!r}]); print(child.pid, flush=True); child.wait()"
-    )
+    late = shell_step("trap '' INT; sleep 600 & echo $!; wait")
     begin = time.monotonic()
-    outcome, output = run(code, limit_s=8.0)
+    outcome = run_step(late, late.limit_s, tmp_path / "step.log", os.environ, ROOT)
     assert outcome.code == LATE
     assert time.monotonic() - begin < 60
-    pid = int(output)
+    pid = int((tmp_path / "step.log").read_text())
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() - begin < 60, "the child is alive"
 
@@ -180,8 +181,8 @@ def without_facts(take):
 
 
 def test_a_failed_step_does_not_stop_the_next_and_none_passes_the_deadline(machine):
-    planned = [step("raise SystemExit(3)", "a"), step("import time; time.sleep(600)", "b"), step("print(1)", "c")]
-    code, summary, _ = machine(*planned, total_s=4.0)
+    planned = [step("raise SystemExit(3)", "a"), Step("b", ("sleep", "600"), 60.0), step("print(1)", "c")]
+    code, summary, _ = machine(*planned, total_s=2.0)
     assert code == 1
     assert {name: each["code"] for name, each in summary["steps"].items()} == {"facts": 0, "a": 3, "b": LATE, "c": LATE}
     assert "no time left" in summary["steps"]["c"]["last"]

