@@ -76,8 +76,8 @@ X86_LEVELS = {
     "v2": ["-march=x86-64-v2"],
     "v3": ["-march=x86-64-v3"],
     "v4": ["-march=x86-64-v4"],
-    "v4_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"],
-    "v4_amx": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi"],
+    "v4_bf16": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"],
+    "v4_amx": ["-march=x86-64-v4", "-mavx512bf16", "-mavx512vbmi", "-mavx512vnni"],
 }
 # Kernels throw nothing; with exceptions they could refer to their personality, a function outside the unit.
 KERNEL_FLAGS = ["-ffp-contract=fast", "-fno-exceptions"]
@@ -87,7 +87,7 @@ X86_FEATURES = {
     "v2": {"sse4_2", "popcnt"},
     "v3": {"avx2", "bmi1", "bmi2", "fma", "f16c"},
     "v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "v4_bf16": {"avx512_bf16", "avx512vbmi"},
+    "v4_bf16": {"avx512_bf16", "avx512vbmi", "avx512_vnni"},
     "v4_amx": {"amx_tile", "amx_bf16"},
 }
 # Null tables of the instruction sets that a build leaves out.

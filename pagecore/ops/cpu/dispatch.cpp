@@ -30,8 +30,12 @@ bool has_v3() {
          __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 bool has_v2() { return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("popcnt"); }
-// All processors with bfloat16 products but one generation, Cooper Lake, also look up bytes (VBMI).
-bool has_v4_bf16() { return has_v4() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi"); }
+// All processors with bfloat16 products have integer ones (VNNI), and all but one generation, Cooper Lake, also look up
+// bytes (VBMI).
+bool has_v4_bf16() {
+  return has_v4() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") &&
+         __builtin_cpu_supports("avx512vnni");
+}
 
 // Linux grants a process the AMX tile state only on request, once for all of its threads and children.
 [[maybe_unused]] bool may_use_tiles() {

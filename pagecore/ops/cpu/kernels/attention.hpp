@@ -90,8 +90,8 @@ class ItemPass {
 
   // Products with the codes of keys or values of few rows. Queries and output of 16 bits are less exact than integers.
   [[nodiscard]] CodeProducts products_with(const Cache& cache) const {
-    if (pairs_ || batch_.invariant || rows_ > kCodeRows) return CodeProducts::None;
-    return products_of(cache, args_.query.type != Float::F32 && args_.out.type != Float::F32);
+    if (batch_.invariant || rows_ > kCodeRows || (pairs_ && kHasAmx)) return CodeProducts::None;
+    return products_of(cache, args_.query.type != Float::F32 && args_.out.type != Float::F32, pairs_);
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -131,12 +131,7 @@ class ItemPass {
         scale_query(args_, token, query_head, factor, scratch_.query + at, query_stride_);
       }
     }
-    if (scores_integers()) {
-      const int64_t at = head * rows_;
-      takes_integers_ &=
-          make_integers(scratch_.query + at * query_stride_, query_stride_, rows_, args_.key,
-                        reinterpret_cast<int16_t*>(scratch_.unpacked), query_integers(at), scratch_.integer_rows + at);
-    }
+    if (scores_integers()) make_query_integers(head);
     if (scores_codes()) {
       order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
     }
@@ -147,11 +142,28 @@ class ItemPass {
     }
   }
 
+  PC_FORCE_INLINE void make_query_integers(int64_t head) {
+    const int64_t at = head * rows_;
+    const float* rows = scratch_.query + at * query_stride_;
+    if (pairs_) {
+      const uint16_t* const pairs = query_pairs() + at * query_stride_;
+      for (int64_t i = 0; i < rows_ * query_stride_; i += kLanes) {
+        store(scratch_.key + i, widen_bf16(load_half(pairs + i)));
+      }
+      rows = scratch_.key;
+    }
+    takes_integers_ &=
+        make_integers(rows, query_stride_, rows_, args_.key, reinterpret_cast<int16_t*>(scratch_.unpacked),
+                      query_integers(at), scratch_.integer_rows + at);
+  }
+
   // Packs bfloat16 queries for AMX.
   PC_FORCE_INLINE void pack_queries([[maybe_unused]] int64_t head) {
 #if defined(PC_AMX)
     uint16_t* const queries = query_pairs() + head * rows_ * query_stride_;
-    if (unpacks_codes()) order_query_rows(args_.key, queries, rows_, scratch_.unpacked);
+    if (unpacks_codes()) {
+      return pack_code_queries(args_.key, queries, rows_, scratch_.unpacked, query_panel(head));
+    }
     pack_query_pairs(queries, query_stride_, rows_, args_.key.dim, query_panel(head));
 #endif
   }
@@ -233,12 +245,12 @@ class ItemPass {
   }
 
   // True if scores come from the codes of keys. order_queries() then interleaves the queries of all rows.
-  [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_; }
+  [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_ && !scores_integers(); }
   // The same for the queries of make_integers().
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
   // True if AMX multiplies the codes of keys with digits of queries.
   [[nodiscard]] bool scores_digits() const { return by_amx_ && takes_integers_ && keys_.takes_digits(rows_); }
-  // True if AMX takes the codes of keys, unpacked. order_query_rows() then orders the queries.
+  // True if AMX takes the codes of keys, unpacked. pack_code_queries() then packs the queries.
   [[nodiscard]] bool unpacks_codes() const { return keys_.packs() && by_amx_; }
 
   // The rows of a head that are multiplied with the current tile: all that attend to it, and others where queries are
@@ -356,6 +368,10 @@ class ItemPass {
     const bool in_place = direct() && visible_.uniform();
     NextRows next_keys = next == nullptr ? NextRows{} : next_rows_at(keys_, next->keys, in_place ? 0 : head);
     if (in_place && !last(head)) next_keys = values_.next_head(tile.values, head);
+    if (values_.products() != CodeProducts::None && visible_.uniform() &&
+        values_.accumulate_few(rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
+      return;
+    }
     if (values_.packs() && visible_.uniform()) {
       if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
       if (by_amx_ && values_.takes_digits(rows_) &&
@@ -365,10 +381,6 @@ class ItemPass {
       if (by_amx_) return values_.accumulate(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_);
       values_.pack_values(tile.values, head, visible_.use(), next_keys, scratch_);
       return multiply_value_pairs(*tiles_, rows, dim, scratch_);
-    }
-    if (values_.products() != CodeProducts::None && visible_.uniform() &&
-        values_.accumulate_few(rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
-      return;
     }
     const TokenRows values = values_.read(tile.values, head, visible_.use(), next_keys, scratch_.unpacked);
     if (!in_place) {

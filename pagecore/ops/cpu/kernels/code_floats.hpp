@@ -105,6 +105,40 @@ PC_FORCE_INLINE void numbers_at(const StoredTile& tile, int t, int64_t d, Vec (&
   }
 }
 
+// Keys that are multiplied together, and parts of their sums, so that additions do not wait for each other.
+constexpr int kFloatKeys = kLanes == 16 ? kBlockTokens : 1, kFloatParts = kLanes == 16 ? 1 : 2;
+
+// The lanes of the sums over the dims of some keys from the token t on, and R query rows.
+template <typename Codes, int R>
+PC_FORCE_INLINE void multiply_float_keys(const StoredTile& tile, int t, int64_t dim, const float* query, int64_t stride,
+                                         Vec (&lanes)[kFloatKeys][R]) {
+  Vec sums[kFloatKeys][R][kFloatParts] = {};
+  for (int64_t d = 0; d < dim; d += kFloatStep) {
+    Vec numbers[kFloatKeys][2];
+#pragma GCC unroll 4
+    for (int k = 0; k < kFloatKeys; ++k) numbers_at<Codes>(tile, t + k, d, numbers[k]);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Vec q = load(query + r * stride + d + i * kLanes);
+#pragma GCC unroll 4
+        for (int k = 0; k < kFloatKeys; ++k) {
+          Vec& part = sums[k][r][i % kFloatParts];
+          part = fma(q, numbers[k][i], part);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < kFloatKeys; ++k) {
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      lanes[k][r] = kFloatParts == 1 ? sums[k][r][0] : sums[k][r][0] + sums[k][r][kFloatParts - 1];
+    }
+  }
+}
+
 // Scores [R, 64].
 template <typename Codes, int R>
 void score_floats_of(const StoredTile& tile, int64_t dim, const float* query, int64_t stride, const RowAhead& next,
@@ -113,47 +147,52 @@ void score_floats_of(const StoredTile& tile, int64_t dim, const float* query, in
   for (int t = 0; t < kTileTokens; t += kBlockTokens) {
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
-    for (int k = 0; k < kBlockTokens; ++k) {
-      ahead.prefetch_streams(t + k);
-      Vec parts[R][2] = {};
-      for (int64_t d = 0; d < dim; d += kFloatStep) {
-        Vec numbers[2];
-        numbers_at<Codes>(tile, t + k, d, numbers);
+    for (int first = 0; first < kBlockTokens; first += kFloatKeys) {
+      Vec lanes[kFloatKeys][R];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          parts[r][0] = fma(load(query + r * stride + d), numbers[0], parts[r][0]);
-          parts[r][1] = fma(load(query + r * stride + d + kLanes), numbers[1], parts[r][1]);
-        }
+      for (int k = 0; k < kFloatKeys; ++k) ahead.prefetch_streams(t + first + k);
+      multiply_float_keys<Codes, R>(tile, t + first, dim, query, stride, lanes);
+#pragma GCC unroll 4
+      for (int k = 0; k < kFloatKeys; ++k) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sums[r][first + k] = lanes[k][r] * Codes::kUnit;
       }
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[r][k] = (parts[r][0] + parts[r][1]) * Codes::kUnit;
     }
     store_sums<R>(sums, scores + t);
   }
 }
 
-// Adds the products of dims d .. d + kFloatStep for R rows.
-template <typename Codes, int R, bool kPrefetches>
+// Steps whose sums are made together.
+constexpr int kFloatSteps = kLanes == 16 ? 2 : 1;
+
+// Adds the products of N steps of dims from d on for R rows.
+template <typename Codes, int R, int N, bool kPrefetches>
 void accumulate_floats_of(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d, const PassAhead& next) {
   const PassAhead ahead = next;
   const float* const weights = rows.scores + row * kTileTokens;
-  Vec sums[R][2] = {};
+  Vec sums[R][N][2] = {};
   for (int t = 0; t < kTileTokens; ++t) {
     if constexpr (kPrefetches) ahead.prefetch(t);
-    Vec numbers[2];
-    numbers_at<Codes>(tile, t, d, numbers);
+    Vec numbers[N][2];
+#pragma GCC unroll 2
+    for (int n = 0; n < N; ++n) numbers_at<Codes>(tile, t, d + n * kFloatStep, numbers[n]);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       const Vec weight = splat(weights[r * kTileTokens + t]);
-      sums[r][0] = fma(weight, numbers[0], sums[r][0]);
-      sums[r][1] = fma(weight, numbers[1], sums[r][1]);
+#pragma GCC unroll 2
+      for (int n = 0; n < N; ++n) {
+        sums[r][n][0] = fma(weight, numbers[n][0], sums[r][n][0]);
+        sums[r][n][1] = fma(weight, numbers[n][1], sums[r][n][1]);
+      }
     }
   }
 #pragma GCC unroll 4
   for (int r = 0; r < R; ++r) {
     float* const acc = rows.acc + (row + r) * rows.acc_stride + d;
-    add_product(acc, sums[r][0] * Codes::kUnit, rows.factor + row + r);
-    add_product(acc + kLanes, sums[r][1] * Codes::kUnit, rows.factor + row + r);
+#pragma GCC unroll 4
+    for (int i = 0; i < 2 * N; ++i) {
+      add_product(acc + i * kLanes, sums[r][i / 2][i % 2] * Codes::kUnit, rows.factor + row + r);
+    }
   }
 }
 
@@ -190,16 +229,21 @@ inline void score_floats(const HeadRows& rows, const Cache& cache, const StoredT
 inline void accumulate_floats(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                               const NextRows& next_rows) {
   prefetch_all_scales(next_rows);
-  PassAhead ahead(next_rows, cache.dim / kFloatStep);
+  const int64_t steps = cache.dim / kFloatStep;
+  PassAhead ahead(next_rows, (steps + kFloatSteps - 1) / kFloatSteps);
   with_floats(cache.format, [&]<typename Codes>() {
     for_each_even_block(rows.count, [&]<int R>(int64_t row) {
-      for (int64_t d = 0; d < cache.dim; d += kFloatStep) {
-        if (row == 0 && ahead.begin(d / kFloatStep)) {
-          accumulate_floats_of<Codes, R, true>(rows, row, tile, d, ahead);
+      const auto add = [&]<int N>(int64_t step) {
+        const int64_t d = step * kFloatStep;
+        if (row == 0 && ahead.begin(step / kFloatSteps)) {
+          accumulate_floats_of<Codes, R, N, true>(rows, row, tile, d, ahead);
         } else {
-          accumulate_floats_of<Codes, R, false>(rows, row, tile, d, ahead);
+          accumulate_floats_of<Codes, R, N, false>(rows, row, tile, d, ahead);
         }
-      }
+      };
+      int64_t step = 0;
+      for (; step + kFloatSteps <= steps; step += kFloatSteps) add.template operator()<kFloatSteps>(step);
+      if (step < steps) add.template operator()<1>(step);
     });
   });
 }

@@ -1,10 +1,9 @@
-// Products of few query rows with the codes of a tile where no pairs of bfloat16 are multiplied: which there are for a
-// format, and their calls.
+// Products of few query rows with the codes of a tile without AMX: which there are for a format, and their calls.
 //
 //   numbers                      queries of 16 bits     float32 queries
 //   integers, 8 bits             int16                  float32
 //   integers and e2m1, 4 bits    int16                  none: tiles are unpacked
-//   float8                       float32                float32
+//   float8                       float32, or pairs of bfloat16 where there are (code_scores.hpp)
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_floats.hpp"
@@ -17,9 +16,9 @@ enum class CodeProducts : uint8_t { None, Integers, Floats };
 
 #if defined(__AVX2__)
 
-PC_FORCE_INLINE CodeProducts products_of(const Cache& cache, bool integers) {
+PC_FORCE_INLINE CodeProducts products_of(const Cache& cache, bool integers, bool pairs) {
   if (integers && has_integers(cache)) return CodeProducts::Integers;
-  return has_floats(cache) ? CodeProducts::Floats : CodeProducts::None;
+  return !pairs && has_floats(cache) ? CodeProducts::Floats : CodeProducts::None;
 }
 
 inline void score_products(CodeProducts products, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
@@ -37,7 +36,7 @@ inline bool accumulate_products(CodeProducts products, const HeadRows& rows, con
 
 #else
 
-PC_FORCE_INLINE CodeProducts products_of(const Cache&, bool) { return CodeProducts::None; }
+PC_FORCE_INLINE CodeProducts products_of(const Cache&, bool, bool) { return CodeProducts::None; }
 inline bool make_integers(const float*, int64_t, int64_t, const Cache&, int16_t*, int16_t*, IntegerRow*) {
   __builtin_trap();
 }

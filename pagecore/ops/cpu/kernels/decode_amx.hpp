@@ -27,7 +27,8 @@ inline void pack_query_pairs(const uint16_t* query, int64_t stride, int64_t rows
   }
 }
 
-// Sixteen keys as an AMX tile loads them.
+// Sixteen keys as an AMX tile loads them, and how many of these a tile of keys has.
+constexpr int kRuns = static_cast<int>(kTileTokens) / kAmxRows;
 struct KeyRows {
   const char* first;
   int64_t stride;  // in bytes

@@ -1,7 +1,8 @@
 // Decode with AMX from the codes of a quantised cache: one tile of keys and at most 16 query rows.
 //
 //   keys     rows of bfloat16, not transposed, the left side of a panel of the queries. The numbers of a row have the
-//            order of code_pairs.hpp, which order_query_rows() gives the queries too; those of mxfp8 are in order.
+//            order of code_pairs.hpp, which pack_code_queries() gives the queries too; those of mxfp8 are in order.
+//            Up to 4 rows are multiplied with e2m1 by group_scores.hpp.
 //   values   a panel of pairs of tokens for each 64 dims, whose columns have the order of code_pairs.hpp; sums are put
 //            in order
 //
@@ -13,7 +14,7 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
-#include "pagecore/ops/cpu/kernels/packed.hpp"
+#include "pagecore/ops/cpu/kernels/group_scores.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
@@ -56,7 +57,6 @@ PC_FORCE_INLINE void unpack_keys(const Codes& codes, const StoredTile& tile, con
 template <typename Codes, int kGroup>
 void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const StoredTile& tile,
                    const NextRows& next_rows, int64_t dim, const Scratch& scratch) {
-  constexpr int kRuns = static_cast<int>(kTileTokens) / kAmxRows;
   const Codes codes(tile);
   const RowAhead ahead = rows_ahead(next_rows, tile);
   const auto* const scales = reinterpret_cast<const uint16_t*>(scratch.key);
@@ -92,19 +92,6 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
   }
 }
 
-// Writes 16 keys of codes of 8 bits from the token `first` on, in the order of their dims.
-template <typename Unpacker>
-PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const StoredTile& tile, StreamsAhead& ahead, int first,
-                                     int64_t dim, uint16_t* rows) {
-  for (int t = first; t < first + kAmxRows; ++t, rows += dim) {
-    if (t % 2 == 0) ahead.prefetch(1);
-    for (int64_t d = 0; d < dim; d += kByteLanes) {
-      unpacker.unpack((Bytes)_mm512_loadu_si512(tile.codes[t] + d),
-                      [&](int at, Words words) __attribute__((always_inline)) { store_words(rows + d + at, words); });
-    }
-  }
-}
-
 // Scores of mxfp8: a group of 32 dims has sums of its own, [groups, 16, 16] for 16 keys, which are multiplied with its
 // scales. Keys are unpacked a step before they are multiplied, and their sums are added a step later.
 inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const StoredTile& tile,
@@ -123,7 +110,8 @@ inline void score_mxfp8(AmxTiles& tiles, const HeadRows& rows, const uint32_t* q
   for (int64_t i = 0; i < groups * kTileTokens; i += kLanes) store(scales + i, widen_bf16(load_half(words + i)));
   const auto sums_of = [&](int first) { return scratch.key + (first / kAmxRows % 2 + 1) * 16 * dim; };
   const auto unpack = [&](int first) __attribute__((always_inline)) {
-    unpack_in_order(unpacker, tile, ahead, first, dim, scratch.unpacked + first % (2 * kAmxRows) * dim);
+    ahead.prefetch(kAmxRows / 2);
+    unpack_in_order(unpacker, tile.codes + first, dim, scratch.unpacked + first % (2 * kAmxRows) * dim);
   };
   const auto multiply = [&](int first) __attribute__((always_inline)) {
     float* sums = sums_of(first);
@@ -169,6 +157,7 @@ inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_
   const auto score = [&]<typename Codes, int kGroup>() {
     score_rows_of<Codes, kGroup>(tiles, rows, query_panel, tile, next_rows, cache.dim, scratch);
   };
+  if (takes_groups(cache, rows.count)) return score_groups(tiles, rows, query_panel, cache, tile, next_rows, scratch);
   if (group_size(cache.format) != 0) convert_scales(cache, tile, reinterpret_cast<uint16_t*>(scratch.key));
   switch (cache.format) {
     case Format::Plain: break;
@@ -183,10 +172,13 @@ inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_
   }
 }
 
-// Orders the numbers of query rows for score_codes_amx(), each row by itself. `given` is scratch.
-inline void order_query_rows(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
-  if (cache.format == Format::MXFP8) return;
-  for (int64_t r = 0; r < count; ++r) order_block(cache, rows + r * cache.dim, 1, given);
+// Packs query rows for score_codes_amx(), and overwrites them. `given` is scratch.
+inline void pack_code_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given, uint32_t* panel) {
+  if (takes_groups(cache, count)) return pack_group_queries(cache, rows, count, panel);
+  if (cache.format != Format::MXFP8) {
+    for (int64_t r = 0; r < count; ++r) order_block(cache, rows + r * cache.dim, 1, given);
+  }
+  pack_query_pairs(rows, cache.dim, count, cache.dim, panel);
 }
 
 // Writes a panel of the values of 64 dims from d on, [32, 64], pairs of tokens; prefetches `rows_ahead` rows for each.
@@ -284,7 +276,7 @@ inline void score_codes_amx(AmxTiles&, const HeadRows&, const uint32_t*, const C
                             const NextRows&, const Scratch&) {
   __builtin_trap();
 }
-inline void order_query_rows(const Cache&, uint16_t*, int64_t, uint16_t*) {}
+inline void pack_code_queries(const Cache&, uint16_t*, int64_t, uint16_t*, uint32_t*) { __builtin_trap(); }
 inline void accumulate_codes_amx(AmxTiles&, const HeadRows&, const Cache&, const StoredTile&, const NextRows&,
                                  const Scratch&) {
   __builtin_trap();

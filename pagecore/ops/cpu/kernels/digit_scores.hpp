@@ -2,8 +2,6 @@
 //
 //   int8   sums [16 tokens][digits of 8 rows] = codes . digits of the queries     codes are read in place
 //   int4   the same, of codes that are unpacked to bytes
-//   e2m1   sums [16 tokens][4 groups x 4 rows], for each 64 dims and each of the two digits: a column has the digits of
-//          the dims of one group, and 0 for the others. The scales of groups multiply the sums in float32.
 //
 // Of 64 numbers of 4-bit codes, those with even index come first.
 #pragma once
@@ -19,10 +17,15 @@ namespace {
 
 // Numbers in a row of an AMX tile.
 constexpr int64_t kByteDepth = kAmxRowBytes;
-constexpr int kTileNumbers = kAmxRows * static_cast<int>(kAmxColumns);
-constexpr int kRuns = static_cast<int>(kTileTokens) / kAmxRows;
-// Query rows that e2m1 has columns for.
-constexpr int64_t kGroupRows = 4;
+// Query rows whose sums are joined at once.
+constexpr int64_t kJoinedRows = 4;
+
+// Calls visit.operator()<Codes>() for the codes of a format.
+template <typename Visit>
+PC_FORCE_INLINE auto with_digits(Format format, Visit&& visit) {
+  if (format == Format::I8Token) return visit.template operator()<Int8Integers>();
+  return visit.template operator()<Int4Integers>();
+}
 
 // ---- queries
 
@@ -44,9 +47,7 @@ PC_FORCE_INLINE void store_low_bytes(uint32_t* to, IntVec v) {
   _mm_store_si128(reinterpret_cast<__m128i*>(to), _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)v));
 }
 
-// Writes the digits of 64 integers to the columns of row `r` in a part of a panel: [16, 16] for 64 dims, or for e2m1
-// [2 digits, 16, 16], whose other columns are 0.
-template <typename Codes>
+// Writes the digits of 64 integers to the columns of row `r` in a part of a panel, [16, 16].
 PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t* panel) {
   alignas(64) uint32_t digits[2][kAmxRows];
 #pragma GCC unroll 4
@@ -56,11 +57,7 @@ PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t
   }
   for (int digit = 0; digit < 2; ++digit) {
     for (int64_t k = 0; k < kAmxRows; ++k) {
-      if constexpr (Codes::kGroup == 0) {
-        panel[k * kAmxColumns + digit * kLowDigits + r] = digits[digit][k];
-      } else {
-        panel[digit * kTileNumbers + k * kAmxColumns + k % 8 / 2 * kGroupRows + r] = digits[digit][k];
-      }
+      panel[k * kAmxColumns + digit * kLowDigits + r] = digits[digit][k];
     }
   }
 }
@@ -68,10 +65,6 @@ PC_FORCE_INLINE void put_digits(const IntVec (&integers)[4], int64_t r, uint32_t
 template <typename Codes>
 inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, int64_t dim, uint32_t* panel,
                            IntegerRow* of_rows) {
-  const int64_t part = kTileNumbers * (Codes::kGroup == 0 ? 1 : 2);
-  if constexpr (Codes::kGroup != 0) {
-    __builtin_memset(panel, 0, static_cast<size_t>(dim / kByteDepth * part) * sizeof *panel);
-  }
   Vec numbers[4];
   IntVec integers[4];
   for (int64_t r = 0; r < count; ++r, rows += stride) {
@@ -80,7 +73,7 @@ inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, 
       bits = max(bits, (IntVec)widen_bf16(load_half(rows + d)) & kMagnitudeBits);
     }
     float factor;
-    if (!integer_factor(largest_of_lanes(bits), factor, of_rows[r].unit, kLargestDigits)) return false;
+    if (!integer_factor(max_of_lanes(bits)[0], factor, of_rows[r].unit, kLargestDigits)) return false;
     for (int64_t d = 0; d < dim; d += kByteDepth) {
       load_ordered<Codes>(rows + d, numbers);
 #pragma GCC unroll 4
@@ -88,9 +81,8 @@ inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, 
         integers[i] = nearest(numbers[i] * factor);
         sums += integers[i];
       }
-      put_digits<Codes>(integers, r, panel + d / kByteDepth * part);
+      put_digits(integers, r, panel + d / 4 * kAmxColumns);
     }
-    of_rows[r].unit *= Codes::kUnit;
     of_rows[r].sum = sum(to_floats(sums));
   }
   return true;
@@ -99,7 +91,7 @@ inline bool pack_digits_of(const uint16_t* rows, int64_t stride, int64_t count, 
 // Packs the digits of bfloat16 query rows. Returns false if a row has none.
 inline bool pack_query_digits(const uint16_t* rows, int64_t stride, int64_t count, const Cache& cache, uint32_t* panel,
                               IntegerRow* of_rows) {
-  return with_integers(cache.format, [&]<typename Codes>() {
+  return with_digits(cache.format, [&]<typename Codes>() {
     return pack_digits_of<Codes>(rows, stride, count, cache.dim, panel, of_rows);
   });
 }
@@ -130,16 +122,15 @@ PC_FORCE_INLINE KeyRows byte_rows(const Codes& codes, const StoredTile& tile, in
 // ---- scores
 
 // The sums of the digits of four rows from 16 rows of sums, as a vector of 16 tokens a row.
-PC_FORCE_INLINE void join_columns(const float* sums, Vec (&of_rows)[kGroupRows]) {
+PC_FORCE_INLINE void join_columns(const float* sums, Vec (&of_rows)[kJoinedRows]) {
 #pragma GCC unroll 4
-  for (int i = 0; i < kGroupRows; ++i) {
+  for (int i = 0; i < kJoinedRows; ++i) {
     const float* const from = sums + i * kAmxColumns;
     of_rows[i] = join_digits(load_quarters(from, 4 * kAmxColumns), load_quarters(from + kLowDigits, 4 * kAmxColumns));
   }
   transpose_squares(of_rows);
 }
 
-// Scores of codes without scales of groups.
 template <typename Codes>
 inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const StoredTile& tile,
                             const NextRows& next_rows, int64_t dim, char* copies) {
@@ -166,14 +157,14 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
   multiply.template operator()<kRuns - 1>();
   [[maybe_unused]] Vec zero_points[kTileDwords];
   if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
-  for (int64_t row = 0; row < rows.count; row += kGroupRows) {
+  for (int64_t row = 0; row < rows.count; row += kJoinedRows) {
 #pragma GCC unroll 4
     for (int t = 0; t < kTileTokens; t += kLanes) {
-      Vec of_rows[kGroupRows];
+      Vec of_rows[kJoinedRows];
       ahead.prefetch(kLanes / 2);
       join_columns(sums[t] + row, of_rows);
 #pragma GCC unroll 4
-      for (int64_t r = 0; r < kGroupRows; ++r) {
+      for (int64_t r = 0; r < kJoinedRows; ++r) {
         if (row + r == rows.count) break;
         const IntegerRow& query = rows.integer_rows[row + r];
         if constexpr (Codes::kHasZeroPoints) {
@@ -185,89 +176,14 @@ inline void score_digits_of(const HeadRows& rows, const uint32_t* panel, const S
   }
 }
 
-// The sums of 16 keys over each group of 64 dims, for 4 rows: [dim / 64, 2 digits, 16, 16].
-inline void multiply_groups(const KeyRows& keys, const uint32_t* panel, int64_t dim, float* sums) {
-  for (int64_t d = 0; d < dim; d += kByteDepth, panel += 2 * kTileNumbers, sums += 2 * kTileNumbers) {
-    Amx::load<kLeftTile>(keys.first + d, keys.stride);
-    for_each_constant<2>([&]<int digit>() __attribute__((always_inline)) {
-      Amx::zero<digit>();
-      Amx::load<kRightTile + digit>(panel + digit * kTileNumbers, kAmxRowBytes);
-      Amx::multiply_bytes<digit, kLeftTile, kRightTile + digit>();
-      Amx::store<digit>(sums + digit * kTileNumbers, kAmxRowBytes);
-    });
-  }
-}
-
-// Adds the sums of multiply_groups() times the scales [16, groups]: a vector of 16 tokens for each of 4 rows.
-PC_FORCE_INLINE void add_groups(const float* sums, const uint16_t* scales, int64_t dim, Vec (&of_rows)[kGroupRows]) {
-  const LaneScales<4> lanes;
-  Vec of_tokens[kAmxRows] = {};
-  for (int64_t d = 0; d < dim; d += kByteDepth, sums += 2 * kTileNumbers) {
-#pragma GCC unroll 16
-    for (int t = 0; t < kAmxRows; ++t) {
-      const float* const from = sums + t * kAmxColumns;
-      const Vec scale = lanes.of(scales + (t * dim + d) / 16);
-      of_tokens[t] = fma(join_digits(load(from), load(from + kTileNumbers)), scale, of_tokens[t]);
-    }
-  }
-  const auto add_quarters = [](Vec a, Vec b)
-                                __attribute__((always_inline)) { return even_quarters(a, b) + odd_quarters(a, b); };
-#pragma GCC unroll 4
-  for (int i = 0; i < kGroupRows; ++i) {
-    of_rows[i] =
-        add_quarters(add_quarters(of_tokens[i], of_tokens[4 + i]), add_quarters(of_tokens[8 + i], of_tokens[12 + i]));
-  }
-  transpose_squares(of_rows);
-}
-
-// Scores of e2m1. Keys are unpacked a step before they are multiplied, and their sums are added a step later, so that
-// products wait neither for stores nor for each other.
-inline void score_groups(const HeadRows& rows, const uint32_t* panel, const Cache& cache, const StoredTile& tile,
-                         const NextRows& next_rows, const Scratch& scratch) {
-  const int64_t dim = cache.dim;
-  const E2M1Integers codes;
-  StreamsAhead ahead(next_rows);
-  auto* const scales = reinterpret_cast<uint16_t*>(scratch.key);
-  convert_scales(cache, tile, scales);
-  KeyRows keys[kRuns];
-  const auto unpack = [&](int run) {
-    const int first = run * kAmxRows;
-    ahead.prefetch(kAmxRows / 2);
-    keys[run] =
-        byte_rows(codes, tile, first, dim, reinterpret_cast<char*>(scratch.unpacked) + run % 2 * kAmxRows * dim);
-  };
-  const auto sums_of = [&](int run) { return scratch.key + (1 + run % 2) * 16 * dim; };
-  const auto add = [&](int run) {
-    const int64_t first = run * kAmxRows;
-    Vec of_rows[kGroupRows];
-    add_groups(sums_of(run), scales + first * dim / 16, dim, of_rows);
-#pragma GCC unroll 4
-    for (int64_t r = 0; r < kGroupRows; ++r) {
-      if (r == rows.count) break;
-      store(rows.scores + r * kTileTokens + first, of_rows[r] * rows.integer_rows[r].unit);
-    }
-  };
-  unpack(0);
-  for (int run = 0; run < kRuns; ++run) {
-    if (run + 1 < kRuns) unpack(run + 1);
-    ahead.prefetch(kAmxRows / 2);
-    multiply_groups(keys[run], panel, dim, sums_of(run));
-    if (run > 0) add(run - 1);
-  }
-  add(kRuns - 1);
-}
-
 // Scores of all rows, whose digits pack_query_digits() has packed.
 inline void score_digits(AmxTiles& tiles, const HeadRows& rows, const uint32_t* panel, const Cache& cache,
                          const StoredTile& tile, const NextRows& next_rows, const Scratch& scratch) {
   tiles.set_rows(kAmxRows);
   prefetch_all_scales(next_rows);
   auto* const copies = reinterpret_cast<char*>(scratch.unpacked);
-  switch (cache.format) {
-    case Format::I8Token: return score_digits_of<Int8Integers>(rows, panel, tile, next_rows, cache.dim, copies);
-    case Format::I4Token: return score_digits_of<Int4Integers>(rows, panel, tile, next_rows, cache.dim, copies);
-    default: return score_groups(rows, panel, cache, tile, next_rows, scratch);
-  }
+  with_digits(cache.format,
+              [&]<typename Codes>() { score_digits_of<Codes>(rows, panel, tile, next_rows, cache.dim, copies); });
 }
 
 #endif

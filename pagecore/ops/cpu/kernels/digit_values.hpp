@@ -1,37 +1,24 @@
 // Weights of few query rows times values from their codes, by exact products of int8 on AMX.
 //
-//   left    [digits of 8 rows][64 tokens]     weights, for e2m1 times the scales of a group: one left side for each
-//   right   [16 x 4 tokens][16 dims]          codes of four tokens in turn; for e2m1 the dims are those of a group
-//
-// The scales of a group are divided by the largest of them in the tile, and those of all groups share the factor that
-// makes a row of weights integers. Rows in which a group would have only small integers are not served here.
+//   left    [digits of 8 rows][64 tokens]     weights
+//   right   [16 x 4 tokens][16 dims]          codes of four tokens in turn
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_values.hpp"
 #include "pagecore/ops/cpu/kernels/digit_scores.hpp"
+#include "pagecore/ops/cpu/kernels/weight_ranges.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
 #if defined(PC_AMX)
 
-// The digits of the weights of a tile, [groups, 16, 64], and what a sum of a row and group means.
+// The digits of the weights of a tile, [16, 64], and what a sum of a row means.
 struct WeightDigits {
   int8_t* digits;
-  float* of_groups;  // [groups]; units, besides those of rows
   float units[kCodeRows];
-  float excess[kCodeRows];                            // sum of weights times zero points
-  alignas(64) float weights[kCodeRows][kTileTokens];  // times their factors
+  float excess[kCodeRows];  // sum of weights times zero points
 };
-
-// The largest and the smallest scale of each token, among those of its groups that are divided.
-struct ScaleRange {
-  Vec largest[kTileDwords], smallest[kTileDwords];
-};
-
-// A row's largest weight times scale is up to this multiple of the largest in each group, which then has integers of at
-// least 510.
-constexpr float kGroupRange = 64.0f;
 
 // Numbers that are made from 4 x 64 stored bytes.
 template <typename Codes>
@@ -39,83 +26,27 @@ constexpr int64_t kChunk = Codes::kParts * kByteDepth;
 
 // ---- weights
 
-// Divides the scales [groups, 64] by the largest of each group. A group without scales above 0 stays as it is.
-inline ScaleRange divide_scales(float* scales, int64_t groups, float unit, float* of_groups) {
-  ScaleRange range{};
-#pragma GCC unroll 4
-  for (int i = 0; i < kTileDwords; ++i) range.largest[i] = Vec{}, range.smallest[i] = splat(1.0f);
-  for (int64_t g = 0; g < groups; ++g, scales += kTileTokens) {
-    IntVec bits{};
-#pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) bits = max(bits, (IntVec)load(scales + i * kLanes) & kMagnitudeBits);
-    const float top = __builtin_bit_cast(float, largest_of_lanes(bits));
-    of_groups[g] = top * unit;
-    if (top == 0.0f) continue;
-    const float inverse = 1.0f / top;
-#pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) {
-      const Vec scale = load(scales + i * kLanes) * inverse;
-      store(scales + i * kLanes, scale);
-      const IntVec magnitude = (IntVec)scale & kMagnitudeBits;
-      range.largest[i] = (Vec)max((IntVec)range.largest[i], magnitude);
-      range.smallest[i] = (Vec)min((IntVec)range.smallest[i], magnitude);
-    }
-  }
-  return range;
-}
-
-// Writes the weights of each row times the factor that makes them integers. Returns false if one is infinite or NaN, a
-// row too small, or a group of a row too small next to others.
-template <bool kGroups>
-inline bool factor_weights(const HeadRows& rows, [[maybe_unused]] const ScaleRange& range, WeightDigits& made) {
-  for (int64_t r = 0; r < rows.count; ++r) {
-    const float* const row = rows.scores + r * kTileTokens;
-    IntVec largest{};
-    [[maybe_unused]] IntVec smallest{};  // what every group has at least
-#pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) {
-      Vec weight = load(row + i * kLanes);
-      if constexpr (kGroups) {
-        smallest = max(smallest, (IntVec)(weight * range.smallest[i]) & kMagnitudeBits);
-        weight = weight * range.largest[i];
-      }
-      largest = max(largest, (IntVec)weight & kMagnitudeBits);
-    }
-    const int32_t top = largest_of_lanes(largest);
-    float factor;
-    if (!integer_factor(top, factor, made.units[r], kLargestDigits)) return false;
-    if constexpr (kGroups) {
-      const float least = __builtin_bit_cast(float, largest_of_lanes(smallest));
-      if (least * kGroupRange < __builtin_bit_cast(float, top)) return false;
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < kTileDwords; ++i) store(made.weights[r] + i * kLanes, load(row + i * kLanes) * factor);
-  }
-  return true;
-}
-
-// Writes the digits of the weights, times the scales [groups, 64] if there are any.
+// Writes the digits of the weights. Returns false if a row has none.
 template <typename Codes>
-inline void write_digits(const StoredTile& tile, int64_t count, int64_t groups, const float* scales,
-                         WeightDigits& made) {
+inline bool write_digits(const HeadRows& rows, const StoredTile& tile, WeightDigits& made) {
   [[maybe_unused]] Vec zero_points[kTileDwords];
   if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
-  for (int64_t g = 0; g < groups; ++g, scales += kTileTokens) {
-    for (int64_t r = 0; r < count; ++r) {
-      IntVec integers[kTileDwords];
-      [[maybe_unused]] Vec excess{};
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const float* const row = rows.scores + r * kTileTokens;
+    float factor;
+    if (!weight_factor(row, kLargestDigits, factor, made.units[r])) return false;
+    IntVec integers[kTileDwords];
+    [[maybe_unused]] Vec excess{};
 #pragma GCC unroll 4
-      for (int i = 0; i < kTileDwords; ++i) {
-        Vec weight = load(made.weights[r] + i * kLanes);
-        if constexpr (Codes::kGroup != 0) weight = weight * load(scales + i * kLanes);
-        integers[i] = nearest(weight);
-        if constexpr (Codes::kHasZeroPoints) excess = fma(to_floats(integers[i]), zero_points[i], excess);
-      }
-      if constexpr (Codes::kHasZeroPoints) made.excess[r] = sum(excess);
-      int8_t* const digits = made.digits + (g * kAmxRows + r) * kTileTokens;
-      store_digits(integers, digits, digits + kLowDigits * kTileTokens);
+    for (int i = 0; i < kTileDwords; ++i) {
+      integers[i] = nearest(load(row + i * kLanes) * factor);
+      if constexpr (Codes::kHasZeroPoints) excess = fma(to_floats(integers[i]), zero_points[i], excess);
     }
+    if constexpr (Codes::kHasZeroPoints) made.excess[r] = sum(excess);
+    int8_t* const digits = made.digits + r * kTileTokens;
+    store_digits(integers, digits, digits + kLowDigits * kTileTokens);
   }
+  return true;
 }
 
 // ---- values
@@ -185,15 +116,12 @@ inline void pack_panel(const StoredTile& tile, int64_t dim, StreamsAhead& ahead,
 // The sums of 64 dims from a panel of chunks, [16, 64].
 template <typename Codes>
 PC_FORCE_INLINE void multiply_panel(const WeightDigits& weights, int64_t d, const uint32_t* panel, float* sums) {
-  if constexpr (Codes::kGroup == 0) Amx::load<kLeftTile>(weights.digits, kTileTokens);
+  Amx::load<kLeftTile>(weights.digits, kTileTokens);
   for_each_constant<4>([&]<int n>() __attribute__((always_inline)) {
-    constexpr int kLeft = kLeftTile + (Codes::kGroup == 0 ? 0 : n % 2), kRight = kRightTile + n % 2;
-    if constexpr (Codes::kGroup != 0) {
-      Amx::load<kLeft>(weights.digits + (d / 16 + n) * kAmxRows * kTileTokens, kTileTokens);
-    }
+    constexpr int kRight = kRightTile + n % 2;
     Amx::load<kRight>(panel + n * kAmxColumns, 4 * kChunk<Codes>);
     Amx::zero<n>();
-    Amx::multiply_bytes<n, kLeft, kRight>();
+    Amx::multiply_bytes<n, kLeftTile, kRight>();
     Amx::store<n>(sums + n * kAmxColumns, 4 * kByteDepth);
   });
 }
@@ -225,35 +153,22 @@ PC_FORCE_INLINE void add_panel(const HeadRows& rows, const WeightDigits& weights
     float* const acc = rows.acc + r * rows.acc_stride + d;
 #pragma GCC unroll 4
     for (int n = 0; n < 4; ++n) {
-      float unit = weights.units[r];
-      if constexpr (Codes::kGroup != 0) unit *= weights.of_groups[d / 16 + n];
       if constexpr (Codes::kHasZeroPoints) v[n] = v[n] - weights.excess[r];
-      add_product(acc + n * kLanes, v[n] * unit, rows.factor + r);
+      add_product(acc + n * kLanes, v[n] * weights.units[r], rows.factor + r);
     }
   }
 }
 
 template <typename Codes>
-inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
-                                 const NextRows& next_rows, const Scratch& scratch) {
-  const int64_t dim = cache.dim;
-  const int64_t groups = Codes::kGroup == 0 ? 1 : dim / 16;
-  // Of 64 * dim floats: 16 * dim for digits, units and scales of groups, and 16 * (dim + 64) for chunks of the panel.
-  auto* const panel = reinterpret_cast<uint32_t*>(scratch.value + 32 * dim);
-  float* const scales = scratch.value + 17 * dim;
+inline bool accumulate_digits_of(const HeadRows& rows, int64_t dim, const StoredTile& tile, const NextRows& next_rows,
+                                 const Scratch& scratch) {
   WeightDigits weights;
   weights.digits = reinterpret_cast<int8_t*>(scratch.value);
-  weights.of_groups = scratch.value + 16 * dim;
-  ScaleRange range{};
-  if constexpr (Codes::kGroup != 0) {
-    expand_scales(cache, tile, scales);
-    range = divide_scales(scales, groups, Codes::kUnit, weights.of_groups);
-  }
-  if (!factor_weights<Codes::kGroup != 0>(rows, range, weights)) return false;
+  if (!write_digits<Codes>(rows, tile, weights)) return false;
+  auto* const panel = reinterpret_cast<uint32_t*>(scratch.value + kAmxRows * kTileTokens / 4);
   prefetch_all_scales(next_rows);
   StreamsAhead ahead(next_rows);
   pack_panel<Codes>(tile, dim, ahead, panel);
-  write_digits<Codes>(tile, rows.count, groups, scales, weights);
   alignas(64) float sums[2][kAmxRows * kByteDepth];
   const int64_t parts = dim / kByteDepth;
   for (int64_t part = 0; part < parts; ++part) {
@@ -272,14 +187,14 @@ inline bool accumulate_digits_of(const HeadRows& rows, const Cache& cache, const
 inline bool accumulate_digits(AmxTiles& tiles, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
                               const NextRows& next_rows, const Scratch& scratch) {
   tiles.set_rows(kAmxRows);
-  return with_integers(cache.format, [&]<typename Codes>() {
-    return accumulate_digits_of<Codes>(rows, cache, tile, next_rows, scratch);
+  return with_digits(cache.format, [&]<typename Codes>() {
+    return accumulate_digits_of<Codes>(rows, cache.dim, tile, next_rows, scratch);
   });
 }
 
 // True if query rows are multiplied with the codes of a cache as digits.
 PC_FORCE_INLINE bool has_digits(const Cache& cache, int64_t rows) {
-  return has_integers(cache) && rows <= (group_size(cache.format) == 0 ? kCodeRows : kGroupRows);
+  return has_integers(cache) && group_size(cache.format) == 0 && rows <= kCodeRows;
 }
 
 #else

@@ -24,15 +24,6 @@ PC_FORCE_INLINE Vec join_digits(Vec high, Vec low) {
   return fma(to_floats((IntVec)high), splat(256.0f), to_floats((IntVec)low));
 }
 
-// largest_lane() of all lanes, by halves.
-PC_FORCE_INLINE int32_t largest_of_lanes(IntVec v) {
-  v = max(v, __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
-  v = max(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
-  v = max(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
-  v = max(v, __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
-  return v[0];
-}
-
 // The low nibbles of 32 bytes, then their high nibbles, in the low bits of bytes.
 PC_FORCE_INLINE Bytes nibble_halves(const char* codes) {
   const __m512i both = _mm512_maskz_broadcast_i64x4(0xff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes)));

@@ -46,9 +46,13 @@ PC_FORCE_INLINE IntVec multiply_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-// sum + multiply_pairs(a, b). The sum is made here: GCC would add products first, and lack registers for them. It is
-// passed by value, because GCC keeps an array in memory whose elements are operands of assembly.
+// sum + multiply_pairs(a, b). Without an instruction for both, the sum is made here: GCC would add products first, and
+// lack registers for them. It is passed by value, because GCC keeps an array in memory whose elements are operands of
+// assembly.
 PC_FORCE_INLINE IntVec add_pairs(IntVec sum, Shorts a, Shorts b) {
+#if defined(__AVX512VNNI__)
+  return (IntVec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
   sum += multiply_pairs(a, b);
 #if defined(__AVX512F__)
   asm("" : "+v"(sum));
@@ -56,6 +60,7 @@ PC_FORCE_INLINE IntVec add_pairs(IntVec sum, Shorts a, Shorts b) {
   asm("" : "+x"(sum));
 #endif
   return sum;
+#endif
 }
 
 PC_FORCE_INLINE Vec to_floats(IntVec v) { return __builtin_convertvector(v, Vec); }
@@ -134,15 +139,32 @@ struct E2M1Integers {
   static constexpr int kParts = 2, kGroup = 16;
   static constexpr bool kHasZeroPoints = false;
   static constexpr float kUnit = 0.5f;
+  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return look_up(halves_, stored & 15); }
+
+#if defined(__AVX512BW__)
+  // The other nibbles of a word are shifted out of its index, or do not count in it.
+  template <int kPart>
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    const auto look_up_words = [this](Words index) __attribute__((always_inline)) {
+      return (Shorts)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, wide_halves_);
+    };
+    to[0] = look_up_words((Words)stored >> 4 * kPart);
+    to[1] = look_up_words((Words)stored >> (8 + 4 * kPart));
+  }
+#else
   template <int kPart>
   PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
     split(look_up(halves_, (Bytes)nibbles<kPart>(stored)), to);
   }
-  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return look_up(halves_, stored & 15); }
+#endif
 
  private:
   static constexpr uint8_t kHalves[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 255, 254, 253, 252, 250, 248, 244};
   const Bytes halves_ = repeat(kHalves);
+#if defined(__AVX512BW__)
+  // Twice the 16 numbers.
+  const __m512i wide_halves_ = _mm512_maskz_cvtepi8_epi16(~__mmask32{0}, _mm512_castsi512_si256((__m512i)halves_));
+#endif
 };
 
 template <typename Codes>
@@ -173,7 +195,6 @@ PC_FORCE_INLINE __m128i load_scales(const char* p) {
   return kLanes == 16 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
                       : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
 }
-PC_FORCE_INLINE __m128i eight_scales(int64_t bytes) { return _mm_cvtsi64_si128(bytes); }
 
 // Numbers of the scale bytes of groups of 16.
 PC_FORCE_INLINE Vec numbers_of_scales(Format format, __m128i bytes) {

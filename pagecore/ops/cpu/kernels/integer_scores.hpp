@@ -13,15 +13,8 @@ namespace {
 
 #if defined(__AVX2__)
 
-// The bits of the largest magnitude of some numbers; those of infinities and NaN are larger than all others.
-PC_FORCE_INLINE int32_t largest_lane(IntVec bits) {
-  int32_t largest = 0;
-  for (int i = 0; i < kLanes; ++i) largest = bits[i] > largest ? bits[i] : largest;
-  return largest;
-}
-
 // The factor that makes numbers integers up to `most`, from the bits of the largest magnitude: 0 if all are 0. Returns
-// false for infinities, NaN and numbers that are too small.
+// false for infinities and NaN, whose bits are the largest, and numbers that are too small.
 PC_FORCE_INLINE bool integer_factor(int32_t largest, float& factor, float& unit, float most = kLargestShort) {
   const float number = __builtin_bit_cast(float, largest);
   factor = unit = 0.0f;
@@ -66,7 +59,7 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
     IntVec bits{};
     for (int64_t d = 0; d < dim; d += kLanes) bits = max(bits, (IntVec)load(row + d) & kMagnitudeBits);
     float factor;
-    made = made && integer_factor(largest_lane(bits), factor, of_row.unit);
+    made = made && integer_factor(max_of_lanes(bits)[0], factor, of_row.unit);
     if (!made) return;
     of_row.sum = round_row(row, dim, factor, given);
     with_integers(cache.format, [&]<typename Codes>() {
@@ -81,68 +74,100 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
   return made;
 }
 
-// Stores the first 8 lanes twice each; the last 4 of them only if there is a vector for them.
-PC_FORCE_INLINE void store_twice(float* to, Vec numbers, [[maybe_unused]] bool all) {
+// Stores the scales of 8 groups from lane `first` on twice each; the last 4 of them only if there is a vector for them.
+PC_FORCE_INLINE void store_twice(float* to, Vec scales, [[maybe_unused]] int first, [[maybe_unused]] bool all) {
 #if defined(__AVX512F__)
-  const __m512i order = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
-  store(to, (Vec)_mm512_maskz_permutexvar_ps(kAllLanes, order, (__m512)numbers));
+  const IntVec order = IntVec{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7} + first;
+  store(to, (Vec)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)order, (__m512)scales));
 #else
-  store(to, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
-  if (all)
-    store(to + kLanes, (Vec)_mm256_permutevar8x32_ps((__m256)numbers, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
+  store(to, (Vec)_mm256_permutevar8x32_ps((__m256)scales, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
+  if (all) store(to + kLanes, (Vec)_mm256_permutevar8x32_ps((__m256)scales, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
 #endif
 }
 
-// Writes the scales of the lanes of the sums of each key, [64, dim / 8]: two lanes for each group.
+// Eight scale bytes, or four and zeros.
+PC_FORCE_INLINE int64_t scale_bytes(const char* p, bool all) {
+  int64_t eight = 0;
+  uint32_t four = 0;
+  if (!all) {
+    __builtin_memcpy(&four, p, sizeof four);
+    return four;
+  }
+  __builtin_memcpy(&eight, p, sizeof eight);
+  return eight;
+}
+
+// Vectors of stored bytes of a row with the numbers of 16 times `groups` dims, times kLanes.
+PC_FORCE_INLINE int64_t scale_lanes(int64_t groups) { return (2 * groups + kLanes - 1) / kLanes * kLanes; }
+
+// Writes the scales of the lanes of the sums of each key, [64, scale_lanes]: two lanes for each group.
 inline void spread_scales(const Cache& cache, const StoredTile& tile, float* lanes) {
-  const int64_t groups = cache.dim / 16;
-  for (int t = 0; t < kTileTokens; ++t) {
-    for (int64_t g = 0; g < groups; g += 8) {
-      const bool all = groups - g >= 8;
-      int64_t bytes = 0;
-      __builtin_memcpy(&bytes, tile.scales[t] + g, all ? 8 : 4);
-      store_twice(lanes, numbers_of_scales(cache.format, eight_scales(bytes)), all);
-      lanes += all || kLanes == 16 ? 16 : kLanes;
+  constexpr int kTokens = kLanes / 8;  // whose scales fill a vector
+  const int64_t groups = cache.dim / 16, stride = scale_lanes(groups);
+  for (int64_t g = 0; g < groups; g += 8) {
+    const bool all = groups - g >= 8;
+    float* to = lanes + 2 * g;
+    for (int t = 0; t < kTileTokens; t += kTokens, to += kTokens * stride) {
+      const auto bytes = [&](int i) __attribute__((always_inline)) { return scale_bytes(tile.scales[t + i] + g, all); };
+      const Vec scales = numbers_of_scales(cache.format, _mm_set_epi64x(bytes(kTokens - 1), bytes(0)));
+#pragma GCC unroll 2
+      for (int i = 0; i < kTokens; ++i) store_twice(to + i * stride, scales, 8 * i, all);
     }
   }
 }
 
-// Adds the products of a part of a vector of stored bytes with R query rows to the lanes of their sums.
+// Keys that are multiplied together, so that their sums do not wait for each other.
+constexpr int kIntegerKeys = kLanes == 16 ? kBlockTokens : 1;
+
+// Adds the products of a part of the vectors of stored bytes of some keys with R query rows to the lanes of their sums.
 template <int kPart, typename Codes, int R>
-PC_FORCE_INLINE void multiply_part(const Codes& codes, Bytes stored, const int16_t* query, IntVec (&sums)[R]) {
-  Shorts words[2];
-  codes.template words<kPart>(stored, words);
+PC_FORCE_INLINE void multiply_part(const Codes& codes, const Bytes (&stored)[kIntegerKeys], const int16_t* query,
+                                   IntVec (&sums)[kIntegerKeys][R]) {
+  Shorts words[kIntegerKeys][2];
+#pragma GCC unroll 4
+  for (int k = 0; k < kIntegerKeys; ++k) codes.template words<kPart>(stored[k], words[k]);
 #pragma GCC unroll 2
   for (int e = 0; e < 2; ++e) {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      sums[r] = add_pairs(sums[r], words[e], load_shorts(query + ((2 * kPart + e) * R + r) * kWordLanes));
+      const Shorts numbers = load_shorts(query + ((2 * kPart + e) * R + r) * kWordLanes);
+#pragma GCC unroll 4
+      for (int k = 0; k < kIntegerKeys; ++k) sums[k][r] = add_pairs(sums[k][r], words[k][e], numbers);
     }
   }
 }
 
-// The lanes of the sums over the dims of a key and R query rows. `scales` are those of the lanes.
+// The lanes of the sums over the dims of some keys and R query rows. `scales` are those of the lanes of the first key.
 template <typename Codes, int R>
-PC_FORCE_INLINE void multiply_key(const Codes& codes, const char* row, int64_t bytes, const int16_t* query,
-                                  [[maybe_unused]] const float* scales, Vec (&lanes)[R]) {
-  IntVec sums[R] = {};
+PC_FORCE_INLINE void multiply_keys(const Codes& codes, const char* const* keys, int64_t bytes, const int16_t* query,
+                                   [[maybe_unused]] const float* scales, [[maybe_unused]] int64_t scale_stride,
+                                   Vec (&lanes)[kIntegerKeys][R]) {
+  IntVec sums[kIntegerKeys][R] = {};
   for (int64_t at = 0; at < bytes; at += kByteLanes, query += kBytesDims<Codes> * R) {
-    const Bytes stored = load_stored(row + at, bytes - at);
+    Bytes stored[kIntegerKeys];
+#pragma GCC unroll 4
+    for (int k = 0; k < kIntegerKeys; ++k) stored[k] = load_stored(keys[k] + at, bytes - at);
     multiply_part<0>(codes, stored, query, sums);
     if constexpr (Codes::kParts == 2) multiply_part<1>(codes, stored, query, sums);
     if constexpr (Codes::kGroup != 0) {
-      const Vec scale = load(scales);
-      scales += kLanes;
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        lanes[r] = fma(to_floats(sums[r]), scale, lanes[r]);
-        sums[r] = IntVec{};
+      for (int k = 0; k < kIntegerKeys; ++k) {
+        const Vec scale = load(scales + k * scale_stride);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          lanes[k][r] = fma(to_floats(sums[k][r]), scale, lanes[k][r]);
+          sums[k][r] = IntVec{};
+        }
       }
+      scales += kLanes;
     }
   }
   if constexpr (Codes::kGroup == 0) {
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) lanes[r] = to_floats(sums[r]);
+    for (int k = 0; k < kIntegerKeys; ++k) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) lanes[k][r] = to_floats(sums[k][r]);
+    }
   }
 }
 
@@ -152,16 +177,21 @@ void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* que
                        const RowAhead& next, float* scores) {
   const RowAhead ahead = next;
   const Codes codes;
-  const int64_t scale_stride = (bytes + kByteLanes - 1) / kByteLanes * kLanes;
+  const int64_t scale_stride = scale_lanes(bytes / 8);
   for (int t = 0; t < kTileTokens; t += kBlockTokens) {
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
-    for (int k = 0; k < kBlockTokens; ++k) {
-      ahead.prefetch_streams(t + k);
-      Vec lanes[R] = {};
-      multiply_key<Codes, R>(codes, tile.codes[t + k], bytes, query, scales + (t + k) * scale_stride, lanes);
+    for (int first = 0; first < kBlockTokens; first += kIntegerKeys) {
+      Vec lanes[kIntegerKeys][R] = {};
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) sums[r][k] = lanes[r];
+      for (int k = 0; k < kIntegerKeys; ++k) ahead.prefetch_streams(t + first + k);
+      multiply_keys<Codes, R>(codes, tile.codes + t + first, bytes, query, scales + (t + first) * scale_stride,
+                              scale_stride, lanes);
+#pragma GCC unroll 4
+      for (int k = 0; k < kIntegerKeys; ++k) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sums[r][first + k] = lanes[k][r];
+      }
     }
     store_sums<R>(sums, scores + t);
   }
