@@ -16,6 +16,8 @@ These errors end a launch with an `EmulatorError` that names kernel, block, thre
 - a collective or barrier that only some of the threads reach
 - asynchronous copies without a wait
 - an overflow of int, or an index outside a local array
+- a launch that exceeds the grid, the shared memory or the parameters of an architecture
+- a call of the host that ends a capture: a wait, an allocation, an event of a stream outside of the graph
 
 A write to device memory is compared with the last read of each byte, and reads of an allocation are recorded only from
 the first write of a kernel to it on; another `seed` shows what is left as wrong results. The emulator does not model

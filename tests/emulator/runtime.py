@@ -20,7 +20,10 @@ from tests.emulator.streams import Marker, Streams
 
 # Fields of emulator::Counts in native/machine.hpp.
 COUNTED = ("read_bytes", "copied_bytes", "written_bytes", "matrix_loads", "matrix_conflicts", "most_accesses")
-SHARED_BYTES = 227 * 1024
+# The least of all supported architectures: shared memory of a block (sm_86, sm_89, sm_120), and bytes of a launch's
+# parameters (before CUDA 12.1).
+SHARED_BYTES = 99 * 1024
+PARAMETER_BYTES = 4096
 
 
 class EmulatorError(AssertionError):
@@ -69,10 +72,14 @@ class EmulatedEvent:
         self._runtime.counts["event_synchronizes"] += 1
         self._runtime.streams.refuse_any_capture("the host waits for an event")
         if self.marker is not None:
+            self.marker.refuse_captured()
             self._runtime.streams.drain(self.marker.stream, self.marker)
 
     def is_done(self) -> bool:
         self._runtime.counts["event_queries"] += 1
+        self._runtime.streams.refuse_any_capture("the host queries an event")
+        if self.marker is not None:
+            self.marker.refuse_captured()
         return self.marker is None or self.marker.passed
 
 
@@ -297,6 +304,8 @@ class EmulatedRuntime:
             library = ctypes.CDLL(str(build.instance_path(instances[name], self._sources, self._folder)))
             instance = Instance.in_dll(library, "pc_instance")
             address = ctypes.addressof(instance)
+            if instance.parameter_bytes > PARAMETER_BYTES:
+                raise DeviceError(f"{name} has {instance.parameter_bytes} bytes of parameters, over {PARAMETER_BYTES}")
             self._kernels[name] = Kernel(name, library, address, instance.parameter_bytes, instance.max_threads)
         kernel = self._kernels[name]
         kernel.shared_bytes = max(kernel.shared_bytes, shared_bytes)

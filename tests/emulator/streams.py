@@ -17,13 +17,18 @@ Work = Callable[[], None]
 
 
 class Marker:
-    """A point in a stream; `passed` is True once the stream has reached it."""
+    """A point in a stream, or in the captured work of one; `passed` is True once the stream has reached it."""
 
-    def __init__(self, stream: int) -> None:
-        self.stream, self.passed = stream, False
+    def __init__(self, stream: int, graph: Graph | None) -> None:
+        self.stream, self.graph, self.passed = stream, graph, False
 
     def __call__(self) -> None:
         self.passed = True
+
+    def refuse_captured(self) -> None:
+        """Raise DeviceError for calls of the host on an event that was recorded in a capture."""
+        if self.graph is not None:
+            raise DeviceError(f"the event was last recorded while stream {self.stream:#x} was captured")
 
 
 class Graph:
@@ -95,12 +100,20 @@ class Streams:
             self.drain(stream)
 
     def mark(self, stream: int) -> Marker:
-        marker = Marker(stream)
+        marker = Marker(stream, self._captures.get(stream))
         self.submit(stream, marker)
         return marker
 
     def wait(self, stream: int, marker: Marker) -> None:
-        """Let later work of a stream wait for a marker in another stream."""
+        """Let later work of a stream wait for a marker in another stream.
+
+        Raises
+        ------
+        DeviceError
+            One of the two is captured, and the other one is not, or in another graph.
+        """
+        if self._captures.get(stream) is not marker.graph:
+            raise DeviceError(f"stream {stream:#x} waits for stream {marker.stream:#x}, which is not in its capture")
         self.submit(stream, lambda: self.drain(marker.stream, marker))
 
     def is_capturing(self, stream: int) -> bool:

@@ -176,14 +176,35 @@ def test_a_graph_repeats_its_work(late):
         lambda runtime, stream: runtime.copy(
             runtime.kept.address, np.zeros(8, np.uint8).ctypes.data, 8, stream
         ),
+        lambda runtime, stream: runtime.make_event(0).is_done(),
     ],
-    ids=["waits", "allocates", "allocates pinned", "copies pageable memory"],
+    ids=["waits", "allocates", "allocates pinned", "copies pageable memory", "queries an event"],
 )  # fmt: skip
 def test_calls_that_end_a_capture_are_refused(runtime, what):
     runtime.kept = DeviceBytes(runtime, 8)
     with pytest.raises(DeviceError, match="is captured"):
         Kit(runtime).capture(lambda stream: what(runtime, stream))
     runtime.synchronize(0)
+
+
+def test_events_join_no_stream_to_a_capture_of_another(runtime):
+    outside, inside = runtime.make_event(0), runtime.make_event(0)
+    outside.record(runtime.make_stream(0))
+
+    def work(stream):
+        inside.record(stream)
+        runtime.wait_event(stream, inside)
+        with pytest.raises(DeviceError, match="not in its capture"):
+            runtime.wait_event(stream, outside)
+        with pytest.raises(DeviceError, match="not in its capture"):
+            runtime.wait_event(runtime.make_stream(0), inside)
+
+    Kit(runtime).capture(work)
+    for call in (inside.synchronize, inside.is_done):
+        with pytest.raises(DeviceError, match="was captured"):
+            call()
+    with pytest.raises(DeviceError, match="not in its capture"):
+        runtime.wait_event(0, inside)
 
 
 # ---- the kit
