@@ -10,6 +10,7 @@ cdef class Selected:
     cdef Tensor entries
     cdef Tensor counts     # None: lists end before their first negative entry
     cdef int64_t unit      # tokens of an entry
+    cdef bint by_block
     cdef str name          # of the argument
 
     cdef void fill(self, Selection* selection) noexcept

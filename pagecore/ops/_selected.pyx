@@ -22,7 +22,7 @@ cdef class Selected:
         selection.width = self.entries.shape_[2]
         selection.sequence_stride, selection.head_stride = self.entries.strides_[0], self.entries.strides_[1]
         selection.wide = self.entries.dtype_code == INT64
-        selection.unit = self.unit
+        selection.unit, selection.by_block = self.unit, self.by_block
         if self.counts is not None:
             selection.counts = self.counts.data
             selection.counts_sequence_stride = self.counts.strides_[0]
@@ -35,7 +35,7 @@ cdef class Selected:
     cdef Selected on_host(self, const Place* place):
         cdef Selected copy = Selected()
         copy.entries, copy.counts = to_host(self.entries, place), to_host(self.counts, place)
-        copy.unit, copy.name = self.unit, self.name
+        copy.unit, copy.by_block, copy.name = self.unit, self.by_block, self.name
         return copy
 
     cdef int send(self, Tensor lens, int64_t room, const Place* place) except -1:
@@ -106,7 +106,7 @@ cdef Selected read_selected(
     if not by_block and indices is None:
         return None
     cdef Selected selected = Selected()
-    selected.name = "blocks" if by_block else "indices"
+    selected.by_block, selected.name = by_block, "blocks" if by_block else "indices"
     counts, counts_name = (block_counts, "block_counts") if by_block else (index_counts, "index_counts")
     selected.unit = block_size if by_block else 1
     selected.entries = given_indices(

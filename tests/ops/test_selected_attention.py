@@ -197,3 +197,10 @@ def test_selected_rows_of_a_quantised_cache(isa, format, by_block):
     stored = replace(case, **codes)
     got = stored.run(key_scale=scales["key_cache"], value_scale=scales["value_cache"], **options)
     assert_output_close(got, expect(replace(case, **exact), lists, counts, unit)[0])
+
+
+@pytest.mark.parametrize(("name", "entry"), [("blocks", 40), ("indices", 40), ("blocks", -2), ("indices", -2)])
+def test_errors_name_the_argument_also_for_blocks_of_one_token(name, entry):
+    case = make_case(Shape((40,), heads=(2, 1), block_size=1))
+    with pytest.raises(errors.ShapeError, match=rf"^{name}\[0, 0, 1\] is {entry} "):
+        case.run(**{name: [[[3, entry]]], NAMES[name == "blocks"][1]: [[2]]})

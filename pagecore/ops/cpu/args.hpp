@@ -18,8 +18,9 @@ struct Selection {
   int64_t head_stride = 0;
   int64_t counts_sequence_stride = 0;
   int64_t counts_head_stride = 0;
-  int64_t unit = 1;
-  bool wide = false;  // int64
+  int64_t unit = 1;       // tokens of an entry
+  bool by_block = false;  // entries are blocks, also of one token
+  bool wide = false;      // int64
   bool counts_wide = false;
 
   PC_FORCE_INLINE Indices list(int64_t sequence, int64_t head) const {

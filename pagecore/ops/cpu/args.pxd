@@ -48,6 +48,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t counts_sequence_stride
         int64_t counts_head_stride
         int64_t unit
+        cbool by_block
         cbool wide
         cbool counts_wide
 

@@ -7,7 +7,7 @@
 namespace pagecore::cpu {
 namespace {
 
-const char* name_of(const Selection& selection) { return selection.unit == 1 ? "indices" : "blocks"; }
+const char* name_of(const Selection& selection) { return selection.by_block ? "blocks" : "indices"; }
 
 }  // namespace
 
