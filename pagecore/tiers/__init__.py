@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pagecore.tiers.remote.mooncake import MooncakeStore
     from pagecore.tiers.remote.objects import ObjectStore
     from pagecore.tiers.remote.resp import RespStore
-    from pagecore.tiers.store import BlockStore, StoreStats
+    from pagecore.tiers.store import BlockStore, EvictionReporter, StoreStats
 
 __all__ = [
     "BlockStore",
@@ -54,6 +54,7 @@ __all__ = [
     "DiskFiles",
     "DiskStore",
     "EventPublisher",
+    "EvictionReporter",
     "Fingerprint",
     "Guard",
     "HandoverError",
@@ -119,7 +120,7 @@ _MODULES = {
     "remote.mooncake": ("MooncakeStore",),
     "remote.objects": ("ObjectStore",),
     "remote.resp": ("RespStore",),
-    "store": ("BlockStore", "StoreStats"),
+    "store": ("BlockStore", "EvictionReporter", "StoreStats"),
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -66,7 +66,7 @@ class EvictionReporter(Protocol):
         """True if the store reports its evictions."""
 
     def take_evicted(self) -> Keys:
-        """Return the keys of entries that the store gave up since the last call and does not have again.
+        """Return the keys of entries that the store has evicted since the last call and does not have again.
 
         The first call begins the record, which is bounded: the oldest keys are forgotten.
         """

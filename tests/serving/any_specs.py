@@ -156,6 +156,13 @@ class AnyEngine:
             samples = range(run.request.samples) if run.samples > 1 else ()
             self.cancelled |= {name, *((name[0], sample) for sample in samples)}
 
+    def evict_prefix(self):
+        request = self.draw.choice(list(self.requests.values()))
+        ids, free = answer(request, 0), self.cache.stats().num_free_blocks
+        freed = self.cache.evict_prefix(ids, keep=self.draw.choice([0, 0, 5, 17]), namespace=request.namespace)
+        assert self.cache.stats().num_free_blocks == free + freed
+        self.check()
+
     # -- a step ----------------------------------------------------------------------------------------------------
 
     def launch(self, step):
@@ -261,6 +268,8 @@ class AnyEngine:
                 self.cancel()
             if self.draw.random() < 0.02:
                 self.cache.clear_prefix_cache()
+            if self.requests and self.draw.random() < 0.05:
+                self.evict_prefix()
             if not self.turn() and not count:
                 break
         else:

@@ -10,11 +10,11 @@ cdef void subtract_evictable(
 ) noexcept
 
 # Evict until `left` blocks of each group are freed or nothing more can be evicted; subtract the freed blocks from
-# `left`, and return the number of blocks that the tree gave up.
+# `left`, and return the number of blocks that the tree evicted.
 cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept
 
 # Evict up to `amount` blocks of a component; subtract the freed blocks of each group from `left`, and return the number
-# of blocks that the tree gave up.
+# of blocks that the tree evicted.
 cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector[int64_t]& left) noexcept
 
 # Evict states until `wanted` slots are freed or no state is left; return the number of freed slots. A state that a row

@@ -158,7 +158,7 @@ cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector
 
 
 cdef void free_gone(PrefixCache prefix, const vector[vector[int32_t]]& gone, vector[int64_t]& left) noexcept:
-    """Drop the references to what the tree gave up; subtract the freed blocks of each group from `left`."""
+    """Drop the references to what the tree evicted; subtract the freed blocks of each group from `left`."""
     cdef int32_t lane, freed
     for lane in range(prefix.num_lanes):
         freed = (<BlockPool>prefix.pools[lane]).free_raw(gone[lane].data(), gone[lane].size())
@@ -168,7 +168,7 @@ cdef void free_gone(PrefixCache prefix, const vector[vector[int32_t]]& gone, vec
 
 
 cdef int64_t free_evicted_states(PrefixCache prefix, const vector[int32_t]& gone) noexcept:
-    """Drop the references to states that the tree gave up; return the number of freed slots."""
+    """Drop the references to states that the tree evicted; return the number of freed slots."""
     if prefix.states is None:
         return 0
     prefix.num_evicted_states += <int64_t>gone.size()

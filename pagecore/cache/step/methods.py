@@ -110,8 +110,9 @@ class StepMethods(PartsOwner):
 
         Write the received keys and values with `write`, or to the batch's slots, then commit; the batch does not
         attend. docs/arrivals.md has an example. In a group with a window, blocks are taken only for tokens that the
-        token after the arrival sees; the other blocks are holes (block 0), with slots -1 that `write` skips. Commit
-        publishes the taken blocks; a later sequence reuses the prefix up to where its windows are complete. Blocks that
+        token after the arrival sees; the other blocks are holes (block 0), with slots -1 that `write` skips. With sink
+        tokens all blocks are taken, and commit releases those between the sinks and the window. Commit publishes the
+        blocks that stay; a later sequence reuses the prefix up to where its windows are complete. Blocks that
         the sequence held before and that leave a window are released by commit, so the pool of the window holds both
         until then; after an abandon they stay. A sequence added with ``max_tokens=0`` holds none.
 

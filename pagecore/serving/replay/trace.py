@@ -314,8 +314,8 @@ class _Line:
         for value in ids:
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
                 self.refuse(
-                    f"hash_ids contains {shown(value)}; expected integers between 0 and {largest}; number the ids of "
-                    "a trace with larger ones"
+                    f"hash_ids contains {shown(value)}; expected integers between 0 and {largest}; renumber "
+                    "the ids of a trace that has larger ones"
                 )
         return tuple(ids[:needed])
 

@@ -75,9 +75,9 @@ class HostStats:
     num_blocks : int
         Entries of all lanes, without the null entries.
     num_cached_blocks, num_evicted_blocks : int
-        Blocks that the tree has, and those that it gave up so far, summed over the groups.
+        Blocks that the tree has, and those that it has evicted so far, summed over the groups.
     num_cached_states, num_evicted_states : int
-        States that the tree has, and those that it gave up so far.
+        States that the tree has, and those that it has evicted so far.
     num_promotions, num_promoted_tokens : int
         Promotions that copied anything, and the tokens by which they extended the device's prefixes.
     num_backups, num_backed_up_blocks : int

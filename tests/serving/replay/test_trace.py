@@ -154,7 +154,7 @@ def test_the_largest_hash_id_depends_on_its_tokens(trace):
     write(trace, {**GOOD, "input_length": 16, "hash_ids": [largest]}, {**GOOD, "input_length": 1, "hash_ids": [2**27]})
     requests = read_trace(trace, units=TraceUnits(16))
     assert next(requests).prompt()[-1] == 2**31 - 1
-    with pytest.raises(TraceError, match=f"between 0 and {largest}; number the ids"):
+    with pytest.raises(TraceError, match=f"between 0 and {largest}; renumber the ids"):
         next(requests)
 
 

@@ -104,7 +104,7 @@ class RespStore(WorkerStore):
         return self._watch is not None
 
     def take_evicted(self) -> Keys:
-        """Return the keys of entries that the server gave up since the last call."""
+        """Return the keys of entries that the server has evicted since the last call."""
         taken = [] if self._watch is None else self._watch.take()
         return np.frombuffer(b"".join(taken), np.uint8).reshape(-1, KEY_BYTES)
 
