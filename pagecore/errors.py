@@ -109,5 +109,5 @@ def shown(value: object) -> str:
     try:
         text = " ".join(line.strip() for line in repr(value).splitlines())
     except Exception:  # an int of thousands of digits, or an object whose __repr__ fails
-        text = f"a {type(value).__name__} without a short repr"
+        text = f"<{type(value).__name__} without a short repr>"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -19,8 +19,8 @@ class Silent:
         (3, "3"),
         ("a\nb", r"'a\nb'"),
         (np.zeros((2, 2)), "array([[0., 0.], [0., 0.]])"),
-        (10**5000, "a int without a short repr"),
-        (Silent(), "a Silent without a short repr"),
+        (10**5000, "<int without a short repr>"),
+        (Silent(), "<Silent without a short repr>"),
     ],
     ids=["int", "text", "array", "digits", "failing"],
 )

@@ -78,7 +78,8 @@ _BY_NUMPY = dict(zip(_NUMPY, DTYPES, strict=True))
 
 
 def _unsupported(dtype: object) -> UnsupportedDtype:
-    text = str(dtype) if isinstance(dtype, np.dtype) else shown(dtype)
+    is_simple = isinstance(dtype, np.dtype) and dtype.kind != "V"  # others may have any number of fields
+    text = str(dtype) if is_simple else shown(dtype)
     return UnsupportedDtype(f"dtype {text} is not supported; convert to one of {', '.join(DTYPES)}")
 
 

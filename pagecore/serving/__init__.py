@@ -59,4 +59,5 @@ _MODULES = {
     "whatif": ("WhatIf", "WhatIfOptions", "what_if"),
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+if not TYPE_CHECKING:  # type checkers read the imports above, and report names that are not among them
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -95,6 +95,7 @@ class Hostile:
     [
         *(None, "float64", "", "bf16", "f4,f4", "x" * 10_000, float, complex, object, str, np.float64, np.uint32),
         *(np.dtype(">f4"), np.dtype("V2"), np.dtype("(2,)f4"), ml_dtypes.float8_e4m3, ml_dtypes.int4, [("a", "f4")]),
+        *(np.dtype([(f"field{n}", "f4") for n in range(99)]), np.dtype(("f4,f4", (2,)))),
         *(np.zeros(3, "f4"), 4, 2.0, [], {}, Hostile(), Hostile),
     ],
     ids=lambda wrong: type(wrong).__name__,

@@ -395,7 +395,7 @@ def test_models_that_repeat_their_keys_raise():
     config = transformers.JetMoeConfig(vocab_size=30, intermediate_size=16, num_local_experts=2, **sizes)
     model = transformers.JetMoeForCausalLM(config)
     model.set_attn_implementation("pagecore")
-    with pytest.raises(UnsupportedOption, match=r"the jetmoe repeats keys and values after storing them"):
+    with pytest.raises(UnsupportedOption, match=r"the JetMoeForCausalLM repeats keys and values after storing them"):
         PagedCache(model, num_blocks=9)
 
 

@@ -185,6 +185,10 @@ def test_blocks_that_no_nemotron_nas_has(change, words):
     config = {"model_type": "nemotron-nas", "hidden_size": 64, "num_attention_heads": 8, "num_hidden_layers": 1}
     with pytest.raises(ConfigError, match=words):
         count_parameters(config | {"vocab_size": 99, "block_configs": [block(8, 1.0)]} | change)
+    with pytest.raises(
+        UnsupportedOption, match=r"block_configs\[0\].ffn.moe is {.*not counted; pass weights= in bytes"
+    ):
+        count_parameters(config | {"vocab_size": 99, "block_configs": [block(8, 1.0, moe={"num_local_experts": 4})]})
     windowed = block(8, 1.0)
     windowed["attention"]["window_length"] = 16
     with pytest.raises(UnsupportedOption, match="window_length is 16, which is not supported"):

@@ -33,6 +33,14 @@ def test_bytes_of_deepseek_v3_in_blocks_of_float8():
     [
         ({"quant_method": "auto-round", "bits": 5}, "bits is 5, whose bytes are unknown"),
         ({"quant_method": "auto-round", "bits": 4, "data_type": "fp8"}, 'data_type is "fp8"'),
+        (
+            {
+                "quant_method": "auto-round",
+                "bits": 4,
+                "extra_config": {"lm_head": {"bits": 16}, "layers.0": {"bits": 8}},
+            },
+            "extra_config is",
+        ),
         ({"quant_method": "hqq", "quant_config": {"self_attn.q_proj": {"nbits": 4}}}, "quant_config is"),
         ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": "4"}}}, 'nbits is "4"'),
         ({"quant_method": "torchao", "quant_type": "autoquant"}, 'quant_type is "autoquant"'),
@@ -45,8 +53,8 @@ def test_quantisations_whose_bytes_are_unknown(quantised, words):
         weight_format(SMALL | {"quantization_config": quantised})
 
 
-def test_modules_of_auto_round_with_16_bits_keep_their_dtype():
-    name = "model.layers.0.self_attn.q_proj"
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj", r"layers\.0\.self_attn\.q"])
+def test_modules_of_auto_round_with_16_bits_keep_their_dtype(name):
     quantised = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "extra_config": {name: {"bits": 16}}}
     config = SMALL | {"quantization_config": quantised}
     assert weight_format(config).count_unquantised(count_parameters(config)) == 320 * 320

@@ -112,7 +112,8 @@ VISION = {
     "glm4v": [(QWEN | {"image_size": 56, "patch_size": 14}, {})],
     "glm46v": [(QWEN | {"image_size": 56, "patch_size": 14, "attention_bias": True}, {})],
     "glm4v_moe": [(QWEN | {"image_size": 56, "patch_size": 14}, {})],
-    "glm_ocr": [(QWEN | {"patch_size": 14, "attention_bias": bias}, {}) for bias in (True, False)],
+    "glm_ocr": [(QWEN | {"patch_size": 14, "attention_bias": bias}, {}) for bias in (True, False)]
+    + [(QWEN | {"patch_size": 14, "in_channels": 4}, {})],
     "lfm2_vl": [
         (SIGLIP_2, {"projector_hidden_size": 40}),
         (SIGLIP_2 | {"vision_use_head": False}, {"projector_use_layernorm": False, "projector_bias": False}),
@@ -173,6 +174,7 @@ FLAGS = {
     "nemotron_h": {"hybrid_override_pattern": "ME*E", "moe_latent_size": 12, "mlp_bias": True, "attention_bias": True},
     "phi": {"qk_layernorm": True},
     "stablelm": {"use_parallel_residual": True},
+    "zamba2": {"use_conv_bias": False, "add_bias_linear": True, **OF_FAMILY["zamba2"]},
     "whisper": {"tie_word_embeddings": False, "encoder_attention_heads": 4, "decoder_attention_heads": 4},
 }
 

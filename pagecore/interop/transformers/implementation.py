@@ -14,10 +14,12 @@ REMEDY = f'call model.set_attn_implementation("{NAME}")'
 
 def check_implementation(model: PreTrainedModel) -> None:
     """Raise UnsupportedOption unless the attention implementation of the model is "pagecore"."""
-    name = model.config.get_text_config(decoder=True)._attn_implementation
-    model_type = model.config.get_text_config(decoder=True).model_type
-    if model_type in _REPEATING:
-        raise UnsupportedOption(f"the {model_type} repeats keys and values after storing them; use another cache")
+    config = model.config.get_text_config(decoder=True)
+    if config.model_type in _REPEATING:
+        raise UnsupportedOption(
+            f"the {type(model).__name__} repeats keys and values after storing them; use another cache"
+        )
+    name = config._attn_implementation
     if name == NAME:
         return
     if not getattr(type(model), "_can_set_attn_implementation", lambda: True)():

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models.block_configs import block_part, mlp_width
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.blocks import add_attention, add_mlp
@@ -25,6 +26,10 @@ def add_layer(tally: Tally, fields: Fields, traits: Traits, specs: Sequence[Any]
         tally.module = f"model.layers.{layer}.{name}"
         if block.flag("no_op"):
             continue
+        if block.given("moe") is not None:
+            raise UnsupportedOption(
+                f"{block.source}: {block.describe('moe')}, whose parameters are not counted; pass weights= in bytes"
+            )
         tally.norm(hidden)
         if block.flag("replace_with_linear"):
             tally.linear(hidden, hidden, name="linear_attn" if specs else "linear_mlp")

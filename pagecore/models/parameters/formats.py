@@ -17,7 +17,7 @@ from pagecore.models.config import has_encoder, text_model
 from pagecore.models.dtypes import stored_dtype
 from pagecore.models.fields import Fields, shown
 from pagecore.models.opening import open_config
-from pagecore.models.parameters.unquantised import unquantised_modules
+from pagecore.models.parameters.unquantised import bits_of_modules, unquantised_modules
 from pagecore.models.parameters.weight_formats import DTYPE_BITS, WEIGHT_FORMATS, WeightFormat, float8, grouped
 from pagecore.models.quantization import quantization_of
 
@@ -130,9 +130,11 @@ def _compressed(fields: Fields) -> WeightFormat:
 def _auto_round(fields: Fields) -> WeightFormat:
     """Return the format of AutoRound: integers with scales and zeros, or floats in blocks."""
     kind, size = str(fields.given("data_type") or "int"), _group_size(fields.given("group_size"))
+    bits = fields.given("bits")
+    if any(own != bits and own < 16 for own in bits_of_modules(fields).values()):
+        return _refuse(fields, "extra_config")
     if kind.startswith("int"):
         return _integers(fields, "bits", size, has_zeros=True)
-    bits = fields.given("bits")
     if kind.startswith("nv_fp") and bits == 4:
         return grouped("nvfp4", 4, 16, 8, matrix_bits=32)
     if kind.startswith("mx_fp") and bits in (4, 8):

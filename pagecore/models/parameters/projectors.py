@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Tally
-from pagecore.models.parameters.towers import vision_add, vision_linear
+from pagecore.models.parameters.towers import count_colours, vision_add, vision_linear
 
 __all__ = ["PROJECTORS"]
 
@@ -85,7 +85,7 @@ def _internvl(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge:
 def _glm(is_ocr: bool = False) -> Projector:
     def add(tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, _depths: int, _text: int) -> None:
         outputs = fields.integer("out_hidden_size")
-        width = 3 * outputs if is_ocr else fields.integer("intermediate_size")
+        width = outputs * count_colours(fields) if is_ocr else fields.integer("intermediate_size")
         vision_add(tally, 2 * outputs)
         vision_linear(tally, hidden * merge**2, outputs, bias=True)
         vision_linear(tally, outputs, outputs)

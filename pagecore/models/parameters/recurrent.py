@@ -104,7 +104,7 @@ def _mamba_1(rank_field: str, conv_bias: str, proj_bias: str, has_norms: bool = 
 def _mamba_2(conv_bias: str, proj_bias: str, norm: str = "", output_bias: str = "") -> Adder:
     def add(tally: Tally, fields: Fields, spec: StateSpec) -> None:
         hidden, has_bias = fields.integer("hidden_size"), fields.flag(proj_bias)
-        channels = _convolution(tally, spec, fields.flag(conv_bias))
+        channels = _convolution(tally, spec, not conv_bias or fields.flag(conv_bias))
         heads, dim, _ = spec.planes[1].shape
         tally.linear(hidden, heads * dim + channels + heads, bias=has_bias, name="in_proj")
         tally.add(3 * heads, Kind.OTHER, Split.TENSOR)
@@ -138,7 +138,7 @@ RECURRENT: Mapping[str, Adder] = {
     "falcon_h1": _mamba_2("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias"),
     "jamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias", has_norms=True),
     "bamba": _NAMED,
-    "zamba2": _mamba_2("use_conv_bias", "add_bias_linear"),
+    "zamba2": _mamba_2("", "add_bias_linear"),
     "olmo_hybrid": _delta_rule,
     "zamba": _mamba_1("mamba_dt_rank", "mamba_conv_bias", "mamba_proj_bias"),
     "lfm3": _short_convolution,

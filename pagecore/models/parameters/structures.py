@@ -184,7 +184,7 @@ TRAITS: Mapping[str, Traits] = {
     "zamba": Traits(
         is_tied=True, defaults={"mamba_dt_rank": "auto", "mamba_conv_bias": True, "mamba_proj_bias": False}
     ),
-    "zamba2": Traits(is_tied=True),
+    "zamba2": Traits(is_tied=True, mlp_bias="add_bias_linear"),
     "lfm2": Traits(is_tied=True, qk_norm="head"),
     "lfm2_moe": Traits(is_tied=True, qk_norm="head", experts=Experts(rule="after", dense="num_dense_layers")),
     "lfm3": biased_traits(

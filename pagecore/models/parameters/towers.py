@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally
 
-__all__ = ["TOWERS", "Sizes", "Tower", "add_tower", "image_side", "vision_add", "vision_linear"]
+__all__ = ["TOWERS", "Sizes", "Tower", "add_tower", "count_colours", "image_side", "vision_add", "vision_linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,14 @@ def add_tower(tally: Tally, fields: Fields, tower: Tower, sizes: Sizes) -> None:
     vision_linear(tally, hidden, width, bias=tower.has_mlp_bias, copies=layers * (1 + tower.is_gated))
     vision_linear(tally, width, hidden, bias=tower.has_mlp_bias, copies=layers)
     vision_add(tally, 2 * layers * hidden * (1 + tower.has_norm_bias))
-    named = "in_channels" if fields.given("in_channels") is not None else "num_channels"
-    colours = fields.integer(named) if fields.given(named) is not None else 3
-    vision_linear(tally, colours * sizes.frames * sizes.patch**2, hidden, bias=tower.has_patch_bias)
+    vision_linear(tally, count_colours(fields) * sizes.frames * sizes.patch**2, hidden, bias=tower.has_patch_bias)
     tower.add_rest(tally, fields, sizes)
+
+
+def count_colours(fields: Fields) -> int:
+    """Return the channels of an image; 3 if the config does not say it."""
+    named = "in_channels" if fields.given("in_channels") is not None else "num_channels"
+    return fields.integer(named) if fields.given(named) is not None else 3
 
 
 def image_side(fields: Fields, name: str) -> int:

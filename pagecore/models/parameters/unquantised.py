@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from pagecore.models.fields import Fields
 
-__all__ = ["names_module", "unquantised_modules"]
+__all__ = ["bits_of_modules", "names_module", "unquantised_modules"]
 
 # Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of Quark, of compressed-tensors, of ModelOpt and of HQQ.
 _FIELDS = (
@@ -17,6 +17,7 @@ _FIELDS = (
 )
 # Names that precede "layers" in checkpoints, other than "model.".
 _PREFIX = re.compile(r"^.*?(?=\blayers\b)")
+_SPECIAL = re.compile(r"[*+?^$()\[\]{}|\\]")
 _EXPERT = re.compile(r"\bexperts\.0\.")
 
 
@@ -32,15 +33,21 @@ def unquantised_modules(fields: Fields) -> tuple[str, ...]:
         rules = part.given("dynamic")
         # GPTQModel: a rule that begins with "-:" excludes modules by a regular expression.
         found += [f"re:{rule[2:]}" for rule in rules if rule.startswith("-:")] if isinstance(rules, Mapping) else []
-        # AutoRound: bits of single modules.
-        own = part.given("extra_config")
-        found += [name for name, each in own.items() if _is_wide(each)] if isinstance(own, Mapping) else []
+        found += [_as_pattern(name) for name, bits in bits_of_modules(part).items() if bits >= 16]
     return tuple(dict.fromkeys(found))
 
 
-def _is_wide(module: object) -> bool:
-    bits = module.get("bits") if isinstance(module, Mapping) else None
-    return isinstance(bits, int) and bits >= 16
+def bits_of_modules(fields: Fields) -> dict[str, int]:
+    """Return the bits that AutoRound gives to single modules, by name or regular expression."""
+    given = fields.given("extra_config")
+    modules = given.items() if isinstance(given, Mapping) else ()
+    bits = {name: module.get("bits") for name, module in modules if isinstance(module, Mapping)}
+    return {name: number for name, number in bits.items() if isinstance(number, int)}
+
+
+def _as_pattern(name: str) -> str:
+    """Return a key of `extra_config` as a pattern: one with special characters is searched for in names."""
+    return f"re:.*(?:{name})" if _SPECIAL.search(name) else name
 
 
 def names_module(pattern: str, name: str) -> bool:
