@@ -415,7 +415,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
         ShapeError
             `keep` is negative; tokens or spans are out of range.
         UnsupportedDtype
-            Tokens that are not integers, or a namespace that cannot be compared.
+            Tokens that are not integers, or a namespace or digest of a type that cannot be compared.
 
         Examples
         --------

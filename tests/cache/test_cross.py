@@ -160,6 +160,14 @@ def test_a_sequence_with_the_digest_of_another_does_not_write_again():
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("digest", [True, 1.5, "a", [1]])
+def test_a_digest_of_a_wrong_type_finds_and_evicts_no_prefix(digest):
+    cache = make()
+    for call in (cache.match_length, cache.evict_prefix):
+        with pytest.raises(UnsupportedDtype, match=r"cross_digest is a .*; expected bytes or an int"):
+            call(range(6), cross_digest=digest)
+
+
 def test_digests_of_other_namespaces_and_types_are_others():
     cache = make(num_blocks=[17, 30], max_sequences=8)
     sequences = [

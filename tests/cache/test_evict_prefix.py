@@ -121,6 +121,8 @@ def test_a_cache_without_prefixes_has_nothing_to_evict():
         (["a"], {}, UnsupportedDtype),
         (CHAT, {"namespace": []}, UnsupportedDtype),
         (CHAT, {"spans": [(5, 3, b"x")]}, ShapeError),
+        (CHAT, {"cross_digest": True}, UnsupportedDtype),
+        (CHAT, {"cross_digest": 1.5}, UnsupportedDtype),
     ],
 )
 def test_foreign_arguments_change_nothing(tokens, options, error):

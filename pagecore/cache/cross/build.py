@@ -69,11 +69,18 @@ def cross_request(
         )
     if digest is None:
         return count, None
-    if isinstance(digest, bool) or not isinstance(digest, bytes | int):
-        raise UnsupportedDtype(f"cross_digest is a {type(digest).__name__}; expected bytes or an int")
+    _require_digest(digest)
     return count, content_key(namespace, digest)
 
 
 def cross_namespace(namespace: Hashable, digest: Digest | None) -> Hashable:
     """Return the namespace of a sequence's prefix: keys of a decoder depend on the output that it attends to."""
-    return namespace if digest is None else (namespace, digest)
+    if digest is None:
+        return namespace
+    _require_digest(digest)
+    return (namespace, digest)
+
+
+def _require_digest(digest: object) -> None:
+    if isinstance(digest, bool) or not isinstance(digest, bytes | int):
+        raise UnsupportedDtype(f"cross_digest is a {type(digest).__name__}; expected bytes or an int")
