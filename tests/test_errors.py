@@ -3,7 +3,10 @@
 import numpy as np
 import pytest
 
-from pagecore.errors import shown
+from pagecore import AttentionSpec, PagedKVCache, specs_from_config
+from pagecore.errors import PagecoreError, shown
+from pagecore.serving import ReplayOptions
+from pagecore.tiers import Fingerprint, HostTier, Tiers, lane_keys
 
 
 class Silent:
@@ -33,3 +36,36 @@ def test_a_long_value_is_cut(value):
     assert len(shown(value)) == 80
     assert shown(value).endswith("...")
     assert shown(value)[:5] == repr(value)[:5]
+
+
+SPEC = AttentionSpec(2, 8)
+LLAMA = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+CALLS = {
+    "id": lambda cache, value: cache.add_sequence([1], id=value),
+    "priority": lambda cache, value: cache.add_sequence([1], priority=value),
+    "time_to_live": lambda cache, value: cache.add_sequence([1], time_to_live=value),
+    "rank": lambda cache, value: cache.add_sequence([1], rank=value),
+    "token": lambda cache, value: cache.evict_prefix([value]),
+    "layout": lambda _, value: PagedKVCache(SPEC, num_blocks=9, layout=value),
+    "blocks": lambda _, value: ReplayOptions(blocks=value),
+    "memory": lambda _, value: ReplayOptions(memory=value),
+    "disk": lambda _, value: ReplayOptions(disk=value),
+    "remote": lambda _, value: ReplayOptions(remote=value),
+    "bandwidth": lambda _, value: ReplayOptions(bandwidth=[value]),
+    "numa_node": lambda cache, value: HostTier(cache, num_blocks=9, numa_node=value),
+    "io": lambda cache, value: HostTier(cache, num_blocks=9, io=value),
+    "write": lambda cache, value: Tiers(cache, HostTier(cache, num_blocks=9), write=value),
+    "hash": lambda cache, value: Fingerprint.of(cache, model="m", hash=value),
+    "chain": lambda _, value: lane_keys(value, 0),
+    "format": lambda _, value: specs_from_config(LLAMA, format=value),
+}
+AWKWARD = {"array": np.zeros((40, 40)), "text": "x" * 5000, "list": ["y" * 3000], "int": 10**5000, "silent": Silent()}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_awkward_values_are_refused_with_a_short_message(name):
+    for kind in AWKWARD.keys() - ({"text", "int", "silent"} if name == "id" else set()):  # these name a sequence
+        with pytest.raises(PagecoreError) as raised:
+            CALLS[name](PagedKVCache(SPEC, num_blocks=9), AWKWARD[kind])
+        assert len(str(raised.value)) < 400, kind
+        assert "\n" not in str(raised.value), kind

@@ -11,7 +11,7 @@ from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._state_table cimport StateTable
 
-from pagecore.errors import InvalidSequence
+from pagecore.errors import InvalidSequence, shown
 
 
 cdef class CacheState:
@@ -109,7 +109,7 @@ cdef class CacheState:
             hash(name)
         except Exception as error:
             raise InvalidSequence(
-                f"id is {name!r}, which cannot be hashed ({error}); use a number, a string or a tuple"
+                f"id is {shown(name)}, which cannot be hashed ({error}); use a number, a string or a tuple"
             ) from None
         return name
 

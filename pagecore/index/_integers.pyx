@@ -253,7 +253,7 @@ cdef int check_fit(object array, str what, object error, object bits) except -1:
     for extreme in (array.max(), array.min()):
         value = operator.index(extreme)
         if not least <= value <= most:
-            raise error(f"{what} {value} does not fit {bits} bits; the limits are {least} and {most}")
+            raise error(f"{what} {shown(value)} does not fit {bits} bits; the limits are {least} and {most}")
     return 0
 
 

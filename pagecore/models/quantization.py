@@ -46,7 +46,7 @@ def requested_format(whole: Fields, text: Fields, format: str | None) -> str | N
     UnsupportedOption
         A scheme that no format stores.
     """
-    if format != "auto":
+    if not isinstance(format, str) or format != "auto":
         return format
     fields = quantization_of(whole, text)
     return None if fields is None else _of_config(fields)

@@ -108,7 +108,8 @@ class KVLayout:
         axes = self.order
         if len(set(axes)) != len(axes) or not set("BNHD") <= set(axes) <= set("LBCNHD"):
             raise UnsupportedOption(
-                f"layout is {axes!r}; use 'layerwise', 'blockwise', or B, N, H and D once each, optionally with L and C"
+                f"layout is {shown(axes)}; use 'layerwise', 'blockwise', or B, N, H and D once each, optionally with L "
+                "and C"
             )
         if axes[-1] != "D":
             raise UnsupportedOption(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import SupportsIndex
 
 from pagecore.errors import NotEnoughMemory, UnsupportedOption
-from pagecore.storage.checks import require_int
+from pagecore.storage.checks import require_int, shown
 
 NODES = Path("/sys/devices/system/node")
 # mbind has no wrapper in the C library; libnuma only adds one.
@@ -43,7 +43,9 @@ def checked_node(node: SupportsIndex, folder: Path = NODES) -> int:
     nodes = online_nodes(folder)
     if number not in nodes:
         listed = ", ".join(map(str, nodes))
-        raise UnsupportedOption(f"numa_node is {number}; this host has the nodes {listed}: use one of them, or None")
+        raise UnsupportedOption(
+            f"numa_node is {shown(number)}; this host has the nodes {listed}: use one of them, or None"
+        )
     return number
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index._radix_query import validate_namespace, validate_spans
-from pagecore.storage.checks import as_float, require_int
+from pagecore.storage.checks import as_float, require_int, shown
 
 __all__ = ["RetentionOptions", "as_finite", "checked_rank", "retention_options", "reusable", "validate_namespace"]
 
@@ -37,10 +37,10 @@ def retention_options(
     """Return the validated options of a sequence; its tokens are not needed."""
     if priority is not None and policy != "priority":
         raise UnsupportedOption(
-            f"priority {priority} has no effect with policy {policy!r}; use eviction_policy='priority'"
+            f"priority {shown(priority)} has no effect with policy {policy!r}; use eviction_policy='priority'"
         )
     if time_to_live is not None and priority is None:
-        raise UnsupportedOption(f"time_to_live {time_to_live} needs a priority; give both")
+        raise UnsupportedOption(f"time_to_live {shown(time_to_live)} needs a priority; give both")
     if priority is not None and not 0 <= (priority := as_finite("priority", priority)) <= 100:
         raise ShapeError(f"priority is {priority}; use 0 to 100")
     if time_to_live is not None and (time_to_live := as_finite("time_to_live", time_to_live)) < 0:
@@ -61,7 +61,7 @@ def as_finite(name: str, value: float) -> float:
 def checked_rank(policy: str, rank: float | None) -> float | None:
     """Return a rank as a float; raise UnsupportedOption if the policy does not use it."""
     if rank is not None and policy != "rank":
-        raise UnsupportedOption(f"rank {rank} has no effect with policy {policy!r}; use eviction_policy='rank'")
+        raise UnsupportedOption(f"rank {shown(rank)} has no effect with policy {policy!r}; use eviction_policy='rank'")
     return None if rank is None else as_finite("rank", rank)
 
 

@@ -19,7 +19,7 @@ from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
-from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int
+from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
 from pagecore.storage.pool import blocks_within
 from pagecore.storage.state_pool import checked_ratio
 
@@ -146,10 +146,10 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if self.memory is not None and self.blocks is not None:
             raise UnsupportedOption(
-                f"memory {self.memory!r} and blocks {self.blocks} exclude each other; pass one of them"
+                f"memory {shown(self.memory)} and blocks {shown(self.blocks)} exclude each other; pass one of them"
             )
         if isinstance(self.blocks, str) and self.blocks != UNBOUNDED:
-            raise UnsupportedOption(f"blocks is {self.blocks!r}; expected a number or {UNBOUNDED!r}")
+            raise UnsupportedOption(f"blocks is {shown(self.blocks)}; expected a number or {UNBOUNDED!r}")
         check_policy(self.evict)
         if check_order(self.policy) == "priority":
             raise UnsupportedOption(
@@ -177,7 +177,7 @@ class ReplayOptions:
         for name, memory, blocks in sizes:
             if blocks > INT32_MAX:
                 raise ShapeError(
-                    f"{name} {memory!r} holds {blocks} blocks; the largest block id is {INT32_MAX}; "
+                    f"{name} {shown(memory)} holds {shown(blocks)} blocks; the largest block id is {INT32_MAX}; "
                     "use less memory or a larger block_size"
                 )
 
@@ -332,8 +332,8 @@ class ReplayOptions:
             return
         if self.blocks is not None and self.blocks != UNBOUNDED:
             raise UnsupportedOption(
-                f"blocks is {self.blocks!r}, but no layer of the model attends, and there are no blocks; give memory "
-                "or num_states instead"
+                f"blocks is {shown(self.blocks)}, but no layer of the model attends, and there are no blocks; give "
+                "memory or num_states instead"
             )
 
     def _check_states(self) -> None:
@@ -349,11 +349,12 @@ class ReplayOptions:
             for name, value in (("disk", self.disk), ("remote", self.remote), ("bandwidth", speeds)):
                 if value is not None:
                     raise UnsupportedOption(
-                        f"{name} is {value!r}, but there is no host tier, through which stores are read; give host, too"
+                        f"{name} is {shown(value)}, but there is no host tier, through which stores are read; give "
+                        "host, too"
                     )
         elif self.evict == NO_REUSE:
             raise UnsupportedOption(
-                f"host is {self.host!r}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one"
+                f"host is {shown(self.host)}, but evict is {NO_REUSE!r}: a tier keeps prefixes; drop one"
             )
         _ = self.places
 

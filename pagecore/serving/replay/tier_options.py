@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import as_float, as_tuple
+from pagecore.storage.checks import as_float, as_tuple, shown
 from pagecore.storage.memory import UNITS
 
 __all__ = ["MEDIA", "TierPlace", "named", "parse_bandwidth", "parse_place"]
@@ -48,21 +48,22 @@ def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
     """
     what = "a folder" if name == "disk" else "the URL of a store"
     if not isinstance(value, int | str) or isinstance(value, bool) or value == "":
-        raise UnsupportedOption(f"{name} is {value!r}; expected {what}, a size such as '1TiB', or {UNBOUNDED!r}")
+        raise UnsupportedOption(f"{name} is {shown(value)}; expected {what}, a size such as '1TiB', or {UNBOUNDED!r}")
     is_size = isinstance(value, int) or value == UNBOUNDED or value[:1].isdigit()
     if is_size and attend:
         raise UnsupportedOption(
-            f"{name} is {value!r}, a size for a simulation, but attend moves real bytes; give {what}, or drop attend"
+            f"{name} is {shown(value)}, a size for a simulation, but attend moves real bytes; give {what}, or drop "
+            "attend"
         )
     if is_size:
         nbytes = None if value == UNBOUNDED else named(name, lambda: parse_memory(value))
         if nbytes == 0:
-            raise ShapeError(f"{name} is {value!r}; expected a size above 0, such as '1TiB', or leave it out")
+            raise ShapeError(f"{name} is {shown(value)}; expected a size above 0, such as '1TiB', or leave it out")
         return TierPlace(nbytes=nbytes)
     if not attend:
         raise UnsupportedOption(
-            f"{name} is {value!r}, but a replay without attend has no bytes to write; add attend, or give a size for "
-            f"a simulation: one of {', '.join(unit for unit in UNITS if len(unit) == 3)}, or {UNBOUNDED!r}"
+            f"{name} is {shown(value)}, but a replay without attend has no bytes to write; add attend, or give a size "
+            f"for a simulation: one of {', '.join(unit for unit in UNITS if len(unit) == 3)}, or {UNBOUNDED!r}"
         )
     return TierPlace(target=str(value))
 
@@ -82,17 +83,17 @@ def parse_bandwidth(value: Mapping[str, float] | Iterable[str]) -> dict[str, flo
         pairs = list(value.items())
     else:
         for text in as_tuple("bandwidth", value, "a list such as ['disk=2.5'], in GB/s"):
-            name, _, number = str(text).partition("=")
+            name, _, number = text.partition("=") if isinstance(text, str) else ("", "", "")
             try:
                 pairs.append((name, float(number)))
             except ValueError:
                 raise UnsupportedOption(
-                    f"bandwidth is {text!r}; expected a medium and GB/s, such as 'disk=2.5'"
+                    f"bandwidth is {shown(text)}; expected a medium and GB/s, such as 'disk=2.5'"
                 ) from None
     found = {}
     for name, speed in pairs:
-        if name not in MEDIA:
-            raise UnsupportedOption(f"bandwidth is given for {name!r}; the media are {', '.join(MEDIA)}")
+        if not isinstance(name, str) or name not in MEDIA:
+            raise UnsupportedOption(f"bandwidth is given for {shown(name)}; the media are {', '.join(MEDIA)}")
         rate = as_float(f"bandwidth of {name}", speed)
         if not (math.isfinite(rate) and rate > 0):
             raise ShapeError(f"bandwidth of {name} is {rate!r} GB/s; expected a number above 0")

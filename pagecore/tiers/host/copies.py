@@ -113,7 +113,7 @@ class BlockCopies:
 
 def check_io(io: str) -> None:
     """Raise UnsupportedOption for an unknown `io`."""
-    if io not in IO:
+    if not isinstance(io, str) or io not in IO:
         raise UnsupportedOption(f"io is {shown(io)}; use one of {', '.join(IO)}")
 
 

@@ -103,6 +103,8 @@ def lane_keys(chain: Chain, lane: int) -> Chain:
     ShapeError
         A chain of another shape, or a lane that does not fit a byte.
     """
+    if not isinstance(chain, np.ndarray):
+        raise ShapeError(f"chain is {shown(chain)}; expected an array that content_chain returned")
     if chain.ndim != 2 or chain.shape[1] != HASH_BYTES or chain.dtype != np.uint8:
         raise ShapeError(f"expected a chain of uint8 [n, {HASH_BYTES}], got {chain.dtype} {list(chain.shape)}")
     keys = np.empty((len(chain), KEY_BYTES), np.uint8)

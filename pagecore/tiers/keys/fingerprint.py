@@ -83,7 +83,7 @@ class Fingerprint:
             raise UnsupportedOption(f"revision is {shown(self.revision)}; give a str, such as a commit of the weights")
         if not isinstance(self.salt, bytes):
             raise UnsupportedOption(f"salt is a {type(self.salt).__name__}; give bytes")
-        if self.hash not in HASHES:
+        if not isinstance(self.hash, str) or self.hash not in HASHES:
             raise UnsupportedOption(f"hash is {shown(self.hash)}; use one of {', '.join(HASHES)}")
         require_int("block_size", self.block_size)
         if not self.lanes or len(self.lanes) != len(self.payload_bytes):

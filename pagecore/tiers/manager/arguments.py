@@ -23,7 +23,7 @@ def checked_parts(cache: Any, host: Any, write: Any) -> CacheParts:
         raise UnsupportedOption(f"host is {shown(host)}; expected a HostTier of this cache")
     if host.is_closed:
         raise UnsupportedOption("the host tier is closed; make another one")
-    if write not in get_args(Write):
+    if not isinstance(write, str) or write not in get_args(Write):
         raise UnsupportedOption(f"write is {shown(write)}; use one of {', '.join(get_args(Write))}")
     return parts
 
