@@ -112,12 +112,11 @@ class Offer:
             if self._is_releasing or self.num_active or self.is_open:
                 return self._is_released  # False while another thread gives them back
             self._is_releasing = True
-        try:
+        with contextlib.ExitStack() as steps:  # each runs, whatever one before it raises
+            steps.callback(setattr, self, "_is_released", True)
+            steps.callback(self.give_back)
             if self.on_release is not None:
                 self.on_release()
-            self.give_back()
-        finally:
-            self._is_released = True
         return True
 
     def give_back(self) -> None:

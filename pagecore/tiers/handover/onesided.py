@@ -10,6 +10,7 @@ the transport is closed, and never to a block of the cache.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -152,10 +153,10 @@ class OneSidedTransport(SocketTransport):
             self._registered[address] = owner  # registered memory must stay
 
     def _unregister(self, addresses: list[int]) -> None:
-        with self._memory_lock:
+        with self._memory_lock, contextlib.ExitStack() as steps:  # one that fails leaves none of the others registered
             for address in addresses:
                 if self._registered.pop(address, None) is not None:
-                    self.unregister(address)
+                    steps.callback(self.unregister, address)
 
     def respond(self, stream: Stream, offer: Offer, units: Units, seeds: NDArray[np.uint64]) -> None:
         """Send the addresses and sums of the units."""

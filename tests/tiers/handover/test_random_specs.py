@@ -144,3 +144,20 @@ def test_an_offer_is_left_until_its_rows_are_given_back(sockets):
     withdrawing.join()
     assert exporter.drain(10)
     assert cache.num_sequences == 1
+
+
+def test_rows_are_given_back_though_memory_cannot_be_unregistered(sockets):
+    exporter, _ = sockets
+    cache = make()
+    sequence = cache.add_sequence(np.arange(20))
+    advance(cache, sequence, 20)
+    manifest = export_sequence(cache, sequence, transport=exporter)
+
+    def fail() -> None:
+        raise OSError("cannot unregister")
+
+    exporter._server._offers[manifest.export].on_release = fail
+    with pytest.raises(OSError, match="cannot unregister"):
+        exporter.withdraw(manifest.export)
+    assert exporter.drain(10)
+    assert (exporter.num_offers, cache.num_sequences) == (0, 1)
