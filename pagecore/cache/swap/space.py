@@ -5,58 +5,25 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Sequence as Listed
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays import DType, as_dtype, strided
-from pagecore.arrays._make import pinned
+from pagecore.arrays import DType
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence
-from pagecore.cache.layers import Group
-from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
-from pagecore.cache.state_layers import StateSizes
 from pagecore.cache.swap._contents import stored_content_blocks
 from pagecore.cache.swap._swap import check_stored, stored_blocks
-from pagecore.errors import NotEnoughMemory, PagecoreError, UnsupportedDtype, UnsupportedOption
-from pagecore.index import BlockPool, StateTable
-from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
-from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
-from pagecore.storage.layout import as_layout
+from pagecore.cache.swap.memory import SharedHost, own_memory, quantises, shared_memory
+from pagecore.errors import PagecoreError, UnsupportedOption
+from pagecore.storage import KVLayout
+from pagecore.storage.checks import shown
 from pagecore.storage.memory import Memory
-from pagecore.storage.spec import CACHE_DTYPES
 
 NONE = np.zeros(0, np.int32)
 T = TypeVar("T")
-
-
-class SharedHost(Protocol):
-    """A host tier, as a swap space that shares its memory sees it; pools are of each group, then of the states."""
-
-    @property
-    def block_pools(self) -> Listed[BlockPool]:
-        """Pools of block ids."""
-
-    @property
-    def kv_pools(self) -> Listed[KVPool]:
-        """Bytes of the groups; empty without bytes."""
-
-    @property
-    def state_pool(self) -> StatePool | None:
-        """Bytes of the states: those of checkpoints, if they are quantised."""
-
-    @property
-    def num_available(self) -> int:
-        """Free and evictable blocks of the scarcest group."""
-
-    def make_room(self, counts: Listed[int]) -> bool:
-        """Evict until `counts` blocks of each pool are free; return False if they cannot be."""
-
-    def check_invariants(self) -> None:
-        """Recount every block from its holders."""
 
 
 class SwapSpace:
@@ -140,89 +107,19 @@ class SwapSpace:
         host: SharedHost | None = None,
     ) -> None:
         parts = parts_of(cache)
-        # Of quantised checkpoints.
-        self.checkpoint_slots: BlockPool | None = None
-        self.checkpoint_pool: StatePool | None = None
-        self._host = host
-        if host is not None:
-            own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_checkpoints": num_checkpoints}
-            if not _quantises(parts):
-                own["num_states"] = num_states
-            self._share(cache, parts, host, own | {"layout": layout, "dtype": dtype, "scrub": scrub}, num_states)
-            return
-        is_scrubbed = parts.scrub if scrub is None else flag("scrub", scrub)
-        if is_scrubbed and not parts.scrub:
-            raise UnsupportedOption(
-                "scrub is True, but the cache has scrub=False: whole blocks are moved, and those of the cache may hold "
-                "values of another namespace; make the cache with scrub=True"
-            )
-        groups = [_converted(group, dtype) for group in parts.groups]
-        sizes, memory = _size_states(parts, num_states, num_checkpoints, memory)
-        blocks = count_blocks(groups, parts.block_size, num_blocks, memory)
-        order = None if layout is None else as_layout(layout)
-        self.cache = cache
-        self._parts = parts
-        # True if values come back bit for bit.
-        self.is_exact = all(
-            one.spec.planes == other.spec.planes for one, other in zip(groups, parts.groups, strict=True)
-        )
-        self.block_pools = tuple(BlockPool(n, order="address") for n in blocks)
-        self._take_states(parts, sizes, is_scrubbed)
-        if sizes.num_checkpoints:
-            self.checkpoint_slots = BlockPool(sizes.num_checkpoints, order="address")
-            self.checkpoint_pool = _state_pool(parts, parts.checkpoint_specs, sizes.num_checkpoints, is_scrubbed)
-        self.pools = self._listed_pools()
-        # Zipped with the cache's pools: a cache without bytes has none.
-        self.kv_pools = [
-            _host_pool(parts, group, n, order or pool.layout, is_scrubbed)
-            for group, n, pool in zip(groups, blocks, parts.store.pools, strict=False)
-        ]
-        self._start(parts)
-
-    def _take_states(self, parts: CacheParts, sizes: StateSizes, scrub: bool) -> None:
-        """Make the slots of the states."""
-        slots = sizes.num_states
-        self.state_slots = BlockPool(slots, order="address") if slots else None
-        specs = [spec for spec in parts.state_specs if isinstance(spec, StateSpec)]
-        self.state_pool = _state_pool(parts, specs, slots, scrub)
-
-    def _listed_pools(self) -> tuple[BlockPool, ...]:
-        """Return the pools of the groups, then those of the states and of quantised checkpoints."""
-        slots = (self.state_slots, self.checkpoint_slots)
-        return (*self.block_pools, *(pool for pool in slots if pool is not None))
-
-    def _share(
-        self,
-        cache: PartsOwner,
-        parts: CacheParts,
-        host: SharedHost,
-        own: dict[str, object],
-        num_states: int | None,
-    ) -> None:
-        """Take the pools of a host tier."""
-        given = [name for name, value in own.items() if value is not None]
-        if given:
-            raise UnsupportedOption(f"host is given, and {given[0]} too; the space has the tier's memory: leave it out")
-        if getattr(host, "cache", None) is not cache:
-            raise UnsupportedOption(f"host is {shown(host)}; expected a HostTier of this cache")
-        if parts.cross is not None:
-            raise UnsupportedOption(
-                "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"
-            )
-        self.cache, self._parts, self.is_exact = cache, parts, True
-        shared = tuple(host.block_pools)
-        self.block_pools = shared[: parts.num_groups]
-        self.kv_pools = list(host.kv_pools)
-        if _quantises(parts):
-            self._take_states(parts, _size_states(parts, num_states, 2, None)[0], parts.scrub)
-            self.checkpoint_slots, self.checkpoint_pool = shared[-1], host.state_pool
+        if host is None:
+            taken = own_memory(parts, num_blocks, memory, num_states, num_checkpoints, layout, dtype, scrub)
         else:
-            self.state_slots = shared[-1] if parts.state.states is not None else None
-            self.state_pool = host.state_pool
-        self.pools = self._listed_pools()
-        self._start(parts)
-
-    def _start(self, parts: CacheParts) -> None:
+            own: dict[str, object] = {"num_blocks": num_blocks, "memory": memory, "num_checkpoints": num_checkpoints}
+            if not quantises(parts):
+                own["num_states"] = num_states
+            _check_host(cache, parts, host, own | {"layout": layout, "dtype": dtype, "scrub": scrub})
+            taken = shared_memory(parts, host, num_states)
+        self.cache, self._parts, self._host, self._memory = cache, parts, host, taken
+        self.block_pools, self.pools, self.kv_pools = taken.block_pools, taken.pools, taken.kv_pools
+        self.state_slots, self.state_pool = taken.state_slots, taken.state_pool
+        self.checkpoint_slots, self.checkpoint_pool = taken.checkpoint_slots, taken.checkpoint_pool
+        self.is_exact = taken.is_exact
         staging = parts.staging
         self._last_use = None if staging is None else staging.runtime.make_event(staging.device)
         parts.swap_spaces.add(self)
@@ -274,8 +171,7 @@ class SwapSpace:
     @property
     def nbytes(self) -> int:
         """Bytes of all groups and states; 0 for a cache without bytes."""
-        of_states = [pool.nbytes for pool in (self.state_pool, self.checkpoint_pool) if pool is not None]
-        return sum(pool.nbytes for pool in self.kv_pools) + sum(of_states)
+        return self._memory.nbytes
 
     def check_invariants(self) -> None:
         """Recount every block from the sequences that hold it; raise `PagecoreError` if the counts differ."""
@@ -353,107 +249,14 @@ class SwapSpace:
         return f"SwapSpace({self.num_sequences} sequences, {self.num_used_blocks} of {blocks} blocks used)"
 
 
-def _host_pool(parts: CacheParts, group: Group, num_blocks: int, layout: KVLayout, scrub: bool) -> KVPool:
-    """Return a pool in host memory; page-locked, and reachable from the device, for a cache on CUDA."""
-    buffers = None
-    if parts.staging is not None:
-        bound = layout.bind(group.spec.planes, group.num_layers, num_blocks, parts.block_size)
-        sizes = [bound.buffer_nbytes(i) for i in range(bound.num_buffers)]
-        buffers = [pinned(size, parts.device, zeroed=scrub) for size in sizes]
-    device = "cpu" if buffers is None else parts.device
-    is_new = scrub and buffers is None
-    return KVPool(group.spec, group.num_layers, num_blocks, parts.block_size, layout, device, buffers, scrub=is_new)
-
-
-def _quantises(parts: CacheParts) -> bool:
-    return parts.state.states is not None and parts.state.states.num_checkpoints > 0
-
-
-def _size_states(
-    parts: CacheParts, num_states: int | None, num_checkpoints: int | None, memory: Memory | None
-) -> tuple[StateSizes, Memory | None]:
-    """Return the state slots of a space, and the memory that is left for blocks."""
-    states = parts.state.states
-    if states is None:
-        if num_states is not None:
-            raise UnsupportedOption("num_states is given, but no layer of the cache keeps a state; leave it out")
-        if num_checkpoints is not None:
-            raise UnsupportedOption("num_checkpoints is given, but no layer of the cache keeps a state; leave it out")
-        return StateSizes(), memory
-    if num_checkpoints is not None and not states.num_checkpoints:
+def _check_host(cache: PartsOwner, parts: CacheParts, host: SharedHost, own: dict[str, object]) -> None:
+    """Refuse a host tier that the space cannot share, or options that it would ignore."""
+    given = [name for name, value in own.items() if value is not None]
+    if given:
+        raise UnsupportedOption(f"host is given, and {given[0]} too; the space has the tier's memory: leave it out")
+    if getattr(host, "cache", None) is not cache:
+        raise UnsupportedOption(f"host is {shown(host)}; expected a HostTier of this cache")
+    if parts.cross is not None:
         raise UnsupportedOption(
-            "num_checkpoints is given, but the cache has no quantised checkpoints; leave it out, or give its "
-            "StateSpecs checkpoint_format"
+            "the cache has cross-attention layers, whose blocks a host tier leaves out; give the space num_blocks"
         )
-    slots = states.num_slots if num_states is None else require_int("num_states", num_states, min=2, max=INT32_MAX)
-    kept = None if num_checkpoints is None else require_int("num_checkpoints", num_checkpoints, min=2, max=INT32_MAX)
-    if memory is None:
-        default = max(slots, states.num_checkpoints) if num_states is None else slots
-        return _with_checkpoints(states, slots, default if kept is None else kept), None
-    # A checkpoint goes with each state.
-    budget, each = parse_memory(memory, "cpu"), sum(p.nbytes for spec in parts.state_specs for p in spec.planes)
-    one = sum(spec.nbytes for spec in parts.checkpoint_specs) if states.num_checkpoints else 0
-    taken = 0 if kept is None else kept * one
-    each += one if kept is None else 0
-    budget -= taken
-    if num_states is None:
-        of_groups = sum(
-            pool.num_blocks * group.bytes_per_block(parts.block_size)
-            for pool, group in zip(parts.block_pools, parts.groups, strict=True)
-        )
-        slots = max(2, budget * slots // (slots * each + of_groups))
-    if not parts.groups:
-        slots = slots if num_states is not None else min(budget // each, INT32_MAX)
-        if slots < 2 or slots * each > budget:
-            raise NotEnoughMemory(
-                f"{max(slots, 2)} state slots of {each} bytes do not fit in a memory of {max(budget, 0)} bytes; give "
-                "more memory"
-            )
-        return _with_checkpoints(states, slots, slots if kept is None else kept), None
-    if slots * each >= budget:
-        raise NotEnoughMemory(f"{slots} state slots of {each} bytes fill a memory of {budget} bytes; give more memory")
-    return _with_checkpoints(states, slots, slots if kept is None else kept), budget - slots * each
-
-
-def _with_checkpoints(states: StateTable, slots: int, kept: int) -> StateSizes:
-    return StateSizes(slots, kept if states.num_checkpoints else 0)
-
-
-def _state_pool(parts: CacheParts, specs: Listed[StateSpec], num_slots: int, scrub: bool) -> StatePool | None:
-    """Return slots in host memory; page-locked, and reachable from the device, for a cache on CUDA."""
-    if not num_slots or parts.store.states is None:
-        return None
-    if parts.staging is None:
-        pool = StatePool(specs, num_slots)
-        if scrub:
-            pool.zero(range(1, num_slots))
-        return pool
-    buffers = []
-    for plane in (plane for spec in specs for plane in spec.planes):
-        held = pinned(num_slots * plane.nbytes, parts.device, zeroed=scrub)
-        buffers.append(strided(held, (num_slots, *plane.shape), None, 0, plane.dtype))
-    return StatePool(specs, num_slots, device=parts.device, buffers=buffers)
-
-
-@dataclass(frozen=True)
-class _Planes:
-    """A spec of stored planes only, without any attention options."""
-
-    planes: tuple[Plane, ...]
-    window: int | None = None
-
-
-def _converted(group: Group, dtype: DType | str | None) -> Group:
-    """Return the group with its floats stored as `dtype`."""
-    if dtype is None:
-        return group
-    target = as_dtype(dtype)
-    for name, one in [("dtype", target), *((f"plane {plane.name!r}", plane.dtype) for plane in group.spec.planes)]:
-        if str(one) not in CACHE_DTYPES:
-            raise UnsupportedDtype(
-                f"{name} is {one}; a swap space converts between {', '.join(CACHE_DTYPES)}: leave dtype out"
-            )
-    if isinstance(group.spec, CrossSpec):
-        return Group(group.spec.with_dtype(target), group.num_layers)
-    planes = tuple(replace(plane, dtype=target) for plane in group.spec.planes)
-    return Group(_Planes(planes), group.num_layers)
