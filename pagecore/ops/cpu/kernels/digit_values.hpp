@@ -115,7 +115,7 @@ inline void pack_panel(const StoredTile& tile, int64_t dim, StreamsAhead& ahead,
 
 // The sums of 64 dims from a panel of chunks, [16, 64].
 template <typename Codes>
-PC_FORCE_INLINE void multiply_panel(const WeightDigits& weights, int64_t d, const uint32_t* panel, float* sums) {
+PC_FORCE_INLINE void multiply_panel(const WeightDigits& weights, const uint32_t* panel, float* sums) {
   Amx::load<kLeftTile>(weights.digits, kTileTokens);
   for_each_constant<4>([&]<int n>() __attribute__((always_inline)) {
     constexpr int kRight = kRightTile + n % 2;
@@ -174,7 +174,7 @@ inline bool accumulate_digits_of(const HeadRows& rows, int64_t dim, const Stored
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t d = part * kByteDepth, start = d / kChunk<Codes> * kChunk<Codes>;
     ahead.prefetch_part(2 * (parts - part));
-    multiply_panel<Codes>(weights, d, panel + start * kAmxRows + d - start, sums[part % 2]);
+    multiply_panel<Codes>(weights, panel + start * kAmxRows + d - start, sums[part % 2]);
     ahead.prefetch_part(2 * (parts - part) - 1);
     if (part > 0) add_panel<Codes>(rows, weights, d - kByteDepth, sums[1 - part % 2]);
   }

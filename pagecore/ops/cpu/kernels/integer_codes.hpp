@@ -163,7 +163,8 @@ struct E2M1Integers {
   const Bytes halves_ = repeat(kHalves);
 #if defined(__AVX512BW__)
   // Twice the 16 numbers.
-  const __m512i wide_halves_ = _mm512_maskz_cvtepi8_epi16(~__mmask32{0}, _mm512_castsi512_si256((__m512i)halves_));
+  const __m512i wide_halves_ = _mm512_maskz_cvtepi8_epi16(
+      ~__mmask32{0}, (__m256i)__builtin_shufflevector((__m512i)halves_, (__m512i)halves_, 0, 1, 2, 3));
 #endif
 };
 
