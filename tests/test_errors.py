@@ -5,8 +5,9 @@ import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, specs_from_config
 from pagecore.errors import PagecoreError, shown
-from pagecore.serving import ReplayOptions
-from pagecore.tiers import Fingerprint, HostTier, Tiers, lane_keys
+from pagecore.models.parameters import weight_format
+from pagecore.serving import ReplayOptions, WhatIfOptions, plan_model
+from pagecore.tiers import EventPublisher, Fingerprint, HostTier, Tiers, lane_keys
 
 
 class Silent:
@@ -56,6 +57,12 @@ CALLS = {
     "io": lambda cache, value: HostTier(cache, num_blocks=9, io=value),
     "write": lambda cache, value: Tiers(cache, HostTier(cache, num_blocks=9), write=value),
     "hash": lambda cache, value: Fingerprint.of(cache, model="m", hash=value),
+    "endpoint": lambda cache, value: EventPublisher(cache, endpoint=value),
+    "policies": lambda _, value: WhatIfOptions(policies=value),
+    "block_sizes": lambda _, value: WhatIfOptions(block_sizes=value),
+    "tiers": lambda _, value: WhatIfOptions(tiers=value),
+    "options": lambda _, value: plan_model(LLAMA, device_memory="1GiB", options=value),
+    "weights": lambda _, value: weight_format(LLAMA, weights=value),
     "chain": lambda _, value: lane_keys(value, 0),
     "format": lambda _, value: specs_from_config(LLAMA, format=value),
 }

@@ -15,6 +15,7 @@ from pagecore.models import read_model_config
 from pagecore.serving.budget import DeviceOptions
 from pagecore.serving.budget.device import plan_device
 from pagecore.serving.budget.options import device_bytes
+from pagecore.serving.checks import as_instance
 from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hybrid, slots_held, with_checkpoints
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
 from pagecore.storage import Spec, TensorParallel, parse_memory
@@ -206,6 +207,8 @@ def plan_model(
             raise ShapeError("options are given without device_memory; give device_memory instead of memory")
         assert memory is not None
         return ModelPlan(model, plan(model.layers, memory, ranks))
+    if options is not None:
+        as_instance("options", options, DeviceOptions)
     return plan_device(config, model, device_bytes("device_memory", device_memory), ranks, options, plan)
 
 

@@ -46,10 +46,10 @@ def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: s
     """
     whole = open_config(config)
     text = whole if has_encoder(str(whole.given("model_type"))) else text_model(whole)[1]
-    if weights in WEIGHT_FORMATS:
+    if isinstance(weights, str) and weights in WEIGHT_FORMATS:
         found = WEIGHT_FORMATS[weights]
         return found if weights in DTYPE_BITS else replace(found, other_bits=_dtype_bits(whole, text))
-    if weights != "auto":
+    if not isinstance(weights, str) or weights != "auto":
         raise UnsupportedOption(
             f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}"
         )

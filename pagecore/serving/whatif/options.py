@@ -17,7 +17,7 @@ from pagecore.serving.replay.tier_options import named
 from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import parse_memory
-from pagecore.storage.checks import as_float, require_int, shown
+from pagecore.storage.checks import as_float, as_tuple, require_int, shown
 from pagecore.storage.pool import blocks_within
 
 LRU = "lru"
@@ -98,10 +98,13 @@ class WhatIfOptions:
     def __post_init__(self) -> None:
         set_field = object.__setattr__
         set_field(self, "points", require_int("points", self.points, 2, 10_000))
-        set_field(self, "block_sizes", tuple(require_int("block_size", each) for each in self.block_sizes))
-        set_field(self, "policies", tuple(self.policies))
+        block_sizes = as_tuple("block_sizes", self.block_sizes, "a list of integers")
+        set_field(self, "block_sizes", tuple(require_int("block_size", each) for each in block_sizes))
+        set_field(self, "policies", as_tuple("policies", self.policies, "a list of names"))
+        if not isinstance(self.tiers, Mapping):
+            raise ShapeError(f"tiers is {shown(self.tiers)}; expected a dict of names and memories")
         for policy in self.policies:
-            if policy not in POLICIES or policy == NO_REUSE:
+            if not isinstance(policy, str) or policy not in POLICIES or policy == NO_REUSE:
                 raise UnsupportedOption(f"policy is {shown(policy)}; expected one of {', '.join(POLICIES[:-1])}")
         if not self.block_sizes or not self.policies:
             raise ShapeError("block_sizes or policies are empty; give at least one of each")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 from pagecore.tiers.events.wire import optional
 
 
@@ -27,7 +27,9 @@ def opened(kind: str, endpoint: object, name: str, *, binds: bool, limit: int = 
     """
     zmq = library()
     if not isinstance(endpoint, str) or "://" not in endpoint:
-        raise UnsupportedOption(f"{name} is {endpoint!r}; use an address such as 'tcp://*:5557' or 'ipc:///tmp/events'")
+        raise UnsupportedOption(
+            f"{name} is {shown(endpoint)}; use an address such as 'tcp://*:5557' or 'ipc:///tmp/events'"
+        )
     socket = zmq.Context.instance().socket(getattr(zmq, kind))
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, limit)
