@@ -124,9 +124,9 @@ def own_memory(
 
 
 def shared_memory(parts: CacheParts, host: SharedHost, num_states: int | None) -> SwapMemory:
-    """Return the memory of a host tier, with slots of the space's own for running states beside quantised checkpoints.
+    """Return the memory of a host tier; with quantised checkpoints, running states have slots of the space's own.
 
-    A tier stores checkpoints; where they are quantised, it has no room for the states of running sequences.
+    A tier stores checkpoints: where these are quantised, it has no room for the states of running sequences.
     """
     shared = tuple(host.block_pools)
     blocks, kv_pools = shared[: parts.num_groups], list(host.kv_pools)
