@@ -16,8 +16,13 @@ namespace {
 struct Level {
   const char* name;
   bool (*supported)();
-  const KernelTable* table;
+  const KernelTable& (*table)();
 };
+
+template <const KernelTable& kTable>
+const KernelTable& table_of() {
+  return kTable;
+}
 
 // Widest first.
 #if defined(__x86_64__)
@@ -52,31 +57,34 @@ bool has_v4_amx() {
 #endif
 }
 
-// The kernels without tiles are compiled once for both levels.
-KernelTable with_tiles() {
-  if (v4_amx::kTable.attend == nullptr) return {};
-  KernelTable table = v4_bf16::kTable;
-  table.attend = v4_amx::kTable.attend;
-  table.merge_splits = v4_amx::kTable.merge_splits;
-  table.clear = v4_amx::kTable.clear;
-  table.latent = v4_amx::kTable.latent;
-  return table;
+// The kernels without tiles are compiled once for both levels. Joined at the first use: other files may ask for the
+// levels while their own objects are initialised.
+const KernelTable& tiles_table() {
+  static const KernelTable joined = [] {
+    if (v4_amx::kTable.attend == nullptr) return KernelTable{};
+    KernelTable table = v4_bf16::kTable;
+    table.attend = v4_amx::kTable.attend;
+    table.merge_splits = v4_amx::kTable.merge_splits;
+    table.clear = v4_amx::kTable.clear;
+    table.latent = v4_amx::kTable.latent;
+    return table;
+  }();
+  return joined;
 }
-const KernelTable kTilesTable = with_tiles();
 
-constexpr Level kLevels[] = {{"x86-64-v4-amx", has_v4_amx, &kTilesTable},
-                             {"x86-64-v4-bf16", has_v4_bf16, &v4_bf16::kTable},
-                             {"x86-64-v4", has_v4, &v4::kTable},
-                             {"x86-64-v3", has_v3, &v3::kTable},
-                             {"x86-64-v2", has_v2, &v2::kTable}};
+constexpr Level kLevels[] = {{"x86-64-v4-amx", has_v4_amx, tiles_table},
+                             {"x86-64-v4-bf16", has_v4_bf16, table_of<v4_bf16::kTable>},
+                             {"x86-64-v4", has_v4, table_of<v4::kTable>},
+                             {"x86-64-v3", has_v3, table_of<v3::kTable>},
+                             {"x86-64-v2", has_v2, table_of<v2::kTable>}};
 #elif defined(__aarch64__)
-constexpr Level kLevels[] = {{"neon", [] { return true; }, &neon::kTable}};
+constexpr Level kLevels[] = {{"neon", [] { return true; }, table_of<neon::kTable>}};
 #else
 #error "pagecore's host kernels are written for x86-64 and aarch64"
 #endif
 
 // Tables of instruction sets that the build leaves out are empty.
-bool available(const Level& level) { return level.table->attend != nullptr && level.supported(); }
+bool available(const Level& level) { return level.table().attend != nullptr && level.supported(); }
 
 // Null until first use.
 std::atomic<const Level*> current{nullptr};
@@ -116,7 +124,7 @@ const Level& level() {
 
 }  // namespace
 
-const KernelTable& kernels() { return *level().table; }
+const KernelTable& kernels() { return level().table(); }
 
 const char* isa() { return level().name; }
 
