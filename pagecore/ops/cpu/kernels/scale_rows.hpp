@@ -75,7 +75,9 @@ PC_FORCE_INLINE void load_dword_rows(const Address* addresses, int64_t base, Vec
     return transpose_quarters(low_pairs(a, b), low_pairs(c, d), high_pairs(a, b), high_pairs(c, d), rows);
   }
   alignas(64) float copies[kTileTokens];
-  for (int t = 0; t < kTileTokens; ++t) copies[t] = *reinterpret_cast<const float*>(base + addresses[t]);
+  for (int t = 0; t < kTileTokens; ++t) {
+    __builtin_memcpy(copies + t, reinterpret_cast<const char*>(base + addresses[t]), sizeof(float));
+  }
 #pragma GCC unroll 4
   for (int i = 0; i < kTileDwords; ++i) rows[i] = load(copies + i * kLanes);
 }
