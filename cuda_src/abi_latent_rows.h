@@ -81,6 +81,8 @@ struct PcLatentGatherParams {
   pc_int64 num_tokens;  // tokens past it are skipped
   float factor;
   pc_int32 out_in_vectors;
+  pc_int32 lowest;  // blocks below are holes, as those past the cache
+  pc_int32 pad;
 };
 
 struct PcIndexWriteParams {
@@ -140,7 +142,7 @@ static_assert(__builtin_offsetof(PcLatentWriteParams, slots) == 136, "the layout
 static_assert(sizeof(PcLatentWriteParams) == 192, "the layout is part of the ABI");
 static_assert(sizeof(PcSequenceBatch) == 128, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcLatentGatherParams, out) == 200, "the layout is part of the ABI");
-static_assert(sizeof(PcLatentGatherParams) == 232, "the layout is part of the ABI");
+static_assert(sizeof(PcLatentGatherParams) == 240, "the layout is part of the ABI");
 static_assert(sizeof(PcIndexWriteParams) == 136, "the layout is part of the ABI");
 static_assert(__builtin_offsetof(PcIndexScoreParams, batch) == 88, "the layout is part of the ABI");
 static_assert(sizeof(PcIndexScoreParams) == 272, "the layout is part of the ABI");

@@ -128,7 +128,7 @@ struct PcSequenceParams {
   pc_int32 num_blocks;  // of the smallest cache
   pc_int32 block_size;
   pc_int32 gathers;  // 1: caches are the sources, and a hole yields zeros; 0: the targets, and a hole is skipped
-  pc_int32 pad;
+  pc_int32 lowest;   // blocks below are holes, as those past the caches
   pc_address caches[PC_MAX_ARRAYS];
   pc_address packed[PC_MAX_ARRAYS];
 };

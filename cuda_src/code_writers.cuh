@@ -69,7 +69,7 @@ PC_DEVICE void write_fp4_block16(const Row& row) {
     const int exponent = ceil_log2(pc_max(range.largest() / 6.0f, 1e-10f));
     const float inverse = ue8m0(127 - exponent);
     PC_UNROLL
-    for (int i = 0; i < 8; ++i) code[i] = range.has_nan != 0 ? 0 : e2m1_up_of(x[i] * inverse);
+    for (int i = 0; i < 8; ++i) code[i] = range.has_nan != 0 ? 0 : e2m1_up_of(x[i], inverse);
     row.store_group_scale(step, 16, range.has_nan != 0 ? 255 : exponent + 127);
     row.store_packed(step, code);
   }

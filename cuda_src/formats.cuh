@@ -133,9 +133,9 @@ PC_DEVICE int e2m1_of(float x) {
   return code | static_cast<int>(pc_float_to_bits(x) >> 28 & 8);
 }
 
-// Halves up in magnitude, and no negative zero.
-PC_DEVICE int e2m1_up_of(float x) {
-  const float a = magnitude_of(x);
+// The code of x times `inverse`: halves up in magnitude. Zero has no sign, but numbers whose product is 0 have.
+PC_DEVICE int e2m1_up_of(float x, float inverse) {
+  const float a = magnitude_of(x * inverse);
   const int code = (a >= 0.25f) + (a >= 0.75f) + (a >= 1.25f) + (a >= 1.75f) + (a >= 2.5f) + (a >= 3.5f) + (a >= 5.0f);
   return code | (x < 0.0f ? 8 : 0);
 }

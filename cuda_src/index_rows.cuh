@@ -36,7 +36,7 @@ struct IndexRow {
   PC_MEMBER KeyPosition key(const PcIndexScoreParams& params, int position) const {
     const int entry = divide(position, params.batch.block_size);
     const int offset = position - entry * params.batch.block_size.divisor;
-    const pc_int64 block = block_in_cache(params.batch, row, entry);
+    const pc_int64 block = block_in_cache(params.batch, row, entry, 0, 0);
     KeyPosition at = {Global<pc_uint8>(params.keys) + (block * params.block_stride + offset * params.token_stride),
                       1.0f};
     if (params.scales == 0) return at;

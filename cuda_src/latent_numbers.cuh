@@ -151,10 +151,10 @@ PC_DEVICE pc_int64 block_entry(const PcSequenceBatch& batch, pc_int64 row, int a
   return batch.table.wide ? Global<pc_int64>(batch.table.data).load(i) : Global<int>(batch.table.data).load(i);
 }
 
-// An entry, or 0 if it is outside of the cache.
-PC_DEVICE pc_int64 block_in_cache(const PcSequenceBatch& batch, pc_int64 row, int at) {
+// An entry, or `other` if it is below `lowest` or past the cache.
+PC_DEVICE pc_int64 block_in_cache(const PcSequenceBatch& batch, pc_int64 row, int at, int lowest, int other) {
   const pc_int64 block = block_entry(batch, row, at);
-  return block < 0 || block >= batch.num_blocks ? 0 : block;  // fault: latent_blocks_outside
+  return block < lowest || block >= batch.num_blocks ? other : block;  // fault: latent_blocks_outside
 }
 
 }  // namespace pagecore

@@ -144,13 +144,13 @@ void gather_latent_rows(const PcLatentGatherParams params) {
   const pc_int64 room = params.num_tokens - begin, length = length_of(batch, sequence);
   const pc_int64 tokens = length < room ? length : room;
   for (pc_int64 at = pc_block_y(); at * block_size < tokens; at += pc_num_blocks_y()) {
-    const pc_int64 block = has_row ? block_in_cache(batch, row, static_cast<int>(at)) : 0;
+    const pc_int64 block = has_row ? block_in_cache(batch, row, static_cast<int>(at), params.lowest, -1) : -1;
     const pc_int64 left = tokens - at * block_size;
     const int count = left < block_size ? static_cast<int>(left) : block_size;
     for (int offset = pc_warp(); offset < count; offset += PC_LATENT_ROW_TOKENS) {
       const pc_int64 token = begin + at * block_size + offset;
       const LatentOutput<T> out = {Global<T>(params.out) + token * params.out_stride, params.out_in_vectors != 0};
-      if (block != 0) {
+      if (block >= 0) {
         gather_row(params, block, offset, out);
         continue;
       }

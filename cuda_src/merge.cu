@@ -70,6 +70,7 @@ PC_DEVICE void merge_row(const PcMergeParams& params) {
   if (exists && lane == 0) {
     Global<float>(params.lse.data).store(offset_in(params.lse, token, head), weights.lse);
   }
+  PC_NO_UNROLL
   for (int unit = lane; unit < last; unit += lanes) {
     const Unit<T, Count> part_a = load_unit<T, Count, false>(out_a, in_a + unit * Count);
     const Unit<T, Count> part_b = load_unit<T, Count, false>(out_b, in_b + unit * Count);

@@ -170,14 +170,14 @@ PC_DEVICE pc_int64 length_of(const PcSequenceParams& params, int sequence) {
   return length < 0 ? 0 : length < room ? length : room;
 }
 
-// Returns block `at` of a sequence; 0, which is a hole, if its row or block is invalid.
+// Returns block `at` of a sequence; -1 for a hole. Invalid rows and blocks are holes.
 PC_DEVICE pc_int64 block_at(const PcSequenceParams& params, int sequence, pc_int64 at) {
   const pc_int64 row = params.rows.data != 0 ? load_index(params.rows, sequence) : sequence;
-  if (row < 0 || row >= params.table.num_rows) return 0;
+  if (row < 0 || row >= params.table.num_rows) return -1;
   const pc_int64 i = row * params.table.row_stride + at;
   const pc_int64 block =
       params.table.wide ? Global<pc_int64>(params.table.data).load(i) : Global<int>(params.table.data).load(i);
-  return block < 0 || block >= params.num_blocks ? 0 : block;
+  return block < params.lowest || block >= params.num_blocks ? -1 : block;
 }
 
 // Grid: sequences; their blocks, in steps of the axis; arrays. The start of a sequence in the packed arrays is the sum
@@ -196,9 +196,9 @@ void move_sequences(const PcSequenceParams params) {
     const pc_int64 done = at * params.block_size, left = num_tokens - done;
     const int tokens = left < params.block_size ? static_cast<int>(left) : params.block_size;
     const pc_int64 block = block_at(params, sequence, at);
-    const bool hole = block == 0;
+    const bool hole = block < 0;
     if (hole && !params.gathers) continue;
-    const Global<pc_uint8> paged = cache + block * params.block_stride;
+    const Global<pc_uint8> paged = cache + (hole ? 0 : block * params.block_stride);
     const Global<pc_uint8> row = packed + (begin + done) * params.token_stride;
     const MovePointers base = params.gathers ? MovePointers{paged, row} : MovePointers{row, paged};
     move<S, T>(params.shape, base, hole, pc_thread(), pc_num_threads(), tokens * params.shape.units_per_token);

@@ -39,6 +39,9 @@ cdef Sequences read_sequences(
     object block_table, object seq_lens, object rows, list caches, const Place* place)
 cdef int send_sequences(Sequences batch, list caches, const Place* place) except -1
 
+# The lowest block that is not a hole, or not refused, by the argument `null_block`.
+cdef int64_t lowest_block(object null_block) except -1
+
 # A new packed array [num_tokens, ...] for a cache.
 cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place)
 

@@ -10,6 +10,7 @@ from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport LAST_FLOAT, CPU
 from pagecore.ops._checks cimport any_tensor, check_length, check_writable
 from pagecore.ops._indices cimport given_indices
+from pagecore.ops._numbers cimport read_flag
 from pagecore.ops._overlap cimport check_apart, check_own_elements, overlaps_elements, shares_memory
 from pagecore.ops._place cimport Place, are_on_host, check_place, find_place, new_result, to_device
 from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
@@ -119,6 +120,10 @@ cdef int send_sequences(Sequences batch, list caches, const Place* place) except
     batch.table = to_device(batch.table, "block_table", place)
     batch.rows = None if batch.rows is None else to_device(batch.rows, "rows", place)
     return 0
+
+
+cdef int64_t lowest_block(object null_block) except -1:
+    return 1 if read_flag(null_block, "null_block") else 0
 
 
 cdef Tensor packed_like(Tensor cache, int64_t num_tokens, object example, const Place* place):

@@ -14,6 +14,7 @@ from pagecore.ops._block_checks cimport (
     check_targets,
     first_tensors,
     label,
+    lowest_block,
     packed_like,
     pair_ids,
     tensors_at,
@@ -71,7 +72,7 @@ cdef int64_t longest(Sequences batch, list packed):
     return (<Tensor>packed[0]).shape_[0]
 
 
-def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=None):
+def gather_blocks(cache, block_table, seq_lens, *, rows=None, null_block=True, out=None, stream=None):
     """Copy sequences from the blocks of a paged cache to a packed array, one sequence after another.
 
     All arrays are on one device, the host or CUDA; for CUDA arrays, lists and host arrays of integers are copied to the
@@ -84,13 +85,15 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         Any dtype, strides, and rank of at least 2. Caches of a list have one block_size, because they share the table;
         they may differ otherwise.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
-        Block ids. The null block 0 is a hole, whose tokens are zeros. Entries past the length of a sequence are not
-        read.
+        Block ids; see `null_block` for block 0. Entries past the length of a sequence are not read.
     seq_lens : integers, [B]
         Tokens of each sequence. If they are on CUDA, `out` is required: the host cannot sum them without waiting for
         the device.
     rows : integers, [B], optional
         Row of `block_table` for each sequence.
+    null_block : bool
+        Block 0 is the null block of the caches of pagecore: a hole, whose tokens are zeros. False reads block 0 as any
+        other, from a cache of another library, where it holds tokens.
     out : array, [sum(seq_lens), ...], optional
         Array for the result; a list for a list of caches. Its dtype is that of the cache; or both are float32, float16
         or bfloat16, and numbers are rounded to nearest even. It must not share memory with a cache, and arrays of a
@@ -122,6 +125,7 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
     array([6., 7., 8., 3., 4., 9.], dtype=float32)
     """
     cdef bint many = isinstance(cache, (list, tuple))
+    cdef int64_t lowest = lowest_block(null_block)
     cdef list examples = list(cache) if many else [cache]
     cdef Place place
     cdef list caches = first_tensors(&place, examples, "cache", many, stream)
@@ -141,18 +145,18 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, out=None, stream=N
         check_all_apart(packed, "out", caches, "cache", many)
         check_indices_apart(packed, "out", many, batch)
     if place.device_type == CPU:
-        run_gather(caches, packed, batch.table, batch.lens, batch.rows)
+        run_gather(caches, packed, batch.table, batch.lens, batch.rows, lowest)
     else:
         await_arrays((cache, block_table, seq_lens, rows), &place)
         send_sequences(batch, caches, &place)
         check_under_debug(batch, caches, packed, "out", many, &place)
-        launch_gather(caches, packed, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
+        launch_gather(caches, packed, batch.table, batch.lens, batch.rows, longest(batch, packed), lowest, &place)
     if out is None:
         given = [finished(<Tensor>packed[i], examples[i], &place) for i in range(len(packed))]
     return given if many else given[0]
 
 
-def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=None):
+def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, null_block=True, stream=None):
     """Copy packed sequences to the blocks of a paged cache; the inverse of `gather_blocks`, with its rules for devices.
 
     Parameters
@@ -163,12 +167,15 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
     cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
         Written in place; as in `gather_blocks`. Caches of a list must not share memory with each other.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
-        Block ids. Tokens of the null block 0, a hole, are skipped. If two sequences write to one block, the host keeps
-        the later one, and CUDA keeps either or a mixture of both.
+        Block ids; see `null_block` for block 0. If two sequences write to one block, the host keeps the later one, and
+        CUDA keeps either or a mixture of both.
     seq_lens : integers, [B]
         Tokens of each sequence. Slots past them are not written.
     rows : integers, [B], optional
         Row of `block_table` for each sequence.
+    null_block : bool
+        Block 0 is the null block of the caches of pagecore: a hole, whose tokens are skipped. False writes to block 0
+        as to any other, in a cache of another library, where it holds tokens.
     stream : int or a stream, optional
         For CUDA arrays, the stream of the work: a handle or an object with ``__cuda_stream__``. By default the current
         stream of the framework of `cache`.
@@ -183,6 +190,7 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
         written.
     """
     cdef bint many = isinstance(cache, (list, tuple))
+    cdef int64_t lowest = lowest_block(null_block)
     cdef Place place
     cdef list caches = first_tensors(&place, list(cache) if many else [cache], "cache", many, stream)
     check_paged(caches, "cache", many)
@@ -194,12 +202,12 @@ def scatter_blocks(values, cache, block_table, seq_lens, *, rows=None, stream=No
     check_all_apart(caches, "cache", packed, "values", many)
     check_indices_apart(caches, "cache", many, batch)
     if place.device_type == CPU:
-        run_scatter(packed, caches, batch.table, batch.lens, batch.rows)
+        run_scatter(packed, caches, batch.table, batch.lens, batch.rows, lowest)
     else:
         await_arrays((values, block_table, seq_lens, rows), &place)
         send_sequences(batch, caches, &place)
         check_under_debug(batch, caches, packed, "values", many, &place)
-        launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), &place)
+        launch_scatter(packed, caches, batch.table, batch.lens, batch.rows, longest(batch, packed), lowest, &place)
 
 
 def copy_blocks(caches, pairs, *, independent=False, stream=None):

@@ -18,6 +18,7 @@ def gather_latent(
     seq_lens: Any,
     *,
     rows: Any = None,
+    null_block: bool = True,
     format: str | None = None,
     latent_scale: float | None = None,
     dtype: Any = None,

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU
-from pagecore.ops._block_checks cimport UNKNOWN, Sequences, read_sequences, send_sequences
+from pagecore.ops._block_checks cimport UNKNOWN, Sequences, lowest_block, read_sequences, send_sequences
 from pagecore.ops._checks cimport (
     any_tensor,
     check_last_axis,
@@ -184,6 +184,7 @@ def gather_latent(
     seq_lens,
     *,
     rows=None,
+    null_block=True,
     format=None,
     latent_scale=None,
     dtype=None,
@@ -199,8 +200,8 @@ def gather_latent(
     ----------
     latent_cache, rope_cache : array
         As for `write_latent`.
-    block_table, seq_lens, rows
-        As for `gather_blocks`. Tokens of the null block, 0, become zeros.
+    block_table, seq_lens, rows, null_block
+        As for `gather_blocks`. Tokens of the null block become zeros.
     format : str, optional
         Format of the cache, as for `write_latent`.
     latent_scale : float, optional
@@ -226,6 +227,7 @@ def gather_latent(
         Invalid lengths or arrays. After every error nothing has been written.
     """
     cdef Place place
+    cdef int64_t lowest = lowest_block(null_block)
     cdef Tensor example = any_tensor(latent_cache, "latent_cache")
     find_place(&place, example, "latent_cache", latent_cache, stream)
     cdef LatentPlanes planes = latent_planes(latent_cache, rope_cache, format, 0, -1, &place)
@@ -233,11 +235,11 @@ def gather_latent(
     cdef Sequences batch = read_sequences(block_table, seq_lens, rows, [planes.latent], &place)
     cdef Tensor result = gathered(out, dtype, planes, batch, latent_cache, &place)
     if place.device_type == CPU:
-        run_gather(planes.native, factor, batch.table, batch.lens, batch.rows, result)
+        run_gather(planes.native, factor, batch.table, batch.lens, batch.rows, result, lowest)
     else:
         await_arrays((latent_cache, rope_cache, block_table, seq_lens, rows), &place)
         send_sequences(batch, [planes.latent], &place)
-        gather_on_device(planes, batch, factor, result, &place)
+        gather_on_device(planes, batch, factor, result, lowest, &place)
     return finished(result, latent_cache, &place) if out is None else out
 
 
@@ -268,11 +270,11 @@ cdef Tensor gathered(
 
 
 cdef int gather_on_device(
-        LatentPlanes planes, Sequences batch, double factor, Tensor out, const Place* place) except -1:
+        LatentPlanes planes, Sequences batch, double factor, Tensor out, int64_t lowest, const Place* place) except -1:
     cdef LatentPlaneSizes sizes = sizes_of(planes)
     if debugging():
         debug_sequences([planes.latent], out, "out", batch.table, batch.lens, batch.rows, place)
     gather_rows(
         planes.latent, planes.rope, &sizes, batch.table, batch.lens, batch.rows, one_head(out),
-        out.shape_[0] if batch.longest == UNKNOWN else batch.longest, <float>factor, place)
+        out.shape_[0] if batch.longest == UNKNOWN else batch.longest, lowest, <float>factor, place)
     return note_written(out, place)

@@ -12,6 +12,7 @@ from pagecore.ops._block_checks cimport (
     check_targets,
     first_tensors,
     label,
+    lowest_block,
     matching_arrays,
     pair_ids,
     tensors_at,
@@ -97,7 +98,7 @@ def transfer_blocks(
         copied.
     """
     cdef bint many = isinstance(source_caches, (list, tuple)), is_independent = read_flag(independent, "independent")
-    cdef int64_t lowest = 1 if read_flag(null_block, "null_block") else 0
+    cdef int64_t lowest = lowest_block(null_block)
     cdef list given = list(source_caches) if many else [source_caches]
     cdef Place place
     cdef list sources = first_tensors(&place, given, "source_caches", many, stream)

@@ -128,6 +128,19 @@ def test_gathered_rows_equal_the_twin(cuda, name, dtype):
     assert cuda.get(got).astype(np.float32).tolist() == expected.astype(np.float32).tolist()
 
 
+def test_without_a_null_block_block_0_holds_tokens(cuda):
+    rows = np.arange(3 * 4 * 24, dtype=np.float32).reshape(3, 4, 24)
+    table, lens = np.array([[0, 2], [1, 0]], np.int32), [6, 5]
+    expected = [rows[0], rows[2, :2], rows[1], rows[0, :1]]
+    host = gather_latent(rows[..., :16], rows[..., 16:], table, lens, null_block=False)
+    assert host.tolist() == np.concatenate(expected).tolist()
+    table[0, 1] = 3  # a hole
+    expected[1] = np.zeros((2, 24))
+    planes = cuda.put(rows[..., :16].copy()), cuda.put(rows[..., 16:].copy())
+    got = gather_latent(*planes, cuda.put(table), lens, null_block=False)
+    assert cuda.get(got).tolist() == np.concatenate(expected).tolist()
+
+
 def test_a_dim_that_is_not_a_multiple_of_eight(cuda):
     rows = np.arange(6 * 13, dtype=np.float32).reshape(2, 3, 13)
     latent, rope = rows[..., :8], rows[..., 8:]

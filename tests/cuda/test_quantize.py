@@ -30,6 +30,18 @@ def test_as_on_the_host(cuda, name):
     np.testing.assert_array_equal(cuda.get(read).astype(np.float32), expected.astype(np.float32))
 
 
+@pytest.mark.parametrize("name", [name for name in WRITTEN if FORMATS[name.removesuffix("_4over6")].group])
+def test_signs_of_numbers_that_infinity_makes_zero(cuda, name):
+    x = np.zeros((8, 32), np.float32)
+    x[:, 1::3], x[:, 2::3] = -(2.0 ** np.arange(-24, -16, dtype=np.float32))[:, None], -0.0
+    x[:, ::16] = np.inf
+    for dtype in DTYPES.values():
+        codes, scales = quantize(x.astype(dtype), name)
+        got, got_scales = quantize(cuda.put(x.astype(dtype)), name)
+        assert cuda.get(got).tobytes() == codes.tobytes()
+        assert cuda.get(got_scales).tobytes() == scales.tobytes()
+
+
 @pytest.mark.parametrize("shape", [(32,), (0, 2, 32), (2, 3, 4, 2, 32)])
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "int8_token", "mxfp8"])
 def test_axes_in_any_order(cuda, name, shape):

@@ -174,6 +174,26 @@ def test_invalid_blocks_rows_and_lengths_on_the_device_are_read_as_holes(cuda):
         assert_same_memory(cuda.get(device), want)
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_without_a_null_block_block_0_holds_tokens(cuda, place):
+    cache, values = random_numbers((9, 4, 2, 8), "float32"), random_numbers((17, 2, 8), "float32", 1)
+    table, lens = np.asarray([[0, 8, 3], [5, 0, 0], [7, 0, 1]], np.int32), np.asarray([12, 3, 2])
+    if place != "host":
+        table[0, 1], table[2, 0] = 9, -1  # holes
+    batch = [indices(cuda, table, place), indices(cuda, lens, place)]
+    device, out = cuda.put(cache), cuda.empty((17, 2, 8))
+    pagecore.gather_blocks(device, *batch, null_block=False, out=out)
+    got = cuda.get(out)
+    pagecore.scatter_blocks(cuda.put(values), device, *batch, null_block=False)
+    slots = [(table[i, t // 4], t % 4) for i in range(3) for t in range(lens[i])]
+    for (block, offset), row, value in zip(slots, got, values, strict=True):
+        exists = 0 <= block < 9
+        np.testing.assert_array_equal(row, cache[block, offset] if exists else 0)
+        if exists:
+            cache[block, offset] = value
+    assert_same_memory(cuda.get(device), cache)
+
+
 @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
 def test_negative_lengths_count_as_zero(cuda, index_dtype):
     cache = random_numbers((9, 4, 2), "float32")

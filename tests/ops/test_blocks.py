@@ -35,7 +35,7 @@ def check_gather(
     kind = cache.dtype if dtype is None else as_dtype(dtype).numpy
     shape = (int(np.sum(lens)), *cache.shape[2:])
     expected = np.empty(shape, kind)
-    reference.gather(cache, expected, table, list(lens), options.get("rows"))
+    reference.gather(cache, expected, table, list(lens), **options)
     out, buffer = poisoned(shape, kind)
     unchanged = snapshot(cache)
     assert ops.gather_blocks(cache, table, lens, out=out, **options) is out
@@ -47,7 +47,7 @@ def check_gather(
 def check_scatter(cache: Any, values: Any, table: Any, lens: Any, **options: Any) -> None:
     """Check that every slot of the batch is written, and that no other byte of the cache's memory changes."""
     memory, expected_memory, expected = twin_of(cache)
-    reference.scatter(values, expected, table, list(lens), options.get("rows"))
+    reference.scatter(values, expected, table, list(lens), **options)
     unchanged = snapshot(values)
     ops.scatter_blocks(values, cache, table, lens, **options)
     assert memory.tobytes() == expected_memory
@@ -127,6 +127,14 @@ def test_a_hole_gives_zeros_and_is_not_written():
     ops.scatter_blocks(np.arange(15, dtype=np.float32).reshape(5, 3), cache, table, [5])
     np.testing.assert_array_equal(cache[3], [[6, 7, 8], [9, 10, 11]])
     assert np.isnan(cache[:3]).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_a_null_block_block_0_holds_tokens(layout):
+    cache = random_cache(layout, (7, 4, 2, 8), "float16")
+    table, lens = np.asarray([[0, 1, 5], [2, 6, 0], [3, 0, 0]]), [9, 12, 3]
+    check_gather(cache, table, lens, null_block=False)
+    check_scatter(cache, random_numbers((24, 2, 8), "float16", 1), table, lens, null_block=False)
 
 
 def test_values_for_holes_and_slots_past_the_length_are_left_alone():

@@ -31,14 +31,28 @@ def places(
             position += 1
 
 
-def gather(cache: Array, out: Array, table: Array, lens: Sequence[int], rows: Sequence[int] | None = None) -> None:
+def gather(
+    cache: Array,
+    out: Array,
+    table: Array,
+    lens: Sequence[int],
+    rows: Sequence[int] | None = None,
+    null_block: bool = True,
+) -> None:
     for position, block, offset in places(cache.shape[1], table, lens, rows):
-        out[position] = 0 if block == 0 else cast(cache[block, offset], out.dtype)
+        out[position] = 0 if null_block and block == 0 else cast(cache[block, offset], out.dtype)
 
 
-def scatter(values: Array, cache: Array, table: Array, lens: Sequence[int], rows: Sequence[int] | None = None) -> None:
+def scatter(
+    values: Array,
+    cache: Array,
+    table: Array,
+    lens: Sequence[int],
+    rows: Sequence[int] | None = None,
+    null_block: bool = True,
+) -> None:
     for position, block, offset in places(cache.shape[1], table, lens, rows):
-        if block != 0:
+        if not null_block or block != 0:
             cache[block, offset] = cast(values[position], cache.dtype)
 
 

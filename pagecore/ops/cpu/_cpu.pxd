@@ -57,8 +57,11 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs, int64_t lowes
 # Packed arrays are [num_tokens, ...], one for each cache, with the cache's axes after the second. All caches have one
 # block_size. If the dtypes of a cache and its packed array differ, both are floats. No cache may overlap a packed
 # array. Optional: rows.
-cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
-cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows) except -1
+# Blocks below `lowest` are holes.
+cdef int gather_blocks(
+    list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t lowest) except -1
+cdef int scatter_blocks(
+    list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t lowest) except -1
 
 # out may be out_a or out_b, lse may be lse_a or lse_b. Optional: lse.
 cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1
@@ -86,7 +89,8 @@ cdef int convert_blocks(
     int64_t lowest) except -1
 cdef int convert_latent_rows(const LatentConversion& rows) except -1
 cdef int gather_latent(
-    const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor out) except -1
+    const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor out,
+    int64_t lowest) except -1
 cdef int index_scores(const IndexScoreCall& call) except -1
 cdef int select_topk(const TopkArgs& args) except -1
 cdef int slots_of(const SlotsArgs& args) except -1

@@ -257,7 +257,7 @@ cdef int check_copied(list caches, Tensor pairs) except -1:
 cdef int check_sequences(
         list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
     if caches:
-        run_check_sequences(packed_sequences(caches, num_tokens, block_table, seq_lens, rows))
+        run_check_sequences(packed_sequences(caches, num_tokens, block_table, seq_lens, rows, 1))
     return 0
 
 
@@ -302,7 +302,8 @@ cdef int transfer_blocks(list sources, list targets, Tensor pairs, int64_t lowes
 
 
 cdef PackedSequences packed_sequences(
-        list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except *:
+        list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows,
+        int64_t lowest) except *:
     cdef PackedSequences batch
     cdef Tensor cache
     batch.table = table_array(block_table)
@@ -313,14 +314,16 @@ cdef PackedSequences packed_sequences(
         batch.block_size = cache.shape_[1]
         batch.num_blocks = min(batch.num_blocks, cache.shape_[0])
     batch.num_tokens = num_tokens
+    batch.lowest = lowest
     return batch
 
 
-cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+cdef int gather_blocks(
+        list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t lowest) except -1:
     if not caches:
         return 0
     cdef int64_t num_tokens = (<Tensor>packed[0]).shape_[0], num_threads = threads_of_a_call()
-    cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows)
+    cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows, lowest)
     cdef vector[BlockArray] blocks, tokens
     fill_block_arrays(blocks, caches)
     fill_block_arrays(tokens, packed)
@@ -329,11 +332,12 @@ cdef int gather_blocks(list caches, list packed, Tensor block_table, Tensor seq_
     return 0
 
 
-cdef int scatter_blocks(list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
+cdef int scatter_blocks(
+        list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t lowest) except -1:
     if not caches:
         return 0
     cdef int64_t num_tokens = (<Tensor>packed[0]).shape_[0], num_threads = threads_of_a_call()
-    cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows)
+    cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows, lowest)
     cdef vector[BlockArray] blocks, tokens
     fill_block_arrays(blocks, caches)
     fill_block_arrays(tokens, packed)
@@ -440,7 +444,7 @@ cdef int write_index(const IndexWriteArgs& args) except -1:
 
 cdef int gather_latent(
         const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows,
-        Tensor out) except -1:
+        Tensor out, int64_t lowest) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     cdef PackedSequences batch
     cdef LatentRows packed
@@ -448,7 +452,7 @@ cdef int gather_latent(
     batch.seq_lens = index_array(seq_lens)
     batch.rows = index_array(rows)
     batch.block_size, batch.num_blocks = cache.block_size, cache.num_blocks
-    batch.num_tokens = out.shape_[0]
+    batch.num_tokens, batch.lowest = out.shape_[0], lowest
     packed.data, packed.stride, packed.type = out.data, out.strides_[0], <DType>out.dtype_code
     with nogil:
         run_gather_latent(cache, <float>factor, batch, packed, num_threads)

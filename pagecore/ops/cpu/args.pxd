@@ -108,6 +108,7 @@ cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:
         int64_t block_size
         int64_t num_blocks
         int64_t num_tokens
+        int64_t lowest
 
     void run_check_slots "pagecore::cpu::check_slots"(
         const Indices& slots, int64_t num_tokens, const Cache& cache) except +raise_python_error

@@ -32,14 +32,14 @@ int64_t checked_row(const PackedSequences& batch, int64_t i) {
 // Builds the list of runs; a run that continues the last one on both sides extends it.
 class RunList {
  public:
-  RunList(std::vector<CopyRun>& runs, Direction direction, int64_t block_size)
-      : runs_(runs), direction_(direction), block_size_(block_size) {
+  RunList(std::vector<CopyRun>& runs, Direction direction, const PackedSequences& batch)
+      : runs_(runs), direction_(direction), block_size_(batch.block_size), lowest_(batch.lowest) {
     runs_.clear();
   }
 
   // Adds `count` tokens from `position` of the packed side on, which are at the start of `block`.
   void add(int64_t block, int64_t position, int64_t count) {
-    const bool hole = block == kNullBlock;
+    const bool hole = block < lowest_;
     if (hole && direction_ == Direction::Scatter) return;
     if (!hole) copied_ += count;
     if (continues_ && position == position_ && (hole ? hole_ : !hole_ && block == next_block_)) {
@@ -61,6 +61,7 @@ class RunList {
   std::vector<CopyRun>& runs_;
   Direction direction_;
   int64_t block_size_;
+  int64_t lowest_;  // blocks below are holes
   int64_t copied_ = 0;
   bool continues_ = false;  // the last run ends at the end of a block or in a hole
   bool hole_ = false;
@@ -77,7 +78,7 @@ int64_t total_tokens(const Indices& seq_lens, int64_t width, int64_t block_size)
 }
 
 int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<CopyRun>& runs) {
-  RunList list(runs, direction, batch.block_size);
+  RunList list(runs, direction, batch);
   int64_t position = 0;
   for (int64_t i = 0; i < batch.seq_lens.size; ++i) {
     const int64_t length = checked_length(batch.seq_lens, i, batch.table.width, batch.block_size);

@@ -21,12 +21,13 @@ struct PackedSequences {
   int64_t block_size = 1;
   int64_t num_blocks = 0;  // blocks of the smallest cache
   int64_t num_tokens = 0;  // tokens of the packed arrays
+  int64_t lowest = 1;      // blocks below are holes: 1 for caches with a null block, otherwise 0
 };
 
 enum class Direction { Gather, Scatter };
 
-// Fills `runs` (cleared first), joining consecutive blocks. Null blocks become zeros when gathering and are skipped
-// when scattering. Returns the number of copied tokens. Raises before anything is written.
+// Fills `runs` (cleared first), joining consecutive blocks. Holes become zeros when gathering and are skipped when
+// scattering. Returns the number of copied tokens. Raises before anything is written.
 int64_t list_runs(const PackedSequences& batch, Direction direction, std::vector<CopyRun>& runs);
 
 // list_runs for pairs of blocks of two caches with at least `num_sources` and `num_targets` blocks. Blocks below

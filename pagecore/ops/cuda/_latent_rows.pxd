@@ -34,4 +34,4 @@ cdef int write_rows(
 # Copies sequences to `out`, [token, 1, latent_dim + rope_dim]. `longest` is an upper bound of their tokens.
 cdef int gather_rows(
     Tensor latent, Tensor rope, const LatentPlaneSizes* sizes, Tensor table, Tensor seq_lens, Tensor rows,
-    const TokenArray& out, int64_t longest, float factor, const Place* place) except -1
+    const TokenArray& out, int64_t longest, int64_t lowest, float factor, const Place* place) except -1

@@ -48,7 +48,7 @@ cdef extern from "pagecore/ops/cuda/latent_row_launch.hpp" namespace "pagecore::
         float factor) except +raise_python_error
     LatentGatherLaunch latent_gather_launch(
         const LatentPlaneArgs& planes, const Table& table, const Indices& seq_lens, const Indices& rows,
-        const TokenArray& out, int64_t longest, float factor) except +raise_python_error
+        const TokenArray& out, int64_t longest, int64_t lowest, float factor) except +raise_python_error
 
 # By DType.
 cdef tuple GATHERS = tuple(f"gather_latent_rows<{name}>" for name in ("float", "pc_half", "pc_bfloat16"))
@@ -80,11 +80,11 @@ cdef int write_rows(
 
 cdef int gather_rows(
         Tensor latent, Tensor rope, const LatentPlaneSizes* sizes, Tensor table, Tensor seq_lens, Tensor rows,
-        const TokenArray& out, int64_t longest, float factor, const Place* place) except -1:
+        const TokenArray& out, int64_t longest, int64_t lowest, float factor, const Place* place) except -1:
     cdef LatentPlaneArgs planes
     fill_planes(&planes, latent, rope, sizes)
     cdef LatentGatherLaunch launch = latent_gather_launch(
-        planes, table_array(table), index_array(seq_lens), index_array(rows), out, longest, factor)
+        planes, table_array(table), index_array(seq_lens), index_array(rows), out, longest, lowest, factor)
     if launch.grid.x == 0 or launch.grid.y == 0:
         return 0
     kernels.launch(

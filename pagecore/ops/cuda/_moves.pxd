@@ -23,10 +23,10 @@ cdef int transfer_blocks(
 # Copies of sequences from and to blocks. `longest` is an upper bound of the tokens of a sequence.
 cdef int gather_blocks(
     list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
-    const Place* place) except -1
+    int64_t lowest, const Place* place) except -1
 cdef int scatter_blocks(
     list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
-    const Place* place) except -1
+    int64_t lowest, const Place* place) except -1
 
 # Merge of two parts of attention. out may be out_a or out_b, lse may be lse_a or lse_b.
 cdef int merge(

@@ -119,6 +119,7 @@ cdef extern from "pagecore/ops/cuda/move_launch.hpp" namespace "pagecore::cuda" 
         int64_t num_tokens
         int64_t longest
         bint gathers
+        int32_t lowest
 
     vector[PairLaunch] pair_launches(
         const vector[BlockArray]& sources, const vector[BlockArray]& targets, const BlockPairs& pairs,
@@ -240,21 +241,21 @@ cdef int move_pairs(
 
 cdef int gather_blocks(
         list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
-        const Place* place) except -1:
-    move_sequences(caches, packed, block_table, seq_lens, rows, longest, True, place)
+        int64_t lowest, const Place* place) except -1:
+    move_sequences(caches, packed, block_table, seq_lens, rows, longest, True, lowest, place)
     return note_all(packed, place)
 
 
 cdef int scatter_blocks(
         list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest,
-        const Place* place) except -1:
-    move_sequences(caches, packed, block_table, seq_lens, rows, longest, False, place)
+        int64_t lowest, const Place* place) except -1:
+    move_sequences(caches, packed, block_table, seq_lens, rows, longest, False, lowest, place)
     return note_all(caches, place)
 
 
 cdef int move_sequences(
         list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t longest, bint gathers,
-        const Place* place) except -1:
+        int64_t lowest, const Place* place) except -1:
     cdef SequenceBatch batch
     cdef size_t i
     if not caches:
@@ -268,6 +269,7 @@ cdef int move_sequences(
     batch.num_tokens = (<Tensor>packed[0]).shape_[0]
     batch.longest = longest
     batch.gathers = gathers
+    batch.lowest = <int32_t>lowest
     cdef vector[SequenceLaunch] launches = sequence_launches(blocks, tokens, batch)
     cdef list ready = []
     for i in range(launches.size()):

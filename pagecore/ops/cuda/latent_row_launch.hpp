@@ -120,7 +120,8 @@ inline PcLatentRows latent_rows(const LatentPlaneArgs& planes) {
 // Return the launch that copies sequences to `out`, [token, 1, dim]. `longest` is an upper bound of their tokens.
 [[nodiscard]] inline LatentGatherLaunch latent_gather_launch(const LatentPlaneArgs& planes, const Table& table,
                                                              const Indices& seq_lens, const Indices& rows,
-                                                             const TokenArray& out, int64_t longest, float factor) {
+                                                             const TokenArray& out, int64_t longest, int64_t lowest,
+                                                             float factor) {
   LatentGatherLaunch launch;
   PcLatentGatherParams& params = launch.params;
   const int64_t size = planes.latent.shape[0], itemsize = size_of(out.type);
@@ -132,6 +133,7 @@ inline PcLatentRows latent_rows(const LatentPlaneArgs& planes) {
   params.out_stride = out.token_stride / itemsize;
   params.num_tokens = out.num_tokens;
   params.factor = factor;
+  params.lowest = static_cast<pc_int32>(lowest);
   const bool are_whole = planes.latent_dim % 8 == 0 && planes.rope_dim % 8 == 0;
   const uint64_t bits = params.out | bits_of(out.token_stride);
   params.out_in_vectors = are_whole && allows(bits, 8 * itemsize) ? 1 : 0;

@@ -34,6 +34,7 @@ struct SequenceBatch {
   int64_t num_tokens = 0;  // in a packed array
   int64_t longest = 0;     // upper bound of the tokens of a sequence
   bool gathers = true;
+  int32_t lowest = 1;  // blocks below are holes
 };
 
 namespace internal {
@@ -160,6 +161,7 @@ inline pc_int32 fewest_blocks(const std::vector<BlockArray>& arrays) {
     params.num_blocks = internal::fewest_blocks(caches);
     params.block_size = static_cast<pc_int32>(size);
     params.gathers = batch.gathers;
+    params.lowest = batch.lowest;
     internal::set_addresses(share, batch.gathers ? params.caches : params.packed,
                             batch.gathers ? params.packed : params.caches);
     launch.types = plan.types;
