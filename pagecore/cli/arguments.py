@@ -57,7 +57,8 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="TRACE",
-        help="a Mooncake trace with one JSON object on each line, or - for the standard input; may end in .gz or .zst",
+        help="a Mooncake trace with one JSON object on each line, CSV with lengths (BurstGPT, Azure), or - for the "
+        "standard input; may end in .gz or .zst",
     )
     _add_replayed_machine(parser)
     _add_replayed_tiers(parser)
@@ -187,7 +188,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 def _add_whatif(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "trace", metavar="TRACE", help="a Mooncake trace, token ids, or KV events as JSON lines; may end in .gz or .zst"
+        "trace",
+        metavar="TRACE",
+        help="a Mooncake trace, token ids or KV events as JSON lines, or CSV; may end in .gz or .zst",
     )
     parser.add_argument("--memory", default="8GiB..1TiB", help="KV memory, or a range such as 8GiB..1TiB (the default)")
     parser.add_argument("--points", type=int, default=57, metavar="N", help="sizes of the range (57)")
@@ -281,7 +284,9 @@ def _add_units(parser: argparse.ArgumentParser) -> None:
         help=f"tokens that a hash id of the trace names ({HASH_BLOCK}; 16 in Qwen-Bailian traces)",
     )
     parser.add_argument(
-        "--time-unit", choices=list(MILLISECONDS), default="ms", help="unit of the timestamps (ms; s in Qwen-Bailian)"
+        "--time-unit",
+        choices=list(MILLISECONDS),
+        help="unit of the timestamps (ms in JSON lines, s in CSV; Qwen-Bailian traces need s)",
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pagecore.cache import PagedKVCache, SwapSpace
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay.attend import SPEC
@@ -23,18 +21,18 @@ LENGTH_UNSCANNED = 1 << 20
 DISK_BLOCKS_UNSCANNED = 1 << 14
 
 
-def count_blocks(path: str | Path, options: ReplayOptions, summary: TraceSummary | None) -> int:
+def count_blocks(name: str, options: ReplayOptions, summary: TraceSummary | None) -> int:
     """Return the number of blocks, the null block counted: as configured, or enough for the whole trace."""
     if not (options.is_unbounded and options.has_blocks):
         return options.num_blocks
     if summary is None:
         raise UnsupportedOption(
-            f"blocks is {UNBOUNDED!r}, but trace {path} is the standard input, which cannot be scanned beforehand; "
+            f"blocks is {UNBOUNDED!r}, but trace {name} is the standard input, which cannot be scanned beforehand; "
             "save the trace to a file, or give a number of blocks"
         )
     if summary.num_blocks >= INT32_MAX:
         raise ShapeError(
-            f"blocks is {UNBOUNDED!r}, but trace {path} fills {summary.num_blocks} blocks; the largest block id is "
+            f"blocks is {UNBOUNDED!r}, but trace {name} fills {summary.num_blocks} blocks; the largest block id is "
             f"{INT32_MAX}; use a larger block_size or fewer requests"
         )
     return summary.num_blocks + 1

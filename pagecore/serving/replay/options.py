@@ -87,8 +87,8 @@ class ReplayOptions:
         Replay only the first requests of the trace, this number of them.
     hash_block : int
         Tokens that a hash id of the trace names: 512 in a Mooncake trace, 16 in a Qwen-Bailian trace.
-    time_unit : {"ms", "s"}
-        Unit of the timestamps of the trace.
+    time_unit : {"ms", "s"}, optional
+        Unit of the timestamps of the trace; by default milliseconds in JSON, and seconds in CSV.
     prefill_only : bool
         Compute the prompts and generate nothing.
     attend : bool
@@ -137,7 +137,7 @@ class ReplayOptions:
     step_ms: float = 0.0
     requests: int | None = None
     hash_block: int = HASH_BLOCK
-    time_unit: str = "ms"
+    time_unit: str | None = None
     prefill_only: bool = False
     attend: bool = False
     seed: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -17,7 +16,8 @@ from pagecore.serving.replay.build import build_cache, build_tiers, count_blocks
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
-from pagecore.serving.replay.trace import TraceRequest, read_trace, scan_trace
+from pagecore.serving.replay.trace import Trace, TraceRequest, read_trace, scan_trace
+from pagecore.serving.replay.trace_source import trace_name
 from pagecore.serving.scheduling.request import Request, RequestError, Run
 from pagecore.serving.scheduling.step import Step
 
@@ -25,7 +25,7 @@ __all__ = ["placeholder_ids", "replay"]
 
 
 def replay(
-    path: str | Path,
+    path: Trace,
     options: ReplayOptions | None = None,
     progress: Callable[[int, int | None], None] = lambda _tokens, _total: None,
     watchers: Sequence[Watcher] = (),
@@ -36,9 +36,9 @@ def replay(
 
     Parameters
     ----------
-    path : str or Path
-        A trace; see `pagecore.serving.replay.trace`. A file is validated completely before the replay starts; "-", the
-        standard input, is validated while it is read.
+    path : str, Path or sequence of mappings
+        A trace; see `read_trace`. A file or list is validated completely before the replay starts; "-", the standard
+        input, is validated while it is read.
     options : ReplayOptions, optional
         By default ``ReplayOptions()``, a machine with 64 GiB for keys and values.
     progress : callable
@@ -78,7 +78,7 @@ class _Replay:
 
     def __init__(
         self,
-        path: str | Path,
+        path: Trace,
         options: ReplayOptions,
         progress: Callable[[int, int | None], None],
         watchers: Sequence[Watcher],
@@ -91,7 +91,7 @@ class _Replay:
         summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size, units=units)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
         self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only, units=units)
-        self.num_blocks = count_blocks(path, options, summary)
+        self.num_blocks = count_blocks(trace_name(path), options, summary)
         self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
         self.tiers = build_tiers(self.cache, options, summary)
         self.clock = options.new_clock()

@@ -1,121 +1,44 @@
-"""Recorded traffic: a Mooncake trace, read line by line in constant memory.
+"""Recorded traffic, read line by line in constant memory: Mooncake traces, and CSV files with lengths only.
 
-Each line is a JSON object: `timestamp` (ms), `input_length` and `output_length` (tokens), and `hash_ids`, one id for
-each 512 tokens of input. Equal hash ids mean equal content; the token ids made from them are equal wherever the
-recorded prompts were equal (Mooncake trace release, FAST'25). `TraceUnits` reads the same lines with other units, such
-as those of the Qwen-Bailian traces: ids of 16 tokens, and seconds.
+Each line of a Mooncake trace is a JSON object: `timestamp` (ms), `input_length` and `output_length` (tokens), and
+`hash_ids`, one id for each 512 tokens of input. Equal hash ids mean equal content; the token ids made from them are
+equal wherever the recorded prompts were equal (Mooncake trace release, FAST'25). `TraceUnits` reads the same lines with
+other units, such as those of the Qwen-Bailian traces: ids of 16 tokens, and seconds. `trace_csv` describes the CSV
+files, whose prompts share nothing.
 
-A trace is a regular file, or "-" for the standard input. Limits: 1 MiB a line; 16,777,216 tokens a request, prompt and
-answer together, whose ids take up to 64 MiB.
+A trace is a regular file, "-" for the standard input, or a list of such JSON objects as dicts. Limits: 1 MiB a line;
+16,777,216 tokens a request, prompt and answer together, whose ids take up to 64 MiB.
 """
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from itertools import islice
 
-import numpy as np
-
-from pagecore.errors import UnsupportedOption
 from pagecore.serving.checks import as_instance
-from pagecore.serving.replay.trace_file import STANDARD_INPUT, TraceError, checked_path, open_trace
-from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
+from pagecore.serving.replay.trace_fields import parse_json, request_of_fields
+from pagecore.serving.replay.trace_file import STANDARD_INPUT, TraceError
+from pagecore.serving.replay.trace_request import HASH_BLOCK, MILLISECONDS, TraceRequest, TraceUnits
+from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
+from pagecore.storage.checks import flag, require_int
 
 __all__ = [
     "HASH_BLOCK",
+    "MILLISECONDS",
+    "Trace",
     "TraceError",
     "TraceRequest",
     "TraceSummary",
     "TraceUnits",
-    "parse_request",
     "read_trace",
     "scan_trace",
 ]
 
-HASH_BLOCK = 512
-HASH_BLOCK_MAX = 1 << 16
-# Longer than the context of any model, and small enough to bound the memory of one line.
-REQUEST_TOKENS_MAX = 1 << 24
 LINE_BYTES_MAX = 1 << 20
-# A line with more than this times the hash ids of prompt and answer counts ids of fewer tokens.
-SURPLUS = 4
-MILLISECONDS = {"ms": 1, "s": 1000}
-
-
-@dataclass(frozen=True, slots=True)
-class TraceUnits:
-    """Units of the numbers in a trace.
-
-    Parameters
-    ----------
-    hash_block : int
-        Tokens that one hash id names, 1 to 65,536. A Mooncake trace has 512, a Qwen-Bailian trace 16.
-    time_unit : {"ms", "s"}
-        Unit of timestamps. A Mooncake trace has milliseconds, a Qwen-Bailian trace seconds.
-
-    Raises
-    ------
-    ShapeError
-        `hash_block` is out of range.
-    UnsupportedOption
-        `time_unit` is neither "ms" nor "s".
-    """
-
-    hash_block: int = HASH_BLOCK
-    time_unit: str = "ms"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "hash_block", require_int("hash_block", self.hash_block, 1, HASH_BLOCK_MAX))
-        if not isinstance(self.time_unit, str) or self.time_unit not in MILLISECONDS:
-            raise UnsupportedOption(f"time_unit is {shown(self.time_unit)}; expected 'ms' or 's'")
-
-    @property
-    def max_hash_id(self) -> int:
-        """Largest hash id whose token ids fit int32."""
-        return (INT32_MAX - (self.hash_block - 1)) // self.hash_block
-
-    def milliseconds(self, timestamp: Any) -> float | None:
-        """Return a timestamp in milliseconds; None if it is not a finite number of them, 0 or more."""
-        if isinstance(timestamp, bool) or not isinstance(timestamp, int | float):
-            return None
-        # NaN and infinity fail the comparison too.
-        return float(timestamp) * MILLISECONDS[self.time_unit] if 0 <= timestamp < 2**63 else None
-
-    @property
-    def time_name(self) -> str:
-        """Name of the unit of timestamps, for messages."""
-        return "milliseconds" if self.time_unit == "ms" else "seconds"
-
-
 MOONCAKE = TraceUnits()
-
-
-@dataclass(frozen=True, slots=True)
-class TraceRequest:
-    """One line of a trace; `number` counts requests from 0, `line` counts lines from 1."""
-
-    number: int
-    line: int
-    timestamp_ms: float
-    input_length: int
-    output_length: int
-    hash_ids: tuple[int, ...]
-    hash_block: int = HASH_BLOCK
-
-    def prompt(self) -> NDArray[np.int32]:
-        """Return token ids, int32 `[input_length]`, such that equal prefixes have equal ids.
-
-        The token at `offset` of a hash id has the id `hash id * hash_block + offset`.
-        """
-        offsets: NDArray[np.int32] = np.arange(self.hash_block, dtype=np.int32)
-        starts = np.array(self.hash_ids, dtype=np.int32) * self.hash_block
-        return (starts[:, None] + offsets).reshape(-1)[: self.input_length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +58,7 @@ class TraceSummary:
 
 
 def scan_trace(
-    path: str | Path,
+    path: Trace,
     limit: int | None = None,
     *,
     prefill_only: bool = False,
@@ -168,7 +91,7 @@ def scan_trace(
         `prefill_only` is not a bool, or `units` are not TraceUnits.
     """
     block_size, prefill_only = require_int("block_size", block_size, max=None), flag("prefill_only", prefill_only)
-    if checked_path(path) == STANDARD_INPUT:
+    if trace_name(path) == STANDARD_INPUT:
         return None
     requests = computed = longest = blocks = 0
     for request in read_trace(path, limit, prefill_only=prefill_only, units=units):
@@ -181,15 +104,16 @@ def scan_trace(
 
 
 def read_trace(
-    path: str | Path, limit: int | None = None, *, prefill_only: bool = False, units: TraceUnits = MOONCAKE
+    path: Trace, limit: int | None = None, *, prefill_only: bool = False, units: TraceUnits = MOONCAKE
 ) -> Iterator[TraceRequest]:
     """Stream the requests of a trace in the order of the file, which must be the order of arrival.
 
     Parameters
     ----------
-    path : str or Path
-        A regular file of JSON lines, or "-" for the standard input. A file that ends in .gz or .zst is decompressed.
-        Blank lines are skipped, and unknown fields ignored.
+    path : str, Path or sequence of mappings
+        A regular file of JSON lines or of CSV, or "-" for the standard input. A file that ends in .gz or .zst is
+        decompressed. Blank lines are skipped, and unknown fields ignored. Or the JSON objects themselves, as a list of
+        dicts.
     limit : int, optional
         Maximum number of requests; lines after them are not read.
     prefill_only : bool
@@ -210,116 +134,31 @@ def read_trace(
     UnsupportedOption
         `prefill_only` is not a bool, or `units` are not TraceUnits.
     """
-    name = checked_path(path)
-    most = None if limit is None else require_int("limit", limit, 0, max=None)
+    name = trace_name(path)
+    most = None if limit is None else min(require_int("limit", limit, 0, max=None), sys.maxsize)
     prefill_only, units = flag("prefill_only", prefill_only), as_instance("units", units, TraceUnits)
-    number, latest = 0, 0.0
-    try:
-        with open_trace(name) as file:
-            line = 0
-            while most is None or number < most:
-                text = file.readline(LINE_BYTES_MAX + 1)
-                if not text:
-                    break
-                line += 1
-                if text.isspace() and len(text) <= LINE_BYTES_MAX:
-                    continue
-                reader = _Line(name, line, units)
-                request = reader.request(text, number)
-                if request.timestamp_ms < latest:
-                    reader.refuse(
-                        f"timestamp {request.timestamp_ms:g} is earlier than {latest:g} on a previous line; "
-                        "sort the trace by timestamp"
-                    )
-                latest = request.timestamp_ms
-                number += 1
-                yield replace(request, output_length=0) if prefill_only else request
-    except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(
-            f"trace {name} cannot be read: {reason}; pass a readable file, or '-' for the standard input"
-        ) from error
-    if number == 0 and most != 0:
-        raise TraceError(f"trace {name} contains no request; expected one JSON object on each line")
-
-
-class _Line:
-    """Parser of one line, whose errors name the trace and the line."""
-
-    def __init__(self, trace: str, line: int, units: TraceUnits) -> None:
-        self.trace = trace
-        self.line = line
-        self.units = units
-
-    def refuse(self, reason: str) -> NoReturn:
-        raise TraceError(f"trace {self.trace}, line {self.line}: {reason}")
-
-    def request(self, text: bytes, number: int) -> TraceRequest:
-        fields = self._object(text)
-        timestamp = self._field(fields, "timestamp")
-        milliseconds = self.units.milliseconds(timestamp)
-        if milliseconds is None:
-            name = self.units.time_name
-            self.refuse(f"timestamp is {shown(timestamp)}; expected a finite number of {name}, 0 or more")
-        input_length = self._integer(fields, "input_length", 1)
-        output_length = self._integer(fields, "output_length", 0)
-        if input_length + output_length > REQUEST_TOKENS_MAX:
-            self.refuse(
-                f"input_length + output_length is {input_length + output_length}; "
-                f"a request has at most {REQUEST_TOKENS_MAX} tokens"
+    latest = -1.0
+    for place, request in islice(_requests(path, units), most):
+        if request.timestamp_ms < max(latest, 0.0):
+            raise place.refusal(
+                f"the request is {latest - request.timestamp_ms:g} ms earlier than a previous one; sort the trace by "
+                "time"
             )
-        hash_ids = self._hash_ids(fields, input_length, output_length)
-        hash_block = self.units.hash_block
-        return TraceRequest(number, self.line, milliseconds, input_length, output_length, hash_ids, hash_block)
-
-    def _object(self, text: bytes) -> dict[str, Any]:
-        if len(text) > LINE_BYTES_MAX:
-            self.refuse(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON object on each line")
-        try:
-            fields = json.loads(text)
-        except UnicodeDecodeError:
-            packed = text.startswith((b"\x1f\x8b", b"\x28\xb5\x2f\xfd"))  # gzip, zstd
-            self.refuse("not UTF-8 text" + ("; decompress it first, or pass '-' and pipe it in" if packed else ""))
-        except RecursionError:
-            self.refuse("JSON is nested too deeply")
-        except ValueError as error:
-            self.refuse(f"not JSON: {error}")
-        if not isinstance(fields, dict):
-            self.refuse(f"expected a JSON object, got {shown(fields)}")
-        return fields
-
-    def _field(self, fields: dict[str, Any], name: str) -> Any:
-        if name not in fields:
-            self.refuse(f"field {name!r} is missing")
-        return fields[name]
-
-    def _integer(self, fields: dict[str, Any], name: str, least: int) -> int:
-        value = self._field(fields, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= REQUEST_TOKENS_MAX:
-            self.refuse(f"{name} is {shown(value)}; expected an integer between {least} and {REQUEST_TOKENS_MAX}")
-        return value
-
-    def _hash_ids(self, fields: dict[str, Any], input_length: int, output_length: int) -> tuple[int, ...]:
-        """Return the ids of the input; some more are left out, but too many must have another `hash_block`."""
-        ids = self._field(fields, "hash_ids")
-        if not isinstance(ids, list):
-            self.refuse(f"hash_ids is {shown(ids)}; expected a list of integers")
-        size, largest = self.units.hash_block, self.units.max_hash_id
-        needed, whole = -(-input_length // size), -(-(input_length + output_length) // size)
-        if not needed <= len(ids) <= SURPLUS * (whole + 1):
-            self.refuse(
-                f"hash_ids has {len(ids)} ids; an input of this length needs {needed}, one for each {size} tokens; "
-                "pass hash_block if an id names another number of tokens"
-            )
-        for value in ids:
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
-                self.refuse(
-                    f"hash_ids contains {shown(value)}; expected integers between 0 and {largest}; renumber "
-                    "the ids of a trace that has larger ones"
-                )
-        return tuple(ids[:needed])
+        latest = request.timestamp_ms
+        yield replace(request, output_length=0) if prefill_only else request
+    if latest < 0 and most != 0:
+        raise TraceError(f"trace {name} contains no request; expected one on each line")
 
 
-def parse_request(text: bytes, trace: str, line: int, number: int, units: TraceUnits = MOONCAKE) -> TraceRequest:
-    """Return the request of one line; raise TraceError, with the names of trace and line, if it is malformed."""
-    return _Line(trace, line, units).request(text, number)
+def _requests(trace: Trace, units: TraceUnits) -> Iterator[tuple[TracePlace, TraceRequest]]:
+    """Yield the requests with their places; the first line decides the format."""
+    table: CsvTrace | None = None
+    number = 0
+    for i, (place, line) in enumerate(trace_lines(trace, LINE_BYTES_MAX)):
+        if i == 0 and (table := csv_trace(place, line, units)) is not None:
+            continue
+        if table is None:
+            yield place, request_of_fields(place, parse_json(place, line), number, units)
+        else:
+            yield place, table.request(place, line, number)
+        number += 1

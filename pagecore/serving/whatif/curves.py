@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.serving.checks import as_instance
+from pagecore.serving.replay.trace import Trace
+from pagecore.serving.replay.trace_source import is_records, trace_name
 from pagecore.serving.whatif.lru import Hits, Timeline, fitting, lru_hits, lru_timeline, sampled_hits, timeline_of
 from pagecore.serving.whatif.modelled import ModelledTrace
 from pagecore.serving.whatif.options import LRU, WhatIfOptions
@@ -24,7 +26,7 @@ TIMELINE_SIZES = 4
 UNBOUNDED = 1 << 62
 
 
-def what_if(path: str | Path, options: WhatIfOptions | None = None) -> WhatIf:
+def what_if(path: Trace, options: WhatIfOptions | None = None) -> WhatIf:
     """Compute the hits of a trace for every size of the cache.
 
     The model is a cache that serves one prompt after another and computes nothing else: a prompt reuses the longest
@@ -34,7 +36,7 @@ def what_if(path: str | Path, options: WhatIfOptions | None = None) -> WhatIf:
 
     Parameters
     ----------
-    path : str or Path
+    path : str, Path or sequence
         A trace; see `read_requests`.
     options : WhatIfOptions, optional
         By default ``WhatIfOptions()``, sizes from 8 GiB to 1 TiB.
@@ -57,12 +59,18 @@ def what_if(path: str | Path, options: WhatIfOptions | None = None) -> WhatIf:
     first: WhatIf | None = None
     for block_size in options.block_sizes:
         chunks = list(read_requests(path, block_size, options.requests, units=options.units))
-        trace = ModelledTrace(chunks, options, block_size) if options.is_simulated else None
-        curves += [_curve(chunks, trace, options, block_size, policy) for policy in options.policies]
-        first = first or _summary(str(path), chunks, trace, options, block_size)
+        modelled = ModelledTrace(chunks, options, block_size) if options.is_simulated else None
+        curves += [_curve(chunks, modelled, options, block_size, policy) for policy in options.policies]
+        first = first or _summary(path, chunks, modelled, options, block_size)
     assert first is not None
     first.curves.extend(curves)
     return first
+
+
+def _short_name(path: Trace) -> str:
+    """Return the name of a trace in the report."""
+    name = trace_name(path)
+    return name.removeprefix("of ") if is_records(path) else Path(name).name
 
 
 def _curve(
@@ -105,16 +113,16 @@ def _curve_of(
 
 
 def _summary(
-    path: str, chunks: list[Requests], trace: ModelledTrace | None, options: WhatIfOptions, block_size: int
+    path: Trace, chunks: list[Requests], modelled: ModelledTrace | None, options: WhatIfOptions, block_size: int
 ) -> WhatIf:
     """Return all but the curves, for the first block size."""
     tokens = sum(int(chunk.tokens.sum()) for chunk in chunks)
     distinct = 1 + max(int(chunk.blocks.max(initial=-1)) for chunk in chunks)
     longest = max(int(chunk.tokens.max()) for chunk in chunks)
-    found, states = _unbounded(chunks, trace, block_size)
-    timeline, memory = _timeline(chunks, trace, options, block_size, -(-longest // block_size))
+    found, states = _unbounded(chunks, modelled, block_size)
+    timeline, memory = _timeline(chunks, modelled, options, block_size, -(-longest // block_size))
     return WhatIf(
-        trace=Path(path).name,
+        trace=_short_name(path),
         num_requests=sum(len(chunk) for chunk in chunks),
         prompt_tokens=tokens,
         bytes_per_token=options.token_bytes,
@@ -123,7 +131,7 @@ def _summary(
         unbounded_memory=distinct * block_size * options.token_bytes + states * options.state_bytes,
         longest_request=longest * options.token_bytes + options.state_bytes,
         curves=[],
-        tiers=_tiers(chunks, trace, options, block_size),
+        tiers=_tiers(chunks, modelled, options, block_size),
         timeline=timeline,
         timeline_memory=memory,
     )
@@ -195,7 +203,7 @@ def _tier_hits(options: WhatIfOptions, sizes: list[int], found: NDArray[np.float
     ]
 
 
-def _sampled(path: str | Path, options: WhatIfOptions) -> WhatIf:
+def _sampled(path: Trace, options: WhatIfOptions) -> WhatIf:
     """Return estimates; each block size reads the trace once, in constant memory."""
     curves = []
     facts = _Facts()
@@ -210,7 +218,7 @@ def _sampled(path: str | Path, options: WhatIfOptions) -> WhatIf:
         kept = Hits(*(getattr(hits, name)[:-1] for name in Hits.__slots__))
         curves.append(_curve_of(options, block_size, LRU, "sampled", options.sizes, kept))
     return WhatIf(
-        trace=Path(path).name,
+        trace=_short_name(path),
         num_requests=facts.requests,
         prompt_tokens=facts.tokens,
         bytes_per_token=options.token_bytes,

@@ -55,8 +55,9 @@ class WhatIfOptions:
         Use only the first requests of the trace.
     hash_block : int
         Tokens that a hash id of the trace names: 512 in a Mooncake trace, 16 in a Qwen-Bailian trace.
-    time_unit : {"ms", "s"}
-        Unit of the timestamps of hash ids and token ids; those of events are seconds.
+    time_unit : {"ms", "s"}, optional
+        Unit of the timestamps of hash ids and token ids, by default milliseconds, and of CSV, by default seconds; those
+        of events are seconds.
     prefill_rate : float
         Tokens a second that the modelled machine computes, for the seconds saved.
 
@@ -88,7 +89,7 @@ class WhatIfOptions:
     sample: float = 1.0
     requests: int | None = None
     hash_block: int = HASH_BLOCK
-    time_unit: str = "ms"
+    time_unit: str | None = None
     prefill_rate: float = 10_000.0
     sizes: list[int] = field(default_factory=list, init=False)
     token_bytes: int = field(default=0, init=False)

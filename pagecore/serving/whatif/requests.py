@@ -1,19 +1,18 @@
-"""Requests of recorded traffic, as blocks: traces in three formats, plain or compressed.
+"""Requests of recorded traffic, as blocks: traces in four formats, plain or compressed.
 
     Mooncake      {"timestamp": 0, "input_length": 700, "output_length": 9, "hash_ids": [1, 2]}
     token ids     {"timestamp": 0, "token_ids": [5, 6, 7], "namespace": "tenant"}
     KV events     [1700000000.5, [{"type": "BlockStored", ...}, ...], 0]        payloads of vLLM, SGLang or pagecore
+    CSV           TIMESTAMP,ContextTokens,GeneratedTokens                       BurstGPT, Azure: prompts share nothing
 
-Each line is JSON; the first line decides the format. Files that end in .gz or .zst are decompressed. Lines with hash
-ids or token ids may have the units of `TraceUnits`; times of events are always seconds.
+The first line decides the format. Files that end in .gz or .zst are decompressed. Lines with hash ids, token ids or
+lengths may have the units of `TraceUnits`; times of events are always seconds.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +20,11 @@ from numpy.typing import NDArray
 
 from pagecore.index import chain_hashes
 from pagecore.serving.checks import as_instance
-from pagecore.serving.replay.trace import TraceError, TraceUnits, parse_request
-from pagecore.serving.replay.trace_file import open_trace_file
+from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
+from pagecore.serving.replay.trace_fields import parse_json, request_of_fields
+from pagecore.serving.replay.trace_file import TraceError, open_trace_file
+from pagecore.serving.replay.trace_request import TraceRequest, TraceUnits
+from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
 from pagecore.serving.whatif._stack import Numbers
 from pagecore.serving.whatif.stored import StoredChains
 from pagecore.storage.checks import INT32_MAX, require_int, shown
@@ -75,7 +77,7 @@ class Prompt:
 
 
 def read_requests(
-    path: str | Path,
+    path: Trace,
     block_size: int = 16,
     limit: int | None = None,
     *,
@@ -86,8 +88,8 @@ def read_requests(
 
     Parameters
     ----------
-    path : str or Path
-        A regular file of JSON lines in one of the formats above.
+    path : str, Path or sequence
+        A regular file in one of the formats above, or its JSON values as a list.
     block_size : int
         Tokens of a block. Traces of KV events have the block size of the engine that wrote them.
     limit : int, optional
@@ -116,7 +118,7 @@ def read_requests(
     numbers = Numbers(rate)
     prompts: list[Prompt] = []
     blocks = count = 0
-    for prompt in _prompts(str(path), size, units):
+    for prompt in _prompts(path, size, units):
         if most is not None and count >= most:
             break
         count += 1
@@ -128,7 +130,7 @@ def read_requests(
     if prompts:
         yield _chunk(prompts, numbers, size)
     if count == 0 and most != 0:
-        raise TraceError(f"trace {path} contains no request; expected one JSON value on each line")
+        raise TraceError(f"trace {trace_name(path)} contains no request; expected one on each line")
 
 
 def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests:
@@ -144,62 +146,38 @@ def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests
     )
 
 
-def _prompts(path: str, block_size: int, units: TraceUnits) -> Iterator[Prompt]:
+def _prompts(path: Trace, block_size: int, units: TraceUnits) -> Iterator[Prompt]:
+    table: CsvTrace | None = None
     reader: Any = None
-    try:
-        with open_trace_file(path) as file:
-            number, line, latest = 0, 0, 0.0
-            while text := file.readline(LINE_BYTES_MAX + 1):
-                line += 1
-                if text.isspace():
-                    continue
-                place = _Place(path, line)
-                if len(text) > LINE_BYTES_MAX:
-                    raise place.refusal(f"longer than {LINE_BYTES_MAX} bytes; expected one JSON value on each line")
-                content = place.parse(text)
-                reader = reader or place.reader(content, block_size, units)
-                for prompt in reader.read(place, text, content, number):
-                    if prompt.seconds < latest:
-                        raise place.refusal(
-                            f"time {prompt.seconds:g} s is earlier than {latest:g} s on a line before; sort the trace"
-                        )
-                    latest = prompt.seconds
-                    number += 1
-                    yield prompt
-    except (OSError, EOFError, ValueError) as error:
-        if isinstance(error, TraceError):
-            raise
-        reason = getattr(error, "strerror", None) or str(error)
-        raise TraceError(f"trace {path} cannot be read: {reason}; pass a readable file") from error
+    number, latest = 0, 0.0
+    for place, line in trace_lines(path, LINE_BYTES_MAX, open_trace_file, "pass a readable file"):
+        if reader is None and (table := csv_trace(place, line, units)) is not None:
+            reader = _Lengths(block_size, table)
+            continue
+        content = parse_json(place, line) if table is None else line
+        reader = reader or _reader(place, content, block_size, units)
+        for prompt in reader.read(place, content, number):
+            if prompt.seconds < latest:
+                raise place.refusal(
+                    f"time {prompt.seconds:g} s is earlier than {latest:g} s on a line before; sort the trace"
+                )
+            latest = prompt.seconds
+            number += 1
+            yield prompt
 
 
-class _Place:
-    """A line of a trace, for messages."""
-
-    def __init__(self, path: str, line: int) -> None:
-        self.path, self.line = path, line
-
-    def refusal(self, reason: str) -> TraceError:
-        return TraceError(f"trace {self.path}, line {self.line}: {reason}")
-
-    def parse(self, text: bytes) -> Any:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise self.refusal(f"not JSON: {str(error)[:80]}") from None
-
-    def reader(self, content: Any, block_size: int, units: TraceUnits) -> Any:
-        """Return the reader of the format that the first line has."""
-        if isinstance(content, dict) and "hash_ids" in content:
-            return _Mooncake(block_size, units)
-        if isinstance(content, dict) and any(name in content for name in TOKEN_FIELDS):
-            return _TokenIds(block_size, units)
-        if isinstance(content, list) or (isinstance(content, dict) and "events" in content):
-            return _Events(block_size)
-        raise self.refusal(
-            f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, or a "
-            "batch of KV events"
-        )
+def _reader(place: TracePlace, content: Any, block_size: int, units: TraceUnits) -> Any:
+    """Return the reader of the format that the first line has."""
+    if isinstance(content, Mapping) and "hash_ids" in content:
+        return _Mooncake(block_size, units)
+    if isinstance(content, Mapping) and any(name in content for name in TOKEN_FIELDS):
+        return _TokenIds(block_size, units)
+    if isinstance(content, list) or (isinstance(content, Mapping) and "events" in content):
+        return _Events(block_size)
+    raise place.refusal(
+        f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, a batch "
+        "of KV events, or the header of a CSV file"
+    )
 
 
 TOKEN_FIELDS = ("token_ids", "prompt_token_ids", "tokens")
@@ -210,10 +188,22 @@ class _Mooncake:
         self.block_size = block_size
         self.units = units
 
-    def read(self, place: _Place, text: bytes, _content: Any, number: int) -> Iterable[Prompt]:
-        request = parse_request(text, place.path, place.line, number, self.units)
-        hashes = chain_hashes(request.prompt(), self.block_size)
-        return [Prompt(request.timestamp_ms / 1000, hashes, request.input_length)]
+    def read(self, place: TracePlace, content: Any, number: int) -> Iterable[Prompt]:
+        return [_prompt(request_of_fields(place, content, number, self.units), self.block_size)]
+
+
+class _Lengths:
+    def __init__(self, block_size: int, table: CsvTrace) -> None:
+        self.block_size = block_size
+        self.table = table
+
+    def read(self, place: TracePlace, text: bytes, number: int) -> Iterable[Prompt]:
+        return [_prompt(self.table.request(place, text, number), self.block_size)]
+
+
+def _prompt(request: TraceRequest, block_size: int) -> Prompt:
+    hashes = chain_hashes(request.prompt(), block_size)
+    return Prompt(request.timestamp_ms / 1000, hashes, request.input_length)
 
 
 class _TokenIds:
@@ -221,13 +211,13 @@ class _TokenIds:
         self.block_size = block_size
         self.units = units
 
-    def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
-        if not isinstance(content, dict):
+    def read(self, place: TracePlace, content: Any, _number: int) -> Iterable[Prompt]:
+        if not isinstance(content, Mapping):
             raise place.refusal(f"expected a JSON object, got {shown(content)}")
         field = next((name for name in TOKEN_FIELDS if name in content), None)
         if field is None:
             raise place.refusal(f"field {TOKEN_FIELDS[0]!r} is missing")
-        ids = content[field]
+        ids = content[field].tolist() if isinstance(content[field], np.ndarray) else content[field]
         if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
             raise place.refusal(f"{field} is {shown(ids)}; expected a list of integers that is not empty")
         if min(ids) < 0 or max(ids) > INT32_MAX:
@@ -235,7 +225,7 @@ class _TokenIds:
         timestamp = content.get("timestamp", 0)
         milliseconds = self.units.milliseconds(timestamp)
         if milliseconds is None:
-            name = self.units.time_name
+            name = self.units.time_name()
             raise place.refusal(f"timestamp is {shown(timestamp)}; expected a number of {name}, 0 or more")
         namespace = content.get("namespace")
         if namespace is not None and not isinstance(namespace, str):
@@ -248,7 +238,7 @@ class _Events:
     def __init__(self, block_size: int) -> None:
         self.chains = StoredChains(block_size)
 
-    def read(self, place: _Place, _text: bytes, content: Any, _number: int) -> Iterable[Prompt]:
+    def read(self, place: TracePlace, content: Any, _number: int) -> Iterable[Prompt]:
         try:
             found = self.chains.read(content)
         except ValueError as error:

@@ -73,7 +73,8 @@ def test_the_times_of_a_random_trace_are_those_of_a_simulation(tmp_path, prefill
         now += float(random.exponential(60.0)) + (3000.0 if random.random() < 0.05 else 0.0)
         ids = [int(random.integers(3)), *random.integers(0, 9, 2).tolist()]
         outputs = 0 if prefill_only else int(random.integers(0, 9))
-        requests.append((now, int(random.integers(1, 1536)), outputs, ids))
+        length = int(random.integers(1, 1536))
+        requests.append((now, length, outputs, ids[: -(-length // 512)]))
     path = write(tmp_path / "t", requests)
     report = replay(path, ReplayOptions(**SMALL | {"block_size": 16, "blocks": 800}))
     arrivals, times, end = simulate(path, 800, 16, 10_000, 0.010)

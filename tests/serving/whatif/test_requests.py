@@ -70,7 +70,7 @@ def test_hash_ids_of_other_sizes_and_seconds(tmp_path):
     assert chunk.seconds.tolist() == [0.5, 2, 2]
     options = WhatIfOptions(memory="128..256", points=2, bytes_per_token=1, block_sizes=(8,), hash_block=16)
     assert what_if(path, options).curves[0].hit_tokens == [32, 32]
-    with pytest.raises(TraceError, match=r"line 3: hash_ids has 10 ids; .* pass hash_block"):
+    with pytest.raises(TraceError, match=r"line 1: hash_ids has 3 ids; .* pass hash_block"):
         one(path, 8)
     tokens = written(tmp_path, {"timestamp": 3, "token_ids": [1, 2]})
     assert one(tokens, units=TraceUnits(time_unit="s")).seconds.tolist() == [3]
