@@ -162,12 +162,12 @@ def test_the_largest_hash_id_depends_on_its_tokens(trace):
 
 
 @pytest.mark.parametrize("wrong", [8, 12, 15, 17, 24, 32, 64, 512])
-def test_a_wrong_hash_block_is_refused_at_the_first_length_that_tells(trace, wrong):
+def test_a_wrong_hash_block_is_refused_at_the_first_length_that_does_not_fit(trace, wrong):
     lines = [{**GOOD, "input_length": n, "hash_ids": [*range(-(-n // 16))]} for n in (7, 40, 1000)]
     write(trace, *lines)
     assert [len(request.hash_ids) for request in read_trace(trace, units=TraceUnits(16))] == [1, 3, 63]
-    tells = next(i for i, line in enumerate(lines) if -(-line["input_length"] // wrong) != len(line["hash_ids"]))
-    with pytest.raises(TraceError, match=f"line {tells + 1}: hash_ids has .* pass hash_block"):
+    first = next(i for i, line in enumerate(lines) if -(-line["input_length"] // wrong) != len(line["hash_ids"]))
+    with pytest.raises(TraceError, match=f"line {first + 1}: hash_ids has .* pass hash_block"):
         list(read_trace(trace, units=TraceUnits(wrong)))
 
 
