@@ -34,6 +34,7 @@ class Row:
         self.sequence, self.siblings = None, []
         self.is_prompt, self.state = True, "waiting"
         self.preemptions, self.since, self.shared_at = 0, 0, -1
+        self.came_late = parent is not None and parent.came_late
 
     @property
     def left(self):
@@ -141,7 +142,7 @@ class SchedulerModel:
             missing = self.missing(rows, needs, row)
         else:
             missing = math.ceil(len(row.tokens) / self.cache.block_size) - self.cache.num_available
-        newest_first = running[::-1]
+        newest_first = [one for one in running if not one.came_late][::-1]
         for other in sorted(newest_first, key=lambda one: one.request.priority):
             if max(lacking, missing) <= 0 or row.request.priority - other.request.priority <= self.threshold:
                 break
@@ -167,13 +168,16 @@ class SchedulerModel:
         return rows, counts, budget
 
     def order(self):
-        late = [row for row in self.waiting if self.steps - row.since >= self.max_wait]
+        late = [row for row in self.waiting if self.is_late(row)]
         fresh = [row for row in self.waiting if row not in late]
         if self.policy == "priority":
             return late + sorted(fresh, key=lambda row: (-row.request.priority, row.request.id, row.sample))
         if self.policy == "lpm":
             return late + sorted(fresh, key=lambda row: (row.preemptions == 0, -self.match(row)))
         return list(self.waiting)
+
+    def is_late(self, row):
+        return self.steps - row.since >= self.max_wait
 
     def match(self, row):
         return self.cache.match_length(row.tokens)
@@ -204,6 +208,7 @@ class SchedulerModel:
                 stopped = self.next_row = row
                 break
             needs.append(row.left)
+            row.came_late = self.is_late(row)
             if row.sequence.is_swapped:
                 self.cache.swap_in([row.sequence])
             rows.append(row)
@@ -273,7 +278,7 @@ class SchedulerModel:
         if self.ratio is not None:
             victims.sort(key=lambda row: (row.generated, -len(row.request.prompt)))
         if self.policy == "priority":
-            victims.sort(key=lambda row: row.request.priority)
+            victims.sort(key=lambda row: (row.came_late, row.request.priority))
         freed = 0
         for row in victims[:-1]:
             freed += self.freed(row)

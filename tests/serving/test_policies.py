@@ -438,6 +438,24 @@ def test_answers_do_not_depend_on_preemptions_by_priority(overlap):
     server.check_empty()
 
 
+@pytest.mark.parametrize("size", [90, 9])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_run_that_came_late_is_not_preempted_for_its_priority(size, samples):
+    """Larger priorities never end, in a cache that keeps no prefix: the run would compute its first chunk for ever."""
+    scheduler = Scheduler(
+        FakeCache(size, block_size=4), policy="priority", preemption_threshold=0, max_wait_steps=4, headroom=0.0,
+        max_running=samples, max_tokens_per_step=6, share_prompts=False,
+    )  # fmt: skip
+    low = scheduler.add(Request(0, np.arange(20), 5, samples=samples))
+    for number in range(1, 60):
+        scheduler.add(Request(number, 100 * number + np.arange(12), 3, priority=1))
+        advance(scheduler)
+        scheduler.check_invariants()
+    assert low.state is State.FINISHED
+    assert scheduler.num_waiting
+    assert low.num_preemptions == 0
+
+
 def test_a_run_of_a_small_priority_goes_first_after_the_bound():
     scheduler = Scheduler(FakeCache(200, max_sequences=2), policy="priority", max_running=1, max_wait_steps=7)
     starving, order = scheduler.add(request(0, 6, 1)), []
@@ -485,12 +503,12 @@ def test_a_step_without_admissions_reads_a_bounded_part_of_the_queue(policy, mon
             self.matched += 1
             return super().match_length(*arguments, **options)
 
-    cache, asked, is_late = Counting(8), [], Queue._is_late
+    cache, asked, is_late = Counting(8), [], Queue.is_late
     scheduler = Scheduler(cache, policy=policy, headroom=0.0)
     for number in range(400):
         scheduler.add(Request(number, np.arange(16) + 100 * number, 8, priority=number % 3))
     advance(scheduler)
-    monkeypatch.setattr(Queue, "_is_late", lambda queue, run: asked.append(run) or is_late(queue, run))
+    monkeypatch.setattr(Queue, "is_late", lambda queue, run: asked.append(run) or is_late(queue, run))
     cache.matched = 0
     advance(scheduler)
     assert scheduler.num_waiting == 399

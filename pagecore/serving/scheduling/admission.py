@@ -249,6 +249,7 @@ class Admission:
     def _admit(self, run: Run) -> None:
         left = run.num_tokens_left
         self._needs += self._with_future([run], [left])
+        run.came_late = self._queue is not None and self._queue.is_late(run)
         self._roster.admit(run)
         count = min(left, self._budget, self._limits.chunk)
         self._rows.add(run, count)

@@ -19,7 +19,8 @@ def find_victims(running: Iterable[Run], limits: Limits, admission: Admission, b
     """Return the runs that give way to the next run of the queue; an empty list if it needs none or not enough can.
 
     The smallest priority gives way first, and of equal ones the run that was admitted last. As in SGLang, priorities
-    must differ by more than the threshold, and no run gives way if all of them would free too little.
+    must differ by more than the threshold, and no run gives way if all of them would free too little. A run that came
+    late stays: larger priorities would otherwise preempt it in the step after its admission, and starve it.
     """
     threshold = limits.preemption_threshold
     run = None if threshold is None else admission.next_run
@@ -27,7 +28,7 @@ def find_victims(running: Iterable[Run], limits: Limits, admission: Admission, b
         return []
     rows, blocks = admission.lacks(run)
     victims: list[Run] = []
-    newest_first = list(running)[::-1]
+    newest_first = [one for one in running if not one.came_late][::-1]
     for victim in sorted(newest_first, key=lambda one: one.request.priority):
         if rows <= 0 and blocks <= 0:
             break

@@ -60,7 +60,7 @@ class Queue:
         """Return the first `count` runs of the order."""
         if self._by_priority is not None:
             front = list(islice(self._late_runs(), count))
-            fresh = (run for run in self._by_priority if not self._is_late(run))
+            fresh = (run for run in self._by_priority if not self.is_late(run))
             return front + list(islice(fresh, count - len(front)))
         matched = [run for run in self._matched if run in self._waiting]
         return matched[:count] + list(islice(self._waiting, len(matched), max(count, len(matched))))
@@ -68,12 +68,13 @@ class Queue:
     def _late_runs(self) -> Iterator[Run]:
         """Yield the late runs of the queue; after the preempted runs, the oldest come first."""
         for run in self._waiting:
-            if self._is_late(run):
+            if self.is_late(run):
                 yield run
             elif not run.num_preemptions:
                 return
 
-    def _is_late(self, run: Run) -> bool:
+    def is_late(self, run: Run) -> bool:
+        """Return True if a run has waited for `max_wait_steps`."""
         return run.waits_since <= self._late
 
     def _match(self, roster: Roster) -> list[Run]:
@@ -83,5 +84,5 @@ class Queue:
             if run.match_news != roster.news:
                 run.match_length = roster.cache.match_length(run.tokens, **match_options(run.request))
                 run.match_news = roster.news
-        runs.sort(key=lambda run: (0, 0, 0) if self._is_late(run) else (1, run.num_preemptions == 0, -run.match_length))
+        runs.sort(key=lambda run: (0, 0, 0) if self.is_late(run) else (1, run.num_preemptions == 0, -run.match_length))
         return runs

@@ -187,6 +187,8 @@ class Run:
         Number of times that the run was preempted.
     num_reused_tokens : int
         Tokens of the prompt that were cached at the first admission.
+    came_late : bool
+        True if it had waited for `max_wait_steps` at its last admission; a sample is like its parent.
     held : Sequence or None
         The sequence of the run in the cache or, if it is swapped out, in a swap space; otherwise None.
     prefilling : bool
@@ -196,6 +198,7 @@ class Run:
 
     __slots__ = (
         "arrival",
+        "came_late",
         "held",
         "last_length",
         "match_length",
@@ -241,6 +244,7 @@ class Run:
         self.stops_from = len(request.prompt) + request.min_new_tokens  # tokens from which stop ids end it
         self.num_preemptions = 0
         self.num_reused_tokens = 0
+        self.came_late = parent is not None and parent.came_late
         self.held: Sequence | None = None
         self.prefilling = True
         self.state = State.WAITING

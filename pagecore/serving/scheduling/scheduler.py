@@ -9,7 +9,8 @@ recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of admission, which under "fcfs" is the order of arrival, except that a request waits for
     an equal prompt while others pass. When blocks or state slots run short, at least one run stays. A run gives way to
-    an admission only if its priority is smaller. Every step computes at least one token, so there is no livelock.
+    an admission only if its priority is smaller and it did not come late. Every step computes at least one token, so
+    there is no livelock.
 S2: the rows reserved for the runs, samples that are not forked yet included, never exceed `max_running`.
 S3: the swap space holds only sequences of waiting runs; their computed tokens are not recomputed.
 S4: with overlap, at most one committed step waits for its ids when the next one is scheduled; nothing is preempted by
@@ -89,8 +90,9 @@ class Scheduler(SchedulerView):
         cache has changed, for the 128 oldest requests of the queue; "priority", the largest `Request.priority` first.
         Under "priority" the smallest priority is preempted first.
     max_wait_steps : int
-        Steps in the queue after which a run is late: late runs go before all others, in the order of the queue. This
-        bounds starvation under "lpm" and "priority".
+        Steps in the queue after which a run is late: late runs go before all others, in the order of the queue, and
+        under "priority" a run that came late is not preempted for its priority. This bounds starvation under "lpm" and
+        "priority".
     max_prefill_tokens : int, optional
         Maximum number of prompt tokens of one step, of all prompts together.
     chunked_prefill_size : int, optional

@@ -121,13 +121,14 @@ def _victims(roster: Roster, limits: Limits) -> list[Run]:
     """Return the running runs but one, the next one to preempt first.
 
     The last admitted run gives way first. With a ratio of future tokens the run with the fewest generated tokens does,
-    and of several the one with the longest prompt. Under the policy "priority" the smallest priority comes first.
+    and of several the one with the longest prompt. Under the policy "priority" the smallest priority comes first, and
+    the runs that came late come last.
     """
     victims = list(roster.running)[::-1]
     if limits.ratios is not None:
         victims.sort(key=lambda run: (run.num_generated, -len(run.request.prompt)))
     if limits.policy == "priority":
-        victims.sort(key=lambda run: run.request.priority)
+        victims.sort(key=lambda run: (run.came_late, run.request.priority))
     return victims[:-1]
 
 
