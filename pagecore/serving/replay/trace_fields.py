@@ -12,7 +12,7 @@ from pagecore.serving.replay.trace_request import REQUEST_TOKENS_MAX, TraceReque
 from pagecore.serving.replay.trace_source import TracePlace
 from pagecore.storage.checks import shown
 
-__all__ = ["parse_json", "request_of_fields", "checked_lengths"]
+__all__ = ["checked_lengths", "parse_json", "request_of_fields"]
 
 
 def parse_json(place: TracePlace, text: Any) -> Any:
