@@ -5,17 +5,15 @@ Source: the configuration and modeling files of transformers 5.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from pagecore.models.fields import Fields
+from pagecore.models.parameters.janus import add_janus
+from pagecore.models.parameters.resamplers import RESAMPLERS
 from pagecore.models.parameters.tally import Tally
-from pagecore.models.parameters.towers import count_colours, vision_add, vision_linear
+from pagecore.models.parameters.towers import Projector, count_colours, vision_add, vision_linear
 
 __all__ = ["PROJECTORS"]
-
-# Adds a projector from the fields of model and tower, the features of a patch, the patches along each side of a token,
-# the projections of a deep stack, and the features of the text model.
-Projector = Callable[[Tally, Fields, Fields, int, int, int, int], None]
 
 
 def _qwen(norm_bias: bool, outputs: str = "out_hidden_size") -> Projector:
@@ -82,10 +80,10 @@ def _internvl(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge:
     vision_linear(tally, text, text, bias=True)
 
 
-def _glm(is_ocr: bool = False) -> Projector:
+def _glm(is_ocr: bool = False, width_field: str = "intermediate_size") -> Projector:
     def add(tally: Tally, _whole: Fields, fields: Fields, hidden: int, merge: int, _depths: int, _text: int) -> None:
         outputs = fields.integer("out_hidden_size")
-        width = outputs * count_colours(fields) if is_ocr else fields.integer("intermediate_size")
+        width = outputs * count_colours(fields) if is_ocr else fields.integer(width_field)
         vision_add(tally, 2 * outputs)
         vision_linear(tally, hidden * merge**2, outputs, bias=True)
         vision_linear(tally, outputs, outputs)
@@ -131,19 +129,75 @@ def _llama_4(tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge:
     vision_linear(tally, fields.integer("vision_output_dim"), text)
 
 
+def _cosmos(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    width = whole.integer("projector_hidden_size")
+    vision_add(tally, 2 * hidden)
+    vision_linear(tally, hidden * merge**2, width, bias=True)
+    vision_linear(tally, width, text, bias=True)
+
+
+def _hunyuan(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    """Add two convolutions, a projection, two norms, and the tokens around an image and its lines."""
+    vision_linear(tally, hidden * merge**2, 2 * hidden, bias=True)
+    vision_linear(tally, 2 * hidden, 4 * hidden, bias=True)
+    vision_linear(tally, 4 * hidden, text, bias=True)
+    vision_add(tally, 5 * hidden + 4 * text)
+
+
+def _hyperclova(tally: Tally, whole: Fields, fields: Fields, hidden: int, merge: int, depths: int, text: int) -> None:
+    _qwen(norm_bias=False)(tally, whole, fields, hidden, merge, depths, text)
+    vision_linear(tally, fields.integer("out_hidden_size"), text, bias=True)
+
+
+def _minicpm(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    """Add the MLPs that merge four patches each; the last one has the features of the text model."""
+    rounds = 1 if whole.given("merger_times") is None else whole.integer("merger_times")
+    for outputs in [hidden] * (rounds - 1) + [text]:
+        vision_add(tally, 8 * hidden)
+        vision_linear(tally, 4 * hidden, 4 * hidden, bias=True)
+        vision_linear(tally, 4 * hidden, outputs, bias=True)
+
+
+def _minimax(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
+    width = whole.integer("projector_hidden_size")
+    for inputs in (hidden, text * merge**2):
+        vision_linear(tally, inputs, width, bias=True)
+        vision_linear(tally, width, text, bias=True)
+
+
+def _got(tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int) -> None:
+    channels = fields.integer("output_channels")
+    vision_linear(tally, 9 * channels, 2 * channels)
+    vision_linear(tally, 18 * channels, text)
+    vision_linear(tally, text, text, bias=True)
+
+
+def _step(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    vision_linear(tally, 4 * hidden, text, bias=whole.given("projector_bias") is True)
+
+
 _GLM = _glm()
 _QWEN = _qwen(norm_bias=True)
 PROJECTORS: Mapping[str, Projector] = {
+    **RESAMPLERS,
     "aya_vision": _cohere(has_norm=True),
     "cohere2_vision": _cohere(has_norm=False),
+    "cosmos3_edge": _cosmos,
+    "deepseek_vl": _two_layers,
+    "exaone4_5": _qwen(norm_bias=False),
     "gemma3": _gemma,
+    "glm5_next": _glm(width_field="projection_intermediate_size"),
     "glm46v": _GLM,
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
     "glm_ocr": _glm(is_ocr=True),
     "glmga": _GLM,
+    "got_ocr2": _got,
+    "hunyuan_vl": _hunyuan,
+    "hyperclovax_vision_v2": _hyperclova,
     "idefics3": _idefics,
     "internvl": _internvl,
+    "janus": add_janus,
     "kimi_k25": _kimi,
     "lfm2_vl": _lfm,
     "lighton_ocr": _mistral,
@@ -152,10 +206,15 @@ PROJECTORS: Mapping[str, Projector] = {
     "llava_next": _llava(has_newline=True),
     "llava_next_video": _llava(has_newline=True),
     "llava_onevision": _llava(has_newline=True),
+    "minicpmv4_6": _minicpm,
+    "minicpmv4_7": _minicpm,
+    "minimax_m3_vl": _minimax,
     "mistral3": _mistral,
     "mistral_large4": _mistral,
     "ovis2": _visual_words,
     "paddleocr_vl": _kimi,
+    "pp_chart2table": _got,
+    "qianfan_ocr": _internvl,
     "qwen2_vl": _qwen(norm_bias=True, outputs="hidden_size"),
     "qwen2_5_omni_thinker": _qwen(norm_bias=False),
     "qwen2_5_vl": _qwen(norm_bias=False),
@@ -166,6 +225,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "qwen3_vl_moe": _QWEN,
     "shieldgemma2": _gemma,
     "smolvlm": _idefics,
+    "step3p7": _step,
     "video_llama_3": _two_layers,
     "vipllava": _llava(has_norm=True),
 }

@@ -11,7 +11,23 @@ from dataclasses import dataclass
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally
 
-__all__ = ["TOWERS", "Sizes", "Tower", "add_tower", "count_colours", "image_side", "vision_add", "vision_linear"]
+__all__ = [
+    "TOWERS",
+    "Projector",
+    "Sizes",
+    "Tower",
+    "add_positions",
+    "add_tower",
+    "count_colours",
+    "count_patches",
+    "image_side",
+    "vision_add",
+    "vision_linear",
+]
+
+# Adds a projector from the fields of model and tower, the features of a patch, the patches along each side of a token,
+# the projections of a deep stack, and the features of the text model.
+Projector = Callable[[Tally, Fields, Fields, int, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,8 @@ class Tower:
         The MLP has a gate.
     add_rest : callable
         Adds what is outside of the layers and the embedding of patches.
+    merge : int, optional
+        Patches along each side that become one token of the text model, if no field has the number.
     """
 
     layers: str = "num_hidden_layers"
@@ -53,6 +71,7 @@ class Tower:
     is_gated: bool = False
     has_patch_bias: bool = True
     add_rest: Callable[[Tally, Fields, Sizes], None] = lambda _tally, _fields, _sizes: None
+    merge: int | None = None
 
 
 def vision_linear(tally: Tally, inputs: int, outputs: int, *, bias: bool = False, copies: int = 1) -> None:
@@ -93,7 +112,8 @@ def image_side(fields: Fields, name: str) -> int:
     return sides[0]
 
 
-def _positions(fields: Fields, sizes: Sizes) -> int:
+def count_patches(fields: Fields, sizes: Sizes) -> int:
+    """Return the patches of an image of the size that the tower fixes."""
     return (image_side(fields, "image_size") // sizes.patch) ** 2
 
 
@@ -103,7 +123,7 @@ def _qwen(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 
 
 def _siglip(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    _patched(tally, fields, sizes)
+    add_positions(tally, fields, sizes)
     _siglip_head(tally, fields, sizes)
 
 
@@ -117,14 +137,14 @@ def _siglip_head(tally: Tally, fields: Fields, sizes: Sizes) -> None:
         vision_linear(tally, width, hidden, bias=True)
 
 
-def _patched(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+def add_positions(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     """Add positions of patches and a norm."""
-    vision_add(tally, (_positions(fields, sizes) + 2) * sizes.hidden)
+    vision_add(tally, (count_patches(fields, sizes) + 2) * sizes.hidden)
 
 
 def _clip(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     # The class token, its position, and two norms.
-    vision_add(tally, (_positions(fields, sizes) + 2) * sizes.hidden + 4 * sizes.hidden)
+    vision_add(tally, (count_patches(fields, sizes) + 2) * sizes.hidden + 4 * sizes.hidden)
 
 
 def _internvl(tally: Tally, fields: Fields, sizes: Sizes) -> None:
@@ -138,7 +158,7 @@ def _internvl(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     vision_add(tally, 3 * layers * hidden * fields.flag("attention_bias"))
     vision_add(tally, 2 * layers * hidden * fields.flag("use_qk_norm"))
     if fields.flag("use_absolute_position_embeddings"):
-        vision_add(tally, (_positions(fields, sizes) + 1) * hidden)
+        vision_add(tally, (count_patches(fields, sizes) + 1) * hidden)
     if not fields.flag("use_mean_pooling"):
         vision_add(tally, 2 * hidden)
 
@@ -148,7 +168,7 @@ def _pixtral(tally: Tally, _fields: Fields, sizes: Sizes) -> None:
 
 
 def _glm(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    _patched(tally, fields, sizes)
+    add_positions(tally, fields, sizes)
     vision_add(tally, 3 * sizes.layers * sizes.hidden * fields.flag("attention_bias"))
 
 
@@ -172,7 +192,7 @@ def _norm(tally: Tally, _fields: Fields, sizes: Sizes) -> None:
 
 def _ovis(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     """Add positions, two norms, and the head that gives each patch a distribution over the visual words."""
-    vision_add(tally, (_positions(fields, sizes) + 2) * sizes.hidden)
+    vision_add(tally, (count_patches(fields, sizes) + 2) * sizes.hidden)
     words = fields.integer("vocab_size") - fields.integer("num_visual_indicator_tokens")
     vision_linear(tally, sizes.hidden * fields.integer("hidden_stride") ** 2, words)
     vision_add(tally, 2 * words)
@@ -186,12 +206,12 @@ def _kimi(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 
 
 def _llama_4(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    vision_add(tally, (_positions(fields, sizes) + 2) * sizes.hidden + 4 * sizes.hidden)
+    vision_add(tally, (count_patches(fields, sizes) + 2) * sizes.hidden + 4 * sizes.hidden)
 
 
 _QWEN_2_5 = Tower("depth", has_norm_bias=False, is_gated=True, has_patch_bias=False, add_rest=_qwen)
 _QWEN_3 = Tower("depth", add_rest=_qwen)
-_IDEFICS = Tower(add_rest=_patched)
+_IDEFICS = Tower(add_rest=add_positions)
 _GLM_4 = Tower(
     "depth",
     width="out_hidden_size",

@@ -16,8 +16,10 @@ from pagecore.models.fields import Fields
 from pagecore.models.multimodal import THINKERS
 from pagecore.models.opening import open_config
 from pagecore.models.parameters.projectors import PROJECTORS
+from pagecore.models.parameters.resamplers import FIXED_TOKENS
 from pagecore.models.parameters.tally import Kind, Split, Tally
 from pagecore.models.parameters.towers import TOWERS, Sizes, Tower, add_tower, image_side
+from pagecore.models.parameters.towers_recent import RECENT_TOWERS, TOWER_SIZES
 from pagecore.storage.checks import ceil_div
 
 __all__ = ["VisionTower", "add_vision", "vision_tower", "with_encoders"]
@@ -68,19 +70,27 @@ class VisionTower:
 
     def tokens(self, image_size: int) -> int:
         """Return the tokens of the text model for a square image."""
-        return self.tokens_per_image or ceil_div(self.patches(image_size), self.merge**2)
+        return self.tokens_per_image or ceil_div(ceil_div(image_size, self.patch), self.merge) ** 2
 
 
+_TOWERS: Mapping[str, Tower] = {**TOWERS, **RECENT_TOWERS}
 # Types of the tower by the type of the model, for a file whose vision_config does not name it.
 _BY_MODEL: Mapping[str, str] = {
     **dict.fromkeys(("glm46v", "glmga"), "glm4v"),
     **dict.fromkeys(("lighton_ocr", "mistral3"), "pixtral"),
+    **dict.fromkeys(("aria", "idefics3"), "idefics3_vision"),
     **dict.fromkeys(("llava", "llava_next", "llava_next_video", "vipllava"), "clip_vision_model"),
     **dict.fromkeys(
         ("aya_vision", "cohere2_vision", "gemma3", "llava_onevision", "shieldgemma2"), "siglip_vision_model"
     ),
     "lfm2_vl": "siglip2_vision_model",
-    "idefics3": "idefics3_vision",
+    "blip-2": "blip_2_vision_model",
+    "deepseek_vl": "siglip_vision_model",
+    "hyperclovax_vision_v2": "qwen2_5_vl",
+    "instructblip": "instructblip_vision_model",
+    "instructblipvideo": "instructblipvideo_vision_model",
+    "janus": "janus_vision_model",
+    "step3p7": "step3p5",
     "internvl": "internvl_vision",
     "llama4": "llama4_vision_model",
     "qwen2_5_omni_thinker": "qwen2_5_omni_vision_encoder",
@@ -96,7 +106,8 @@ _DEFAULTS: Mapping[str, object] = {
     "mlp_ratio": 4,
 }
 # Sizes that published files leave out.
-_SIZES: Mapping[str, Mapping[str, int]] = {
+_SIZES: Mapping[str, Mapping[str, object]] = {
+    **TOWER_SIZES,
     "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
     "qwen2_5_vl": {
         "depth": 32,
@@ -142,9 +153,9 @@ def with_encoders(whole: Fields) -> Fields:
 def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
     kind, fields, tower = _open(whole)
     hidden = fields.integer(tower.hidden)
-    width = fields.integer(tower.width) if tower.width else hidden * fields.integer("mlp_ratio")
+    width = fields.integer(tower.width) if tower.width else fields.scaled(hidden, "mlp_ratio")
     stacked = fields.given("deepstack_visual_indexes")
-    tokens = whole.given("mm_tokens_per_image")
+    has_size = fields.given("image_size") is not None or "image_size" in fields.sizes
     return VisionTower(
         model_type=kind,
         layers=fields.integer(tower.layers),
@@ -152,13 +163,21 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
         width=width,
         patch=image_side(fields, "patch_size"),
         frames=1 if fields.value("temporal_patch_size") is None else fields.integer("temporal_patch_size"),
-        merge=_merge(whole, fields),
-        tokens_per_image=whole.integer("mm_tokens_per_image") if tokens is not None else None,
+        merge=tower.merge or _merge(whole, fields),
+        tokens_per_image=_fixed_tokens(whole),
         is_gated=tower.is_gated,
-        image_size=image_side(fields, "image_size") if fields.given("image_size") is not None else None,
+        image_size=image_side(fields, "image_size") if has_size else None,
         depths=1 + (len(stacked) if isinstance(stacked, list | tuple) else 0),
         text_hidden=text_hidden,
     )
+
+
+def _fixed_tokens(whole: Fields) -> int | None:
+    """Return the tokens of an image of any size; None if they depend on its size."""
+    count = FIXED_TOKENS.get(str(whole.given("model_type")))
+    if count is not None:
+        return count(whole)
+    return None if whole.given("mm_tokens_per_image") is None else whole.integer("mm_tokens_per_image")
 
 
 def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
@@ -191,14 +210,14 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
     model = str(whole.given("model_type"))
     given = fields.given("model_type")
     kind = str(given) if given is not None else _BY_MODEL.get(model, model)
-    kind = kind if kind in TOWERS else kind.removesuffix("_vision").removesuffix("_text")
-    if kind not in TOWERS:
+    kind = kind if kind in _TOWERS else kind.removesuffix("_vision").removesuffix("_text")
+    if kind not in _TOWERS:
         raise UnsupportedOption(
             f"{fields.source}: {fields.describe('model_type')}, a vision tower that is unknown; expected one of "
-            f"{', '.join(TOWERS)}: remove vision_config to plan the text model alone"
+            f"{', '.join(_TOWERS)}: remove vision_config to plan the text model alone"
         )
     fields.sizes = _SIZES.get(kind, {})
-    return kind, fields, TOWERS[kind]
+    return kind, fields, _TOWERS[kind]
 
 
 def _merge(whole: Fields, fields: Fields) -> int:

@@ -244,7 +244,7 @@ class Run:
         self.stops_from = len(request.prompt) + request.min_new_tokens  # tokens from which stop ids end it
         self.num_preemptions = 0
         self.num_reused_tokens = 0
-        self.came_late = parent is not None and parent.came_late
+        self.came_late: bool = parent is not None and parent.came_late
         self.held: Sequence | None = None
         self.prefilling = True
         self.state = State.WAITING
