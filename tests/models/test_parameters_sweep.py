@@ -15,7 +15,6 @@ from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.families import FAMILIES
 from pagecore.models.multimodal import ANY_TEXT_MODEL, TEXT_FIELDS, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
-from pagecore.models.parameters.encoder_decoder import COUNTED
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.served import SERVED
 from tests.capabilities import require
@@ -266,40 +265,6 @@ def test_small_models_that_speak(module, name, model, sizes):
     with torch.device("meta"):
         built_now = getattr(importlib.import_module(f"{path}.modeling_{module}"), model)(config)
     assert count_parameters(config.to_dict()).total == sum(each.numel() for each in built_now.parameters())
-
-
-@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
-@pytest.mark.parametrize("model_type", sorted(COUNTED - {"mt5", "t5", "umt5", "whisper"}))
-def test_small_models_with_the_decoder_of_bart(model_type, change):
-    transformers = require("transformers")
-    require("torch")
-    sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 56}
-    sizes |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
-    changes = [change]
-    if model_type == "marian":
-        changes += [
-            change | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": size} for size in (57, 101)
-        ]
-    if model_type == "bigbird_pegasus":
-        changes.append(change | {"use_bias": True})
-    for each in changes:
-        config = transformers.AutoConfig.for_model(model_type, max_position_embeddings=64, **sizes, **each)
-        assert count_parameters(config.to_dict()).total == built(config)
-
-
-@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
-@pytest.mark.parametrize("model_type", ["mt5", "t5", "umt5"])
-def test_small_models_of_the_kin_of_t5(model_type, feed_forward):
-    transformers = require("transformers")
-    require("torch")
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
-    sizes |= {"vocab_size": 101, "relative_attention_num_buckets": 12, "feed_forward_proj": feed_forward}
-    config = transformers.AutoConfig.for_model(model_type, **sizes)
-    written = config.to_dict()
-    whole = count_parameters(written).total
-    assert whole == built(config)
-    stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
-    assert sum(stages) == whole + 101 * 32  # the head is a copy in the last stage
 
 
 @pytest.mark.slow

@@ -1,0 +1,96 @@
+"""Counts of parameters of models with an encoder and a decoder, compared with modules that transformers builds now."""
+
+import pytest
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models import ConfigError
+from pagecore.models.encoder_decoder import ENCODER_DECODERS
+from pagecore.models.parameters import count_parameters
+from pagecore.models.parameters.encoder_decoder import COUNTED
+from tests.capabilities import require
+from tests.models.test_parameters_sweep import built
+
+OF_T5 = {"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "umt5"}
+BART = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 48, "decoder_ffn_dim": 56}
+BART |= {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 101, "pad_token_id": 0}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 40, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 4}
+T5 |= {"vocab_size": 101, "relative_attention_num_buckets": 12}
+OF_FAMILY = {
+    "bigbird_pegasus": [{"use_bias": True}],
+    "fsmt": [
+        {"src_vocab_size": 40, "tgt_vocab_size": 60, "pad_token_id": 2},
+        {"src_vocab_size": 9, "tgt_vocab_size": 9},
+    ],
+    "led": [{"max_encoder_position_embeddings": 50, "max_decoder_position_embeddings": 20, "attention_window": 4}],
+    "marian": [
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 57},
+        {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 101},
+    ],
+    "nllb-moe": [
+        {"num_experts": 3, "encoder_sparse_step": 2, "decoder_sparse_step": 3, "router_bias": True},
+        {"num_experts": 3, "encoder_sparse_step": 0, "decoder_sparse_step": 1},
+    ],
+    "pegasus_x": [{"num_global_tokens": 5}],
+    "speech_to_text": [
+        {"conv_kernel_sizes": [3, 5, 7], "num_conv_layers": 3, "conv_channels": 26, "input_feat_per_channel": 11}
+    ],
+    "whisper": [{"num_mel_bins": 10, "max_source_positions": 30, "max_target_positions": 12}],
+}
+SWITCH = {"num_experts": 3, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+OF_T5_FAMILY = {
+    "longt5": [{"encoder_attention_type": "transient-global"}],
+    "pop2piano": [{"composer_vocab_size": 7}],
+    "switch_transformers": [
+        SWITCH,
+        SWITCH | {"num_layers": 4, "num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 3, "router_bias": True},
+        SWITCH | {"num_sparse_encoder_layers": 0},
+    ],
+}
+
+
+def made(model_type, sizes):
+    return require("transformers").AutoConfig.for_model(model_type, **sizes)
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
+@pytest.mark.parametrize("model_type", sorted(COUNTED - OF_T5))
+def test_small_models_with_the_decoder_of_bart(model_type, change):
+    require("torch")
+    for own in [{}, *OF_FAMILY.get(model_type, [])]:
+        config = made(model_type, {"max_position_embeddings": 64} | BART | own | change)
+        written = config.to_dict()
+        whole = count_parameters(written).total
+        assert whole == built(config)
+        stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
+        head = 32 * (
+            config.tgt_vocab_size if model_type == "fsmt" else getattr(config, "decoder_vocab_size", 101) or 101
+        )
+        is_tied = written.get("tie_word_embeddings", True)
+        assert sum(stages) - whole == (head if is_tied else 0)
+
+
+@pytest.mark.parametrize("feed_forward", ["relu", "gated-gelu"])
+@pytest.mark.parametrize("model_type", sorted(OF_T5))
+def test_small_models_of_the_kin_of_t5(model_type, feed_forward):
+    require("torch")
+    for own in [{}, *OF_T5_FAMILY.get(model_type, [])]:
+        config = made(model_type, T5 | {"feed_forward_proj": feed_forward} | own)
+        written = config.to_dict()
+        whole = count_parameters(written).total
+        assert whole == built(config)
+        stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
+        # A head that is the embedding is a copy in the last stage.
+        assert sum(stages) == whole + 101 * 32 * (model_type != "pop2piano")
+
+
+def test_a_family_that_is_not_counted_is_refused_by_name():
+    assert sorted(ENCODER_DECODERS.keys() - COUNTED) == ["udop"]
+    with pytest.raises(UnsupportedOption, match="the parameters of udop cannot be counted; pass weights="):
+        count_parameters({"model_type": "udop"})
+
+
+def test_wrong_convolutions_are_named():
+    config = made("speech_to_text", BART).to_dict()
+    for bad in (5, [0], ["5"]):
+        with pytest.raises(ConfigError, match=r"conv_kernel_sizes is .*; it must be a list of integers above 0"):
+            count_parameters(config | {"conv_kernel_sizes": bad})
