@@ -29,6 +29,7 @@ from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_de
 from pagecore.models.parameters.recent import RECENT_TRAITS
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.remote import REMOTE_TRAITS
+from pagecore.models.parameters.speaking import add_speaking_parts, depth_decoder
 from pagecore.models.parameters.speech import SPEECH_TRAITS
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
@@ -127,6 +128,12 @@ def count_parameters(
     if is_first:
         add_vision(tally, encoded, fields.integer("hidden_size"))
         add_audio(tally, encoded, fields.integer("hidden_size"))
+        add_speaking_parts(tally, whole, fields.integer("hidden_size"))
+        depth = depth_decoder(whole)
+        if depth is not None:
+            inner = count_parameters(depth)
+            tally.counts.update(inner.counts)
+            tally.matrices.update(inner.matrices)
     return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
 
 
@@ -171,7 +178,7 @@ def _add_text_model(
     hidden = fields.integer("hidden_size")
     kv_heads = max((getattr(spec, "num_kv_heads", 1) for spec in model.layers), default=1)
     attending: list[AttentionSpec] = []
-    for layer in layers:
+    for layer in _layers_with_weights(fields, traits, layers):
         specs = [model.layers[number] for number in model.specs_by_layer[layer]]
         attending += [spec for spec in specs if isinstance(spec, AttentionSpec)]
         shared = [model.layers[spec.layer] for spec in specs if isinstance(spec, Alias)]
@@ -192,6 +199,16 @@ def _add_text_model(
     if mtp and is_last:
         _add_mtp_layers(tally, fields, traits, model, model_type)
     return kv_heads, is_first
+
+
+def _layers_with_weights(fields: Fields, traits: Traits, layers: range) -> list[int]:
+    """Return the layers of a stage without those whose weights an earlier one of them has."""
+    if traits.weights_of_layer is None:
+        return list(layers)
+    first: dict[int, int] = {}
+    for layer in layers:
+        first.setdefault(traits.weights_of_layer(fields, layer), layer)
+    return list(first.values())
 
 
 def _add_mtp_layers(tally: Tally, fields: Fields, traits: Traits, model: ModelConfig, model_type: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pagecore.models.fields import Fields
 from pagecore.models.latent_windows import sizes_of_dots
+from pagecore.models.parameters.blocks import has_experts
 from pagecore.models.parameters.tally import Kind, Split, Tally
 from pagecore.models.parameters.traits import Experts, Settled, Traits, biased_traits
 from pagecore.storage import LatentSpec
@@ -83,11 +84,36 @@ def _mistral_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: i
         tally.add(2 * fields.integer("index_n_heads") + 2 * fields.integer("hidden_size"))
 
 
+def _muse(fields: Fields) -> Settled:
+    """Each layer has a third norm, and gates of its two residuals."""
+    return {"activation": 2 * fields.integer("hidden_size")}
+
+
+def _muse_layer(tally: Tally, fields: Fields, _specs: Sequence[Any], layer: int) -> None:
+    """Add the norms before and after the experts."""
+    if has_experts(fields, _MUSE_EXPERTS, layer):
+        tally.norm(fields.integer("moe_hidden_size"), copies=2)
+
+
+def _hrm(fields: Fields) -> Settled:
+    """A vector is the first state of the lower stack."""
+    return {"first": fields.integer("hidden_size")}
+
+
+def _weights_in_stacks(fields: Fields, layer: int) -> int:
+    """Return the layer of two stacks, the lower one first, whose weights are used by a layer of a pass."""
+    listed = "num_layers_per_stack" if fields.given("num_layers_per_stack") is not None else "num_hidden_layers"
+    size, lower = fields.integer(listed), fields.integer("L_cycles")
+    is_upper = layer // size % (lower + 1) == lower
+    return layer % size + size * is_upper
+
+
 def _dots_layer(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: int) -> None:
     """Add a norm of the rotary part of the keys."""
     tally.norm(specs[0].rope_dim)
 
 
+_MUSE_EXPERTS = Experts("num_local_experts", inputs="moe_hidden_size")
 RECENT_TRAITS: Mapping[str, Traits] = {
     "dots3_note_text": biased_traits(
         head_gate=True,
@@ -105,8 +131,24 @@ RECENT_TRAITS: Mapping[str, Traits] = {
     "hy_v4": biased_traits(
         experts=_SHARED, add_to_layer=_hy_layer, settle=_hy, defaults={"first_k_dense_replace": 1, "hc_mult": 4}
     ),
+    "hrm_text": biased_traits(
+        norms=0,
+        mlp_bias="mlp_bias",
+        output_gate="gate_kind",
+        settle=_hrm,
+        weights_of_layer=_weights_in_stacks,
+        defaults={"gate_kind": "features"},
+    ),
     "mistral_large4_text": biased_traits(
         experts=_SHARED, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
+    ),
+    "muse_spark_text": biased_traits(
+        norms=3,
+        output_gate="gate_kind",
+        experts=_MUSE_EXPERTS,
+        settle=_muse,
+        add_to_layer=_muse_layer,
+        defaults={"gate_kind": "features"},
     ),
     "step3p5": biased_traits(
         mlp_bias="mlp_bias",

@@ -41,6 +41,27 @@ def _higgs(fields: Fields) -> Settled:
     return {"first": rows * hidden, "last": (rows - fields.integer("vocab_size")) * hidden}
 
 
+def _half_of_ffn(fields: Fields, rows: int) -> Settled:
+    """The field has the width of the gate and the projection next to it together; the embedding has more rows."""
+    return {"width": fields.integer("ffn_dim") // 2, "first": rows * fields.integer("hidden_size")}
+
+
+def _moshi(fields: Fields) -> Settled:
+    return _half_of_ffn(fields, 1)
+
+
+def _kyutai(fields: Fields) -> Settled:
+    """The embedding has the codes of all codebooks, too."""
+    return _half_of_ffn(fields, fields.integer("num_codebooks") * fields.integer("codebook_vocab_size") + 1)
+
+
+def _csm(fields: Fields) -> Settled:
+    """There are tables for text and for the codes of all codebooks, and a head for those of the first one."""
+    hidden, vocab = fields.integer("hidden_size"), fields.integer("vocab_size")
+    rows = fields.integer("text_vocab_size") + (fields.integer("num_codebooks") - 1) * vocab
+    return {"first": rows * hidden}
+
+
 def _mlp_of_sound(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) -> None:
     add_mlp(tally, fields, _HIGGS, fields.integer("intermediate_size"), "audio_mlp.")
 
@@ -63,6 +84,12 @@ _HIGGS = biased_traits(
 )
 SPEECH_TRAITS: Mapping[str, Traits] = {
     "coarse_acoustics": _BARK,
+    "csm": biased_traits(
+        mlp_bias="mlp_bias",
+        can_tie=False,
+        settle=_csm,
+        defaults={"num_codebooks": 32, "text_vocab_size": 128256, "vocab_size": 2051},
+    ),
     "csm_depth_decoder_model": biased_traits(
         mlp_bias="mlp_bias",
         can_tie=False,
@@ -70,5 +97,9 @@ SPEECH_TRAITS: Mapping[str, Traits] = {
         defaults={"num_codebooks": 32, "backbone_hidden_size": 2048, "vocab_size": 2051},
     ),
     "higgs_audio_v2": _HIGGS,
+    "kyutai_speech_to_text": Traits(
+        can_tie=False, settle=_kyutai, defaults={"num_codebooks": 32, "codebook_vocab_size": 2049}
+    ),
+    "moshi": Traits(can_tie=False, settle=_moshi),
     "semantic": _BARK,
 }

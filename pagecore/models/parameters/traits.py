@@ -128,6 +128,8 @@ class Traits:
         Adds what a layer has besides, from its specs and its number.
     sizes_of_layer : callable, optional
         Returns the fields with the sizes of a layer with latents and a window, from its number.
+    weights_of_layer : callable, optional
+        Returns the number of the weights that a layer uses, for layers that share them.
     """
 
     qkv_bias: str | bool = False
@@ -164,6 +166,7 @@ class Traits:
     settle: Callable[[Fields], Settled] | None = None
     add_to_layer: Callable[[Tally, Fields, Sequence[Any], int], None] | None = None
     sizes_of_layer: Callable[[Fields, int], Fields] | None = None
+    weights_of_layer: Callable[[Fields, int], int] | None = None
 
 
 # Traits of a family whose field `attention_bias` adds biases to all projections of attention.
