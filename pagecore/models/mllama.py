@@ -16,11 +16,17 @@ from pagecore.models.unserved import FULL
 from pagecore.storage import AttentionSpec, CrossSpec
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["MLLAMA", "mllama_specs"]
+__all__ = ["MLLAMA", "mllama_specs", "mllama_text"]
 
 # Model types with the field of the text model's config.
 MLLAMA: Mapping[str, str] = {"mllama": "text_config", "mllama_text_model": ""}
-_SIZES = {"hidden_size": 4096, "num_hidden_layers": 40, "num_attention_heads": 32}
+_SIZES = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "vocab_size": 128256,
+}
 _VISION = {"image_size": 448, "patch_size": 14, "max_num_tiles": 4}
 
 
@@ -36,10 +42,9 @@ def mllama_specs(
     ConfigError, UnsupportedOption
         As `specs_from_config`.
     """
-    fields = whole.inner(MLLAMA[model_type]) if MLLAMA[model_type] else whole
+    fields = mllama_text(whole, model_type)
     family = Family({**GROUPED, "num_key_value_heads": 8, "cross_attention_layers": None})
     fields.defaults = {"max_position_embeddings": None, **family.defaults}
-    fields.sizes = _SIZES if fields is not whole else {}
     count = fields.integer("num_hidden_layers", max=LAYERS_MAX)
     crossed, limit = _crossed(fields, count), _tokens_of_image(whole)
     layers: list[AttentionSpec | CrossSpec] = []
@@ -53,6 +58,13 @@ def mllama_specs(
             layers.append(spec)
     longest = fields.value("max_position_embeddings")
     return tuple(layers), None if longest is None else fields.integer("max_position_embeddings")
+
+
+def mllama_text(whole: Fields, model_type: str) -> Fields:
+    """Return the fields of the text model; one inside another config has default sizes."""
+    fields = whole.inner(MLLAMA[model_type]) if MLLAMA[model_type] else whole
+    fields.sizes = _SIZES if fields is not whole else {}
+    return fields
 
 
 def _crossed(fields: Fields, count: int) -> frozenset[int]:

@@ -16,9 +16,9 @@ from tests.capabilities import require
 from tests.models.published import PUBLISHED
 
 # Models with encoders of images and sound, with experts of two kinds, with two stacks of layers, and recent latents.
-UNCOUNTED = {"phi4_multimodal", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "chameleon", "hrm_text"}
-UNCOUNTED |= {"muse_spark_text", "qwen4_exp_text"}
-SPEAKING = {"coarse_acoustics", "csm_depth_decoder_model", "higgs_audio_v2", "semantic", "step3p5"}
+UNCOUNTED = {"phi4_multimodal", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "chameleon", "qwen4_exp_text"}
+SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
+SPEAKING |= {"semantic", "step3p5"}
 FOLDER = Path(__file__).parent
 RECORDED = json.loads((FOLDER / "parameters.json").read_text())
 WRITTEN = json.loads((FOLDER / "attended.json").read_text()) | json.loads((FOLDER / "stored.json").read_text())

@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.multimodal import ANY_TEXT_MODEL, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
+from pagecore.serving.planner import plan_model
 from tests.capabilities import require
 from tests.models.test_parameters_sweep import QWEN, SIGLIP, TOWER, built, general
 
@@ -157,6 +159,43 @@ def test_towers_whose_published_files_leave_out_sizes():
 def test_the_tokens_of_an_image(model_type, tower, whole, size, tokens):
     require("torch")
     assert vision_tower(made(model_type, tower, whole).to_dict()).tokens(size) == tokens
+
+
+MLLAMA_TEXT = {"hidden_size": 64, "intermediate_size": 100, "num_hidden_layers": 4, "num_attention_heads": 8}
+MLLAMA_TEXT |= {"num_key_value_heads": 2, "vocab_size": 130, "cross_attention_layers": [1, 2], "pad_token_id": 0}
+MLLAMA = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_global_layers": 2, "patch_size": 14}
+MLLAMA |= {"attention_heads": 4, "image_size": 42, "vision_output_dim": 64, "intermediate_layers_indices": [1]}
+
+
+def small_mllama(**vision):
+    transformers = require("transformers")
+    return transformers.AutoConfig.for_model(
+        "mllama", text_config=MLLAMA_TEXT | {"model_type": "mllama_text_model"}, vision_config=MLLAMA | vision
+    )
+
+
+@pytest.mark.parametrize("vision", [{}, {"max_num_tiles": 2, "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]]}])
+def test_small_models_of_llama_3_2_vision(vision):
+    require("torch")
+    config = small_mllama(**vision)
+    written = config.to_dict()
+    counted = count_parameters(written)
+    assert counted.total == built(config)
+    stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(4)]
+    assert sum(stages) == counted.total
+    text = count_parameters(written["text_config"] | {"model_type": "mllama_text_model"})
+    assert counted.total - text.total == counted.of_kind(Kind.VISION)
+    with pytest.raises(UnsupportedOption, match="mllama has an encoder, and no layers for further tokens"):
+        count_parameters(written, mtp=True)
+
+
+def test_a_device_with_a_llama_3_2_vision_is_planned_with_all_tiles():
+    require("torch")
+    written = small_mllama().to_dict()
+    tower = vision_tower(written)
+    assert (tower.image_size, tower.tokens(tower.image_size), tower.text_hidden) == (84, 36, 64)
+    plan = plan_model(written, device_memory="8GiB")
+    assert plan.device.parameters == count_parameters(written).total
 
 
 def test_a_wrong_number_of_queries_is_named():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import ModelConfig, has_encoder, read_model_config, text_model
 from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields
+from pagecore.models.mllama import MLLAMA
 from pagecore.models.opening import open_config
 from pagecore.models.parameters import block_configs, gemma_3n, gemma_4, zamba
 from pagecore.models.parameters.audio import add_audio
@@ -25,7 +26,14 @@ from pagecore.models.parameters.blocks import (
 from pagecore.models.parameters.earlier import EARLIER_TRAITS
 from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
 from pagecore.models.parameters.linear import LINEAR_TRAITS
+from pagecore.models.parameters.mllama import add_mllama
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
+from pagecore.models.parameters.own_mlps import (
+    add_granite_experts,
+    add_longcat_experts,
+    add_nemotron_mlp,
+    width_of_layer,
+)
 from pagecore.models.parameters.recent import RECENT_TRAITS
 from pagecore.models.parameters.recurrent import RECURRENT
 from pagecore.models.parameters.remote import REMOTE_TRAITS
@@ -34,11 +42,10 @@ from pagecore.models.parameters.speech import SPEECH_TRAITS
 from pagecore.models.parameters.structures import TRAITS
 from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, check_stage
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
-from pagecore.models.parameters.traits import Experts, Traits
+from pagecore.models.parameters.traits import Traits
 from pagecore.models.parameters.vision import add_vision, with_encoders
 from pagecore.models.served import SERVED
-from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
-from pagecore.storage.checks import ceil_div
+from pagecore.storage import Alias, AttentionSpec, CrossSpec, LatentSpec, StateSpec
 
 __all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
 
@@ -112,12 +119,14 @@ def count_parameters(
     tally = Tally()
     model_type = whole.given("model_type")
     if isinstance(model_type, str) and has_encoder(model_type):
-        check_counted(whole, model_type)
-        family = ENCODER_DECODERS[model_type]
         if mtp:
             raise UnsupportedOption(
                 f"{whole.source}: {model_type} has an encoder, and no layers for further tokens; leave the draft out"
             )
+        if model_type in MLLAMA:
+            return _count_mllama(tally, config, whole, model_type, layers)
+        check_counted(whole, model_type)
+        family = ENCODER_DECODERS[model_type]
         whole.defaults = {**_DEFAULTS, **family.defaults}
         whole.aliases = family.aliases
         add_encoder_decoder(tally, whole, model_type, layers)
@@ -135,6 +144,15 @@ def count_parameters(
             tally.counts.update(inner.counts)
             tally.matrices.update(inner.matrices)
     return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
+
+
+def _count_mllama(tally: Tally, config: Any, whole: Fields, model_type: str, stage: range | None) -> Parameters:
+    """Return the parameters of a model of which some layers attend to images."""
+    specs = cast("tuple[AttentionSpec | CrossSpec, ...]", read_model_config(config, dtype="bfloat16").layers)
+    hidden, is_first = add_mllama(tally, whole, model_type, specs, stage)
+    if is_first:
+        add_vision(tally, whole, hidden)
+    return Parameters(dict(tally.counts), max(spec.num_kv_heads for spec in specs), dict(tally.matrices))
 
 
 def mtp_specs(
@@ -246,59 +264,16 @@ def _add_layer(tally: Tally, fields: Fields, traits: Traits, specs: list[Any], l
         gemma_3n.add_to_layer(tally, fields)
     if model_type == "nemotron_h":
         if not specs:
-            _add_nemotron_mlp(tally, fields, traits, layer)
+            add_nemotron_mlp(tally, fields, traits, layer)
     elif model_type == "granitemoehybrid":
-        _add_granite_experts(tally, fields, traits)
+        add_granite_experts(tally, fields, traits)
     elif traits.experts is not None and has_experts(fields, traits.experts, layer):
         add_experts(tally, fields, traits, traits.experts)
     else:
-        width = traits.width or _width(fields, traits, model_type, layer)
+        width = traits.width or width_of_layer(fields, traits, model_type, layer)
         add_mlp(tally, fields, traits, width * (1 + (is_shared and fields.flag("use_double_wide_mlp"))))
         if model_type == "longcat_flash" and layer % 2:
-            _add_longcat_experts(tally, fields, traits)
-
-
-def _width(fields: Fields, traits: Traits, model_type: str, layer: int) -> int:
-    """Return the width of a dense MLP."""
-    if model_type == "gemma3n_text":
-        return gemma_3n.width_of_layer(fields, layer)
-    if model_type == "gpt2" and fields.value("intermediate_size") is None:
-        return 4 * fields.integer("hidden_size")
-    if model_type == "lfm2":
-        name = "intermediate_size" if fields.given("block_ff_dim") is None else "block_ff_dim"
-        width = fields.integer(name)
-        if fields.flag("block_auto_adjust_ff_dim"):
-            multiple = fields.integer("block_multiple_of")
-            width = fields.scaled(2 * width // 3, "block_ffn_dim_multiplier")
-            width = multiple * ceil_div(width, multiple)
-        return width
-    name = "intermediate_size" if fields.value(traits.dense_width) is None else traits.dense_width
-    return fields.integer(name)
-
-
-def _add_nemotron_mlp(tally: Tally, fields: Fields, traits: Traits, layer: int) -> None:
-    pattern = fields.given("hybrid_override_pattern")
-    listed = fields.given("layer_types")
-    kind = listed[layer] if isinstance(listed, list | tuple) else str(pattern)[layer]
-    if kind in ("moe", "E") and traits.experts is not None:
-        add_experts(tally, fields, traits, traits.experts)
-    else:
-        add_mlp(tally, fields, traits, fields.integer("intermediate_size"))
-
-
-def _add_granite_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
-    if traits.experts is not None and has_experts(fields, traits.experts, 0):
-        add_experts(tally, fields, traits, traits.experts)
-    else:
-        add_mlp(tally, fields, traits, fields.integer("shared_intermediate_size"))
-
-
-def _add_longcat_experts(tally: Tally, fields: Fields, traits: Traits) -> None:
-    """Add the experts that two attentions of LongCat share; experts that return their input have a router's row."""
-    add_experts(tally, fields, traits, Experts("n_routed_experts", "expert_ffn_hidden_size"))
-    tally.linear(
-        fields.integer("hidden_size"), fields.integer("zero_expert_num", min=0), split=Split.COPY, kind=Kind.OTHER
-    )
+            add_longcat_experts(tally, fields, traits)
 
 
 def _add_ends(

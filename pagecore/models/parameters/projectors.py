@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.janus import add_janus
+from pagecore.models.parameters.mllama import project_mllama
 from pagecore.models.parameters.resamplers import RESAMPLERS
 from pagecore.models.parameters.tally import Tally
 from pagecore.models.parameters.towers import Projector, count_colours, vision_add, vision_linear
@@ -211,6 +212,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "minimax_m3_vl": _minimax,
     "mistral3": _mistral,
     "mistral_large4": _mistral,
+    "mllama": project_mllama,
     "ovis2": _visual_words,
     "paddleocr_vl": _kimi,
     "pp_chart2table": _got,

@@ -1,4 +1,4 @@
-"""Parts of models that speak beside their text model: the codec of sound, tables of its codes, and a depth decoder.
+"""Parts of models that speak, next to their text model: the codec of sound, tables of codes, and a depth decoder.
 
 Source: the configuration and modeling files of transformers 5.
 """
@@ -73,9 +73,9 @@ def depth_decoder(whole: Fields) -> Mapping[str, object] | None:
 
 
 def add_speaking_parts(tally: Tally, whole: Fields, hidden: int) -> None:
-    """Add what a model that speaks has beside its text model, whose features are `hidden`; nothing for other models.
+    """Add the codec, the tables of codes and the depth decoder of a model that speaks; nothing for other models.
 
-    A Moshi without `audio_vocab_size` is its text model alone.
+    `hidden` is the number of features of the text model. A Moshi without `audio_vocab_size` is its text model alone.
     """
     model_type = str(whole.given("model_type"))
     speaks = model_type != "moshi" or whole.given("audio_vocab_size") is not None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from pagecore.models.fields import Fields
+from pagecore.models.parameters.mllama import MLLAMA_SIZES, MLLAMA_TOWER
 from pagecore.models.parameters.tally import Tally
 from pagecore.models.parameters.towers import (
     TOWERS,
@@ -23,14 +24,14 @@ from pagecore.storage.checks import ceil_div
 
 __all__ = ["RECENT_TOWERS", "TOWER_SIZES"]
 
-_BLIP_SIZES = {
+_BLIP_SIZES: Mapping[str, object] = {
     "hidden_size": 1408,
     "intermediate_size": 6144,
     "num_hidden_layers": 39,
     "image_size": 224,
     "patch_size": 14,
 }
-_GOT_SIZES = {
+_GOT_SIZES: Mapping[str, object] = {
     "hidden_size": 768,
     "mlp_dim": 3072,
     "num_hidden_layers": 12,
@@ -46,6 +47,7 @@ TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     "got_ocr2": _GOT_SIZES,
     "instructblip_vision_model": _BLIP_SIZES,
     "instructblipvideo_vision_model": _BLIP_SIZES,
+    "mllama_vision_model": MLLAMA_SIZES,
     "pp_chart2table": _GOT_SIZES,
 }
 
@@ -161,6 +163,7 @@ RECENT_TOWERS: Mapping[str, Tower] = {
     "minicpmv4_6": _MINICPM,
     "minicpmv4_7": _MINICPM,
     "minimax_m3_vl": Tower(has_patch_bias=False, add_rest=_norm),
+    "mllama_vision_model": MLLAMA_TOWER,
     "molmo2": Tower(attention_biases=0, add_rest=_molmo, merge=2),
     "pp_chart2table": _GOT,
     "qianfan_ocr": TOWERS["internvl_vision"],

@@ -5,14 +5,16 @@ Source: the configuration and modeling files of transformers 5.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pagecore.errors import UnsupportedOption
-from pagecore.models.config import text_model
+from pagecore.models.config import has_encoder, text_model
 from pagecore.models.fields import Fields
+from pagecore.models.mllama import MLLAMA, mllama_text
 from pagecore.models.multimodal import THINKERS
 from pagecore.models.opening import open_config
 from pagecore.models.parameters.projectors import PROJECTORS
@@ -95,11 +97,12 @@ _BY_MODEL: Mapping[str, str] = {
     "llama4": "llama4_vision_model",
     "qwen2_5_omni_thinker": "qwen2_5_omni_vision_encoder",
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_vision_encoder",
+    "mllama": "mllama_vision_model",
     "smolvlm": "smolvlm_vision",
 }
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),
-    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size")),
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "max_num_tiles")),
     **dict.fromkeys(("attention_bias", "use_mask_token", "use_qk_norm", "qkv_bias", "mlp_bias"), False),
     **dict.fromkeys(("use_absolute_position_embeddings", "use_mean_pooling", "vision_use_head"), True),
     "norm_type": "layer_norm",
@@ -123,7 +126,7 @@ _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
 
 
 def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTower | None:
-    """Return the sizes of the vision tower of a config; None for a model without one.
+    """Return the sizes of the vision tower of a config; None for a model without one, or with an encoder of its own.
 
     Parameters
     ----------
@@ -141,6 +144,9 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
     encoded = with_encoders(whole)
     if not isinstance(encoded.given("vision_config"), Mapping):
         return None
+    model_type = whole.given("model_type")
+    if isinstance(model_type, str) and has_encoder(model_type):
+        return _sizes(encoded, mllama_text(whole, model_type).integer("hidden_size")) if model_type in MLLAMA else None
     return _sizes(encoded, text_model(whole)[1].integer("hidden_size"))
 
 
@@ -166,10 +172,16 @@ def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
         merge=tower.merge or _merge(whole, fields),
         tokens_per_image=_fixed_tokens(whole),
         is_gated=tower.is_gated,
-        image_size=image_side(fields, "image_size") if has_size else None,
+        image_size=image_side(fields, "image_size") * _tiles(fields) if has_size else None,
         depths=1 + (len(stacked) if isinstance(stacked, list | tuple) else 0),
         text_hidden=text_hidden,
     )
+
+
+def _tiles(fields: Fields) -> int:
+    """Return the tiles along each side of the largest image: 1 for a tower that takes images whole."""
+    most = 1 if fields.value("max_num_tiles") is None else fields.integer("max_num_tiles")
+    return 1 + math.isqrt(most - 1)
 
 
 def _fixed_tokens(whole: Fields) -> int | None:
