@@ -83,6 +83,38 @@ def test_small_models_of_the_kin_of_t5(model_type, feed_forward):
         assert sum(stages) == whole + 101 * 32 * (model_type != "pop2piano")
 
 
+GEMMA = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 70}
+GEMMA |= {"num_key_value_heads": 2, "head_dim": 10, "query_pre_attn_scalar": 10}
+MOONSHINE = {"hidden_size": 48, "intermediate_size": 56, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 3}
+MOONSHINE |= {"encoder_num_attention_heads": 4, "decoder_num_attention_heads": 6, "vocab_size": 60}
+MOONSHINE |= {"encoder_num_key_value_heads": 2, "decoder_num_key_value_heads": 3}
+TROCR = {"d_model": 32, "decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 56, "vocab_size": 60}
+WIDE = GEMMA | {"hidden_size": 56, "num_hidden_layers": 2, "intermediate_size": 60, "attention_bias": True}
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "head"),
+    [
+        ("moonshine", MOONSHINE, 60 * 48),
+        ("moonshine", MOONSHINE | {"attention_bias": True}, 60 * 48),
+        ("t5gemma", {"encoder": GEMMA, "decoder": GEMMA, "vocab_size": 70}, 70 * 48),
+        ("t5gemma", {"encoder": WIDE, "decoder": GEMMA | {"num_key_value_heads": 1}, "vocab_size": 70}, 70 * 48),
+        ("trocr", TROCR, 60 * 32),
+        ("trocr", TROCR | {"cross_attention_hidden_size": 20, "layernorm_embedding": False}, 60 * 32),
+        ("trocr", TROCR | {"use_learned_position_embeddings": False, "max_position_embeddings": 30}, 60 * 32),
+    ],
+)
+def test_small_models_with_cross_attention(model_type, sizes, head, change):
+    require("torch")
+    config = made(model_type, sizes | change)
+    written = config.to_dict()
+    whole = count_parameters(written).total
+    assert whole == built(config)
+    stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
+    assert sum(stages) - whole == (0 if change else head)
+
+
 def test_a_family_that_is_not_counted_is_refused_by_name():
     assert sorted(ENCODER_DECODERS.keys() - COUNTED) == ["udop"]
     with pytest.raises(UnsupportedOption, match="the parameters of udop cannot be counted; pass weights="):

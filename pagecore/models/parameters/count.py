@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config import ModelConfig, has_encoder, read_model_config, text_model
-from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields
-from pagecore.models.mllama import MLLAMA
 from pagecore.models.opening import open_config
 from pagecore.models.parameters import block_configs, gemma_3n, gemma_4, zamba
 from pagecore.models.parameters.audio import add_audio
@@ -24,9 +22,7 @@ from pagecore.models.parameters.blocks import (
     is_true,
 )
 from pagecore.models.parameters.earlier import EARLIER_TRAITS
-from pagecore.models.parameters.encoder_decoder import add_encoder_decoder, check_counted
 from pagecore.models.parameters.linear import LINEAR_TRAITS
-from pagecore.models.parameters.mllama import add_mllama
 from pagecore.models.parameters.mtp import add_mtp_ends, count_mtp_layers, is_dense_mtp, mtp_spec
 from pagecore.models.parameters.own_mlps import (
     add_granite_experts,
@@ -44,8 +40,9 @@ from pagecore.models.parameters.tally import Kind, Parameters, Split, Tally, che
 from pagecore.models.parameters.text_parts import BERT_TRAITS, TEXT_TRAITS
 from pagecore.models.parameters.traits import Traits
 from pagecore.models.parameters.vision import add_vision, with_encoders
+from pagecore.models.parameters.with_encoder import count_with_encoder
 from pagecore.models.served import SERVED
-from pagecore.storage import Alias, AttentionSpec, CrossSpec, LatentSpec, StateSpec
+from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
 __all__ = ["ALL_TRAITS", "count_parameters", "mtp_specs"]
 
@@ -78,8 +75,6 @@ _DEFAULTS: Mapping[str, object] = {
     "block_multiple_of": 256,
     "block_ffn_dim_multiplier": 1.0,
     "zero_expert_num": 0,
-    "feed_forward_proj": "relu",
-    "relative_attention_num_buckets": 32,
 }
 
 
@@ -123,14 +118,7 @@ def count_parameters(
             raise UnsupportedOption(
                 f"{whole.source}: {model_type} has an encoder, and no layers for further tokens; leave the draft out"
             )
-        if model_type in MLLAMA:
-            return _count_mllama(tally, config, whole, model_type, layers)
-        check_counted(whole, model_type)
-        family = ENCODER_DECODERS[model_type]
-        whole.defaults = {**_DEFAULTS, **family.defaults}
-        whole.aliases = family.aliases
-        add_encoder_decoder(tally, whole, model_type, layers)
-        return Parameters(dict(tally.counts), whole.integer("num_attention_heads"), dict(tally.matrices))
+        return count_with_encoder(config, whole, model_type, layers)
     model_type, fields = text_model(whole)
     encoded = with_encoders(whole)
     kv_heads, is_first = _add_text_model(tally, config, encoded, fields, model_type, layers, mtp)
@@ -144,15 +132,6 @@ def count_parameters(
             tally.counts.update(inner.counts)
             tally.matrices.update(inner.matrices)
     return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
-
-
-def _count_mllama(tally: Tally, config: Any, whole: Fields, model_type: str, stage: range | None) -> Parameters:
-    """Return the parameters of a model of which some layers attend to images."""
-    specs = cast("tuple[AttentionSpec | CrossSpec, ...]", read_model_config(config, dtype="bfloat16").layers)
-    hidden, is_first = add_mllama(tally, whole, model_type, specs, stage)
-    if is_first:
-        add_vision(tally, whole, hidden)
-    return Parameters(dict(tally.counts), max(spec.num_kv_heads for spec in specs), dict(tally.matrices))
 
 
 def mtp_specs(

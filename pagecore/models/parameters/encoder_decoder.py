@@ -26,11 +26,14 @@ _DEFAULTS: dict[str, object] = {
     "conv_channels": 1024,
     "conv_kernel_sizes": [5, 5],
     "encoder_attention_type": "local",
+    "feed_forward_proj": "relu",
     "input_channels": 1,
     "input_feat_per_channel": 80,
     "num_global_tokens": 32,
     "pad_token_id": 1,
+    "relative_attention_num_buckets": 32,
     "router_bias": False,
+    "use_bias": False,
 }
 
 
