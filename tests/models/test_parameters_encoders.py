@@ -92,6 +92,17 @@ TROCR = {"d_model": 32, "decoder_layers": 3, "decoder_attention_heads": 4, "deco
 WIDE = GEMMA | {"hidden_size": 56, "num_hidden_layers": 2, "intermediate_size": 60, "attention_bias": True}
 
 
+DIA_ENCODER = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 4}
+DIA_ENCODER |= {"num_key_value_heads": 2, "head_dim": 6, "vocab_size": 30}
+DIA = {"hidden_size": 48, "intermediate_size": 60, "num_hidden_layers": 3, "num_attention_heads": 6, "vocab_size": 21}
+DIA |= {"num_key_value_heads": 2, "head_dim": 10, "cross_num_attention_heads": 4, "cross_num_key_value_heads": 2}
+DIA |= {"cross_head_dim": 14, "cross_hidden_size": 40, "num_channels": 5, "pad_token_id": 20}
+PIX = {"hidden_size": 48, "d_kv": 12, "d_ff": 56, "num_layers": 3, "num_heads": 4, "vocab_size": 61}
+PIX |= {"relative_attention_num_buckets": 9}
+PIX_VISION = {"hidden_size": 48, "patch_embed_hidden_size": 30, "d_ff": 44, "d_kv": 6, "num_hidden_layers": 2}
+PIX_VISION |= {"num_attention_heads": 3, "seq_len": 17}
+
+
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": False}], ids=["tied", "untied"])
 @pytest.mark.parametrize(
     ("model_type", "sizes", "head"),
@@ -100,6 +111,8 @@ WIDE = GEMMA | {"hidden_size": 56, "num_hidden_layers": 2, "intermediate_size": 
         ("moonshine", MOONSHINE | {"attention_bias": True}, 60 * 48),
         ("t5gemma", {"encoder": GEMMA, "decoder": GEMMA, "vocab_size": 70}, 70 * 48),
         ("t5gemma", {"encoder": WIDE, "decoder": GEMMA | {"num_key_value_heads": 1}, "vocab_size": 70}, 70 * 48),
+        ("dia", {"encoder_config": DIA_ENCODER, "decoder_config": DIA, "delay_pattern": [0] * 5}, 0),
+        ("pix2struct", {"vision_config": PIX_VISION, "text_config": PIX}, 0),
         ("trocr", TROCR, 60 * 32),
         ("trocr", TROCR | {"cross_attention_hidden_size": 20, "layernorm_embedding": False}, 60 * 32),
         ("trocr", TROCR | {"use_learned_position_embeddings": False, "max_position_embeddings": 30}, 60 * 32),
@@ -113,6 +126,47 @@ def test_small_models_with_cross_attention(model_type, sizes, head, change):
     assert whole == built(config)
     stages = [count_parameters(written, layers=range(n, n + 1)).total for n in range(3)]
     assert sum(stages) - whole == (0 if change else head)
+
+
+MUSIC = {"hidden_size": 48, "ffn_dim": 56, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 33}
+MUSIC |= {"num_codebooks": 5, "pad_token_id": 33, "bos_token_id": 33}
+CODEC = {"hidden_size": 12, "num_filters": 4, "upsampling_ratios": [5, 3], "num_residual_layers": 2, "kernel_size": 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "codec"),
+    [
+        ({}, {}),
+        ({"d_model": 48, "feed_forward_proj": "gated-gelu"}, {"use_conv_shortcut": False, "audio_channels": 2}),
+        ({}, {"norm_type": "time_group_norm", "num_lstm_layers": 3, "last_kernel_size": 9}),
+    ],
+)
+def test_small_models_that_make_music(text, codec):
+    torch, transformers = require("torch"), require("transformers")
+    parts = {
+        "text_encoder": T5 | text | {"model_type": "t5"},
+        "audio_encoder": CODEC | codec | {"model_type": "encodec"},
+    }
+    config = made("musicgen", parts | {"decoder": MUSIC})
+    with torch.device("meta"):
+        model = transformers.MusicgenForConditionalGeneration(config)
+    written = config.to_dict()
+    whole = count_parameters(written).total
+    assert whole == sum(each.numel() for each in model.parameters())
+    assert sum(count_parameters(written, layers=range(n, n + 1)).total for n in range(3)) == whole
+
+
+def test_encoders_of_music_that_are_not_counted_are_named():
+    parts = {"text_encoder": T5 | {"model_type": "t5"}, "audio_encoder": CODEC | {"model_type": "encodec"}}
+    written = made("musicgen", parts | {"decoder": MUSIC}).to_dict()
+    with pytest.raises(UnsupportedOption, match=r'text_encoder.model_type is "bert", an encoder .*; expected t5'):
+        count_parameters(written | {"text_encoder": {"model_type": "bert"}})
+    for bad, reason in (
+        ({"upsampling_ratios": []}, "list of integers above 0"),
+        ({"norm_type": "x"}, "weight_norm or"),
+    ):
+        with pytest.raises(ConfigError, match=f"audio_encoder.{next(iter(bad))} is .*{reason}"):
+            count_parameters(written | {"audio_encoder": CODEC | {"model_type": "encodec"} | bad})
 
 
 def test_a_family_that_is_not_counted_is_refused_by_name():

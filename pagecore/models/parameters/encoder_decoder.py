@@ -10,7 +10,7 @@ from pagecore.models.encoder_decoder import ENCODER_DECODERS
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally, check_stage
 
-__all__ = ["COUNTED", "add_encoder_decoder", "check_counted"]
+__all__ = ["COUNTED", "add_encoder_decoder", "add_t5_encoder", "check_counted"]
 
 # Families with a norm after the embedding of encoder and decoder, and those with one after the last layer of each.
 _NORM_FIRST = frozenset({"bart", "bigbird_pegasus", "blenderbot-small", "led", "mbart", "mvp", "plbart"})
@@ -60,6 +60,13 @@ def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str, stage: ra
         _t5(tally, fields, model_type, ends)
     else:
         _bart(tally, fields, model_type, ends)
+
+
+def add_t5_encoder(tally: Tally, fields: Fields) -> None:
+    """Add the encoder of a T5 and its embedding."""
+    family = ENCODER_DECODERS["t5"]
+    fields.defaults, fields.aliases = {**_DEFAULTS, **family.defaults}, family.aliases
+    _t5(tally, fields, "t5", _Ends(range(0), is_first=True, is_last=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +196,7 @@ def _t5(tally: Tally, fields: Fields, model_type: str, ends: _Ends) -> None:
         tally.norm(hidden, copies=layers * (attentions + 1))
     tally.norm(hidden, copies=ends.is_first + ends.is_last)
     # The first layer of each side computes the bias of positions for all, unless each layer has its own.
-    tables = len(encoder) + len(ends.layers) if model_type == "umt5" else 2 * ends.is_first
+    tables = len(encoder) + len(ends.layers) if model_type == "umt5" else ends.is_first * (1 + bool(ends.layers))
     if model_type == "longt5" and fields.value("encoder_attention_type") == "transient-global":
         tables += ends.is_first
         tally.norm(hidden, copies=len(encoder))
