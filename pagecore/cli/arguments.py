@@ -57,7 +57,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace",
         metavar="TRACE",
-        help="a Mooncake trace with one JSON object on each line, CSV with lengths (BurstGPT, Azure), or - for the "
+        help="a Mooncake trace or token ids as JSON lines, CSV with lengths (BurstGPT, Azure), or - for the "
         "standard input; may end in .gz or .zst",
     )
     _add_replayed_machine(parser)

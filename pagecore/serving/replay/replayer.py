@@ -154,9 +154,9 @@ class _Replay:
             try:
                 # Check the lengths before the prompt, which may be long, is made.
                 scheduler.check_request(line.number, line.input_length, line.output_length)
-                request = Request(line.number, line.prompt(), line.output_length)
+                request = Request(line.number, line.prompt(), line.output_length, namespace=line.namespace)
                 if self.tiers is not None:
-                    self.tiers.fetch(request.prompt)
+                    self.tiers.fetch(request.prompt, line.namespace)
                 scheduler.add(request)
                 if self.clock is not None:
                     self.clock.queue(line)

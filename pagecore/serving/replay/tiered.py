@@ -117,10 +117,10 @@ class ReplayTiers:
             host.close()
             raise
 
-    def fetch(self, prompt: NDArray[np.int32]) -> None:
+    def fetch(self, prompt: NDArray[np.int32], namespace: str | None = None) -> None:
         """Load what the stores have of a prompt into the host, and wait for it."""
         start = perf_counter()
-        request = self._tiers.wait(self._tiers.request(prompt))
+        request = self._tiers.wait(self._tiers.request(prompt, namespace=namespace))
         request.release()
         self._waited_s += perf_counter() - start
 

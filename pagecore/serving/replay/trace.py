@@ -1,12 +1,12 @@
-"""Recorded traffic, read line by line in constant memory: Mooncake traces, and CSV files with lengths only.
+"""Recorded traffic, read line by line in constant memory: hash ids (Mooncake), token ids, and CSV with lengths only.
 
 Each line of a Mooncake trace is a JSON object: `timestamp` (ms), `input_length` and `output_length` (tokens), and
 `hash_ids`, one id for each 512 tokens of input. Equal hash ids mean equal content; the token ids made from them are
 equal wherever the recorded prompts were equal (Mooncake trace release, FAST'25). `TraceUnits` reads the same lines with
-other units, such as those of the Qwen-Bailian traces: ids of 16 tokens, and seconds. `trace_csv` describes the CSV
-files, whose prompts share nothing.
+other units, such as those of the Qwen-Bailian traces: ids of 16 tokens, and seconds. A line may also have the
+`token_ids` of its prompt and an `output_length`. `trace_csv` describes the CSV files, whose prompts share nothing.
 
-A trace is a regular file, "-" for the standard input, or a list of such JSON objects as dicts. Limits: 1 MiB a line;
+A trace is a regular file, "-" for the standard input, or a list of such JSON objects as dicts. Limits: 64 MiB a line;
 16,777,216 tokens a request, prompt and answer together, whose ids take up to 64 MiB.
 """
 
@@ -19,7 +19,7 @@ from itertools import islice
 
 from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
-from pagecore.serving.replay.trace_fields import parse_json, request_of_fields
+from pagecore.serving.replay.trace_fields import has_token_ids, parse_json, request_of_fields, request_of_token_ids
 from pagecore.serving.replay.trace_file import STANDARD_INPUT, TraceError
 from pagecore.serving.replay.trace_request import HASH_BLOCK, MILLISECONDS, TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
@@ -37,7 +37,7 @@ __all__ = [
     "scan_trace",
 ]
 
-LINE_BYTES_MAX = 1 << 20
+LINE_BYTES_MAX = 1 << 26
 MOONCAKE = TraceUnits()
 
 
@@ -153,12 +153,16 @@ def read_trace(
 def _requests(trace: Trace, units: TraceUnits) -> Iterator[tuple[TracePlace, TraceRequest]]:
     """Yield the requests with their places; the first line decides the format."""
     table: CsvTrace | None = None
+    has_ids: bool | None = None
     number = 0
     for i, (place, line) in enumerate(trace_lines(trace, LINE_BYTES_MAX)):
         if i == 0 and (table := csv_trace(place, line, units)) is not None:
             continue
-        if table is None:
-            yield place, request_of_fields(place, parse_json(place, line), number, units)
-        else:
+        if table is not None:
             yield place, table.request(place, line, number)
+        else:
+            fields = parse_json(place, line)
+            has_ids = has_token_ids(fields) if has_ids is None else has_ids
+            read = request_of_token_ids if has_ids else request_of_fields
+            yield place, read(place, fields, number, units)
         number += 1

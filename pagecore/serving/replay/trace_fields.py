@@ -1,4 +1,4 @@
-"""Requests from the fields of a JSON object with hash ids."""
+"""Requests from the fields of a JSON object, with hash ids or token ids."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import numpy as np
 
 from pagecore.serving.replay.trace_request import REQUEST_TOKENS_MAX, TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import TracePlace
-from pagecore.storage.checks import shown
+from pagecore.storage.checks import INT32_MAX, shown
 
-__all__ = ["checked_lengths", "parse_json", "request_of_fields"]
+__all__ = ["checked_lengths", "has_token_ids", "parse_json", "request_of_fields", "request_of_token_ids"]
+
+TOKEN_FIELDS = ("token_ids", "prompt_token_ids", "tokens")
+# Ids of the tokens that a replay generates are larger.
+TOKEN_ID_MAX = (1 << 30) - 1
 
 
 def parse_json(place: TracePlace, text: Any) -> Any:
@@ -41,16 +45,61 @@ def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceU
     """
     if not isinstance(fields, Mapping):
         raise place.refusal(f"expected a JSON object, got {shown(fields)}")
-    timestamp = _field(place, fields, "timestamp")
+    milliseconds = _milliseconds(place, _field(place, fields, "timestamp"), units)
+    lengths = [_field(place, fields, name) for name in ("input_length", "output_length")]
+    input_length, output_length = checked_lengths(place, *lengths)
+    hash_ids = _hash_ids(place, fields, input_length, units)
+    return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, units.hash_block)
+
+
+def has_token_ids(fields: Any) -> bool:
+    """Return True for an object with token ids in place of hash ids."""
+    return isinstance(fields, Mapping) and "hash_ids" not in fields and any(name in fields for name in TOKEN_FIELDS)
+
+
+def request_of_token_ids(
+    place: TracePlace, fields: Any, number: int, units: TraceUnits, *, has_answer: bool = True
+) -> TraceRequest:
+    """Return the request of an object with token ids, a timestamp or none, and a namespace or none.
+
+    With `has_answer` the object has an `output_length`, which is 0 otherwise.
+
+    Raises
+    ------
+    TraceError
+        A field is missing or malformed; the message names the trace and the line.
+    """
+    if not isinstance(fields, Mapping):
+        raise place.refusal(f"expected a JSON object, got {shown(fields)}")
+    name = next((each for each in TOKEN_FIELDS if each in fields), None)
+    if name is None:
+        raise place.refusal(f"field {TOKEN_FIELDS[0]!r} is missing")
+    ids = fields[name].tolist() if isinstance(fields[name], np.ndarray) else fields[name]
+    is_listed = isinstance(ids, list | tuple) and ids
+    if not is_listed or not all(isinstance(each, int | np.integer) and not isinstance(each, bool) for each in ids):
+        raise place.refusal(f"{name} is {shown(ids)}; expected a list of integers that is not empty")
+    largest = TOKEN_ID_MAX if has_answer else INT32_MAX
+    if min(ids) < 0 or max(ids) > largest:
+        raise place.refusal(f"{name} has an id outside 0 to {largest}")
+    milliseconds = _milliseconds(place, fields.get("timestamp", 0), units)
+    namespace = fields.get("namespace")
+    if namespace is not None and not isinstance(namespace, str):
+        raise place.refusal(f"namespace is {shown(namespace)}; expected a string")
+    answer = _field(place, fields, "output_length") if has_answer else 0
+    lengths = checked_lengths(place, len(ids), answer, (f"length of {name}", "output_length"))
+    prompt = np.array(ids, np.int32)
+    return TraceRequest(
+        number, place.number, milliseconds, *lengths, hash_ids=None, token_ids=prompt, namespace=namespace
+    )
+
+
+def _milliseconds(place: TracePlace, timestamp: Any, units: TraceUnits) -> float:
     milliseconds = units.milliseconds(timestamp)
     if milliseconds is None:
         raise place.refusal(
             f"timestamp is {shown(timestamp)}; expected a finite number of {units.time_name()}, 0 or more"
         )
-    lengths = [_field(place, fields, name) for name in ("input_length", "output_length")]
-    input_length, output_length = checked_lengths(place, *lengths)
-    hash_ids = _hash_ids(place, fields, input_length, units)
-    return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, units.hash_block)
+    return milliseconds
 
 
 def checked_lengths(

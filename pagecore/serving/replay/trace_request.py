@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +74,8 @@ class TraceUnits:
 class TraceRequest:
     """One request of a trace; `number` counts requests from 0, `line` counts lines or records from 1.
 
-    `hash_ids` is None if the trace has lengths only: then nothing is known of the content of the prompt.
+    `token_ids` are the prompt, if the trace has it. If `hash_ids` is None, too, the trace has lengths only, and nothing
+    is known of the content of the prompt. Requests of different namespaces share nothing.
     """
 
     number: int
@@ -84,6 +85,8 @@ class TraceRequest:
     output_length: int
     hash_ids: tuple[int, ...] | None
     hash_block: int = HASH_BLOCK
+    token_ids: NDArray[np.int32] | None = field(default=None, repr=False, compare=False)
+    namespace: str | None = None
 
     def prompt(self) -> NDArray[np.int32]:
         """Return token ids, int32 `[input_length]`, such that equal prefixes have equal ids.
@@ -91,6 +94,8 @@ class TraceRequest:
         The token at `offset` of a hash id has the id `hash id * hash_block + offset`. All tokens of a prompt of unknown
         content have the number of the request as their id, so that no two of these prompts begin alike.
         """
+        if self.token_ids is not None:
+            return self.token_ids
         if self.hash_ids is None:
             return np.full(self.input_length, self.number, np.int32)
         offsets: NDArray[np.int32] = np.arange(self.hash_block, dtype=np.int32)

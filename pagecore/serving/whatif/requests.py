@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from pagecore.index import chain_hashes
 from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
-from pagecore.serving.replay.trace_fields import parse_json, request_of_fields
+from pagecore.serving.replay.trace_fields import has_token_ids, parse_json, request_of_fields, request_of_token_ids
 from pagecore.serving.replay.trace_file import TraceError, open_trace_file
 from pagecore.serving.replay.trace_request import TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
 from pagecore.serving.whatif._stack import Numbers
 from pagecore.serving.whatif.stored import StoredChains
-from pagecore.storage.checks import INT32_MAX, require_int, shown
+from pagecore.storage.checks import require_int, shown
 
 LINE_BYTES_MAX = 1 << 26
 # Blocks of requests that are handed on together.
@@ -170,7 +170,7 @@ def _reader(place: TracePlace, content: Any, block_size: int, units: TraceUnits)
     """Return the reader of the format that the first line has."""
     if isinstance(content, Mapping) and "hash_ids" in content:
         return _Mooncake(block_size, units)
-    if isinstance(content, Mapping) and any(name in content for name in TOKEN_FIELDS):
+    if has_token_ids(content):
         return _TokenIds(block_size, units)
     if isinstance(content, list) or (isinstance(content, Mapping) and "events" in content):
         return _Events(block_size)
@@ -178,9 +178,6 @@ def _reader(place: TracePlace, content: Any, block_size: int, units: TraceUnits)
         f"unknown format: got {shown(content)}; expected an object with hash_ids (Mooncake) or token_ids, a batch "
         "of KV events, or the header of a CSV file"
     )
-
-
-TOKEN_FIELDS = ("token_ids", "prompt_token_ids", "tokens")
 
 
 class _Mooncake:
@@ -202,7 +199,7 @@ class _Lengths:
 
 
 def _prompt(request: TraceRequest, block_size: int) -> Prompt:
-    hashes = chain_hashes(request.prompt(), block_size)
+    hashes = chain_hashes(request.prompt(), block_size, namespace=request.namespace)
     return Prompt(request.timestamp_ms / 1000, hashes, request.input_length)
 
 
@@ -211,27 +208,9 @@ class _TokenIds:
         self.block_size = block_size
         self.units = units
 
-    def read(self, place: TracePlace, content: Any, _number: int) -> Iterable[Prompt]:
-        if not isinstance(content, Mapping):
-            raise place.refusal(f"expected a JSON object, got {shown(content)}")
-        field = next((name for name in TOKEN_FIELDS if name in content), None)
-        if field is None:
-            raise place.refusal(f"field {TOKEN_FIELDS[0]!r} is missing")
-        ids = content[field].tolist() if isinstance(content[field], np.ndarray) else content[field]
-        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
-            raise place.refusal(f"{field} is {shown(ids)}; expected a list of integers that is not empty")
-        if min(ids) < 0 or max(ids) > INT32_MAX:
-            raise place.refusal(f"{field} has an id outside 0 to {INT32_MAX}")
-        timestamp = content.get("timestamp", 0)
-        milliseconds = self.units.milliseconds(timestamp)
-        if milliseconds is None:
-            name = self.units.time_name()
-            raise place.refusal(f"timestamp is {shown(timestamp)}; expected a number of {name}, 0 or more")
-        namespace = content.get("namespace")
-        if namespace is not None and not isinstance(namespace, str):
-            raise place.refusal(f"namespace is {shown(namespace)}; expected a string")
-        hashes = chain_hashes(np.array(ids, np.int32), self.block_size, namespace=namespace)
-        return [Prompt(milliseconds / 1000, hashes, len(ids))]
+    def read(self, place: TracePlace, content: Any, number: int) -> Iterable[Prompt]:
+        request = request_of_token_ids(place, content, number, self.units, has_answer=False)
+        return [_prompt(request, self.block_size)]
 
 
 class _Events:

@@ -271,7 +271,7 @@ def test_the_prompt_of_one_line_takes_at_most_64_mib(trace):
     (request,) = read_trace(trace)
     assert request.prompt().nbytes == 2**26
     write(trace, {**GOOD, "input_length": 2**30, "output_length": 0, "hash_ids": [0] * 2**21})
-    with pytest.raises(TraceError, match="line 1: longer than 1048576 bytes"):
+    with pytest.raises(TraceError, match="line 1: input_length is 1073741824; expected an integer between 1 and"):
         next(read_trace(trace))
     write(trace, {**GOOD, "input_length": 2**24, "output_length": 0, "hash_ids": [0] * 2**8})
     assert next(read_trace(trace, units=TraceUnits(2**16))).prompt().nbytes == 2**26
