@@ -31,6 +31,7 @@ TEXT_OF = {
     "minicpmv4_7": "qwen3_5_text",
     "minimax_m3_vl": "minimax_m3_vl_text",
     "molmo2": "molmo2_text",
+    "muse_spark": "muse_spark_text",
     "pp_chart2table": "qwen2",
     "qianfan_ocr": "qwen3",
 }
@@ -101,6 +102,28 @@ CASES = [
         {},
     ),
 ]
+
+
+MUSE = {"hidden_size": 32, "intermediate_size": 72, "num_hidden_layers": 3, "num_attention_heads": 4}
+MUSE |= {"patch_size": 14, "pos_emb_height": 3, "pos_emb_width": 5, "merge_size": 2, "patch_temporal": 2}
+LEVELS = {"patch_sizes": [5, 3, 2], "hidden_sizes": [8, 12, 20], "depths": [1, 3, 2], "num_hidden_layers": 3}
+LEVELS |= {"mlp_ratio": 2.5, "conv_kernel_size": 5, "out_hidden_size": 64, "model_type": "muse_spark_audio"}
+
+
+def test_a_small_muse_spark_with_images_and_sound():
+    require("torch")
+    whole = {"audio_config": LEVELS, "projector_hidden_size": 28, "out_hidden_size": 128}
+    config = made("muse_spark", MUSE, whole)
+    written = config.to_dict()
+    assert count_parameters(written).total == built(config)
+    tower = vision_tower(written)
+    assert (tower.frames, tower.merge, tower.tokens(56)) == (2, 2, 4)
+    for bad, reason in (
+        ({"depths": [1]}, "they must have one number for each level"),
+        ({"patch_sizes": [0, 1, 2]}, "it must be a list of integers above 0"),
+    ):
+        with pytest.raises(ConfigError, match=f"audio_config.{next(iter(bad))} is .*{reason}"):
+            count_parameters(written | {"audio_config": LEVELS | bad})
 
 
 def made(model_type, tower, whole):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.fields import Fields
+from pagecore.models.parameters.audio_levels import add_audio_levels
 from pagecore.models.parameters.tally import Tally
 from pagecore.models.parameters.towers import vision_add, vision_linear
 from pagecore.storage.checks import ceil_div
@@ -96,6 +97,8 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen3_omni_moe_audio_encoder": _QWEN_3,
     "voxtral_encoder": Encoder(_two_layers("intermediate_size", bias=False)),
 }
+# Type of an encoder that has no layers of attention.
+LEVELS = "muse_spark_audio"
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}
 
@@ -113,11 +116,15 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
     for name in _PARTS:
         if isinstance(whole.given(name), Mapping):
             fields = whole.inner(name)
+            if fields.given("model_type") == LEVELS:
+                add_audio_levels(tally, fields)
+                continue
             encoder = _ENCODERS.get(str(fields.given("model_type")))
             if encoder is None:
                 raise UnsupportedOption(
                     f"{fields.source}: {name} describes an encoder of the type {fields.given('model_type')!r}, which "
-                    f"is unknown; expected one of {', '.join(_ENCODERS)}: remove {name} to plan the text model alone"
+                    f"is unknown; expected one of {', '.join([*_ENCODERS, LEVELS])}: remove {name} to plan the text "
+                    "model alone"
                 )
             fields.aliases, fields.defaults = encoder.aliases, _SIZES
             _add_encoder(tally, fields, encoder)

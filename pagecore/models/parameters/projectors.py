@@ -166,6 +166,13 @@ def _minimax(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: i
         vision_linear(tally, width, text, bias=True)
 
 
+def _muse(tally: Tally, whole: Fields, _fields: Fields, _hidden: int, _merge: int, _depths: int, text: int) -> None:
+    width = whole.integer("projector_hidden_size")
+    vision_linear(tally, whole.integer("out_hidden_size"), width)
+    vision_linear(tally, width, width)
+    vision_linear(tally, width, text)
+
+
 def _got(tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int) -> None:
     channels = fields.integer("output_channels")
     vision_linear(tally, 9 * channels, 2 * channels)
@@ -213,6 +220,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "mistral3": _mistral,
     "mistral_large4": _mistral,
     "mllama": project_mllama,
+    "muse_spark": _muse,
     "ovis2": _visual_words,
     "paddleocr_vl": _kimi,
     "pp_chart2table": _got,

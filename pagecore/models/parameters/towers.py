@@ -6,7 +6,7 @@ Source: the configuration and modeling files of transformers 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pagecore.models.fields import Fields
 from pagecore.models.parameters.tally import Kind, Split, Tally
@@ -58,6 +58,8 @@ class Tower:
         The MLP has a gate.
     add_rest : callable
         Adds what is outside of the layers and the embedding of patches.
+    aliases : mapping
+        The tower's own names of fields.
     merge : int, optional
         Patches along each side that become one token of the text model, if no field has the number.
     """
@@ -71,6 +73,7 @@ class Tower:
     is_gated: bool = False
     has_patch_bias: bool = True
     add_rest: Callable[[Tally, Fields, Sizes], None] = lambda _tally, _fields, _sizes: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     merge: int | None = None
 
 

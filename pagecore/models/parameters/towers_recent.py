@@ -137,6 +137,12 @@ def _norm(tally: Tally, _fields: Fields, sizes: Sizes) -> None:
     vision_add(tally, 2 * sizes.hidden)
 
 
+def _muse(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add positions, and a norm at each end."""
+    rows = fields.integer("pos_emb_height") * fields.integer("pos_emb_width")
+    vision_add(tally, (rows + 4) * sizes.hidden)
+
+
 def _step(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     """Add positions, a norm, the scales of each layer, and two convolutions that halve the sides of the image."""
     hidden = sizes.hidden
@@ -165,6 +171,11 @@ RECENT_TOWERS: Mapping[str, Tower] = {
     "minimax_m3_vl": Tower(has_patch_bias=False, add_rest=_norm),
     "mllama_vision_model": MLLAMA_TOWER,
     "molmo2": Tower(attention_biases=0, add_rest=_molmo, merge=2),
+    "muse_spark": Tower(
+        has_patch_bias=False,
+        add_rest=_muse,
+        aliases={"temporal_patch_size": "patch_temporal", "spatial_merge_size": "merge_size"},
+    ),
     "pp_chart2table": _GOT,
     "qianfan_ocr": TOWERS["internvl_vision"],
     "step3p5": Tower(has_patch_bias=False, add_rest=_step, merge=4),

@@ -228,7 +228,7 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
             f"{fields.source}: {fields.describe('model_type')}, a vision tower that is unknown; expected one of "
             f"{', '.join(_TOWERS)}: remove vision_config to plan the text model alone"
         )
-    fields.sizes = _SIZES.get(kind, {})
+    fields.sizes, fields.aliases = _SIZES.get(kind, {}), _TOWERS[kind].aliases
     return kind, fields, _TOWERS[kind]
 
 
