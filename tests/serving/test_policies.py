@@ -456,6 +456,19 @@ def test_a_run_that_came_late_is_not_preempted_for_its_priority(size, samples):
     assert low.num_preemptions == 0
 
 
+def test_a_run_that_came_late_gives_way_last_when_blocks_run_short():
+    scheduler = Scheduler(
+        FakeCache(11, block_size=4), policy="priority", max_wait_steps=2, max_running=2, headroom=0.0
+    )  # fmt: skip
+    scheduler.add(Request(0, np.arange(4), 4, priority=1))
+    large = scheduler.add(Request(1, np.arange(100, 108), 24, priority=1))
+    advance(scheduler)
+    low = scheduler.add(Request(2, np.arange(200, 208), 24))
+    drain(scheduler)
+    assert low.came_late
+    assert (large.num_preemptions, low.num_preemptions) == (1, 0)
+
+
 def test_a_run_of_a_small_priority_goes_first_after_the_bound():
     scheduler = Scheduler(FakeCache(200, max_sequences=2), policy="priority", max_running=1, max_wait_steps=7)
     starving, order = scheduler.add(request(0, 6, 1)), []
