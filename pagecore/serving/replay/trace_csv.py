@@ -70,18 +70,15 @@ class CsvTrace:
     def _milliseconds(self, place: TracePlace, text: str) -> float:
         """Return the time of a request in milliseconds; that of a date counts from the first request."""
         name, time = self.names[self.places["time"]], _time(text)
-        milliseconds = self.units.milliseconds(time, "s") if isinstance(time, float) else None
-        if time is None or (isinstance(time, float) and milliseconds is None):
+        number = self.units.milliseconds(time, "s")
+        if number is None and not isinstance(time, datetime):
             unit = self.units.time_name("s")
             raise place.refusal(f"{name} is {shown(text)}; expected a number of {unit}, 0 or more, or an ISO 8601 time")
         self._first = first = time if self._first is None else self._first
-        try:
-            if isinstance(time, datetime):
-                return (time - first) / MILLISECOND  # type: ignore[operator]
-            if milliseconds is not None and isinstance(first, float):
-                return milliseconds
-        except TypeError:
-            pass  # one of them has a time zone, or is a number
+        if isinstance(time, datetime) and isinstance(first, datetime) and _has_zone(time) == _has_zone(first):
+            return (time - first) / MILLISECOND
+        if number is not None and isinstance(first, float):
+            return number
         raise place.refusal(
             f"{name} is {shown(text)}, but the first time of the trace is {first}; give all times in one form"
         )
@@ -139,3 +136,7 @@ def _time(text: str) -> float | datetime | None:
         return datetime.fromisoformat(text.strip())
     except ValueError:
         return None
+
+
+def _has_zone(time: datetime) -> bool:
+    return time.utcoffset() is not None

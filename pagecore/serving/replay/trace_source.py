@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TypeAlias, TypeGuard
 
 from pagecore.serving.replay.trace_file import TraceError, checked_path, open_trace
 
@@ -28,17 +28,16 @@ class TracePlace:
         return TraceError(f"trace {self.trace}, {self.unit} {self.number}: {reason}")
 
 
-def is_records(trace: object) -> bool:
+def is_records(trace: object) -> TypeGuard[Sequence[Any]]:
     """Return True if a trace is a list of parsed records and not a path."""
-    return isinstance(trace, Sequence) and not isinstance(trace, str | bytes)
+    return isinstance(trace, Sequence) and not isinstance(trace, str | bytes | bytearray)
 
 
 def trace_name(trace: Trace) -> str:
     """Return the name of a trace for messages and reports: its path, or its number of records."""
-    if not is_records(trace):
-        return checked_path(trace)
-    count = len(trace)  # type: ignore[arg-type]
-    return f"of {count} record{'' if count == 1 else 's'}"
+    if is_records(trace):
+        return f"of {len(trace)} record{'' if len(trace) == 1 else 's'}"
+    return checked_path(trace)
 
 
 def trace_lines(
@@ -56,7 +55,7 @@ def trace_lines(
     """
     name = trace_name(trace)
     if is_records(trace):
-        for number, record in enumerate(trace, 1):  # type: ignore[arg-type]
+        for number, record in enumerate(trace, 1):
             yield TracePlace(name, number, "record"), record
         return
     number = 0
