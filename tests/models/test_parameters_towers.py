@@ -8,7 +8,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError
 from pagecore.models.multimodal import ANY_TEXT_MODEL, TEXT_MODELS
 from pagecore.models.parameters import Kind, count_parameters, vision_tower
-from pagecore.serving.planner import plan_model
+from pagecore.serving.planner import DeviceOptions, plan_model
 from tests.capabilities import require
 from tests.models.test_parameters_sweep import QWEN, SIGLIP, TOWER, built, general
 
@@ -219,6 +219,14 @@ def test_a_device_with_a_llama_3_2_vision_is_planned_with_all_tiles():
     assert (tower.image_size, tower.tokens(tower.image_size), tower.text_hidden) == (84, 36, 64)
     plan = plan_model(written, device_memory="8GiB")
     assert plan.device.parameters == count_parameters(written).total
+
+
+@pytest.mark.parametrize("model_type", ["blip", "florence2", "pix2struct"])
+def test_a_device_with_an_encoder_of_images_is_planned_from_given_weights(model_type):
+    config = require("transformers").AutoConfig.for_model(model_type).to_dict()
+    assert vision_tower(config) is None
+    plan = plan_model(config, device_memory="24GiB", options=DeviceOptions(weights="2GiB"))
+    assert plan.device.parameters is None
 
 
 def test_a_wrong_number_of_queries_is_named():
