@@ -399,7 +399,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
 
         A chat that has ended, or whose last turns were edited, gives its blocks back before others do. Blocks go from
         the last cached one of `tokens`, until one that a sequence uses or another cached prefix continues: a shared
-        system prompt stays. Copies in tiers stay, too, and none is made.
+        system prompt stays. Copies in tiers stay, too, and none is made; `Tiers.evict_prefix` evicts them as well.
 
         Parameters
         ----------

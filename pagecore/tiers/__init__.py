@@ -53,6 +53,7 @@ __all__ = [
     "DeviceType",
     "DiskFiles",
     "DiskStore",
+    "EntryRemover",
     "EventPublisher",
     "EvictionReporter",
     "Fingerprint",
@@ -120,7 +121,7 @@ _MODULES = {
     "remote.mooncake": ("MooncakeStore",),
     "remote.objects": ("ObjectStore",),
     "remote.resp": ("RespStore",),
-    "store": ("BlockStore", "EvictionReporter", "StoreStats"),
+    "store": ("BlockStore", "EntryRemover", "EvictionReporter", "StoreStats"),
 }
 
 if not TYPE_CHECKING:  # type checkers read the imports above, and report names that are not among them

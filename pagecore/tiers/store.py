@@ -49,6 +49,7 @@ class StoreStats:
     bytes_stored: int = 0
     num_pending: int = 0
     num_held: int = 0
+    num_removed: int = 0
 
 
 @runtime_checkable
@@ -73,6 +74,27 @@ class EvictionReporter(Protocol):
 
     def has(self, keys: Keys) -> NDArray[np.bool_]:
         """Return True for each key whose entry is published now; nothing is held."""
+
+
+@runtime_checkable
+class EntryRemover(Protocol):
+    """The part of a store that deletes entries on request; optional, for `Tiers.evict_prefix`.
+
+    Attributes
+    ----------
+    can_remove : bool
+        False if `submit_remove` deletes nothing.
+    """
+
+    @property
+    def can_remove(self) -> bool:
+        """True if the store deletes entries on request."""
+
+    def submit_remove(self, keys: Keys) -> int:
+        """Delete entries; `ok` is True for keys that have no entry afterwards.
+
+        A batch of this process that is storing an entry has to end first, or the entry may stay.
+        """
 
 
 @runtime_checkable

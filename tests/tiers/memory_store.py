@@ -74,7 +74,8 @@ class MemoryStore:
         self.stubborn = stubborn
         self.delay = delay
         self.data = {} if data is None else data
-        self.faults = {"lookup": deque(), "load": deque(), "store": deque()}
+        self.can_remove = True
+        self.faults = {"lookup": deque(), "load": deque(), "store": deque(), "remove": deque()}
         self.hanging = []  # batches that have not ended
         self.late = []  # transfers that go on after their batch ended
         self.holds = Counter()
@@ -101,6 +102,9 @@ class MemoryStore:
         keys = checked_keys(keys)
         return self._submit("store", keys, checked_pieces(pieces, len(keys)))
 
+    def submit_remove(self, keys):
+        return self._submit("remove", checked_keys(keys), None)
+
     def unlock(self, keys):
         with self._lock:
             for key in checked_keys(keys):
@@ -110,7 +114,7 @@ class MemoryStore:
         with self._lock:
             for transfer in [each for each in self.hanging if each.ticket == ticket and not self.stubborn]:
                 self.hanging.remove(transfer)
-                if self.writes_late and transfer.kind != "lookup":
+                if self.writes_late and transfer.pieces is not None:
                     self.late.append(transfer)
                 self._fail(transfer, "cancelled")
 
@@ -145,6 +149,7 @@ class MemoryStore:
             bytes_stored=counts["store bytes"],
             num_pending=self._completions.num_pending,
             num_held=sum(self.holds.values()),
+            num_removed=counts["remove ok"],
         )
 
     def register_memory(self, address, nbytes):
@@ -153,7 +158,7 @@ class MemoryStore:
     # ---- faults ----
 
     def inject(self, kind, fault, times=1):
-        """Let the next `times` batches of `kind` ("lookup", "load" or "store") have a fault."""
+        """Let the next `times` batches of `kind` ("lookup", "load", "store" or "remove") have a fault."""
         self.faults[kind].extend([fault] * times)
 
     def release(self, ticket=None, fault=None):
@@ -213,6 +218,10 @@ class MemoryStore:
         for index, key in enumerate(each.tobytes() for each in transfer.keys):
             if transfer.fault == "gone":
                 self.data.pop(key, None)
+            if transfer.kind == "remove":
+                self.data.pop(key, None)
+                ok[index] = True
+                continue
             if transfer.kind == "lookup":
                 ok[index] = key in self.data
                 self.holds[key] += int(ok[index])

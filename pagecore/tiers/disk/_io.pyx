@@ -66,6 +66,11 @@ cdef extern from "pagecore/tiers/disk/slab_table.hpp" namespace "pagecore::tiers
     cdef cppclass StoreJob(Job):
         StoreJob(uint64_t, vector[Transfer], vector[Place], vector[shared_ptr[NativeSlabTable]]) \
             except +raise_python_error
+    cdef cppclass ErasePlace "pagecore::tiers::EraseJob::Place":
+        NativeSlabTable* table
+        uint32_t slot
+    cdef cppclass EraseJob(Job):
+        EraseJob(uint64_t, vector[ErasePlace], vector[shared_ptr[NativeSlabTable]]) except +raise_python_error
     cdef cppclass LoadJob(Job):
         LoadJob(uint64_t, vector[Transfer], vector[shared_ptr[NativeSlabTable]]) except +raise_python_error
 
@@ -255,8 +260,36 @@ Native threads that load and store payloads; loads go first.
         with nogil:
             self.native.get().submit(move(job))
 
+    def submit_erase(self, uint64_t ticket, list places):
+        """Forget slots, in the file too; each is listed once.
+
+        Parameters
+        ----------
+        ticket : int
+        places : list of (SlabTable, slot)
+
+        Raises
+        ------
+        UnsupportedOption
+            As `submit_load`.
+        """
+        cdef vector[ErasePlace] erased
+        cdef vector[shared_ptr[NativeSlabTable]] tables
+        cdef ErasePlace place
+        cdef SlabTable table
+        cdef uint32_t slot
+        for table, slot in places:
+            place.table = table.native.get()
+            place.slot = slot
+            erased.push_back(place)
+            tables.push_back(table.native)
+        cdef unique_ptr[Job] job
+        job.reset(<Job*> new EraseJob(ticket, erased, tables))
+        with nogil:
+            self.native.get().submit(move(job))
+
     def poll(self):
-        """Return ``(ticket, errors)`` of the batches that ended: 0 or an errno for each payload.
+        """Return ``(ticket, errors)`` of the batches that ended: 0 or an errno for each payload or erased slot.
 
         ECANCELED: the transfer had not started when the batch was cancelled. EBADMSG: the sum of a load differs.
         """

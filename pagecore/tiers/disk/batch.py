@@ -21,7 +21,7 @@ class Batch:
     ----------
     ticket : int
     keys : list of bytes
-    kind : {"lookup", "load", "store"}
+    kind : {"lookup", "load", "store", "remove"}
     ok : list of bool
         Results so far.
     places : list of int
@@ -34,7 +34,7 @@ class Batch:
 
     ticket: int
     keys: list[bytes]
-    kind: Literal["lookup", "load", "store"]
+    kind: Literal["lookup", "load", "store", "remove"]
     ok: list[bool]
     places: list[int] = field(default_factory=list)
     num_awaited: int = 0

@@ -15,8 +15,8 @@ class Lane:
     """Keys and slots of one lane.
 
     Every slot is in one place: free, being written (`writing`), published (`entries`), or dropped while a load reads it
-    (`orphans`). A published key is evicted, least recently used first, unless it is pinned. A pin belongs to a lookup
-    (`held`) or to a load that runs. Each method takes constant time.
+    or its entry is erased (`orphans`). A published key is evicted, least recently used first, unless it is pinned. A
+    pin belongs to a lookup (`held`), or to a load or removal that runs. Each method takes constant time.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class Lane:
         self._free.append(self.writing.pop(key))
 
     def drop(self, key: bytes) -> int | None:
-        """Forget a published key whose payload is damaged; return its slot, None if it is gone already."""
+        """Forget a published key, as if it had been evicted; return its slot, None if it is gone already."""
         slot = self.entries.pop(key, None)
         if slot is None:
             return None
@@ -114,6 +114,13 @@ class Lane:
             del self._unpinned[key]
             self._free.append(slot)
         return slot
+
+    def remove(self, key: bytes) -> int | None:
+        """Forget a published key and keep its slot from others until `unpin`; None if it is not published."""
+        if key not in self.entries:
+            return None
+        self._pin(key)
+        return self.drop(key)
 
     def take_evicted(self) -> list[bytes]:
         """Return the keys that were evicted or dropped since the last call and are not published again.

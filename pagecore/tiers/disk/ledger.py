@@ -61,6 +61,8 @@ class Ledger:
         if batch.kind == "lookup":
             self._counts["num_lookups"] += len(batch.ok)
             self._counts["num_found"] += num_ok
+        elif batch.kind == "remove":
+            self._counts["num_removed"] += num_ok
         else:
             self._counts["num_loaded" if batch.kind == "load" else "num_stored"] += num_ok
             self._counts[f"num_{batch.kind}_failures"] += len(batch.ok) - num_ok
@@ -70,7 +72,7 @@ class Ledger:
         """Publish, free or drop the entries of batches that the queue has ended, and end the batches."""
         for ticket, errors in ended:
             batch = self._pending[ticket]
-            settle = self._end_load if batch.kind == "load" else self._end_store
+            settle = {"load": self._end_load, "remove": self._end_remove}.get(batch.kind, self._end_store)
             for place, error in zip(batch.places, errors, strict=True):
                 settle(batch, place, error)
             self._end_parts(batch, len(errors))
@@ -89,6 +91,11 @@ class Ledger:
             table, local = self._slabs.place(key[-1], slot)
             table.clear(local)
         lane.unpin(key)
+
+    def _end_remove(self, batch: Batch, place: int, error: int) -> None:
+        key = batch.keys[place]
+        _settle(batch, place, error)
+        self._lanes[key[-1]].unpin(key)
 
     def _end_store(self, batch: Batch, place: int, error: int) -> None:
         key = batch.keys[place]

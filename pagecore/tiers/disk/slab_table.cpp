@@ -101,13 +101,24 @@ int SlabTable::publish(std::span<const Entry> entries) noexcept {
     entry.nbytes = payload_bytes_;
     entry.sum = sum_of(entry, entry.slot);
   }
-  const Slot unit = unit_of(entries.front().slot);
-  iovec parts[2] = {{&entries_[unit * kEntriesPerUnit], kUnit}, {nullptr, 0}};
-  const int error = move_all(ops_, true, fd_, parts, table_ + static_cast<int64_t>(unit * kUnit));
+  const int error = write_unit(unit_of(entries.front().slot));
   if (error != 0) {
     for (const Entry& given : entries) std::memset(&entries_[given.slot], 0, sizeof(Entry));
   }
   return error;
+}
+
+int SlabTable::erase(std::span<const Slot> slots) noexcept {
+  if (slots.empty()) return 0;
+  const std::lock_guard lock(mutex_);
+  for (const Slot slot : slots) std::memset(&entries_[slot], 0, sizeof(Entry));
+  return write_unit(unit_of(slots.front()));
+}
+
+// The caller holds mutex_.
+int SlabTable::write_unit(Slot unit) noexcept {
+  iovec parts[2] = {{&entries_[unit * kEntriesPerUnit], kUnit}, {nullptr, 0}};
+  return move_all(ops_, true, fd_, parts, table_ + static_cast<int64_t>(unit * kUnit));
 }
 
 void SlabTable::clear(Slot slot) noexcept {
@@ -123,21 +134,33 @@ void SlabTable::check_invariants() const {
   }
 }
 
-void StoreJob::finish() noexcept {
-  std::iota(order_.begin(), order_.end(), size_t{0});
-  std::sort(order_.begin(), order_.end(), [&](size_t a, size_t b) {
-    return std::tie(places_[a].table, places_[a].slot) < std::tie(places_[b].table, places_[b].slot);
+namespace {
+
+// Calls visit(indices) for the places of each unit of a table; `order` has one element for each place.
+template <typename Place, typename Visit>
+void for_each_unit(const std::vector<Place>& places, std::vector<size_t>& order, Visit&& visit) {
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::tie(places[a].table, places[a].slot) < std::tie(places[b].table, places[b].slot);
   });
   const auto unit = [&](size_t i) {
-    const Place& place = places_[order_[i]];
+    const Place& place = places[order[i]];
     return std::pair(place.table, SlabTable::unit_of(place.slot));
   };
-  for (size_t begin = 0, end = 0; begin < order_.size(); begin = end) {
-    while (end < order_.size() && unit(end) == unit(begin)) ++end;
+  for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    while (end < order.size() && unit(end) == unit(begin)) ++end;
+    visit(std::span<const size_t>(order).subspan(begin, end - begin));
+  }
+}
+
+}  // namespace
+
+void StoreJob::finish() noexcept {
+  for_each_unit(places_, order_, [&](std::span<const size_t> indices) {
     run_.clear();
-    for (size_t i = begin; i < end; ++i) {
-      const Place& place = places_[order_[i]];
-      const Transfer& transfer = transfers[order_[i]];
+    for (const size_t i : indices) {
+      const Place& place = places_[i];
+      const Transfer& transfer = transfers[i];
       if (transfer.error != 0) {
         place.table->clear(place.slot);
         continue;
@@ -149,12 +172,22 @@ void StoreJob::finish() noexcept {
       entry.payload_sum = transfer.sum;
       run_.push_back(entry);
     }
-    const int error = places_[order_[begin]].table->publish(run_);
-    for (size_t i = begin; i < end && error != 0; ++i) {
-      Transfer& transfer = transfers[order_[i]];
-      if (transfer.error == 0) transfer.error = error;
+    const int error = places_[indices.front()].table->publish(run_);
+    if (error == 0) return;
+    for (const size_t i : indices) {
+      if (transfers[i].error == 0) transfers[i].error = error;
     }
-  }
+  });
+}
+
+void EraseJob::finish() noexcept {
+  transfers.resize(places_.size());
+  for_each_unit(places_, order_, [&](std::span<const size_t> indices) {
+    run_.clear();
+    for (const size_t i : indices) run_.push_back(places_[i].slot);
+    const int error = places_[indices.front()].table->erase(run_);
+    for (const size_t i : indices) transfers[i].error = error;
+  });
 }
 
 }  // namespace pagecore::tiers

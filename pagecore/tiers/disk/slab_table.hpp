@@ -6,9 +6,9 @@
 // and of its payload, so that what does not belong together is recognised when it is read.
 //
 // I1: an entry of the copy is either zeros or valid: its sum fits its bytes, its slot and the slab.
-// I2: the copy of a slot changes only in open(), publish() and clear().
-// Threads: every call takes mutex_; publish() writes while it holds it, so that units reach the file in the order of
-// their contents.
+// I2: the copy of a slot changes only in open(), publish(), erase() and clear().
+// Threads: every call takes mutex_; publish() and erase() write while they hold it, so that units reach the file in the
+// order of their contents.
 #pragma once
 
 #include <array>
@@ -59,6 +59,8 @@ class SlabTable {
   // Writes entries of one unit of the table; every slot is in that unit. Returns 0, or an errno: then the slots are
   // zeros in the copy.
   [[nodiscard]] int publish(std::span<const Entry> entries) noexcept;
+  // Forgets slots of one unit of the table, in the file too. Returns 0, or an errno: then the file may still have them.
+  [[nodiscard]] int erase(std::span<const Slot> slots) noexcept;
   // Forgets a slot in the copy; the file follows when its unit is written.
   void clear(Slot slot) noexcept;
   [[nodiscard]] static Slot unit_of(Slot slot) { return slot / static_cast<Slot>(kUnit / sizeof(Entry)); }
@@ -69,6 +71,7 @@ class SlabTable {
   struct Freed {
     void operator()(Entry* entries) const { std::free(entries); }
   };
+  [[nodiscard]] int write_unit(Slot unit) noexcept;
   [[nodiscard]] uint64_t sum_of(const Entry& entry, Slot slot) const noexcept;
   [[nodiscard]] bool is_valid(const Entry& entry, Slot slot) const noexcept;
 
@@ -105,6 +108,30 @@ class StoreJob : public Job {
   std::vector<std::shared_ptr<SlabTable>> tables_;
   std::vector<size_t> order_;
   std::vector<Entry> run_;
+};
+
+// A batch of removals, which moves no payload: its finish() forgets the entries, and gives it a transfer for each with
+// the result.
+class EraseJob : public Job {
+ public:
+  struct Place {
+    SlabTable* table;
+    Slot slot;
+  };
+  // `tables` keeps the tables alive.
+  EraseJob(Ticket ticket, std::vector<Place> places, std::vector<std::shared_ptr<SlabTable>> tables)
+      : Job(ticket, Direction::Store, {}), places_(std::move(places)), tables_(std::move(tables)) {
+    transfers.reserve(places_.size());  // finish() allocates nothing
+    order_.resize(places_.size());
+    run_.reserve(places_.size());
+  }
+  void finish() noexcept override;
+
+ private:
+  std::vector<Place> places_;
+  std::vector<std::shared_ptr<SlabTable>> tables_;
+  std::vector<size_t> order_;
+  std::vector<Slot> run_;
 };
 
 // A batch of loads; keeps the tables alive.

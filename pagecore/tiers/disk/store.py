@@ -87,6 +87,7 @@ class DiskStore:
 
     medium: Medium = "DISK"
     reports_evictions = True
+    can_remove = True
 
     def __init__(
         self,
@@ -236,6 +237,49 @@ class DiskStore:
                     self._lanes[wanted[i][-1]].abandon(wanted[i])
                 raise
             self._sequence += len(operations)
+            return batch.ticket
+
+    def submit_remove(self, keys: Keys) -> int:
+        """Delete entries, held ones too; return a ticket.
+
+        Loads that run still end with the right bytes. What a crash leaves of a removal may be found again.
+
+        Parameters
+        ----------
+        keys : ndarray of uint8
+            ``[n, 17]``. A key without an entry counts as removed; one that another batch is writing fails.
+
+        Raises
+        ------
+        ShapeError
+            Keys of another shape or lane.
+        UnsupportedOption
+            The store is closed, or belongs to the parent of this process.
+        """
+        wanted = split_keys(keys, self.fingerprint)
+        with self._entered():
+            batch = Batch(next(self._tickets), wanted, "remove", [False] * len(wanted))
+            erased: list[tuple[SlabTable, int]] = []
+            for i, key in enumerate(wanted):
+                lane = self._lanes[key[-1]]
+                if (slot := lane.remove(key)) is not None:
+                    batch.places.append(i)
+                    erased.append(self._slabs.place(key[-1], slot))
+                elif key in lane.writing:
+                    batch.fail("another batch is writing an entry; wait for its end")
+                else:
+                    batch.ok[i] = True
+            batch.num_awaited = len(erased)
+            if not erased:
+                return self._ledger.end(batch)
+            self._ledger.begin(batch)
+            try:
+                self._queue.submit_erase(batch.ticket, erased)
+            except Exception:
+                self._ledger.forget(batch)
+                for i in batch.places:
+                    self._lanes[wanted[i][-1]].unpin(wanted[i])
+                raise
             return batch.ticket
 
     def unlock(self, keys: Keys) -> None:

@@ -20,6 +20,7 @@ class Kind(Enum):
     LOOKUP = "lookup"
     LOAD = "load"
     STORE = "store"
+    REMOVE = "remove"
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +64,7 @@ class Part:
     indices : ndarray of int64
         Positions of the keys in the batch.
     pieces : ndarray or None
-        Pieces of the caller; None for a lookup.
+        Pieces of the caller; None for a lookup or removal.
     regions : list of Region or None
         Staging memory of each piece; None for a direct store, or while the part waits for memory.
     ticket : int or None

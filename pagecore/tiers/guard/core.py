@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from pagecore.errors import UnsupportedOption
 from pagecore.tiers import payload
 from pagecore.tiers.completions import Completions
 from pagecore.tiers.guard.batch import Batch, Kind, Part, part_sizes
@@ -16,7 +17,7 @@ from pagecore.tiers.guard.breaker import Admission, Breaker
 from pagecore.tiers.guard.counters import Counters
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.guard.staging import Region, StagingMemory, whole_pages
-from pagecore.tiers.store import BlockStore, Done, Keys, Pieces
+from pagecore.tiers.store import BlockStore, Done, EntryRemover, Keys, Pieces
 
 # A staged load is cut into parts of this share of the staging memory, so that its copies and transfers overlap.
 PART_SHARE = 8
@@ -99,7 +100,7 @@ class Core:
 
     def _admissible(self, kind: Kind, sizes: NDArray[np.uint64], regions: list[Region] | None, count: int) -> int:
         """Return the number of leading keys of a batch for which there is, or will be, memory."""
-        if kind is Kind.LOOKUP:
+        if kind in (Kind.LOOKUP, Kind.REMOVE):
             return count
         if regions is not None:
             return len(regions)
@@ -125,7 +126,7 @@ class Core:
 
     def _bytes_ahead(self, kind: Kind) -> int:
         """Return the bytes of pending batches that go before a new one: loads before all, stores before stores."""
-        counted = {Kind.LOOKUP: (), Kind.LOAD: (Kind.LOAD,), Kind.STORE: (Kind.LOAD, Kind.STORE)}[kind]
+        counted = {Kind.LOAD: (Kind.LOAD,), Kind.STORE: (Kind.LOAD, Kind.STORE)}.get(kind, ())
         return sum(batch.nbytes for batch in self.batches.values() if batch.kind in counted)
 
     def _hand_over(
@@ -228,7 +229,9 @@ class Core:
         assert self.store is not None
         pieces = part.pieces if part.regions is None else part.staged(self.trailer)
         try:
-            if pieces is None:
+            if part.kind is Kind.REMOVE:
+                part.ticket = remover_of(self.store).submit_remove(part.keys)
+            elif pieces is None:
                 part.ticket = self.store.submit_lookup(part.keys)
             elif part.kind is Kind.LOAD:
                 part.ticket = self.store.submit_load(part.keys, pieces)
@@ -279,7 +282,7 @@ class Core:
                 self._free(part)
             elif part.ticket in self.in_store:
                 self._cancel(part)
-                if part.kind is not Kind.LOOKUP and part.regions is None:
+                if part.pieces is not None and part.regions is None:
                     continue
                 part.batch = None
                 for region in part.regions or ():
@@ -390,3 +393,10 @@ class Core:
             self.staging.check_invariants()
             held = sum(len(part.regions or ()) for part in parts)
             assert held <= self.staging.num_regions
+
+
+def remover_of(store: BlockStore) -> EntryRemover:
+    """Return a store that deletes entries on request; raise UnsupportedOption for another one."""
+    if not (isinstance(store, EntryRemover) and store.can_remove):
+        raise UnsupportedOption(f"{store.name} deletes no entries on request; let it evict them")
+    return store

@@ -25,6 +25,7 @@ class Counters:
     dropped_stores: int = 0
     failed_sums: int = 0
     num_reopened: int = 0
+    num_removed: int = 0
 
     def count(self, batch: Batch) -> None:
         """Count a batch that ended."""
@@ -37,6 +38,8 @@ class Counters:
             self.num_loaded += succeeded
             self.num_load_failures += total - succeeded
             self.bytes_loaded += nbytes
+        elif batch.kind is Kind.REMOVE:
+            self.num_removed += succeeded
         else:
             self.num_stored += succeeded
             self.num_store_failures += total - succeeded
@@ -55,4 +58,5 @@ class Counters:
             self.bytes_stored,
             num_pending,
             num_held,
+            self.num_removed,
         )

@@ -20,7 +20,17 @@ from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
-from pagecore.tiers.store import KEY_BYTES, BlockStore, Done, EvictionReporter, Keys, Medium, Pieces, StoreStats
+from pagecore.tiers.store import (
+    KEY_BYTES,
+    BlockStore,
+    Done,
+    EntryRemover,
+    EvictionReporter,
+    Keys,
+    Medium,
+    Pieces,
+    StoreStats,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +149,16 @@ class Guard:
         """Write entries from `pieces`, or drop those for which the budget has no memory."""
         keys = checked_keys(keys)
         return self._submit(Kind.STORE, keys, checked_pieces(pieces, len(keys)))
+
+    def submit_remove(self, keys: Keys) -> int:
+        """Delete entries; the batch fails if the store has no `submit_remove`."""
+        return self._submit(Kind.REMOVE, checked_keys(keys), None)
+
+    @property
+    def can_remove(self) -> bool:
+        """True if the store deletes entries on request."""
+        store: object = self._core.store
+        return isinstance(store, EntryRemover) and store.can_remove
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a lookup."""

@@ -34,6 +34,7 @@ cdef class HostIndex:
     # Evicts until the pools have `needed` free blocks of each group, states last; returns False if they do not.
     cdef bint make_room(self, const vector[int64_t]& needed) noexcept
     cdef int64_t evict(self, int32_t component, int64_t amount) noexcept
+    cdef void free_gone(self, const vector[vector[int32_t]]& gone) noexcept
 
 
 # Number of a namespace in a tree; -1 if the tree does not have it. `key` is the result of key_of; None: 0.

@@ -5,8 +5,8 @@ from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._radix_query cimport RetentionHint
-from pagecore.index._radix_tree cimport RadixTree, Receipt
+from pagecore.index._radix_query cimport Prefix, RetentionHint, read_prefix
+from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
 
 import weakref
 
@@ -94,17 +94,19 @@ cdef class HostIndex:
         return is_enough
 
     cdef int64_t evict(self, int32_t component, int64_t amount) noexcept:
-        cdef int32_t lane
         cdef int64_t evicted = self.tree.evict_raw(component, amount)
+        self.free_gone(self.tree.gone_raw)
+        return evicted
+
+    cdef void free_gone(self, const vector[vector[int32_t]]& gone) noexcept:
+        """Drop the references to what the tree evicted."""
+        cdef int32_t lane
         for lane in range(self.num_lanes):
-            self.num_evicted_blocks += self.pool(self.groups[lane]).free_raw(
-                self.tree.gone_raw[lane].data(), self.tree.gone_raw[lane].size()
-            )
+            self.num_evicted_blocks += self.pool(self.groups[lane]).free_raw(gone[lane].data(), gone[lane].size())
         if self.has_states:
             self.num_evicted_states += self.pool(self.num_lanes).free_raw(
-                self.tree.gone_raw[self.num_lanes].data(), self.tree.gone_raw[self.num_lanes].size()
+                gone[self.num_lanes].data(), gone[self.num_lanes].size()
             )
-        return evicted
 
     # -- for Python ----------------------------------------------------------------------------------------------
 
@@ -144,6 +146,20 @@ cdef class HostIndex:
                 pass
         self.sweep()
         return self.num_evicted_blocks - before
+
+    def evict_prefix(self, ids, options, int64_t keep):
+        """Evict the end of a prefix back to `keep` tokens, except for what is pinned or what others continue."""
+        cdef Prefix wanted = read_prefix(self.block_size, ids, options.namespace, options.spans, None)
+        cdef vector[vector[int32_t]] gone
+        self.sweep()
+        self.tree.evict_path_raw(wanted, keep, gone)
+        self.free_gone(gone)
+        self.sweep()
+
+    def path_length(self, ids, options):
+        """Return the tokens of a prefix whose blocks the device or the host has, whether or not they can be reused."""
+        cdef Prefix wanted = read_prefix(self.block_size, ids, options.namespace, options.spans, None)
+        return max(num_blocks_of(self.prefix.tree, wanted), num_blocks_of(self.tree, wanted)) * self.block_size
 
     def num_cached(self):
         """Return the blocks of all groups that the tree holds."""
@@ -186,3 +202,11 @@ cdef class HostIndex:
 
 cdef int32_t space_of(RadixTree tree, object key) except -2:
     return 0 if key is None else tree.spaces.get(key, -1)
+
+
+cdef int64_t num_blocks_of(RadixTree tree, Prefix wanted) except -1:
+    """Return the blocks of a prefix that the full component of a tree has."""
+    cdef NativeMatch found
+    wanted.space = space_of(tree, wanted.key)
+    tree.match_raw(wanted.query(), wanted.limit, &found)
+    return found.full_blocks

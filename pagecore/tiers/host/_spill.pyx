@@ -206,6 +206,21 @@ def publish_for(CacheState state not None, HostIndex host not None, const int32_
         publish_tail(state, host, copy, done)
 
 
+def evict_waiting(CacheState state not None, HostIndex host not None, const int32_t[::1] ids, options, int64_t keep):
+    """Drop what waits of a prefix past `keep` tokens, unless the path that waits goes on past the prefix."""
+    cdef PrefixKey key
+    cdef SpilledTail tail
+    _guard = Held(state.lock)
+    tail = host.tail
+    if tail is None:
+        return
+    key = prefix_key(host.block_size, ids, options)
+    if key.num_blocks > 0 and tail.is_within(key):
+        tail.cut((keep + host.block_size - 1) // host.block_size)
+    if not tail.parts:
+        host.tail = None
+
+
 def drop_waiting(CacheState state not None, HostIndex host not None):
     """Drop the end that waits."""
     cdef SpilledTail tail

@@ -31,6 +31,8 @@ cdef class SpilledTail:
     cdef bint continues_at(self, object key, vector[int32_t]& tokens, vector[Mark]& marks)
     # Returns True if a prompt continues from the device's part of the path into the tail.
     cdef bint is_asked_for(self, object key, const int32_t[::1] tokens)
+    # Returns True if a prefix has all blocks of the path.
+    cdef bint is_within(self, PrefixKey prefix)
     # Copies the blocks [begin, start); returns False if the host has no room. Later parts are dropped for them.
     cdef bint extend(self, int64_t begin, vector[vector[int32_t]]& device, copy) except -1
     cdef int count(self, int64_t begin, vector[vector[int32_t]]& device, vector[int64_t]& counts) except -1
@@ -41,6 +43,9 @@ cdef class SpilledTail:
     cdef int drop_last(self) except -1
     # Drops blocks at the end of the path, so that `counts` of each group come nearer to being free.
     cdef int shorten(self, vector[int64_t]& counts) except -1
+    # Drops the blocks from `end` on; those of a part whose copy runs leave together.
+    cdef int cut(self, int64_t end) except -1
+    cdef int cut_last(self, int64_t end) except -1
     # Makes room for what the host lacks before the tail; returns False if nothing of the tail is left then.
     cdef bint fit_beginning(self, vector[int64_t] counts) except -1
     # Plans the copy of what the host lacks before the tail; returns False if nothing connects the two.

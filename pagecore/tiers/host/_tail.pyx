@@ -81,6 +81,16 @@ cdef class SpilledTail:
             and memcmp(&ids[0], &tokens[0], count * sizeof(int32_t)) == 0
         )
 
+    cdef bint is_within(self, PrefixKey prefix):
+        """Return True if a prefix has all blocks of the path."""
+        cdef const int32_t[::1] ids = self.key.ids
+        cdef const int32_t[::1] others = prefix.ids
+        return (
+            self.end <= prefix.num_blocks and self.key.key == prefix.key
+            and memcmp(&ids[0], &others[0], <size_t>(self.end * self.host.block_size) * sizeof(int32_t)) == 0
+            and have_same_marks(self.key.marks, prefix.marks, self.end)
+        )
+
     cdef bint extend(self, int64_t begin, vector[vector[int32_t]]& device, copy) except -1:
         """Copy the blocks [begin, start); return False if the host has no room. Later parts are dropped for them."""
         cdef SpilledPart part = SpilledPart.__new__(SpilledPart)
@@ -148,13 +158,24 @@ cdef class SpilledTail:
 
     cdef int shorten(self, vector[int64_t]& counts) except -1:
         """Drop blocks at the end of the path for `counts` of each group; all of its last part if its copy runs."""
-        cdef SpilledPart part = self.parts[0]
-        cdef int64_t i, end, missing = 1
-        cdef int32_t lane, group
-        cdef size_t dropped
+        cdef int64_t missing = 1
+        cdef int32_t group
         for group in range(self.host.num_lanes):
             missing = max(missing, counts[group] - self.host.pool(group).num_free_raw())
-        end = self.end - missing
+        return self.cut_last(self.end - missing)
+
+    cdef int cut(self, int64_t end) except -1:
+        """Drop the blocks from `end` on, or more where copies run."""
+        while self.parts and self.end > end:
+            self.cut_last(end)
+        return 0
+
+    cdef int cut_last(self, int64_t end) except -1:
+        """Drop the blocks of the last part from `end` on; all of it if its copy runs."""
+        cdef SpilledPart part = self.parts[0]
+        cdef int64_t i
+        cdef int32_t lane, group
+        cdef size_t dropped
         if part.is_running or end <= part.begin:
             return self.drop_last()
         for group in range(self.host.num_lanes):

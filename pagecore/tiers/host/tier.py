@@ -13,11 +13,12 @@ from pagecore.index import POLICIES, BlockPool, RadixTree
 from pagecore.storage import HostPool, KVPool, StatePool
 from pagecore.storage.checks import flag, shown
 from pagecore.storage.memory import Memory
-from pagecore.tiers.host import _lease, _spill
+from pagecore.tiers.host import _lease
 from pagecore.tiers.host._index import HostIndex
 from pagecore.tiers.host.backups import BackupMethods
 from pagecore.tiers.host.copies import BlockCopies, check_io
 from pagecore.tiers.host.entries import EntryMethods
+from pagecore.tiers.host.evicting import EvictMethods
 from pagecore.tiers.host.layer_copies import CopyMethods
 from pagecore.tiers.host.promoting import PromoteMethods
 from pagecore.tiers.host.records import Backup, HostStats
@@ -29,7 +30,7 @@ MAX_RECORDS = 1024
 COUNTED = ("promotions", "promoted", "promoted_bytes", "failed", "backups", "backed_up", "backed_up_bytes")
 
 
-class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
+class HostTier(PromoteMethods, BackupMethods, EvictMethods, EntryMethods, CopyMethods):
     """A second prefix cache in host memory, for blocks that the device evicts.
 
     The tier has a prefix tree and block pools of its own, with the components of the cache's: groups without a window,
@@ -197,22 +198,6 @@ class HostTier(PromoteMethods, BackupMethods, EntryMethods, CopyMethods):
         return self.pool.nbytes
 
     # -- state ---------------------------------------------------------------------------------------------------
-
-    def make_room(self, counts: Listed[int]) -> bool:
-        """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
-        with Held(self._parts.state.lock):
-            if self._index.free(list(counts)):
-                return True
-            if self._index.tail is None:
-                return False
-            _spill.drop_waiting(self._parts.state, self._index)
-            return self._index.free(list(counts))
-
-    def clear(self) -> int:
-        """Evict everything that is not pinned; return the number of freed blocks."""
-        with Held(self._parts.state.lock):
-            _spill.drop_waiting(self._parts.state, self._index)
-            return self._index.clear()
 
     def stats(self) -> HostStats:
         """Return the current statistics of the tier."""

@@ -20,7 +20,8 @@ from pagecore.tiers.manager.arguments import checked_seconds, checked_spans, req
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.load import Load
 from pagecore.tiers.manager.policy import PrefixPlanner
-from pagecore.tiers.manager.port import DeviceSide, HostSide, Positions, Prefix, Spans
+from pagecore.tiers.manager.port import DeviceSide, Flags, HostSide, Positions, Prefix, Spans
+from pagecore.tiers.manager.removal import Removal
 from pagecore.tiers.manager.requests import Request
 from pagecore.tiers.manager.running import Agree, RunningLoads
 from pagecore.tiers.manager.stats import RequestStats
@@ -92,6 +93,7 @@ class StoreSide:
         self._copies_nearer = copies_nearer
         self._clock = clock
         self._writer = Writer(host, self.ports, len(tree_lanes), chunk_bytes)
+        self._num_removals = 0
         self._loads = RunningLoads(agree, pin_seconds, self._copy_nearer)
         lock = RLock()
         self.held = held if held is not None else lambda: lock
@@ -149,6 +151,25 @@ class StoreSide:
         with self.held():
             return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
 
+    def remove(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None, begin: int) -> None:
+        """Delete the entries of a prefix from a block on, in every store that deletes on request.
+
+        Nothing happens if the namespace has no value outside of the process.
+        """
+        ports = [port for port in self.ports if port.can_remove]
+        places = np.arange(begin, len(tokens) // self.planner.block_size)
+        if not ports or not len(places):
+            return
+        with self.held():
+            try:
+                chain = self._chain(tokens, namespace, spans)
+            except UnsupportedDtype:
+                return
+            removal = Removal(tokens, namespace, spans, chain, places, len(self.host.payload_bytes))
+            for port in ports:
+                self._num_removals += 1
+                port.remove(removal.all_keys(), partial(self._removed, port, removal))
+
     def fileno(self) -> int:
         """Return a descriptor that is readable while `poll` has something to do."""
         self._check_open()
@@ -199,10 +220,10 @@ class StoreSide:
         """Recount what requests and copies hold; raise PagecoreError if a request or pin is lost."""
         with self.held():
             self._loads.check_invariants()
-            busy = self._loads.num_batches + self._writer.num_batches
+            busy = self._loads.num_batches + self._writer.num_batches + self._num_removals
             if busy != self.num_pending:
                 raise PagecoreError(
-                    f"inconsistent tiers: requests and copies wait for {busy} batches, the stores have "
+                    f"inconsistent tiers: requests, copies and removals wait for {busy} batches, the stores have "
                     f"{self.num_pending}"
                 )
             if not busy and self._writer.num_pins:
@@ -275,6 +296,11 @@ class StoreSide:
                 self._writer.copy(
                     request.tokens, request.namespace, request.spans, wanted, partial(self.keys, request), port
                 )
+
+    def _removed(self, port: StorePort, removal: Removal, ok: Flags, _error: str | None) -> None:
+        self._num_removals -= 1
+        gone = removal.marked(ok)
+        port.note(removal.tokens, removal.namespace, removal.spans, gone, removal.keys, forgets=True)
 
     def _write(self, prefix: Prefix) -> int:
         tokens, spans = prefix.tokens[: prefix.stop], prefix.spans

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -11,11 +11,20 @@ from numpy.typing import NDArray
 
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
-from pagecore.tiers.store import BlockStore, EvictionReporter, Keys, Pieces, StoreStats
+from pagecore.tiers.store import BlockStore, EntryRemover, EvictionReporter, Keys, Pieces, StoreStats
 
 __all__ = ["Ended", "StorePort"]
 
 Ended = Callable[[Flags, str | None], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Removal:
+    """Entries to delete, which the batches `awaited` may still write."""
+
+    keys: Keys
+    ended: Ended
+    awaited: set[int]
 
 
 class StorePort:
@@ -47,6 +56,8 @@ class StorePort:
         self.last_error: str | None = None
         self._open: dict[int, tuple[Ended, int]] = {}
         self._refused: list[tuple[Ended, int, str]] = []
+        self._saves: set[int] = set()
+        self._removals: list[_Removal] = []
 
     @property
     def medium(self) -> str:
@@ -56,7 +67,13 @@ class StorePort:
     @property
     def num_pending(self) -> int:
         """Number of submissions that have not ended."""
-        return len(self._open) + len(self._refused)
+        return len(self._open) + len(self._refused) + len(self._removals)
+
+    @property
+    def can_remove(self) -> bool:
+        """True if the store deletes entries on request."""
+        store: object = self.store
+        return isinstance(store, EntryRemover) and store.can_remove
 
     def lookup(self, keys: Keys, ended: Ended) -> int | None:
         """Submit a look-up; return its ticket, or None if the store refused it."""
@@ -68,7 +85,15 @@ class StorePort:
 
     def save(self, keys: Keys, pieces: Pieces, ended: Ended) -> int | None:
         """Submit entries to be stored; return their ticket, or None if the store refused them."""
-        return self._submit(lambda: self.store.submit_store(keys, pieces), len(keys), ended)
+        ticket = self._submit(lambda: self.store.submit_store(keys, pieces), len(keys), ended)
+        if ticket is not None:
+            self._saves.add(ticket)
+        return ticket
+
+    def remove(self, keys: Keys, ended: Ended) -> None:
+        """Delete entries of a store that `can_remove`, once what is being saved now has been saved."""
+        self._removals.append(_Removal(keys, ended, set(self._saves)))
+        self._submit_removals()
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a look-up."""
@@ -90,6 +115,7 @@ class StorePort:
         batches = self.store.poll()
         for done in batches:
             waiting = self._open.pop(done.ticket, None)
+            self._saves.discard(done.ticket)
             if waiting is None:
                 continue
             ended, count = waiting
@@ -97,6 +123,7 @@ class StorePort:
             if done.error is not None:
                 self.last_error = done.error
             ended(ok if ok.shape == (count,) else np.zeros(count, np.bool_), done.error)
+        self._submit_removals()
         return len(refused) + len(batches)
 
     def note(
@@ -127,6 +154,9 @@ class StorePort:
         """Close the store, which ends all of its batches; those without an end count as failures."""
         try:
             self.poll()
+            while self._removals:
+                removal = self._removals.pop()
+                removal.ended(np.zeros(len(removal.keys), np.bool_), "the store was closed")
             self.store.close()
             self.poll()
         finally:
@@ -138,6 +168,13 @@ class StorePort:
         """Return the counters of the store; refused submissions are included in its failures."""
         stats = self.store.stats()
         return replace(stats, num_load_failures=stats.num_load_failures + self.num_refused)
+
+    def _submit_removals(self) -> None:
+        """Submit the removals that need not wait for anything that is being saved."""
+        ready = [each for each in self._removals if not each.awaited & self._saves]
+        for removal in ready:
+            self._removals.remove(removal)
+            self._submit(partial(_remove, self.store, removal.keys), len(removal.keys), removal.ended)
 
     def _reporter(self) -> EvictionReporter | None:
         store = self.store
@@ -165,6 +202,11 @@ class StorePort:
             return None
         self._open[ticket] = (ended, count)
         return ticket
+
+
+def _remove(store: BlockStore, keys: Keys) -> int:
+    assert isinstance(store, EntryRemover)
+    return store.submit_remove(keys)
 
 
 def _drop_evicted(found: list[tuple[Positions, Flags]], lane: int, reporter: EvictionReporter, keys: Keys) -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Listed
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from numpy.typing import ArrayLike
 
 from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence, as_list
+from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.prefix.retention import Spans
 from pagecore.errors import PagecoreError, UnsupportedOption
@@ -25,6 +25,7 @@ from pagecore.tiers.manager.arguments import (
     check_fingerprint,
     checked_parts,
     checked_seconds,
+    checked_spans,
     checked_stores,
     checked_timeout,
 )
@@ -231,6 +232,42 @@ class Tiers(CacheObserver):
                 copied += self.host.backup(sequence)
                 self._write_whole(sequence)
         return copied
+
+    def evict_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        keep: SupportsIndex = 0,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Evict the end of one prefix from the device, the host and the stores; return the blocks that were freed.
+
+        Device and host evict it as `PagedKVCache.evict_prefix` does: until a block that something uses, or that another
+        prefix continues. What is being copied or was requested lately is in use: call `drain` and `Request.release`
+        first. Stores then delete what neither device nor host has any more, in batches that end in `poll` or `drain`,
+        after what is being saved; `StoreStats.num_removed` counts the keys. An entry that a store fails to delete stays
+        there. Other processes that share a store lose what is deleted.
+
+        Arguments and errors are those of `PagedKVCache.evict_prefix`.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tiers are closed.
+        """
+        if self._is_closed:
+            raise UnsupportedOption("the tiers are closed; make new ones")
+        kept = require_int("keep", keep, 0, max=None)
+        ids = token_ids(tokens)
+        prefix: dict[str, Any] = {"namespace": namespace, "spans": checked_spans(spans), "cross_digest": cross_digest}
+        with Held(self._parts.state.lock):
+            freed = self.cache.evict_prefix(ids, keep=kept, **prefix)
+            freed += self.host.evict_prefix(ids, keep=kept, **prefix)
+            first = max(self.host.path_length(ids, **prefix), min(kept, len(ids)))
+            self._stores.remove(ids, namespace, prefix["spans"], -(-first // self.host.block_size))
+        return freed
 
     def poll(self) -> list[Request]:
         """Take the ends of transfers; return the requests that ended since the last call, other than in `request`."""

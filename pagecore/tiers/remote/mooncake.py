@@ -170,6 +170,12 @@ class _Session:
         ok[:] = (written == 0) | (written == EXISTS)
         return _reason(written[~ok])
 
+    def remove(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
+        """Delete entries; those that a client has just read are leased by the master, which fails."""
+        removed = np.array(self._client.batch_remove(self._names(keys)), np.int64)
+        ok[:] = (removed == 0) | (removed == NOT_FOUND)
+        return _reason(removed[~ok])
+
     def abort(self) -> None:
         """Do nothing: the client has no way to end a call early."""
 

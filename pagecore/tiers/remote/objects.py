@@ -114,7 +114,7 @@ class ObjectStore(RemoteStore):
         self._copies.shutdown()
 
     async def _carry_out(self, batch: Batch) -> None:
-        one = {"lookup": self._look_up, "load": self._load, "store": self._store}[batch.kind]
+        one = {"lookup": self._look_up, "load": self._load, "store": self._store, "remove": self._remove}[batch.kind]
         limit = self._writes if batch.kind == "store" else self._reads
         requests = [self._loop.create_task(self._limited(limit, one, batch, index)) for index in range(len(batch.keys))]
         self._requests[batch] = requests
@@ -175,6 +175,11 @@ class ObjectStore(RemoteStore):
             await self._api.put_async(self._objects, path, content, mode="create", use_multipart=False)
         except self._api.exceptions.AlreadyExistsError:
             return True
+        return True
+
+    async def _remove(self, batch: Batch, index: int) -> bool:
+        with suppress(FileNotFoundError):
+            await self._api.delete_async(self._objects, self._path(batch, index))
         return True
 
     async def _copied(self, copy: Callable[[], T]) -> T:

@@ -17,7 +17,7 @@ from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.completions import Completions
 from pagecore.tiers.store import Done, Keys, Medium, Pieces, StoreStats
 
-Kind = Literal["lookup", "load", "store"]
+Kind = Literal["lookup", "load", "store", "remove"]
 # Shortest and longest timeout in seconds. Sockets round to microseconds, and treat zero as no limit.
 TIMEOUTS = 0.001, 1e6
 
@@ -74,6 +74,7 @@ class RemoteStore(ABC):
     medium: Medium = "EXTERNAL"
     verifies = True
     writes_late = False
+    can_remove = True
 
     def __init__(self, name: str, fingerprint: Identity) -> None:
         self.name = name
@@ -131,6 +132,12 @@ class RemoteStore(ABC):
         keys = checked_keys(keys)
         return self._submit("store", keys, self._checked_pieces(keys, pieces))
 
+    def submit_remove(self, keys: Keys) -> int:
+        """Delete entries; one that does not exist counts as deleted."""
+        keys = checked_keys(keys)
+        self._sizes(keys)
+        return self._submit("remove", keys, np.zeros((0, 2), np.uint64))
+
     def unlock(self, keys: Keys) -> None:
         """Do nothing: a remote store holds no entries."""
         checked_keys(keys)
@@ -180,6 +187,7 @@ class RemoteStore(ABC):
                 bytes_loaded=counts["load bytes"],
                 bytes_stored=counts["store bytes"],
                 num_pending=self._completions.num_pending,
+                num_removed=counts["remove ok"],
             )
 
     def __enter__(self) -> Self:

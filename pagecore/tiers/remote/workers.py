@@ -19,14 +19,14 @@ from pagecore.tiers.store import Keys, Pieces
 # Payload bytes of one task: a load waits for at most one such task of a store, and a batch spreads over connections.
 TASK_BYTES = 4 << 20
 TASK_KEYS = 1024
-ORDER: tuple[Kind, ...] = ("lookup", "load", "store")
+ORDER: tuple[Kind, ...] = ("lookup", "load", "store", "remove")
 
 
 class Connection(Protocol):
     """One connection to a server; all methods but `abort` are called by one thread.
 
-    `lookup`, `load` and `store` mark in `ok` each key that is done, and return a reason if a key failed for another
-    reason than absence. They raise when the connection is no longer usable.
+    `lookup`, `load`, `store` and `remove` mark in `ok` each key that is done, and return a reason if a key failed for
+    another reason than absence. They raise when the connection is no longer usable.
     """
 
     def open(self) -> None:
@@ -40,6 +40,9 @@ class Connection(Protocol):
 
     def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
         """Write entries that do not exist."""
+
+    def remove(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
+        """Delete entries; one that does not exist is done."""
 
     def abort(self) -> None:
         """Let a running call of another thread raise soon."""
@@ -175,7 +178,8 @@ class WorkerStore(RemoteStore):
         assert connection is not None
         if batch.is_cancelled:
             return "cancelled"
-        if batch.kind == "lookup":
-            return connection.lookup(batch.keys[cut], batch.ok[cut])
+        if batch.kind in ("lookup", "remove"):
+            ask = connection.lookup if batch.kind == "lookup" else connection.remove
+            return ask(batch.keys[cut], batch.ok[cut])
         call = connection.load if batch.kind == "load" else connection.store
         return call(batch.keys[cut], batch.pieces[cut], batch.ok[cut])

@@ -1,5 +1,6 @@
 """DiskStore as a block store: batches end once, what is loaded has the bytes that were stored, and slots are kept."""
 
+import errno
 import os
 import select
 import threading
@@ -128,6 +129,87 @@ def test_each_lookup_has_a_hold_of_its_own(store):
     assert put(store, range(100, 108)).ok.sum() == 7
     store.unlock(keys_of(store, [7]))
     assert put(store, [200, 201]).ok.all()
+
+
+def remove(store, numbers, lane=0):
+    return finish(store, store.submit_remove(keys_of(store, numbers, lane)))
+
+
+def test_removed_entries_are_gone_now_and_after_the_store_was_opened_again(tmp_path):
+    payloads = (PAYLOAD, 100)
+    with open_store(tmp_path, slots=90, payloads=payloads, max_blocks_per_file=50) as store:
+        assert put(store, range(80)).ok.all()
+        assert put(store, range(5), 1).ok.all()
+        done = remove(store, [*range(3, 70), 99, 4])  # units of 32 slots, in two files
+        assert (done.ok.all(), done.error, len(done.ok)) == (True, None, 69)
+        assert store.num_entries == 13 + 5
+        assert get(store, range(80)).ok.tolist() == [True] * 3 + [False] * 67 + [True] * 10
+        assert put(store, [10, 200]).ok.all()
+        assert store.stats().num_removed == 69
+        store.check_invariants()
+    with open_store(tmp_path, slots=90, payloads=payloads, max_blocks_per_file=50) as store:
+        assert store.num_entries == 15 + 5
+        assert get(store, range(80)).ok.tolist() == [n < 3 or n >= 70 or n == 10 for n in range(80)]
+        assert get(store, [200]).ok.all()
+        assert get(store, range(5), 1).ok.all()
+
+
+def test_removed_entries_that_are_held_or_read_keep_their_slots_until_then(tmp_path):
+    is_slow, started, goes_on = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly(*_):
+        if is_slow.is_set():
+            started.set()
+            assert goes_on.wait(30)
+
+    ops = FileOps(on_read=slowly)
+    with open_store(tmp_path, slots=3, file_ops=ops.address) as store:
+        assert put(store, range(3)).ok.all()
+        assert look(store, [1]).ok.all()
+        keys, memory = keys_of(store, [0]), Memory(1)
+        is_slow.set()
+        loading = store.submit_load(keys, memory.pieces)
+        assert started.wait(30)
+        assert remove(store, [0, 1]).ok.all()
+        store.check_invariants()
+        assert put(store, [7, 8]).ok.tolist() == [True, False]  # two of three slots are in use
+        goes_on.set()
+        assert finish(store, loading).ok.all()
+        np.testing.assert_array_equal(memory.rows[0, :PAYLOAD], Memory(1).fill(keys).rows[0, :PAYLOAD])
+        assert put(store, [0]).ok.all()
+        store.unlock(keys_of(store, [1]))
+        store.check_invariants()
+        assert put(store, [1]).ok.all()
+        assert get(store, [0, 1]).ok.all()
+
+
+def test_an_entry_that_is_being_written_is_not_removed(tmp_path):
+    is_slow, goes_on = threading.Event(), threading.Event()
+    ops = FileOps(on_write=lambda *_: None if not is_slow.is_set() or goes_on.wait(30) else -errno.EIO)
+    with open_store(tmp_path, slots=3, file_ops=ops.address) as store:
+        is_slow.set()
+        keys, memory = keys_of(store, [0]), Memory(1)
+        writing = store.submit_store(keys, memory.fill(keys).pieces)
+        done = remove(store, [0, 1])
+        assert (done.ok.tolist(), done.error) == ([False, True], "another batch is writing an entry; wait for its end")
+        goes_on.set()
+        assert finish(store, writing).ok.all()
+        assert remove(store, [0]).ok.all()
+        assert not look(store, [0]).ok.any()
+
+
+def test_a_removal_that_cannot_be_written_says_so(tmp_path):
+    fails = []
+    ops = FileOps(on_write=lambda *_: -errno.EIO if fails else None)
+    with open_store(tmp_path, slots=3, file_ops=ops.address) as store:
+        assert put(store, range(3)).ok.all()
+        fails.append(True)
+        done = remove(store, [1, 5])
+        assert (done.ok.tolist(), done.error) == ([False, True], os.strerror(errno.EIO))
+        assert look(store, range(3)).ok.tolist() == [True, False, True]
+        fails.clear()
+        assert put(store, [1]).ok.all()
+        store.check_invariants()
 
 
 def test_a_key_that_another_batch_writes_shares_its_result(tmp_path):

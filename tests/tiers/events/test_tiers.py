@@ -174,6 +174,24 @@ def test_written_found_and_lost_blocks_have_events_of_their_medium(model):
     followed.close()
 
 
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_a_prefix_that_is_evicted_everywhere_has_its_events(model):
+    followed = Followed(model)
+    for start in (0, 100):
+        followed.serve(range(start, start + 17))
+    followed.tiers.drain(20.0)
+    before = followed.follow()
+    followed.tiers.evict_prefix(range(17))
+    followed.tiers.drain(20.0)
+    after = followed.follow()
+    for place, blocks in before.items():
+        assert 0 < len(after[place]) < len(blocks)
+    followed.tiers.evict_prefix(range(100, 117))
+    followed.tiers.drain(20.0)
+    assert not any(followed.follow().values())
+    followed.close()
+
+
 def test_blocks_of_a_store_that_another_process_wrote_are_announced_when_they_are_found():
     data = {}
     writer = Followed(stores=[MemoryStore(data=data)])

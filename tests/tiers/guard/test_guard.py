@@ -9,7 +9,7 @@ import pytest
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
 from pagecore.tiers.guard import Breaker, Deadline, Guard
-from pagecore.tiers.store import BlockStore
+from pagecore.tiers.store import BlockStore, EntryRemover
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
 from tests.tiers.memory_store import MemoryStore
 
@@ -58,6 +58,45 @@ def test_entries_come_back_with_their_bytes(kind, blocks):
         assert (stats.num_found, stats.num_loaded, stats.num_stored, stats.num_held) == (8, 8, 8, 0)
         assert stats.bytes_loaded == stats.bytes_stored == 8 * NBYTES
         guard.check_invariants()
+
+
+def test_removed_entries_are_misses(kind, blocks):
+    keys = random_keys(8)
+    with Guard(MemoryStore(**kind)) as guard:
+        assert isinstance(guard, EntryRemover)
+        assert guard.can_remove
+        stored(guard, blocks, keys)
+        done = wait(guard, guard.submit_remove(keys[2:5]))
+        assert (done.ok.tolist(), done.error) == ([True] * 3, None)
+        assert wait(guard, guard.submit_lookup(keys)).ok.tolist() == [True] * 2 + [False] * 3 + [True] * 3
+        assert guard.stats().num_removed == 3
+        guard.unlock(keys)
+        guard.check_invariants()
+
+
+@pytest.mark.parametrize("fault", ["error", "raise", "hang"])
+def test_a_removal_that_fails_ends_once(kind, fault, blocks):
+    store = MemoryStore(**kind)
+    keys = random_keys(8)
+    with Guard(store, deadline=SOON) as guard:
+        stored(guard, blocks, keys)
+        store.inject("remove", fault)
+        done = wait(guard, guard.submit_remove(keys))
+        assert not done.ok.any()
+        assert done.error is not None
+        assert guard.stats().num_removed == 0
+        store.release()
+        assert guard.drain(10)
+        guard.check_invariants()
+
+
+def test_a_removal_of_a_store_without_removals_is_refused_by_name(blocks):
+    store = MemoryStore()
+    store.can_remove = False
+    with Guard(store) as guard:
+        assert not guard.can_remove
+        done = wait(guard, guard.submit_remove(random_keys(2)))
+        assert (done.ok.any(), "memory deletes no entries on request" in done.error) == (False, True)
 
 
 def test_empty_batches_end(kind):

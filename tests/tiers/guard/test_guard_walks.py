@@ -63,11 +63,11 @@ class Walk:
         kind = kind or self.rng.choice(list(Kind))
         fault = fault or self.rng.choice(FAULTS)
         chosen = self.rng.sample(range(NUM_KEYS), self.rng.randint(0, 6))
-        blocks = None if kind is Kind.LOOKUP else Blocks(len(chosen), NBYTES)
+        blocks = None if kind in (Kind.LOOKUP, Kind.REMOVE) else Blocks(len(chosen), NBYTES)
         if kind is Kind.STORE:
             blocks.payloads[:] = CONTENT[chosen]
         self.client.faults[kind.value].clear()
-        if fault is not None and not (kind is Kind.LOOKUP and fault in {"flip", "part"}):
+        if fault is not None and not (blocks is None and fault in {"flip", "part"}):
             self.client.inject(kind.value, fault)
         ticket = self.core.submit(kind, KEYS[chosen], None if blocks is None else blocks.pieces(), self.now)
         self.pending[ticket] = (kind, chosen, blocks)

@@ -201,6 +201,26 @@ class TierRules:
         if self.leases:
             self.leases.pop()
 
+    @rule(length=st.integers(0, 24), strays=st.integers(0, 60), namespace=NAMES, keep=st.integers(0, 12))
+    def evict_prefix(self, length, strays, namespace, keep):
+        """Evict from the host alone, or from both; prefixes that begin otherwise keep what they have."""
+        ids, names = prefix(length, strays), {"namespace": namespace}
+        paths = [(prefix(24, other), name) for other in (0, 5, 9, 60) for name in (None, "a")]
+        before = [self.tier.match_both(path, namespace=name) for path, name in paths]
+        if self.tiers is None or keep % 2:
+            freed = self.tier.evict_prefix(ids, keep=keep, **names)
+        else:
+            freed = self.tiers.evict_prefix(ids, keep=keep, **names)
+        assert freed >= 0
+        after = [self.tier.match_both(path, namespace=name) for path, name in paths]
+        for (path, name), old, new in zip(paths, before, after, strict=True):
+            if name != namespace or path[:BLOCK] != ids[:BLOCK]:
+                assert new == old
+            assert all(one <= other for one, other in zip(new, old, strict=True))
+        if not self.holds and not self.twins and self.tier.state_pool is None:
+            assert self.tier.path_length(ids, **names) <= max(-(-keep // BLOCK) * BLOCK, length)
+        self.poison()
+
     @rule()
     def clear_host(self):
         self.tier.clear()

@@ -121,6 +121,28 @@ def test_an_end_that_waits_gives_up_only_the_blocks_for_which_the_host_has_no_ro
     tiers.close()
 
 
+@pytest.mark.parametrize(
+    ("keep", "left", "freed"), [(0, 0, 3), (20, 20, 3), (21, 24, 2), (28, 28, 1), (31, 32, 0), (32, 32, 0), (99, 32, 0)]
+)
+def test_an_end_that_waits_is_evicted_with_its_prefix(keep, left, freed):
+    cache, tiers = spilling()
+    serve(cache, range(32))
+    serve(cache, range(100, 112))
+    assert tiers.host.evict_prefix(range(31), keep=keep) == 0, "a prefix of which the end that waits goes on"
+    assert tiers.host.evict_prefix([*range(28), 0, 0, 0, 0], keep=keep) == 0
+    assert tiers.host.evict_prefix(range(32), keep=keep, namespace="else") == 0
+    assert tiers.host.evict_prefix(range(32), keep=keep, spans=SPANS) == 0
+    assert tiers.host.evict_prefix(range(40), keep=keep) == freed
+    tiers.check_invariants()
+    assert (tiers.host._index.tail is None) == (freed == 3)
+    assert cache.match_length(range(40)) == max(20, left)
+    tiers.check_invariants()
+    assert tiers.evict_prefix(range(32), keep=keep) >= 0
+    assert cache.match_length(range(40)) == left
+    tiers.check_invariants()
+    tiers.close()
+
+
 @pytest.mark.parametrize("window_blocks", [4, 5, 7, 9, 41])
 def test_a_beginning_whose_windows_lack_room_costs_an_end_that_waits_nothing(window_blocks):
     layers = [AttentionSpec(1, 8, dtype="float32", window=window) for window in (None, 6)]

@@ -37,11 +37,16 @@ class Owner {
   Owner(IoQueue& queue, std::shared_ptr<SlabTable> table, int who, uint64_t seed)
       : queue_(queue), table_(std::move(table)), who_(who), random_(seed) {}
 
-  // Submits a batch of stores or loads of some of the owner's slots and cancels it now and then.
+  // Submits a batch of stores, loads or removals of some of the owner's slots and cancels it now and then.
   Ticket submit(int step) {
     const Ticket ticket = static_cast<Ticket>(who_) * 1000000 + static_cast<Ticket>(step) + 1;
-    const bool is_load = !held_.empty() && random_.one_in(2);
+    is_erase_ = !held_.empty() && random_.one_in(5);
+    const bool is_load = !is_erase_ && !held_.empty() && random_.one_in(2);
     batch_.clear();
+    if (is_erase_) {
+      erase(ticket);
+      return ticket;
+    }
     std::vector<Transfer> transfers;
     std::vector<StoreJob::Place> places;
     for (Slot slot = static_cast<Slot>(who_); slot < kSlots; slot += 4) {
@@ -71,7 +76,10 @@ class Owner {
       const Item& item = batch_[i];
       PC_CHECK(error >= 0, "a transfer has not ended");
       PC_CHECK(item.memory.rest_is_untouched(), "bytes after the payload were written");
-      if (is_load_) {
+      if (is_erase_) {
+        PC_CHECK(error == 0, "a removal failed");
+        held_.erase(item.slot);
+      } else if (is_load_) {
         PC_CHECK(error != 0 || item.memory.holds(item.number), "a load brought other bytes");
       } else if (error == 0) {
         held_[item.slot] = item.number;
@@ -89,12 +97,23 @@ class Owner {
     Payload memory;
   };
 
+  void erase(Ticket ticket) {
+    std::vector<EraseJob::Place> places;
+    for (const auto& [slot, number] : held_) {
+      if (random_.one_in(2)) continue;
+      batch_.push_back({slot, number, Payload(kBytes)});
+      places.push_back({table_.get(), slot});
+    }
+    queue_.submit(std::make_unique<EraseJob>(ticket, std::move(places), std::vector{table_}));
+    if (random_.one_in(4)) queue_.cancel(ticket);
+  }
+
   IoQueue& queue_;
   std::shared_ptr<SlabTable> table_;
   const int who_;
   Random random_;
   std::vector<Item> batch_;
-  bool is_load_ = false;
+  bool is_load_ = false, is_erase_ = false;
   std::map<Slot, uint64_t> held_;
 };
 

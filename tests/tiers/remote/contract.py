@@ -10,7 +10,7 @@ import pytest
 from pagecore.errors import ShapeError, StoreError
 from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.keys import Fingerprint
-from pagecore.tiers.store import BlockStore
+from pagecore.tiers.store import BlockStore, EntryRemover
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
 
 NBYTES = 20_000
@@ -95,6 +95,22 @@ class Contract:
         assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
         with self.open(b"another") as other:
             assert not wait(other, other.submit_lookup(keys)).ok.any()
+
+    def test_removed_entries_are_misses_and_can_be_stored_again(self, store):
+        keys = random_keys(6)
+        blocks = Blocks(6, NBYTES)
+        expected = blocks.fill(0)
+        assert isinstance(store, EntryRemover)
+        assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+        done = wait(store, store.submit_remove(np.concatenate([keys[:2], random_keys(2, 7), keys[4:5]])))
+        assert (done.ok.tolist(), done.error) == ([True] * 5, None)
+        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [False, False, True, True, False, True]
+        assert store.stats().num_removed == 5
+        assert wait(store, store.submit_store(keys[:1], blocks.pieces([0]))).ok.all()
+        blocks.poison()
+        assert wait(store, store.submit_load(keys, blocks.pieces())).ok.tolist() == [1, 0, 1, 1, 0, 1]
+        np.testing.assert_array_equal(blocks.payloads[[0, 2, 3, 5]], expected[[0, 2, 3, 5]])
+        assert len(wait(store, store.submit_remove(keys[:0])).ok) == 0
 
     @pytest.mark.parametrize("byte", [0, 8, 16, 24, 24 + NBYTES // 2, 24 + NBYTES - 1])
     def test_a_flipped_bit_in_the_server_is_a_miss_and_the_entry_is_deleted(self, store, byte):

@@ -1,4 +1,4 @@
-"""Lookups, loads and stores of blocks over one connection to Redis."""
+"""Lookups, loads, stores and removals of blocks over one connection to Redis."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RespSession:
                 ok[index] = frame == payload.frames_of(keys[one], pieces[one]).tobytes()
                 spoilt += [] if ok[index] else [name]
         if spoilt:
-            self._delete(spoilt)
+            self._delete(spoilt)  # a server that refuses keeps the entries, which fail again
             error = f"{len(spoilt)} entries differed from their sums or sizes and were deleted"
         return error
 
@@ -106,6 +106,12 @@ class RespSession:
                 ok[index] = self._connection.line() in (b"+OK", b"$-1")
             except ReplyError as reply:
                 error = str(reply)
+        return error
+
+    def remove(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
+        """Delete entries, whose memory the server frees in the background."""
+        error = self._delete(self._names(keys))
+        ok[:] = error is None
         return error
 
     def abort(self) -> None:
@@ -138,9 +144,10 @@ class RespSession:
         connection.end_bulk()
         return bytes(frame)
 
-    def _delete(self, names: list[bytes]) -> None:
+    def _delete(self, names: list[bytes]) -> str | None:
         self._connection.send([encode(b"UNLINK", *names)])
         try:
             self._connection.line()
-        except ReplyError:
-            return  # a server that refuses to delete keeps the entry, which fails again
+        except ReplyError as reply:
+            return str(reply)
+        return None

@@ -117,7 +117,7 @@ class RespStore(WorkerStore):
     # ---- for the base class ----
 
     def _start(self, batch: Batch) -> None:
-        if self._watch is not None:  # at the beginning: what goes during the batch has gone
+        if self._watch is not None and batch.kind != "remove":  # at the beginning: what goes during the batch has gone
             self._watch.expect(key.tobytes() for key in batch.keys)
         super()._start(batch)
 

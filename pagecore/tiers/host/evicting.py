@@ -1,0 +1,79 @@
+"""Methods of a host tier that evict: for room, everything, or one prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Sequence as Listed
+from typing import SupportsIndex
+
+from numpy.typing import ArrayLike
+
+from pagecore.cache._lock import Held
+from pagecore.cache.prefix.retention import Spans
+from pagecore.storage.checks import require_int
+from pagecore.tiers.host import _spill
+from pagecore.tiers.host.parts import TierParts
+
+
+class EvictMethods(TierParts):
+    """`HostTier.make_room`, `clear`, `evict_prefix` and `path_length`."""
+
+    def make_room(self, counts: Listed[int]) -> bool:
+        """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
+        with Held(self._parts.state.lock):
+            if self._index.free(list(counts)):
+                return True
+            if self._index.tail is None:
+                return False
+            _spill.drop_waiting(self._parts.state, self._index)
+            return self._index.free(list(counts))
+
+    def clear(self) -> int:
+        """Evict everything that is not pinned; return the number of freed blocks."""
+        with Held(self._parts.state.lock):
+            _spill.drop_waiting(self._parts.state, self._index)
+            return self._index.clear()
+
+    def evict_prefix(
+        self,
+        tokens: ArrayLike,
+        *,
+        keep: SupportsIndex = 0,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Evict the end of one prefix from the host; return the number of freed blocks.
+
+        Blocks go from the last one of `tokens`, until one that is pinned or that another prefix continues: what a store
+        reads, a request has loaded or a copy writes stays. Arguments and errors are those of
+        `PagedKVCache.evict_prefix`; the device keeps what it has.
+        """
+        kept = require_int("keep", keep, 0, max=None)
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        kept = min(kept, len(ids))
+        self._require_open()
+        with Held(self._parts.state.lock):
+            before = self._num_free()
+            _spill.evict_waiting(self._parts.state, self._index, ids, options, kept)
+            self._index.evict_prefix(ids, options, kept)
+            return self._num_free() - before
+
+    def path_length(
+        self,
+        tokens: ArrayLike,
+        *,
+        namespace: Hashable = None,
+        spans: Spans | None = None,
+        cross_digest: bytes | int | None = None,
+    ) -> int:
+        """Return the tokens of a prefix whose blocks the device or the host has, whether or not they can be reused.
+
+        Of layers with windows and states it counts the path, on which these may have nothing.
+        """
+        ids, options, _ = self._prefix_of(tokens, namespace, spans, None, cross_digest)
+        with Held(self._parts.state.lock):
+            return self._index.path_length(ids, options)
+
+    def _num_free(self) -> int:
+        return sum(pool.num_free for pool in self.block_pools[: self.num_groups])
