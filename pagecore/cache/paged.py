@@ -431,3 +431,32 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
         options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), spans)
         ids = token_ids(tokens)
         return lifecycle.evict_prefix(self._parts.state, ids, options, min(kept, len(ids)))
+
+    def evict_namespace(self, namespace: Hashable, *, cross_digest: bytes | int | None = None) -> int:
+        """Evict all cached prefixes of a namespace that no sequence uses; return the number of freed blocks.
+
+        For a tenant that has left, or an adapter whose weights were replaced under the same name. Copies in tiers stay;
+        `Tiers.evict_namespace` evicts those of the host as well.
+
+        Parameters
+        ----------
+        namespace, cross_digest
+            As for `add_sequence`; None is the namespace of sequences without one.
+
+        Raises
+        ------
+        UnsupportedDtype
+            A namespace or digest of a type that cannot be compared.
+
+        Examples
+        --------
+        >>> from pagecore import AttentionSpec, PagedKVCache
+        >>> cache = PagedKVCache(AttentionSpec(1, 8), num_blocks=9, block_size=4)
+        >>> for name in ("adapter", None):
+        ...     with cache.add_sequence(range(8), namespace=name) as sequence:
+        ...         cache.commit(cache.prepare([sequence], 8))
+        >>> cache.evict_namespace("adapter"), cache.match_length(range(9))
+        (2, 8)
+        """
+        options = retention_options(self.eviction_policy, cross_namespace(namespace, cross_digest), None)
+        return lifecycle.evict_namespace(self._parts.state, options.namespace)

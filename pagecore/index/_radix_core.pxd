@@ -127,6 +127,8 @@ cdef class RadixCore:
     cdef int64_t evict_raw(self, int32_t component, int64_t amount) noexcept
     # Evicts the end of a path back to `keep` tokens into `gone`; returns the number of blocks.
     cdef int64_t evict_path_raw(self, Prefix prefix, int64_t keep, vector[vector[int32_t]]& gone) except -1
+    # Evicts a namespace, by the result of key_of or None, into `gone`; returns the number of blocks.
+    cdef int64_t evict_namespace_raw(self, object key, vector[vector[int32_t]]& gone) except -1
     # Insertions; False, with nothing changed, if memory is short. The result is in `inserted`.
     cdef bint try_extend_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes

@@ -655,6 +655,13 @@ cdef class RadixCore:
             return 0
         return deref(self.native).evict_path(prefix.query(), prefix.limit, blocks, gone)
 
+    cdef int64_t evict_namespace_raw(self, object key, vector[vector[int32_t]]& gone) except -1:
+        cdef int32_t space = 0 if key is None else self.spaces.get(key, -1)
+        if space < 0:
+            gone.resize(<size_t>self.num_lanes + 1)
+            return 0
+        return deref(self.native).evict_namespace(space, gone)
+
     cdef bint try_extend_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept:

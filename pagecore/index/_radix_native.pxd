@@ -81,6 +81,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         int64_t evict(
             int32_t component, int64_t amount, vector[vector[int32_t]]& out, double time
         ) except +raise_python_error
+        int64_t evict_namespace(int32_t space, vector[vector[int32_t]]& out) except +raise_python_error
         int64_t evict_path(
             const Query& query, int64_t limit, int64_t keep, vector[vector[int32_t]]& out
         ) except +raise_python_error

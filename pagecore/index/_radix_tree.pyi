@@ -67,6 +67,7 @@ class RadixTree(RadixCore):
         namespace: Hashable = None,
         spans: _Spans | None = None,
     ) -> Evicted: ...
+    def evict_namespace(self, namespace: Hashable) -> Evicted: ...
     def match_all(
         self,
         prefixes: Iterable[ArrayLike],

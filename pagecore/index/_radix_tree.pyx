@@ -3,6 +3,7 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint32_t
 
 from pagecore.index._integers cimport as_int64
+from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_batch cimport insert_each, lock_each, match_each, read_prefixes, release_each
 from pagecore.index._radix_core cimport RadixCore, Receipt, as_receipt
 from pagecore.index._radix_native cimport NativeMatch
@@ -415,6 +416,31 @@ Radix tree over token prefixes and the blocks that hold their keys and values.
         if kept < 0:
             raise ShapeError(f"keep is {keep}; use 0 or more")
         evicted.amount = self.evict_path_raw(prefix, kept, evicted.gone)
+        self._forget_dead()
+        return evicted
+
+    def evict_namespace(self, namespace):
+        """Evict all prefixes of a namespace, whatever the policy, except for what is pinned.
+
+        Takes time linear in the nodes of the tree.
+
+        Parameters
+        ----------
+        namespace : hashable
+            As in `match`; None is the namespace of prefixes without one.
+
+        Returns
+        -------
+        Evicted
+            `amount` is the number of blocks.
+
+        Raises
+        ------
+        UnsupportedDtype
+            As in `match`.
+        """
+        cdef Evicted evicted = Evicted.__new__(Evicted)
+        evicted.amount = self.evict_namespace_raw(None if namespace is None else key_of(namespace), evicted.gone)
         self._forget_dead()
         return evicted
 

@@ -349,6 +349,11 @@ def evict_prefix(world):
     return lambda: world.cache.evict_prefix(OTHER, keep=1)
 
 
+@operation(situations=("shared", "doubled", "short"))
+def evict_namespace(world):
+    return lambda: world.cache.evict_namespace(None)
+
+
 @operation(situations=("shared",), reads=True)
 def stats(world):
     return world.cache.stats

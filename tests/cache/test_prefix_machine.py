@@ -209,6 +209,12 @@ class PrefixMachine(TreeRules):
         assert self.cache.stats().num_free_blocks == free + freed
         assert self.cache.match_length([*ids, 9], namespace=namespace) <= cached
 
+    @rule(namespace=NAMES)
+    def evict_namespace(self, namespace):
+        free = self.cache.stats().num_free_blocks
+        freed = self.cache.evict_namespace(namespace)
+        assert self.cache.stats().num_free_blocks == free + freed
+
     @precondition(lambda self: not self.is_full())
     @rule()
     def fill(self):

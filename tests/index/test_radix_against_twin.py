@@ -319,6 +319,19 @@ class RadixMachine(RuleBasedStateMachine):
         for pool, freed in zip(self.pools, ids, strict=False):
             assert pool.free(freed) == len(freed)
 
+    @precondition(lambda self: hasattr(self, "twin"))
+    @rule(data=st.data())
+    def evict_namespace(self, data):
+        names = [namespace for namespace, _, _ in self.twin.prefixes()]
+        namespace = data.draw(st.sampled_from([*names, self.draw_key(data)["namespace"]]))
+        gone = self.tree.evict_namespace(namespace)
+        expected, ids = self.twin.evict_namespace(namespace)
+        assert gone.amount == expected
+        evicted = self.lists(gone.blocks, gone.states)
+        assert [sorted(each) for each in evicted] == [sorted(each) for each in ids]
+        for pool, freed in zip(self.pools, ids, strict=False):
+            assert pool.free(freed) == len(freed)
+
     def figures(self):
         return [(self.tree.evictable(name), self.tree.protected(name)) for name in self.tree.components]
 

@@ -672,6 +672,23 @@ class RadixTree:
         self.prune()
         return gone, out
 
+    def evict_namespace(self, namespace):
+        out: list[list[int]] = [[] for _ in range(self.num_lanes + 1)]
+        root, gone = self.root(namespace), 0
+        while True:
+            pinned, left = self.pinned(0), list(root.children.values())
+            leaves = []
+            while left:
+                node = left.pop()
+                left += node.children.values()
+                if not node.children and node not in pinned:
+                    leaves.append(node)
+            if not leaves:
+                return gone, out
+            for node in leaves:
+                gone += len(node.blocks)
+                self.give_up(node, 0, len(node.blocks), out)
+
     def prune(self) -> int:
         """Without full lanes, remove empty leaves repeatedly; return the number of blocks removed."""
         gone, pinned = 0, self.pinned(0)

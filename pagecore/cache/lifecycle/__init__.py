@@ -6,7 +6,7 @@ Each function takes the lock of the cache, plans, and then commits by calls that
 from pagecore.cache.lifecycle._add import add, fork
 from pagecore.cache.lifecycle._append import append
 from pagecore.cache.lifecycle._cross import set_cross
-from pagecore.cache.lifecycle._queries import available, clear, evict_prefix, held_from, require_live
+from pagecore.cache.lifecycle._queries import available, clear, evict_namespace, evict_prefix, held_from, require_live
 from pagecore.cache.lifecycle._remove import remove
 from pagecore.cache.lifecycle._reorder import reorder
 from pagecore.cache.lifecycle._truncate import truncate
@@ -16,6 +16,7 @@ __all__ = [
     "append",
     "available",
     "clear",
+    "evict_namespace",
     "evict_prefix",
     "fork",
     "held_from",

@@ -9,6 +9,7 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport clear as clear_prefix
 
 from pagecore.cache._sequence import as_list
+from pagecore.cache.prefix._evict import evict_namespace as evict_space
 from pagecore.cache.prefix._evict import evict_prefix as evict_cached
 from pagecore.cache.prefix._evict import evictable
 from pagecore.errors import InvalidSequence
@@ -42,6 +43,13 @@ def evict_prefix(CacheState state not None, ids, options, keep):
     _guard = Held(state.lock)
     state.begin()
     return 0 if state.prefix is None else evict_cached(state.prefix, ids, options, keep)
+
+
+def evict_namespace(CacheState state not None, namespace):
+    """Evict all cached prefixes of a namespace; return the number of freed blocks."""
+    _guard = Held(state.lock)
+    state.begin()
+    return 0 if state.prefix is None else evict_space(state.prefix, namespace)
 
 
 def held_from(CacheState state not None, sequence, int32_t group):

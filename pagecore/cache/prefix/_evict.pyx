@@ -14,6 +14,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
 from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_query cimport Prefix, read_prefix
 
 
@@ -283,6 +284,15 @@ def evict_prefix(PrefixCache prefix not None, ids, options, int64_t keep):
     cdef vector[vector[int32_t]] gone
     cdef int64_t freed = prefix.num_evicted_blocks
     prefix.tree.evict_path_raw(wanted, keep, gone)
+    free_gone(prefix, gone, prefix.left)
+    return prefix.num_evicted_blocks - freed
+
+
+def evict_namespace(PrefixCache prefix not None, namespace):
+    """Evict all cached prefixes of a namespace; return the number of freed blocks."""
+    cdef vector[vector[int32_t]] gone
+    cdef int64_t freed = prefix.num_evicted_blocks
+    prefix.tree.evict_namespace_raw(None if namespace is None else key_of(namespace), gone)
     free_gone(prefix, gone, prefix.left)
     return prefix.num_evicted_blocks - freed
 

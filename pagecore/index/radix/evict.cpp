@@ -49,6 +49,32 @@ int64_t RadixTree::evict_path(const radix::Query& query, int64_t limit, int64_t 
   return evicted;
 }
 
+int64_t RadixTree::evict_namespace(radix::NamespaceId space, std::vector<Ids>& out) {
+  std::vector<NodeId> nodes;  // of the namespace, parents before their children
+  std::vector<uint8_t> is_in(static_cast<size_t>(nodes_.num_ids()));
+  int64_t most = 0;
+  for (const NodeId node : nodes_.by_depth()) {
+    const NodeId parent = nodes_.at(node).parent;
+    if (parent < 0 ? radix::namespace_of(parent) != space : is_in[static_cast<size_t>(parent)] == 0) continue;
+    is_in[static_cast<size_t>(node)] = 1;
+    nodes.push_back(node);
+    most += nodes_.at(node).size;
+  }
+  out.resize(static_cast<size_t>(num_lanes()) + 1);
+  for (Ids& ids : out) ids.clear();
+  for (Ids& ids : out) ids.reserve(static_cast<size_t>(most));
+  int64_t evicted = 0;
+  while (!nodes.empty()) {
+    const NodeId node = nodes.back();
+    nodes.pop_back();
+    if (nodes_.at(node).children > 0 || nodes_.at(node).path_pins > 0) continue;
+    evicted += nodes_.at(node).size;
+    static_cast<void>(take_tail(node, nodes_.at(node).size, out));
+  }
+  shrink();
+  return evicted;
+}
+
 radix::NodeId RadixTree::next_victim(int32_t component) {
   queues_.expire();
   if (evictable(component) <= 0) return radix::kNoNode;

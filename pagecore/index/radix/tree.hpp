@@ -141,6 +141,9 @@ class RadixTree {
   // Evicts the end of a path, from its last cached block of the first `limit` back to `keep` blocks, until a block that
   // another path continues or a receipt pins. Returns the number of blocks; the ids go to `out` as with evict().
   int64_t evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out);
+  // Evicts every path of a namespace, from its end until a block that a receipt pins. Returns the number of blocks; the
+  // ids go to `out` as with evict(). O(nodes of the tree).
+  int64_t evict_namespace(radix::NamespaceId space, std::vector<Ids>& out);
   // The node whose ids of a component the next evict() takes first; kNoNode if nothing is evictable.
   [[nodiscard]] NodeId next_victim(int32_t component);
   // Ids of a component that a node has.

@@ -5,6 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index._block_pool cimport BlockPool
+from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_query cimport Prefix, RetentionHint, read_prefix
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
 
@@ -153,6 +154,14 @@ cdef class HostIndex:
         cdef vector[vector[int32_t]] gone
         self.sweep()
         self.tree.evict_path_raw(wanted, keep, gone)
+        self.free_gone(gone)
+        self.sweep()
+
+    def evict_namespace(self, namespace):
+        """Evict all prefixes of a namespace, except for what is pinned."""
+        cdef vector[vector[int32_t]] gone
+        self.sweep()
+        self.tree.evict_namespace_raw(None if namespace is None else key_of(namespace), gone)
         self.free_gone(gone)
         self.sweep()
 

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Listed
 
 import numpy as np
@@ -31,4 +31,5 @@ def publish_for(
 def evict_waiting(
     state: CacheState, host: HostIndex, ids: NDArray[np.int32], options: RetentionOptions, keep: int
 ) -> None: ...
+def drop_waiting_of(state: CacheState, host: HostIndex, namespace: Hashable) -> None: ...
 def drop_waiting(state: CacheState, host: HostIndex) -> None: ...

@@ -13,6 +13,7 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._evict cimport evict
+from pagecore.index._namespace_key cimport key_of
 from pagecore.index._radix_query cimport Mark
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._backup cimport Backup
@@ -219,6 +220,15 @@ def evict_waiting(CacheState state not None, HostIndex host not None, const int3
         tail.cut((keep + host.block_size - 1) // host.block_size)
     if not tail.parts:
         host.tail = None
+
+
+def drop_waiting_of(CacheState state not None, HostIndex host not None, namespace):
+    """Drop the end that waits if its path belongs to a namespace."""
+    cdef SpilledTail tail
+    _guard = Held(state.lock)
+    tail = host.tail
+    if tail is not None and tail.key.key == (None if namespace is None else key_of(namespace)):
+        drop_waiting(state, host)
 
 
 def drop_waiting(CacheState state not None, HostIndex host not None):

@@ -1,4 +1,4 @@
-"""Methods of a host tier that evict: for room, everything, or one prefix."""
+"""Methods of a host tier that evict: for room, everything, one prefix or one namespace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pagecore.tiers.host.parts import TierParts
 
 
 class EvictMethods(TierParts):
-    """`HostTier.make_room`, `clear`, `evict_prefix` and `path_length`."""
+    """`HostTier.make_room`, `clear`, `evict_prefix`, `evict_namespace` and `path_length`."""
 
     def make_room(self, counts: Listed[int]) -> bool:
         """Evict until `counts` entries of each lane are free; return False, with nothing evicted, if they cannot be."""
@@ -57,6 +57,19 @@ class EvictMethods(TierParts):
             before = self._num_free()
             _spill.evict_waiting(self._parts.state, self._index, ids, options, kept)
             self._index.evict_prefix(ids, options, kept)
+            return self._num_free() - before
+
+    def evict_namespace(self, namespace: Hashable, *, cross_digest: bytes | int | None = None) -> int:
+        """Evict all prefixes of a namespace that nothing pins from the host; return the number of freed blocks.
+
+        Arguments and errors are those of `PagedKVCache.evict_namespace`; the device keeps what it has.
+        """
+        _, options, _ = self._prefix_of((), namespace, None, None, cross_digest)
+        self._require_open()
+        with Held(self._parts.state.lock):
+            before = self._num_free()
+            _spill.drop_waiting_of(self._parts.state, self._index, options.namespace)
+            self._index.evict_namespace(options.namespace)
             return self._num_free() - before
 
     def path_length(

@@ -269,6 +269,25 @@ class Tiers(CacheObserver):
             self._stores.remove(ids, namespace, prefix["spans"], -(-first // self.host.block_size))
         return freed
 
+    def evict_namespace(self, namespace: Hashable, *, cross_digest: bytes | int | None = None) -> int:
+        """Evict all prefixes of a namespace from the device and the host; return the blocks that were freed.
+
+        What is in use stays, as in `evict_prefix`. Stores cannot list a namespace and keep its entries: name the next
+        version of an adapter or tenant otherwise, or evict its prefixes one by one.
+
+        Arguments and errors are those of `PagedKVCache.evict_namespace`.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tiers are closed.
+        """
+        if self._is_closed:
+            raise UnsupportedOption("the tiers are closed; make new ones")
+        with Held(self._parts.state.lock):
+            freed = self.cache.evict_namespace(namespace, cross_digest=cross_digest)
+            return freed + self.host.evict_namespace(namespace, cross_digest=cross_digest)
+
     def poll(self) -> list[Request]:
         """Take the ends of transfers; return the requests that ended since the last call, other than in `request`."""
         self._write()

@@ -1,6 +1,7 @@
 // Random calls of a RadixTree and its model; observable state is compared after each call.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 
 #include "tests/index/native/model_pool.hpp"
@@ -36,6 +37,9 @@ class TreeLife {
       case 12:
       case 13: extend(); break;
       case 14: evict_path(); break;
+      case 15:
+        if (random_.one_in(4)) evict_namespace();
+        break;
       default: insert(); break;
     }
     same();
@@ -431,6 +435,19 @@ class TreeLife {
     with_little_memory([&] { evicted = tree_.evict_path(key.query(space), std::ssize(prefix), keep, out); });
     const Lanes gone = model_.evict_path(key.name, prefix, keep, expected);
     PC_CHECK(evicted == expected, evicted, " blocks of a path went, expected ", expected);
+    same_evicted(out, gone);
+  }
+  void evict_namespace() {
+    const Key key = offers_.some_key();
+    const radix::NamespaceId space = space_of(key.name);
+    if (space < 0) return;
+    int64_t evicted = 0, expected = 0;
+    std::vector<Ids> out;
+    with_little_memory([&] { evicted = tree_.evict_namespace(space, out); });
+    Lanes gone = model_.evict_namespace(key.name, expected);
+    PC_CHECK(evicted == expected, evicted, " blocks of a namespace went, expected ", expected);
+    for (Ids& ids : out) std::sort(ids.begin(), ids.end());
+    for (auto& ids : gone) std::sort(ids.begin(), ids.end());
     same_evicted(out, gone);
   }
   void same_evicted(const std::vector<Ids>& out, const Lanes& gone) {

@@ -113,7 +113,31 @@ class ModelTree : public ModelCells {
     return out;
   }
 
+  // Evicts every cell of a namespace whose subtree is not pinned.
+  Lanes evict_namespace(int32_t space, int64_t& gone) {
+    Lanes out(num_lanes + 1);
+    const std::set<int> kept = pinned(0);
+    gone = 0;
+    for (std::vector<int> leaves = leaves_of(space, kept); !leaves.empty(); leaves = leaves_of(space, kept)) {
+      for (const int leaf : leaves) {
+        const int parent = cells.at(leaf).parent;
+        gone += trim({leaf}, 1, out);
+        if (parent >= 0) cells.at(parent).ends_node = true;
+      }
+    }
+    return out;
+  }
+
  private:
+  [[nodiscard]] std::vector<int> leaves_of(int32_t space, const std::set<int>& kept) const {
+    std::vector<int> leaves;
+    for (const auto& [id, cell] : cells) {
+      int top = id;
+      while (top >= 0) top = cells.at(top).parent;
+      if (-1 - top == space && cell.children.empty() && !kept.contains(id)) leaves.push_back(id);
+    }
+    return leaves;
+  }
   int new_receipt(ModelReceipt receipt) {
     receipts[next_receipt] = receipt;
     return next_receipt++;

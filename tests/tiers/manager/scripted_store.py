@@ -27,6 +27,7 @@ class ScriptedStore:
         self.cancelled = []
         self.last = 0
         self.event = os.eventfd(0, os.EFD_NONBLOCK)
+        self.can_remove = True
         self.refuses = None  # an exception that every submission raises
 
     def fileno(self):
@@ -51,6 +52,9 @@ class ScriptedStore:
     def submit_store(self, keys, pieces):
         return self._submit("store", keys, pieces.copy())
 
+    def submit_remove(self, keys):
+        return self._submit("remove", keys)
+
     def unlock(self, keys):
         for key in map(bytes, keys):
             if key in self.holds:
@@ -73,6 +77,11 @@ class ScriptedStore:
             if kind == "store":
                 if index not in fails:
                     self.entries[key] = bytes(memory_at(*pieces[index]))
+                    ok[index] = True
+                continue
+            if kind == "remove":
+                if index not in fails:
+                    self.entries.pop(key, None)
                     ok[index] = True
                 continue
             is_there = key in self.entries and index not in fails

@@ -119,6 +119,10 @@ class RequestMachine(RuleBasedStateMachine):
         elif request.has_ended:
             request.release()
 
+    @rule(tokens=PROMPTS, namespace=NAMESPACES, begin=st.integers(0, 5))
+    def remove(self, tokens, namespace, begin):
+        self.side.remove(tokens, namespace, None, begin)
+
     @rule(count=st.integers(1, 8))
     def evict(self, count):
         for lane in range(self.host.num_lanes):
