@@ -194,6 +194,7 @@ _STORES = (
         _of_stores("num_store_failures"),
         "store",
     ),
+    Family("pagecore_store_removed", "counter", "Keys that were deleted.", _of_stores("num_removed"), "store"),
     Family("pagecore_store_loaded_bytes", "counter", "Bytes that were loaded.", _of_stores("bytes_loaded"), "store"),
     Family("pagecore_store_stored_bytes", "counter", "Bytes that were stored.", _of_stores("bytes_stored"), "store"),
     Family("pagecore_store_pending", "gauge", "Batches that have not ended.", _of_stores("num_pending"), "store"),

@@ -165,7 +165,7 @@ def test_counters_of_tiers_are_those_of_their_statistics(tmp_path):
         assert values["pagecore_store_stored_bytes_total", ("store", name)] == stored.bytes_stored > 0
         assert values["pagecore_store_lookups_total", ("store", name)] == stored.num_lookups > 0
         assert values["pagecore_store_load_failures_total", ("store", name)] == 0
-        assert sum(key[0].startswith("pagecore_store_") for key in values) == 9
+        assert sum(key[0].startswith("pagecore_store_") for key in values) == 10
 
 
 def test_hits_of_tiers_are_counted_by_medium():
