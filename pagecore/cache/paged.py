@@ -17,7 +17,7 @@ from pagecore.cache.cross.build import cross_namespace, cross_request
 from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import check_length
-from pagecore.cache.prefix.retention import Spans, checked_rank, retention_options, reusable
+from pagecore.cache.prefix.retention import Priority, Spans, checked_rank, retention_options, reusable
 from pagecore.cache.saver import SaverMethods
 from pagecore.cache.step.methods import StepMethods
 from pagecore.cache.swap.methods import SwapMethods
@@ -207,7 +207,7 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
         namespace: Hashable = None,
         spans: Spans | None = None,
         max_tokens: int | None = None,
-        priority: float | None = None,
+        priority: Priority | None = None,
         time_to_live: float | None = None,
         rank: float | None = None,
         cross_tokens: SupportsIndex | None = None,
@@ -233,9 +233,12 @@ class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, Cache
             Positions [start, end) of an image or audio, whose content a digest identifies in addition to the token ids.
         max_tokens : int, optional
             Maximum number of tokens to reuse.
-        priority, time_to_live : float, optional
-            For the policy "priority": 0 to 100 (35 by default) for the blocks of the sequence, and the seconds after
-            which they fall back to 35.
+        priority : float or list of (int, int or None, float), optional
+            For the policy "priority": 0 to 100 (35 by default) for the blocks of the sequence; or for ranges of its
+            tokens [start, end), in order, where None is the end of the sequence, generated tokens included. A block
+            belongs to the range of its first token. A fourth number is the time to live of a range.
+        time_to_live : float, optional
+            Seconds after which priorities fall back to 35.
         rank : float, optional
             For the policy "rank": blocks with the lowest rank are evicted first.
         cross_tokens : int, optional

@@ -12,7 +12,17 @@ from pagecore.index._radix_native cimport (
     NativeReceipt,
     Offers,
 )
-from pagecore.index._radix_query cimport Insertion, Int32Pointer, Mark, Offer, Prefix, Query, RetentionHint, States
+from pagecore.index._radix_query cimport (
+    HintRanges,
+    Insertion,
+    Int32Pointer,
+    Mark,
+    Offer,
+    Prefix,
+    Query,
+    RetentionHint,
+    States,
+)
 from pagecore.index._radix_values cimport Evicted, Inserted, Match
 
 
@@ -135,9 +145,9 @@ cdef class RadixCore:
     ) noexcept
     cdef bint try_insert_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, States states,
-        const RetentionHint& hint, double time
+        const RetentionHint& hint, HintRanges ranges, double time
     ) noexcept
     cdef void _offer_raw(
         self, const Query& query, const vector[Int32Pointer]& lanes, States states, const RetentionHint& hint,
-        double time
+        HintRanges ranges, double time
     ) noexcept

@@ -31,6 +31,7 @@ from pagecore.index._radix_native cimport (
 )
 from pagecore.index._radix_options cimport read_options
 from pagecore.index._radix_query cimport (
+    HintRanges,
     Insertion,
     Int32Pointer,
     Mark,
@@ -666,23 +667,25 @@ cdef class RadixCore:
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes
     ) noexcept:
         cdef RetentionHint no_hint
+        cdef HintRanges no_ranges
         cdef States no_states
-        self._offer_raw(query, lanes, no_states, no_hint, -INFINITY)
+        self._offer_raw(query, lanes, no_states, no_hint, no_ranges, -INFINITY)
         return deref(self.native).try_extend(self.offer, receipt.native, self.inserted)
 
     cdef bint try_insert_raw(
         self, Receipt receipt, const Query& query, const vector[Int32Pointer]& lanes, States states,
-        const RetentionHint& hint, double time
+        const RetentionHint& hint, HintRanges ranges, double time
     ) noexcept:
-        self._offer_raw(query, lanes, states, hint, time)
+        self._offer_raw(query, lanes, states, hint, ranges, time)
         return deref(self.native).try_insert(self.offer, receipt.native, self.inserted)
 
     cdef void _offer_raw(
         self, const Query& query, const vector[Int32Pointer]& lanes, States states, const RetentionHint& hint,
-        double time
+        HintRanges ranges, double time
     ) noexcept:
         self.offer.query = query
         self.offer.lanes = lanes  # the number of lanes never changes: allocates nothing
         self.offer.states = states
         self.offer.hint = hint
+        self.offer.ranges = ranges
         self.offer.time = time

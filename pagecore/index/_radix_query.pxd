@@ -36,6 +36,12 @@ cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" n
         double expiry
         double rank
 
+    cdef cppclass HintRange:
+        int64_t end
+        RetentionHint hint
+
+    ctypedef span[HintRange] HintRanges "std::span<const pagecore::radix::HintRange>"
+
 
 cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
     cdef cppclass State:
@@ -49,6 +55,7 @@ cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" n
         vector[Int32Pointer] lanes
         States states
         RetentionHint hint
+        HintRanges ranges
         double time
 
 

@@ -84,6 +84,7 @@ cdef class Insertion:
         offer.query = self.prefix.query()
         offer.states = States(self.states.data(), self.states.size())
         offer.hint = self.hint
+        offer.ranges = HintRanges()
         offer.time = self.time
         offer.lanes.clear()
         for lane in self.lanes:

@@ -1,7 +1,7 @@
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Mark, RetentionHint
+from pagecore.index._radix_query cimport HintRange, HintRanges, Mark, RetentionHint
 from pagecore.index._radix_tree cimport RadixTree, Receipt
 
 
@@ -15,6 +15,8 @@ cdef class PrefixHold:
     cdef double priority        # NaN for none
     cdef double time_to_live    # infinite for none
     cdef double rank            # NaN for none
+    cdef vector[HintRange] ranges           # priorities by block, in place of `priority`; empty for none
+    cdef vector[double] ranges_to_live      # seconds of each range, infinite for none
     # Number of its namespace in the tree; valid while the receipt is not empty, or within one call.
     cdef int32_t namespace_number
     # Leading blocks of the sequence that the tree has and the receipt covers; INT32_MAX: never publish it.
@@ -38,6 +40,9 @@ cdef class PrefixHold:
     cdef bint has_component_ahead(self, int32_t component) noexcept
     # Index of the block inside which the sequence was truncated.
     cdef int32_t truncated_block(self) noexcept
+    cdef int read_ranges(self, tuple given, int64_t block_size) except -1
     # An empty hold with the same options.
     cdef PrefixHold blank_copy(self)
     cdef RetentionHint hint(self, double now) noexcept
+    # The ranges, whose priorities expire later than `now`; valid until the next call.
+    cdef HintRanges hint_ranges(self, double now) noexcept

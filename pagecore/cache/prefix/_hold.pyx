@@ -1,10 +1,10 @@
 """The prefix cache's record of one sequence: its receipt, its published blocks and its retention options."""
 
 from libc.math cimport INFINITY, NAN
-from libc.stdint cimport int32_t
+from libc.stdint cimport INT64_MAX, int32_t, int64_t
 
 from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport RetentionHint, read_marks
+from pagecore.index._radix_query cimport HintRange, HintRanges, RetentionHint, read_marks
 from pagecore.index._radix_tree cimport RadixTree
 
 
@@ -35,10 +35,24 @@ cdef class PrefixHold:
             read_marks(options.spans, tree.block_size, max_blocks, self.marks)
         if options.priority is not None:
             self.priority = options.priority
+        if options.priority_ranges is not None:
+            self.read_ranges(options.priority_ranges, tree.block_size)
         if options.time_to_live is not None:
             self.time_to_live = options.time_to_live
         if options.rank is not None:
             self.rank = options.rank
+
+    cdef int read_ranges(self, tuple given, int64_t block_size) except -1:
+        """Read ``(end, priority, seconds)`` of each range; a block belongs to that of its first token."""
+        cdef HintRange one
+        for end, priority, seconds in given:
+            one.end = INT64_MAX if end is None else (<int64_t>end + block_size - 1) // block_size
+            one.hint.priority = NAN if priority is None else <double>priority
+            one.hint.expiry = INFINITY
+            one.hint.rank = NAN
+            self.ranges.push_back(one)
+            self.ranges_to_live.push_back(INFINITY if seconds is None else <double>seconds)
+        return 0
 
     cdef bint has_ahead(self) noexcept:
         return self.ahead is not None and self.ahead.native.node >= 0
@@ -64,6 +78,8 @@ cdef class PrefixHold:
         other.priority = self.priority
         other.time_to_live = self.time_to_live
         other.rank = self.rank
+        other.ranges.assign(self.ranges.begin(), self.ranges.end())
+        other.ranges_to_live.assign(self.ranges_to_live.begin(), self.ranges_to_live.end())
         other.namespace_number = self.namespace_number
         return other
 
@@ -73,3 +89,9 @@ cdef class PrefixHold:
         hint.expiry = INFINITY if self.time_to_live == INFINITY else now + self.time_to_live
         hint.rank = self.rank
         return hint
+
+    cdef HintRanges hint_ranges(self, double now) noexcept:
+        cdef size_t i
+        for i in range(self.ranges.size()):
+            self.ranges[i].hint.expiry = now + self.ranges_to_live[i]
+        return HintRanges(self.ranges.data(), self.ranges.size())

@@ -65,7 +65,9 @@ cdef bint try_publish(PrefixCache prefix, Sequence sequence, int32_t num_blocks,
         state.id = prefix.states.checkpoint_raw(sequence.row)
         states = States(&state, 1)
     if hold.offers_whole or checkpoint > 0:
-        if not prefix.tree.try_insert_raw(hold.receipt, query, prefix.lanes, states, hold.hint(prefix.now), prefix.now):
+        if not prefix.tree.try_insert_raw(
+            hold.receipt, query, prefix.lanes, states, hold.hint(prefix.now), hold.hint_ranges(prefix.now), prefix.now
+        ):
             return False
     elif not prefix.tree.try_extend_raw(hold.receipt, query, prefix.lanes):
         return False

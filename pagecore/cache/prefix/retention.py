@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index._radix_query import validate_namespace, validate_spans
@@ -12,7 +13,13 @@ from pagecore.storage.checks import as_float, require_int, shown
 
 __all__ = ["RetentionOptions", "as_finite", "checked_rank", "retention_options", "reusable", "validate_namespace"]
 
+# Tokens of a row are counted in 32 bits.
+MAX_TOKENS = 2**31 - 1
+
 Spans = Iterable[tuple[int, int, bytes | int]]
+Priority = float | Sequence[tuple[Any, ...]]
+# End of a range of tokens, its priority, and the seconds that it lasts; None for no end, priority or limit.
+Range = tuple[int | None, float | None, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,7 @@ class RetentionOptions:
     namespace: Hashable = None
     spans: tuple[tuple[int, int, bytes | int], ...] | None = None
     priority: float | None = None
+    priority_ranges: tuple[Range, ...] | None = None
     time_to_live: float | None = None
     rank: float | None = None
 
@@ -30,7 +38,7 @@ def retention_options(
     policy: str,
     namespace: Hashable,
     spans: Spans | None,
-    priority: float | None = None,
+    priority: Priority | None = None,
     time_to_live: float | None = None,
     rank: float | None = None,
 ) -> RetentionOptions:
@@ -41,13 +49,55 @@ def retention_options(
         )
     if time_to_live is not None and priority is None:
         raise UnsupportedOption(f"time_to_live {shown(time_to_live)} needs a priority; give both")
-    if priority is not None and not 0 <= (priority := as_finite("priority", priority)) <= 100:
-        raise ShapeError(f"priority is {priority}; use 0 to 100")
-    if time_to_live is not None and (time_to_live := as_finite("time_to_live", time_to_live)) < 0:
-        raise ShapeError(f"time_to_live is {time_to_live}; use 0 seconds or more, or leave it out for no limit")
+    seconds = _checked_seconds(time_to_live)
+    ranges = None
+    own: float | None = None
+    if isinstance(priority, list | tuple):
+        ranges = _checked_ranges(priority, seconds)
+    elif priority is not None:
+        own = _checked_priority(priority)
     validate_namespace(namespace)
     frozen = None if spans is None else validate_spans(spans)
-    return RetentionOptions(namespace, frozen, priority, time_to_live, checked_rank(policy, rank))
+    return RetentionOptions(namespace, frozen, own, ranges, seconds, checked_rank(policy, rank))
+
+
+def _checked_priority(priority: Any) -> float:
+    number = as_finite("priority", priority)
+    if not 0 <= number <= 100:
+        raise ShapeError(f"priority is {number}; use 0 to 100")
+    return number
+
+
+def _checked_seconds(time_to_live: Any) -> float | None:
+    if time_to_live is None:
+        return None
+    seconds = as_finite("time_to_live", time_to_live)
+    if seconds < 0:
+        raise ShapeError(f"time_to_live is {seconds}; use 0 seconds or more, or leave it out for no limit")
+    return seconds
+
+
+def _checked_ranges(given: Sequence[Any], seconds: float | None) -> tuple[Range, ...]:
+    """Return the ranges of priorities without gaps: tokens between them have none."""
+    ranges: list[Range] = []
+    last = 0
+    for each in given:
+        if not (isinstance(each, tuple | list) and len(each) in (3, 4)):
+            raise ShapeError(f"a range of priorities is {shown(each)}; give (start, end, priority[, seconds])")
+        start = require_int("start of a priority", each[0], min=0, max=MAX_TOKENS)
+        end = None if each[1] is None else require_int("end of a priority", each[1], min=start, max=MAX_TOKENS)
+        if ranges and (ranges[-1][0] is None or start < last):
+            raise ShapeError(
+                f"priorities overlap at token {start}; give each range from the end of the one before"
+            )
+        if start > last:
+            ranges.append((start, None, None))
+        limit = seconds if len(each) == 3 else _checked_seconds(each[3])
+        ranges.append((end, _checked_priority(each[2]), limit))
+        last = start if end is None else end
+    if ranges and ranges[-1][0] is not None:
+        ranges.append((None, None, None))
+    return tuple(ranges)
 
 
 def as_finite(name: str, value: float) -> float:

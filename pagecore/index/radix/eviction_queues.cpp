@@ -79,6 +79,18 @@ void EvictionQueues::use(NodeId node, const RetentionHint& hint) {
   }
 }
 
+void EvictionQueues::value(NodeId node, const RetentionHint& hint, bool is_new) {
+  for (int32_t c = 0; c < nodes_.components().count(); ++c) {
+    EvictionState& eviction = nodes_.part(node, c).eviction;
+    if (is_new) {
+      hint.initialise(eviction);
+    } else {
+      hint.apply(eviction, now_);
+    }
+    refresh(node, c);
+  }
+}
+
 void EvictionQueues::inherit(NodeId node, NodeId from) {
   for (int32_t c = 0; c < nodes_.components().count(); ++c) {
     EvictionState& eviction = nodes_.part(node, c).eviction;

@@ -69,6 +69,8 @@ class EvictionQueues {
   void start(NodeId node, int32_t component, const RetentionHint& hint);
   // A use of every component by an insertion; refreshes.
   void use(NodeId node, const RetentionHint& hint);
+  // Gives a node a value, without using it; a new one takes it even if it is lower. Refreshes.
+  void value(NodeId node, const RetentionHint& hint, bool is_new);
   // Copies priority and rank of every component; refreshes.
   void inherit(NodeId node, NodeId from);
 

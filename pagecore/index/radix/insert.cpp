@@ -3,6 +3,7 @@
 //   fallible      walk the path, check the offer, claim ids, reserve memory      undone if a later step throws
 //   infallible    add a leaf for the rest, mark the path as used, fill windows, add states, move the receipt
 #include <algorithm>
+#include <iterator>
 
 #include "pagecore/index/radix/tree.hpp"
 
@@ -17,7 +18,7 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radi
   survey(offer, top, out);
   radix::NodeStorage storage;
   try {
-    reserve(3 + static_cast<int64_t>(offer.states.size()) + components_.num_cuts());
+    reserve(3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts());
     const int64_t fresh = out.blocks - out.old_blocks;
     if (fresh > 0) storage = nodes_.make_storage(offer.query, out.old_blocks, fresh, spare);
   } catch (...) {
@@ -33,6 +34,7 @@ void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radi
   for (const radix::PathStep& step : path_.steps) queues_.use(step.node, offer.hint);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) fill_window(offer, w);
   for (const State& state : offer.states) add_state(end, state, offer.hint);
+  if (!offer.ranges.empty()) value_ranges(offer, out, end);
   if (receipt != nullptr && out.blocks > 0) move_receipt(*receipt, split_path(end, out.blocks));
   for (const NodeId node : {last, end, released}) prune(node);  // lower halves of splits keep their ids
 }
@@ -85,6 +87,19 @@ RadixTree::NodeId RadixTree::add_rest(const Offer& offer, const Inserted& out, N
   }
   if (journal_ != nullptr) note_new(leaf, 0, size);
   return leaf;
+}
+
+// Splits the path of an offer where its values change, and gives each node the value of its blocks.
+void RadixTree::value_ranges(const Offer& offer, const Inserted& out, NodeId end) {
+  for (const radix::HintRange& range : offer.ranges) {
+    if (range.end > 0 && range.end < out.blocks) static_cast<void>(split_path(end, range.end));
+  }
+  auto range = offer.ranges.rbegin();
+  for (NodeId node = end; node >= 0; node = nodes_.at(node).parent) {
+    const int64_t first = nodes_.at(node).depth;
+    while (std::next(range) != offer.ranges.rend() && std::next(range)->end > first) ++range;
+    queues_.value(node, range->hint, first >= out.old_blocks);
+  }
 }
 
 // Replaces the holes of a window on the path by offered ids.

@@ -94,6 +94,12 @@ struct RetentionHint {
   }
 };
 
+// The value of the blocks of a prefix before `end`, from the end of the range before it on.
+struct HintRange {
+  int64_t end = 0;
+  RetentionHint hint;
+};
+
 [[nodiscard]] inline HeapKey eviction_key(Policy policy, const EvictionState& eviction, int32_t depth) {
   switch (policy) {
     case Policy::Lru: return {static_cast<double>(eviction.deadline()), eviction.used, depth};

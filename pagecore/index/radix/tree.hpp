@@ -213,6 +213,7 @@ class RadixTree {
   void cut_path();
   NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::NodeStorage&& storage);
   void fill_window(const Offer& offer, int32_t window);
+  void value_ranges(const Offer& offer, const Inserted& out, NodeId end);
   void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);
   void note_branch(NodeId node);
   void place_state(NodeId node);

@@ -17,7 +17,7 @@ from pagecore.cache.cross.build import cross_namespace
 from pagecore.cache.lifecycle._identity import adopt_checkpoint, content_identity
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
-from pagecore.cache.prefix.retention import Spans
+from pagecore.cache.prefix.retention import Priority, Spans
 from pagecore.cache.step.batch import Batch, own_step
 from pagecore.errors import InvalidSequence, PagecoreError, ShapeError
 from pagecore.storage import StatePool
@@ -44,7 +44,7 @@ def import_sequence(
     namespace: Hashable = None,
     spans: Spans | None = None,
     max_tokens: int | None = None,
-    priority: float | None = None,
+    priority: Priority | None = None,
     time_to_live: float | None = None,
     rank: float | None = None,
     cross_digest: bytes | int | None = None,
@@ -125,7 +125,7 @@ def start_import(
     namespace: Hashable = None,
     spans: Spans | None = None,
     max_tokens: int | None = None,
-    priority: float | None = None,
+    priority: Priority | None = None,
     time_to_live: float | None = None,
     rank: float | None = None,
     cross_digest: bytes | int | None = None,

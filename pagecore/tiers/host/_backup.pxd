@@ -4,7 +4,7 @@ from libcpp.vector cimport vector
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.swap._stored cimport StoredBlocks
-from pagecore.index._radix_query cimport RetentionHint
+from pagecore.index._radix_query cimport HintRange, RetentionHint
 from pagecore.index._radix_tree cimport Receipt
 from pagecore.tiers.host._index cimport HostIndex
 from pagecore.tiers.host._lease cimport EntryLease, PrefixKey
@@ -17,6 +17,7 @@ cdef class Backup:
     cdef PrefixKey key
     cdef readonly object options
     cdef RetentionHint hint
+    cdef vector[HintRange] ranges               # values by block, in place of `hint`; empty for none
     cdef EntryLease lease
     cdef list parts                             # earlier parts of the copy, whose blocks are in `lanes`; None for none
     cdef Path path                              # of the host, pinned

@@ -13,7 +13,7 @@ from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
-from pagecore.index._radix_query cimport Query, RetentionHint
+from pagecore.index._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index._radix_tree cimport NativeMatch
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
@@ -89,6 +89,8 @@ cdef class Backup:
         self.end = published
         if self.host.uses_hints:
             self.hint = hold.hint(prefix.now)
+            hold.hint_ranges(prefix.now)
+            self.ranges.assign(hold.ranges.begin(), hold.ranges.end())
         elif self.host.is_exclusive:
             self.hint.rank = -1  # the device has it: the host gives it up first
         self.options = hold.options
@@ -236,7 +238,7 @@ cdef class Backup:
         try:
             publish(
                 self.host, self.key.key, self.key.query(self.end), self.lanes, self.end, self.state_blocks,
-                self.state_slot, self.hint, self.state.prefix.now,
+                self.state_slot, self.hint, HintRanges(self.ranges.data(), self.ranges.size()), self.state.prefix.now,
             )
         finally:
             self.release()

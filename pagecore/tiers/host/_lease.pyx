@@ -8,7 +8,7 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint, read_marks
+from pagecore.index._radix_query cimport HintRanges, Int32s, Marks, Query, RetentionHint, read_marks
 from pagecore.index._radix_tree cimport NativeMatch
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._path cimport Path, publish
@@ -167,6 +167,7 @@ def adopt(CacheState state not None, HostIndex index not None, EntryLease lease 
     cdef vector[vector[int32_t]] lanes
     cdef const int32_t[::1] indices, blocks
     cdef RetentionHint no_hint
+    cdef HintRanges no_ranges
     cdef int64_t state_blocks = 0
     cdef int32_t slot = 0, lane, group
     cdef Py_ssize_t i
@@ -194,7 +195,7 @@ def adopt(CacheState state not None, HostIndex index not None, EntryLease lease 
     try:
         num_blocks = publish(
             index, prefix.key, prefix.query(prefix.num_blocks), lanes, prefix.num_blocks, state_blocks, slot, no_hint,
-            index.prefix.now,
+            no_ranges, index.prefix.now,
         )
     finally:
         lease.give_up()

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Query, RetentionHint
+from pagecore.index._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index._radix_tree cimport RadixTree, Receipt
 from pagecore.tiers.host._index cimport HostIndex
 
@@ -24,5 +24,5 @@ cdef class Path:
 # are filled in. A state of `state_blocks` blocks is offered if that is above 0.
 cdef int64_t publish(
     HostIndex host, object key, Query query, vector[vector[int32_t]]& lanes, int64_t num_blocks, int64_t state_blocks,
-    int32_t state_slot, const RetentionHint& hint, double now
+    int32_t state_slot, const RetentionHint& hint, HintRanges ranges, double now
 ) except -1

@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport Int32Pointer, Int32s, Query, RetentionHint, State, States
+from pagecore.index._radix_query cimport HintRanges, Int32Pointer, Int32s, Query, RetentionHint, State, States
 from pagecore.index._radix_tree cimport NativeMatch, RadixTree
 from pagecore.tiers.host._index cimport HostIndex, space_of
 
@@ -47,14 +47,14 @@ cdef class Path:
 
 cdef int64_t publish(
     HostIndex host, object key, Query query, vector[vector[int32_t]]& lanes, int64_t num_blocks, int64_t state_blocks,
-    int32_t state_slot, const RetentionHint& hint, double now
+    int32_t state_slot, const RetentionHint& hint, HintRanges ranges, double now
 ) except -1:
     cdef Path path = Path()
     path.pin(host.tree, key, query, num_blocks)
     try:
         num_blocks = merge(host, path, lanes, num_blocks)
         if num_blocks > 0:
-            offer(host, path, key, query, lanes, num_blocks, state_blocks, state_slot, hint, now)
+            offer(host, path, key, query, lanes, num_blocks, state_blocks, state_slot, hint, ranges, now)
     finally:
         path.release()
     return num_blocks
@@ -78,7 +78,7 @@ cdef int64_t merge(HostIndex host, Path path, vector[vector[int32_t]]& lanes, in
 
 cdef int offer(
     HostIndex host, Path path, object key, Query query, vector[vector[int32_t]]& lanes, int64_t num_blocks,
-    int64_t state_blocks, int32_t state_slot, const RetentionHint& hint, double now
+    int64_t state_blocks, int32_t state_slot, const RetentionHint& hint, HintRanges ranges, double now
 ) except -1:
     cdef RadixTree tree = host.tree
     cdef vector[Int32Pointer] pointers
@@ -94,7 +94,7 @@ cdef int offer(
         states = States(&state, 1)
     query.tokens = Int32s(query.tokens.data(), <size_t>(num_blocks * host.block_size))
     query.space = tree._space(key)
-    is_inserted = tree.try_insert_raw(path.receipt, query, pointers, states, hint, now)
+    is_inserted = tree.try_insert_raw(path.receipt, query, pointers, states, hint, ranges, now)
     if query.space > 0:
         tree.drop_space_raw(query.space)
     if not is_inserted:

@@ -8,7 +8,7 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states, subtract_evictable
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint, State, States
+from pagecore.index._radix_query cimport HintRanges, Int32Pointer, Query, RetentionHint, State, States
 from pagecore.index._radix_tree cimport NativeMatch, Receipt
 from pagecore.index._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
@@ -213,6 +213,7 @@ cdef class Promotion:
         cdef vector[Int32Pointer] pointers
         cdef Query query = self.key.query(num_blocks)
         cdef RetentionHint no_hint
+        cdef HintRanges no_ranges
         cdef States states
         cdef State state
         cdef int32_t lane, group
@@ -234,7 +235,7 @@ cdef class Promotion:
             states = States(&state, 1)
         query.space = self.prefix.tree._space(self.key.key)
         is_inserted = self.prefix.tree.try_insert_raw(
-            self.device.receipt, query, pointers, states, no_hint, self.prefix.now
+            self.device.receipt, query, pointers, states, no_hint, no_ranges, self.prefix.now
         )
         if query.space > 0:
             self.prefix.tree.drop_space_raw(query.space)
