@@ -118,7 +118,7 @@ void RadixTree::prepare_all(std::span<const Offer> offers, Batch& batch) {
   check_batch(offers, batch.answers);
   int64_t nodes = 0;
   for (const Offer& offer : offers) {
-    nodes += 3 + static_cast<int64_t>(offer.states.size()) + components_.num_cuts();
+    nodes += 3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts();
   }
   reserve(nodes);
   nodes_.reserve(nodes, offers.size());

@@ -33,9 +33,9 @@ struct Offer {
   std::vector<const int32_t*> lanes;  // one id for each whole block of the query
   std::span<const State> states;      // ascending
   RetentionHint hint;
-  // Values by block, in place of `hint`; the ends ascend, and the last one is not before the end of the offer.
-  std::span<const HintRange> ranges;
   double time = -kNever;  // on the caller's clock
+  // Values by block, in place of `hint`; the ends ascend, and the last one is not before the end of the offer.
+  std::span<const HintRange> ranges = {};
 };
 
 // Result of an insertion. Lists are by lane, states last.

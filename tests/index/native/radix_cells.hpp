@@ -57,6 +57,7 @@ struct ModelOffer {
   std::vector<std::pair<int64_t, int32_t>> states;
   radix::RetentionHint hint;
   double time = -radix::kNever;
+  std::vector<radix::HintRange> ranges;
 };
 
 struct ModelMatch {

@@ -46,6 +46,7 @@ class ModelTree : public ModelCells {
     const int end = add_cells(offer, known, 0);
     const int below = offer.states.empty() ? end : node_end(end);
     for (size_t i = 0; i < offer.states.size(); ++i) give_state(offer, i, end, below);
+    if (end >= 0) value_ranges(offer, path(end), known.size());
     if (receipt >= 0 && !offer.prefix.empty()) {
       cells.at(end).ends_node = true;
       move(receipts.at(receipt), end);
@@ -347,6 +348,21 @@ class ModelTree : public ModelCells {
     for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, eviction);
     if (has_states && !known.empty() && cells.at(known.back()).children.size() > 1) note_branch(known.back());
     return end;
+  }
+  void value_ranges(const ModelOffer& offer, const std::vector<int>& cells_of, size_t num_known) {
+    size_t range = 0;
+    for (size_t i = 0; i < cells_of.size() && !offer.ranges.empty(); ++i) {
+      while (offer.ranges[range].end <= static_cast<int64_t>(i)) ++range;
+      const radix::RetentionHint& hint = offer.ranges[range].hint;
+      for (ModelEvictionState& eviction : cells.at(cells_of[i]).eviction) {
+        if (i < num_known) apply(hint, eviction);
+        if (i >= num_known && hint.priority == hint.priority) {
+          eviction.priority = hint.priority;
+          eviction.expiry = hint.expiry;
+        }
+      }
+      if (offer.ranges[range].end == static_cast<int64_t>(i) + 1) cells.at(cells_of[i]).ends_node = true;
+    }
   }
   // Marks the last state of the path to a cell.
   void note_branch(int cell) {

@@ -38,7 +38,7 @@ struct Offered {
   std::vector<RadixTree::State> states;
 
   RadixTree::Offer offer(radix::NamespaceId space) const {
-    RadixTree::Offer offer{key.query(space), {}, states, model.hint, model.time};
+    RadixTree::Offer offer{key.query(space), {}, states, model.hint, model.time, model.ranges};
     for (const Exact<int32_t>& lane : lanes) offer.lanes.push_back(lane.data());
     return offer;
   }
@@ -103,6 +103,7 @@ class Offers {
     if (model_.has_states || random_.one_in(40)) add_states(made, is_honest);
     model.hint = some_hint();
     if (random_.one_in(2)) model.time = time_;
+    if (model_.policy == radix::Policy::Priority && random_.one_in(2)) add_ranges(model);
     return made;
   }
 
@@ -160,6 +161,14 @@ class Offers {
       if (!is_honest && random_.one_in(12)) id = held.empty() ? -1 : random_.pick(held);
       made.model.states.emplace_back(end, id);
       made.states.push_back({end, id});
+    }
+  }
+  void add_ranges(ModelOffer& offer) {
+    offer.hint = {};
+    for (int64_t end = 0; end < std::ssize(offer.prefix);) {
+      end += random_.between(0, 4);
+      offer.ranges.push_back({random_.one_in(5) ? end + std::ssize(offer.prefix) : end, some_hint()});
+      end = offer.ranges.back().end;
     }
   }
   radix::RetentionHint some_hint() {
