@@ -11,7 +11,15 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index._radix_query import validate_namespace, validate_spans
 from pagecore.storage.checks import as_float, require_int, shown
 
-__all__ = ["RetentionOptions", "as_finite", "checked_rank", "retention_options", "reusable", "validate_namespace"]
+__all__ = [
+    "RetentionOptions",
+    "as_finite",
+    "checked_rank",
+    "retention_options",
+    "reusable",
+    "validate_namespace",
+    "validate_spans",
+]
 
 # Tokens of a row are counted in 32 bits.
 MAX_TOKENS = 2**31 - 1
@@ -87,9 +95,7 @@ def _checked_ranges(given: Sequence[Any], seconds: float | None) -> tuple[Range,
         start = require_int("start of a priority", each[0], min=0, max=MAX_TOKENS)
         end = None if each[1] is None else require_int("end of a priority", each[1], min=start, max=MAX_TOKENS)
         if ranges and (ranges[-1][0] is None or start < last):
-            raise ShapeError(
-                f"priorities overlap at token {start}; give each range from the end of the one before"
-            )
+            raise ShapeError(f"priorities overlap at token {start}; give each range from the end of the one before")
         if start > last:
             ranges.append((start, None, None))
         limit = seconds if len(each) == 3 else _checked_seconds(each[3])

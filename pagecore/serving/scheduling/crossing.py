@@ -1,4 +1,4 @@
-"""Encoder outputs of requests: their checks, and what they mean for prefixes and batches.
+"""Options of requests for the cache: encoder outputs, spans and retention, and what they mean for prefixes.
 
 The keys of a decoder depend on the encoder output that it attends to. Requests share cached prefixes only if their
 digests are equal; without a digest they share none.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
+from pagecore.cache.prefix.retention import retention_options
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage.checks import INT32_MAX
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
     from pagecore.serving.scheduling.request import Request, Run
 
-__all__ = ["add_options", "batch_tokens", "check_cross", "match_options", "prefix_key"]
+__all__ = ["add_options", "batch_tokens", "check_cross", "check_retention", "match_options", "prefix_key"]
 
 
 def check_cross(id: object, max_tokens: int | None, num_tokens: int | None) -> None:
@@ -48,6 +49,12 @@ def check_cross(id: object, max_tokens: int | None, num_tokens: int | None) -> N
         )
 
 
+def check_retention(cache: PagedKVCache, request: Request) -> None:
+    """Raise ShapeError or UnsupportedOption for a retention of a request that the cache does not serve."""
+    if request.cache_priority is not None or request.cache_time_to_live is not None:
+        retention_options(cache.eviction_policy, None, None, request.cache_priority, request.cache_time_to_live)
+
+
 def batch_tokens(cache: PagedKVCache, max_running: int) -> int:
     """Return the encoder tokens for which the batch of a scheduler has room: all that one step can write."""
     most: int | None = getattr(cache, "max_cross_tokens", None)
@@ -59,6 +66,8 @@ def batch_tokens(cache: PagedKVCache, max_running: int) -> int:
 def match_options(request: Request) -> dict[str, Any]:
     """Return the options of `match_length` for the prefix of a request."""
     options: dict[str, Any] = {"namespace": request.namespace}
+    if request.spans is not None:
+        options["spans"] = request.spans
     if request.cross_digest is not None:
         options["cross_digest"] = request.cross_digest
     return options
@@ -69,12 +78,16 @@ def add_options(request: Request) -> dict[str, Any]:
     options = match_options(request)
     if request.cross_tokens is not None:
         options["cross_tokens"] = request.cross_tokens
+    if request.cache_priority is not None:
+        options["priority"] = request.cache_priority
+    if request.cache_time_to_live is not None:
+        options["time_to_live"] = request.cache_time_to_live
     return options
 
 
 def prefix_key(run: Run) -> Hashable:
     """Return a key that is equal for two runs only if one can reuse the computed prefix of the other."""
     request = run.request
-    if request.cross_tokens is None:
-        return request.namespace
-    return run if request.cross_digest is None else (request.namespace, request.cross_digest)
+    if request.cross_tokens is not None:
+        return run if request.cross_digest is None else (request.namespace, request.spans, request.cross_digest)
+    return request.namespace if request.spans is None else (request.namespace, request.spans)

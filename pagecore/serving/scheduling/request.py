@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pagecore.cache.prefix.retention import validate_namespace
+from pagecore.cache.prefix.retention import Priority, Spans, validate_namespace, validate_spans
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import INT32_MAX, flag, shown
 
@@ -64,6 +64,12 @@ class Request:
         If True, `stop_token_ids` end nothing, and an admission reserves all `max_new_tokens` (see `Scheduler`).
     priority : int
         Requests with a larger number go first under the policy "priority"; the other policies ignore it.
+    spans : iterable of (int, int, bytes or int), optional
+        Positions [start, end) of images or audio in the prompt, with digests of their content, as for
+        `PagedKVCache.add_sequence`; kept as a tuple.
+    cache_priority, cache_time_to_live : optional
+        `priority` and `time_to_live` of `PagedKVCache.add_sequence`, for a cache with the policy "priority": how long
+        the blocks of the request stay cached.
     cross_tokens : int, optional
         Number of encoder tokens, for a cache with cross attention. The first step of each run writes them:
         ``step.batch.cross`` has their number for each row, and a run that is recomputed writes them again.
@@ -75,7 +81,7 @@ class Request:
     ShapeError
         `prompt` is empty, `prompt` or `stop_token_ids` is not 1-D or has ids that int32 cannot hold, `max_new_tokens`
         is negative, `min_new_tokens` is negative or larger than `max_new_tokens`, `samples` or `cross_tokens` is below
-        1, or `priority` is not an integer of int32.
+        1, or `priority` is not an integer of int32; spans that cannot be listed or are out of range.
     UnsupportedDtype
         `prompt` or `stop_token_ids` is not of integers, `namespace` cannot be compared, or `cross_digest` is neither
         bytes nor an int.
@@ -93,6 +99,9 @@ class Request:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     priority: int = 0
+    spans: Spans | None = None
+    cache_priority: Priority | None = None
+    cache_time_to_live: float | None = None
     cross_tokens: int | None = None
     cross_digest: bytes | int | None = None
 
@@ -117,6 +126,8 @@ class Request:
                 "tokens, or lower the minimum"
             )
         validate_namespace(self.namespace)
+        if self.spans is not None:
+            object.__setattr__(self, "spans", validate_spans(self.spans))
         _check_digest(self.cross_digest, self.cross_tokens)
 
     @property

@@ -23,7 +23,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
-from pagecore.serving.scheduling.crossing import batch_tokens, check_cross
+from pagecore.serving.scheduling.crossing import batch_tokens, check_cross, check_retention
 from pagecore.serving.scheduling.limits import choose_limits
 from pagecore.serving.scheduling.outputs import find_ended, find_unknown, list_outputs, sort_outputs
 from pagecore.serving.scheduling.protocol import read_flags, require_room, require_step
@@ -202,13 +202,16 @@ class Scheduler(SchedulerView):
             is queued.
         UnsupportedOption
             `request` is not a Request, has encoder tokens for a cache without cross attention, or has none for a cache
-            with it.
+            with it; a `cache_priority` for a cache with another policy than "priority".
+        ShapeError
+            A `cache_priority` or `cache_time_to_live` out of range.
         """
         roster = self._settled()
         if not isinstance(request, Request):
             raise UnsupportedOption(f"expected a Request, got {shown(request)}")
         self.check_request(request.id, len(request.prompt), request.max_new_tokens, request.samples)
         check_cross(request.id, getattr(self.cache, "max_cross_tokens", None), request.cross_tokens)
+        check_retention(self.cache, request)
         samples = request.samples if request.max_new_tokens else 1
         run = Run(request, samples=samples, owner=self, arrival=self._num_added)
         run.waits_since = roster.num_steps
