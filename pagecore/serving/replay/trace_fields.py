@@ -48,7 +48,7 @@ def request_of_fields(place: TracePlace, fields: Any, number: int, units: TraceU
     milliseconds = _milliseconds(place, _field(place, fields, "timestamp"), units)
     lengths = [_field(place, fields, name) for name in ("input_length", "output_length")]
     input_length, output_length = checked_lengths(place, *lengths)
-    hash_ids = _hash_ids(place, fields, input_length, units)
+    hash_ids = _hash_ids(place, fields, input_length, output_length, units)
     return TraceRequest(number, place.number, milliseconds, input_length, output_length, hash_ids, units.hash_block)
 
 
@@ -127,15 +127,20 @@ def _integer(place: TracePlace, name: str, value: Any, least: int) -> int:
     return int(value)
 
 
-def _hash_ids(place: TracePlace, fields: Mapping[str, Any], input_length: int, units: TraceUnits) -> tuple[int, ...]:
-    """Return the ids of the input: exactly one for each `hash_block` tokens, or else `hash_block` is wrong."""
+def _hash_ids(
+    place: TracePlace, fields: Mapping[str, Any], input_length: int, output_length: int, units: TraceUnits
+) -> tuple[int, ...]:
+    """Return the ids of the input, one for each `hash_block` tokens; those of the answer may follow, and are left out.
+
+    With fewer ids or more, `hash_block` is wrong.
+    """
     ids = _field(place, fields, "hash_ids")
     ids = ids.tolist() if isinstance(ids, np.ndarray) else ids
     if not isinstance(ids, list | tuple):
         raise place.refusal(f"hash_ids is {shown(ids)}; expected a list of integers")
     size, largest = units.hash_block, units.max_hash_id
-    needed = -(-input_length // size)
-    if len(ids) != needed:
+    needed, most = -(-input_length // size), -(-(input_length + output_length) // size)
+    if not needed <= len(ids) <= most:
         raise place.refusal(
             f"hash_ids has {len(ids)} ids; an input of {input_length} tokens has {needed}, one for each {size} tokens; "
             "pass hash_block if an id names another number of tokens"
@@ -146,4 +151,4 @@ def _hash_ids(place: TracePlace, fields: Mapping[str, Any], input_length: int, u
                 f"hash_ids contains {shown(value)}; expected integers between 0 and {largest}; renumber "
                 "the ids of a trace that has larger ones"
             )
-    return tuple(map(int, ids))
+    return tuple(map(int, ids[:needed]))

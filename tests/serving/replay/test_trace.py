@@ -161,6 +161,15 @@ def test_the_largest_hash_id_depends_on_its_tokens(trace):
         next(requests)
 
 
+def test_ids_of_the_answer_are_left_out(trace):
+    write(trace, {**GOOD, "input_length": 512, "output_length": 513, "hash_ids": [1, 2, 3]})
+    (request,) = read_trace(trace)
+    assert request.hash_ids == (1,)
+    write(trace, {**GOOD, "input_length": 512, "output_length": 512, "hash_ids": [1, 2, 3]})
+    with pytest.raises(TraceError, match="hash_ids has 3 ids; an input of 512 tokens has 1"):
+        list(read_trace(trace))
+
+
 @pytest.mark.parametrize("wrong", [8, 12, 15, 17, 24, 32, 64, 512])
 def test_a_wrong_hash_block_is_refused_at_the_first_length_that_does_not_fit(trace, wrong):
     lines = [{**GOOD, "input_length": n, "hash_ids": [*range(-(-n // 16))]} for n in (7, 40, 1000)]
