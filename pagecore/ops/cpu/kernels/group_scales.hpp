@@ -81,26 +81,58 @@ PC_FORCE_INLINE void load_four_scales(const StoredTile& tile, int64_t at, int64_
   for (int i = 0; i < kTileDwords; ++i) rows[i] = (Vec) * reinterpret_cast<const BitVec*>(dwords + i * kLanes);
 }
 
-// Writes the scales of a tile as float32, [groups, 64]; `groups` is even.
+// Eight bytes of the scales of 16 tokens, `at` bytes into their rows, as two vectors of four each.
+PC_FORCE_INLINE void load_eight_scales(const StoredTile& tile, int64_t at, Vec (&low)[kTileDwords],
+                                       Vec (&high)[kTileDwords]) {
+  alignas(64) char copies[8 * kTileTokens];
+  const bool runs = are_runs(tile.scale_addresses(), 8);
+  if (!runs) {
+    for (int t = 0; t < kTileTokens; ++t) __builtin_memcpy(copies + 8 * t, tile.scales[t] + at, 8);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kTileDwords; ++i) {
+    const char* const from = runs ? tile.scales[i * kLanes] + at : copies + 8 * i * kLanes;
+    const auto* const pairs = reinterpret_cast<const float*>(from);
+    const Vec a = load(pairs), b = load(pairs + kLanes);
+    low[i] = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    high[i] = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  }
+}
+
+// Writes the scales of up to four groups, bytes of `rows`, as float32 [count, 64].
 template <typename BytesOf>
-PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
+PC_FORCE_INLINE void expand_four(const Vec (&rows)[kTileDwords], int64_t count, float* numbers, BytesOf&& bytes_of) {
   // Of the bytes {low, high} of dwords: 0, 0, byte g of low, byte g of high.
   constexpr __mmask64 kHighWords = 0xcccccccccccccccc;
   const BitVec dword_starts = {0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60};
   const BitVec first = dword_starts << 16 | (dword_starts + 64) << 24;
-  for (int64_t g = 0; g < groups; g += 4, numbers += 4 * kTileTokens) {
-    const int64_t count = groups - g < 4 ? groups - g : 4;
-    Vec rows[kTileDwords];
-    load_four_scales(tile, g, count, rows);
 #pragma GCC unroll 4
-    for (int t = 0; t < kTileDwords; ++t) {
-      const BytePair bytes = bytes_of((Bytes)rows[t]);
-      for (int i = 0; i < count; ++i) {
-        const auto index = (__m512i)(first + static_cast<uint32_t>(i) * 0x01010000);
-        store(numbers + i * kTileTokens + t * kLanes,
-              (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
-      }
+  for (int t = 0; t < kTileDwords; ++t) {
+    const BytePair bytes = bytes_of((Bytes)rows[t]);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      if (i >= count) break;
+      const auto index = (__m512i)(first + static_cast<uint32_t>(i) * 0x01010000);
+      store(numbers + i * kTileTokens + t * kLanes,
+            (Vec)_mm512_maskz_permutex2var_epi8(kHighWords, (__m512i)bytes.low, index, (__m512i)bytes.high));
     }
+  }
+}
+
+// Writes the scales of a tile as float32, [groups, 64]; `groups` is even.
+template <typename BytesOf>
+PC_FORCE_INLINE void expand_scales(const StoredTile& tile, int64_t groups, float* numbers, BytesOf&& bytes_of) {
+  int64_t g = 0;
+  Vec rows[2][kTileDwords];
+  for (; g + 8 <= groups; g += 8, numbers += 8 * kTileTokens) {
+    load_eight_scales(tile, g, rows[0], rows[1]);
+    expand_four(rows[0], 4, numbers, bytes_of);
+    expand_four(rows[1], 4, numbers + 4 * kTileTokens, bytes_of);
+  }
+  for (; g < groups; g += 4, numbers += 4 * kTileTokens) {
+    const int64_t count = groups - g < 4 ? groups - g : 4;
+    load_four_scales(tile, g, count, rows[0]);
+    expand_four(rows[0], count, numbers, bytes_of);
   }
 }
 
