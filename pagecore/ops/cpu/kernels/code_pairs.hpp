@@ -3,7 +3,7 @@
 //   keys     a pair is two numbers of a token; kVectors operands hold 32 kVectors dims (code_scores.hpp)
 //   values   a pair is the numbers of two tokens at one dim; operand k holds the dims 16 k .. 16 k + 15
 //
-// The dims of a lane of all operands of keys are in one group. Keys are not multiplied with the scales of groups here.
+// The dims of a lane of all operands of keys are in one group. Numbers are not multiplied with the scales of groups here.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/dot.hpp"
@@ -85,11 +85,6 @@ constexpr NibbleOrder make_nibble_order(int first) {
   return order;
 }
 
-// (codes & 0x000f000f) | other
-PC_FORCE_INLINE BitVec low_nibbles(BitVec codes, BitVec other) {
-  return (BitVec)_mm512_ternarylogic_epi32((__m512i)codes, (__m512i)(BitVec{} + 0x000f000f), (__m512i)other, 0xea);
-}
-
 // A table of 16 numbers, twice.
 PC_FORCE_INLINE __m512i twice(const CodeTable& table) {
   return _mm512_maskz_broadcast_i64x4(0xff, *reinterpret_cast<const __m256i*>(table.words));
@@ -100,37 +95,27 @@ PC_FORCE_INLINE PairVec look_up_words(__m512i table, BitVec index) {
   return (PairVec)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, table);
 }
 
-// The words of two tables of 32 by the low six bits of each index.
-PC_FORCE_INLINE PairVec look_up_words(__m512i first, __m512i second, BitVec index) {
-  return (PairVec)_mm512_maskz_permutex2var_epi16(~__mmask32{0}, first, (__m512i)index, second);
+// The words of the low and of the high nibbles of bytes.
+PC_FORCE_INLINE void look_up_nibbles(__m512i table, BitVec bytes, PairVec* pairs) {
+  pairs[0] = look_up_words(table, bytes);
+  pairs[1] = look_up_words(table, bytes >> 4);
 }
 
-// e2m1, by tables of 16 numbers: keys without the scales of their groups, values times these.
+// e2m1, without the scales of groups.
 class E2M1Codes {
  public:
   static constexpr bool kHasZeroPoints = false;
 
-  PC_FORCE_INLINE explicit E2M1Codes(const StoredTile& tile)
-      : numbers_(twice(tile.tables.ue8m0[127])),
-        scaled_(tile.numbers == tile.tables.e4m3_numbers ? tile.tables.e4m3 : tile.tables.ue8m0) {}
+  PC_FORCE_INLINE explicit E2M1Codes(const StoredTile& tile) : numbers_(twice(tile.tables.ue8m0[127])) {}
 
   PC_FORCE_INLINE __m512i table() const { return numbers_; }
 
-  // The numbers with even and with odd index of 32 dims from d on of the tokens t and t + 1: two groups.
-  PC_FORCE_INLINE void values(const StoredTile& tile, int t, int64_t d, BitVec codes, PairVec* pairs) const {
-    const BitVec table = {0x100000, 0x100000, 0x100000, 0x100000, 0x100000, 0x100000, 0x100000, 0x100000,
-                          0x300020, 0x300020, 0x300020, 0x300020, 0x300020, 0x300020, 0x300020, 0x300020};
-    const auto* a = reinterpret_cast<const uint8_t*>(tile.scales[t]) + d / 16;
-    const auto* b = reinterpret_cast<const uint8_t*>(tile.scales[t + 1]) + d / 16;
-    const __m512i first = join(scaled_[a[0]], scaled_[b[0]]), second = join(scaled_[a[1]], scaled_[b[1]]);
-    pairs[0] = look_up_words(first, second, low_nibbles(codes, table));
-    pairs[1] = look_up_words(first, second, low_nibbles(codes >> 4, table));
-  }
+  // The numbers with even and with odd index of 32 dims of the tokens t and t + 1.
+  PC_FORCE_INLINE void values(BitVec codes, PairVec* pairs) const { look_up_nibbles(numbers_, codes, pairs); }
   PC_FORCE_INLINE float excess(const uint16_t*) const { return 0.0f; }
 
  private:
   const __m512i numbers_;
-  const CodeTable* const scaled_;
 };
 
 // The zero points of a tile of int4.
@@ -155,10 +140,7 @@ class Int4Codes {
   PC_FORCE_INLINE Vec zero_points(int t) const { return points_[t / kLanes]; }
 
   // The codes with even and with odd index of 32 dims of the tokens t and t + 1.
-  PC_FORCE_INLINE void values(const StoredTile&, int, int64_t, BitVec codes, PairVec* pairs) const {
-    pairs[0] = look_up_words(codes_, codes);
-    pairs[1] = look_up_words(codes_, codes >> 4);
-  }
+  PC_FORCE_INLINE void values(BitVec codes, PairVec* pairs) const { look_up_nibbles(codes_, codes, pairs); }
   // The sum of weights times zero points.
   PC_FORCE_INLINE float excess(const uint16_t* weights) const {
     Vec sums{};
@@ -203,34 +185,35 @@ class NibblePairs {
     for (int i = 0; i < 2; ++i) pairs[i] = look_up_words(table, codes >> 4 * (vector + i));
   }
 
-  // The numbers of 64 dims from d on of the tokens t and t + 1: those with even index of the first 32 dims, the others
-  // of these, and likewise for the last 32.
+  // The numbers of 64 dims from d on of the tokens t and t + 1.
   PC_FORCE_INLINE void values(const StoredTile& tile, int t, int64_t d, PairVec (&pairs)[4]) const {
-    static constexpr NibbleOrder kFirst = make_nibble_order(0), kSecond = make_nibble_order(16);
+    static constexpr ByteTable64 kBytes = nibble_bytes(), kShifts = nibble_shifts();
     const auto half = [&](const char* row) __attribute__((always_inline)) {
       return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + d / 2));
     };
     const __m512i rows =
         _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(tile.codes[t])), half(tile.codes[t + 1]), 1);
-    numbers_.values(tile, t, d, words_of(rows, kFirst), pairs);
-    numbers_.values(tile, t, d + 32, words_of(rows, kSecond), pairs + 2);
-  }
-  // Sums of products with the operands of values(), in the order of the dims.
-  PC_FORCE_INLINE static void order(Vec (&sums)[4]) {
-#pragma GCC unroll 2
-    for (int i = 0; i < 4; i += 2) {
-      const Vec even = sums[i], odd = sums[i + 1];
-      sums[i] = __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-      sums[i + 1] = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    const __m512i bytes = _mm512_maskz_permutexvar_epi8(~__mmask64{0}, _mm512_load_si512(kBytes.bytes), rows);
+    const auto first = (__m512i)_mm512_load_si512(kShifts.bytes);
+#pragma GCC unroll 4
+    for (int n = 0; n < 4; ++n) {
+      const auto shifts = (__m512i)((Bytes)first + static_cast<uint8_t>(16 * n));
+      pairs[n] = look_up_words(numbers_.table(), (BitVec)_mm512_maskz_multishift_epi64_epi8(~__mmask64{0}, shifts, bytes));
     }
   }
+  // Sums of products with the operands of values(), in the order of the dims.
+  PC_FORCE_INLINE static void order(Vec (&)[4]) {}
   PC_FORCE_INLINE float excess(const uint16_t* weights) const { return numbers_.excess(weights); }
   PC_FORCE_INLINE Vec zero_points(int t) const { return numbers_.zero_points(t); }
 
  private:
-  PC_FORCE_INLINE static BitVec words_of(__m512i rows, const NibbleOrder& order) {
-    constexpr __mmask64 kLowBytes = 0x5555555555555555;
-    return (BitVec)_mm512_maskz_permutexvar_epi8(kLowBytes, _mm512_load_si512(order.bytes), rows);
+  // Byte q + 8 n of both rows is in qword q, n pairs from its start.
+  static constexpr ByteTable64 nibble_bytes() {
+    return table_64([](int i) { return i / 8 + i % 8 / 2 * 8 + i % 2 * 32; });
+  }
+  // Bits from which on the words of a qword have the nibbles of its first pair.
+  static constexpr ByteTable64 nibble_shifts() {
+    return table_64([](int i) { return i % 4 / 2 * 8 + i % 8 / 4 * 4; });
   }
 
   Numbers numbers_;

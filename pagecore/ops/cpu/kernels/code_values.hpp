@@ -15,8 +15,8 @@ namespace {
 
 constexpr int kValueVectors = 4;
 
-// Weights [kGroups, R, 64] times the scales of each group, as bfloat16.
-template <int kGroups>
+// Weights [kGroups, kRows, 64] times the scales of each group, as bfloat16.
+template <int kGroups, int kRows>
 PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows, const float* scales,
                                              uint16_t* scaled) {
   for (int g = 0; g < kGroups; ++g) {
@@ -25,7 +25,7 @@ PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows,
     for (int i = 0; i < 4; ++i) of_tokens[i] = load(scales + g * kTileTokens + i * kLanes);
     for (int64_t r = 0; r < rows; ++r) {
       const float* row = weights + r * kTileTokens;
-      uint16_t* to = scaled + (g * kBlockRows + r) * kTileTokens;
+      uint16_t* to = scaled + (g * kRows + r) * kTileTokens;
 #pragma GCC unroll 2
       for (int i = 0; i < 4; i += 2) {
         const Vec a = load(row + i * kLanes) * of_tokens[i], b = load(row + (i + 1) * kLanes) * of_tokens[i + 1];
@@ -80,7 +80,7 @@ void accumulate_codes_of(const HeadRows& rows, const StoredTile& tile, const Nex
     for_each_row_block(rows.count, [&]<int R>(int64_t row) __attribute__((always_inline)) {
       const uint16_t* weights = rows.weights + row * kTileTokens;
       if constexpr (kGroup != 0) {
-        scale_weights_of_groups<kGroups>(rows.scores + row * kTileTokens, R, scales + d / kGroup * kTileTokens, scaled);
+        scale_weights_of_groups<kGroups, kBlockRows>(rows.scores + row * kTileTokens, R, scales + d / kGroup * kTileTokens, scaled);
         weights = scaled;
       }
       if (d == 0 && row == 0 && next_rows.rows.base != nullptr) {
@@ -98,7 +98,7 @@ inline void accumulate_codes(const HeadRows& rows, const Cache& cache, const Sto
   float* scales = scratch.value;
   const int64_t dim = cache.dim;
   prefetch_all_scales(next_rows);
-  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
+  if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:
@@ -111,7 +111,7 @@ inline void accumulate_codes(const HeadRows& rows, const Cache& cache, const Sto
     case Format::I8Token: return accumulate_codes_of<BytePairs<Int8Unpacker>, 0>(rows, tile, next_rows, scales, dim);
     case Format::I4Token: return accumulate_codes_of<NibblePairs<Int4Codes>, 0>(rows, tile, next_rows, scales, dim);
     case Format::FP4Block16:
-    case Format::NVFP4: return accumulate_codes_of<NibblePairs<E2M1Codes>, 0>(rows, tile, next_rows, scales, dim);
+    case Format::NVFP4: return accumulate_codes_of<NibblePairs<E2M1Codes>, 16>(rows, tile, next_rows, scales, dim);
   }
 }
 

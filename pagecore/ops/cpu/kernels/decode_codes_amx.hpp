@@ -196,55 +196,51 @@ PC_FORCE_INLINE void pack_value_panel(const Codes& codes, const StoredTile& tile
   }
 }
 
-// Adds the sums of 64 dims from d on; `weights` are those of each half.
-template <typename Codes>
-PC_FORCE_INLINE void add_value_block(const HeadRows& rows, const uint16_t* const (&weights)[2], const float* excess,
+// Adds the sums of 64 dims from d on. The weights of vector n of the sums are those of the group n / kShared, 16 rows.
+template <typename Codes, int kShared>
+PC_FORCE_INLINE void add_value_block(const HeadRows& rows, const uint16_t* weights, const float* excess,
                                      const uint32_t* panel, int64_t d) {
   for_each_constant<kValueVectors>([]<int T>() __attribute__((always_inline)) { Amx::zero<T>(); });
   for (int64_t t = 0; t < kTileTokens; t += kAmxDepth) {
-    Amx::load<kLeftTile>(weights[0] + t, 2 * kTileTokens);
-    Amx::load<kLeftTile + 1>(weights[1] + t, 2 * kTileTokens);
     for_each_constant<kValueVectors>([&]<int n>() __attribute__((always_inline)) {
-      constexpr int kRight = kRightTile + n % 2;
+      constexpr int kGroup = n / kShared, kLeft = kLeftTile + kGroup % 2, kRight = kRightTile + n % 2;
+      if constexpr (n % kShared == 0) Amx::load<kLeft>(weights + kGroup * kAmxRows * kTileTokens + t, 2 * kTileTokens);
       Amx::load<kRight>(panel + t / 2 * kValueDims + n * kAmxColumns, 4 * kValueDims);
-      Amx::multiply<n, kLeftTile + n / 2, kRight>();
+      Amx::multiply<n, kLeft, kRight>();
     });
   }
   alignas(64) float sums[kAmxRows][kValueDims];
   for_each_constant<kValueVectors>(
       [&]<int n>() __attribute__((always_inline)) { Amx::store<n>(&sums[0][n * kAmxColumns], sizeof(sums[0])); });
   for (int64_t r = 0; r < rows.count; ++r) {
-    Vec v[kValueVectors];
-#pragma GCC unroll 4
-    for (int n = 0; n < kValueVectors; ++n) v[n] = load(sums[r] + n * kLanes);
-    Codes::order(v);
     float* const out = rows.acc + r * rows.acc_stride + d;
 #pragma GCC unroll 4
-    for (int n = 0; n < kValueVectors; ++n) add_product(out + n * kLanes, v[n] - excess[r], rows.factor + r);
+    for (int n = 0; n < kValueVectors; ++n) {
+      add_product(out + n * kLanes, load(sums[r] + n * kLanes) - excess[r], rows.factor + r);
+    }
   }
 }
 
 template <typename Codes, int kGroup>
 void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile& tile, const NextRows& next_rows,
                         int64_t dim, const float* scales, uint32_t* panel) {
+  constexpr int kGroups = kGroup == 0 ? 1 : kValueDims / kGroup;
   const Codes codes(tile);
   prefetch_all_scales(next_rows);
   StreamsAhead ahead(next_rows);
   float excess[kAmxRows];
   for (int64_t r = 0; r < rows.count; ++r) excess[r] = codes.excess(rows.weights + r * kTileTokens);
-  alignas(64) uint16_t scaled_weights[2][kAmxRows * kTileTokens];
+  alignas(64) uint16_t scaled_weights[kGroups * kAmxRows * kTileTokens];
   tiles.set_rows(kAmxRows);
   for (int64_t d = 0; d < dim; d += kValueDims) {
-    const uint16_t* weights[2] = {rows.weights, rows.weights};
+    const uint16_t* weights = rows.weights;
     pack_value_panel(codes, tile, d, dim > kValueDims ? 1 : 2, ahead, panel);
     if constexpr (kGroup != 0) {
-      static_assert(2 * kGroup == kValueDims);
-      for (int i = 0; i < 2; ++i) {
-        scale_weights_of_groups<1>(rows.scores, rows.count, scales + (d / kGroup + i) * kTileTokens, scaled_weights[i]);
-        weights[i] = scaled_weights[i];
-      }
+      scale_weights_of_groups<kGroups, kAmxRows>(rows.scores, rows.count, scales + d / kGroup * kTileTokens,
+                                                 scaled_weights);
+      weights = scaled_weights;
     }
-    add_value_block<Codes>(rows, weights, excess, panel, d);
+    add_value_block<Codes, kValueVectors / kGroups>(rows, weights, excess, panel, d);
   }
 }
 
@@ -256,7 +252,7 @@ inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Ca
   const auto add = [&]<typename Codes, int kGroup>() {
     accumulate_rows_of<Codes, kGroup>(tiles, rows, tile, next_rows, cache.dim, scales, panel);
   };
-  if (cache.format == Format::MXFP8) expand_scales(cache, tile, scales);
+  if (group_size(cache.format) != 0) expand_scales(cache, tile, scales);
   switch (cache.format) {
     case Format::Plain: break;
     case Format::E4M3:
@@ -266,7 +262,7 @@ inline void accumulate_codes_amx(AmxTiles& tiles, const HeadRows& rows, const Ca
     case Format::I8Token: return add.template operator()<BytePairs<Int8Unpacker>, 0>();
     case Format::I4Token: return add.template operator()<NibblePairs<Int4Codes>, 0>();
     case Format::FP4Block16:
-    case Format::NVFP4: return add.template operator()<NibblePairs<E2M1Codes>, 0>();
+    case Format::NVFP4: return add.template operator()<NibblePairs<E2M1Codes>, 16>();
   }
 }
 

@@ -164,7 +164,7 @@ struct E2M1Integers {
 #if defined(__AVX512BW__)
   // Twice the 16 numbers.
   const __m512i wide_halves_ = _mm512_maskz_cvtepi8_epi16(
-      ~__mmask32{0}, (__m256i)__builtin_shufflevector((__m512i)halves_, (__m512i)halves_, 0, 1, 2, 3));
+      ~__mmask32{0}, _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kHalves))));
 #endif
 };
 
