@@ -80,11 +80,11 @@ struct AttentionBatch {
 
 // Scratch memory of one pass: `heads` key heads with `rows` query rows each.
 struct Scratch {
-  float* query;           // [heads, rows, padded dim], scaled; or bfloat16 [heads, rows, pair_padded dim]
-  float* key;             // packed tile of keys
-  float* value;           // packed tile of values
-  float* scores;          // [heads, rows, 64]; overwritten by the weights
-  uint16_t* weights;      // [heads, rows, 64], bfloat16, plus kDecodeRows rows of slack
+  float* query;       // [heads, rows, unpacked_stride dim] or less, scaled; or bfloat16 [heads, rows, pair_padded dim]
+  float* key;         // packed tile of keys
+  float* value;       // packed tile of values
+  float* scores;      // [heads, rows, 64]; overwritten by the weights
+  uint16_t* weights;  // [heads, rows, 64], bfloat16, plus kDecodeRows rows of slack
   uint32_t* query_panel;  // [heads, pair_padded dim / 2, kDecodeRows] if rows < kDecodeRows, else empty
   float* scale;           // [heads], factor of the scores
   float* zeros;           // [zero_numbers]
@@ -107,14 +107,14 @@ struct Scratch {
 // Lays out a Scratch at `base` (64-byte aligned, or 0 to measure) and returns its size in floats.
 PC_FORCE_INLINE int64_t carve(uintptr_t base, int64_t heads, int64_t rows, int64_t dim, int64_t value_dim,
                               Scratch& scratch) {
-  const int64_t d = padded(dim), dv = padded(value_dim), all = heads * rows;
+  const int64_t dv = padded(value_dim), all = heads * rows;
   uintptr_t next = base;
   const auto take = [&next](int64_t floats) __attribute__((always_inline)) {
     float* taken = reinterpret_cast<float*>(next);
     next += static_cast<uintptr_t>(padded(floats)) * sizeof(float);
     return taken;
   };
-  scratch.query = take(all * (d > pair_padded(dim) / 2 ? d : pair_padded(dim) / 2));
+  scratch.query = take(all * unpacked_stride(dim));
   scratch.key = take(key_panel_size(dim) > key_pairs_size(dim) ? key_panel_size(dim) : key_pairs_size(dim));
   scratch.value = take(value_panel_size(value_dim));
   scratch.scores = take(all * kTileTokens);

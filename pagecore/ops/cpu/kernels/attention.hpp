@@ -15,9 +15,8 @@
 // different keys.
 //
 // Keys and values of a quantised cache become bfloat16 first (cache_rows.hpp). Their products are those of a bfloat16
-// cache; softmax applies the float32 scales of tokens. Few rows are multiplied with pairs of bfloat16 that are
-// made a few keys at a time (code_scores.hpp, code_values.hpp; with AMX decode_codes_amx.hpp), or by the products of
-// code_products.hpp.
+// cache; softmax applies the float32 scales of tokens. Few rows are multiplied with the codes of a few keys at a time,
+// by the products of code_products.hpp, or with AMX by those of decode_codes_amx.hpp and digits.hpp.
 //
 // Products with a packed tile give each row the same bits regardless of the other rows, so batch-invariant calls always
 // pack.
@@ -55,16 +54,18 @@ class ItemPass {
         rows_(item.query_count * group_),
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
-        pairs_(takes_pairs(args)),
+        pairs_(takes_pairs(args) && products_with(args.key) == CodeProducts::None &&
+               products_with(args.value) == CodeProducts::None),
         keys_(args.key, *batch.code_tables, head_begin, pairs_, products_with(args.key)),
         values_(args.value, *batch.code_tables, head_begin, pairs_, products_with(args.value)),
         packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
                 values_.products() != CodeProducts::None || batch.invariant || rows_ >= kPackRows ||
                 args.mask != nullptr || !is_whole(args.key.dim) || !is_whole(args.value.dim)),
-        from_codes_(pairs_ && !kHasAmx && !batch.invariant && rows_ <= kCodeRows),
         by_amx_(kHasAmx && pairs_ &&
                 (is_plain(args.key) ? !packed_ && batch.from_cache : !batch.invariant && rows_ < kPackRows)),
-        query_stride_(pairs_ ? pair_padded(args.key.dim) : padded(args.key.dim)),
+        query_stride_(pairs_            ? pair_padded(args.key.dim)
+                      : scores_floats() ? unpacked_stride(args.key.dim)
+                                        : padded(args.key.dim)),
         streams_(streams_for(keys_.stored_bytes())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
@@ -90,8 +91,8 @@ class ItemPass {
 
   // Products with the codes of keys or values of few rows. Queries and output of 16 bits are less exact than integers.
   [[nodiscard]] CodeProducts products_with(const Cache& cache) const {
-    if (batch_.invariant || rows_ > kCodeRows || (pairs_ && kHasAmx)) return CodeProducts::None;
-    return products_of(cache, args_.query.type != Float::F32 && args_.out.type != Float::F32, pairs_);
+    if (batch_.invariant || rows_ > kCodeRows || (kHasAmx && takes_pairs(args_))) return CodeProducts::None;
+    return products_of(cache, args_.query.type != Float::F32 && args_.out.type != Float::F32);
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -132,9 +133,7 @@ class ItemPass {
       }
     }
     if (scores_integers()) make_query_integers(head);
-    if (scores_codes()) {
-      order_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
-    }
+    if (scores_floats()) order_floats(args_.key, scratch_.query + head * rows_ * query_stride_, query_stride_, rows_);
     if (scores_digits()) {
       const int64_t at = head * rows_;
       takes_integers_ &= pack_query_digits(query_pairs() + at * query_stride_, query_stride_, rows_, args_.key,
@@ -144,14 +143,7 @@ class ItemPass {
 
   PC_FORCE_INLINE void make_query_integers(int64_t head) {
     const int64_t at = head * rows_;
-    const float* rows = scratch_.query + at * query_stride_;
-    if (pairs_) {
-      const uint16_t* const pairs = query_pairs() + at * query_stride_;
-      for (int64_t i = 0; i < rows_ * query_stride_; i += kLanes) {
-        store(scratch_.key + i, widen_bf16(load_half(pairs + i)));
-      }
-      rows = scratch_.key;
-    }
+    const float* const rows = scratch_.query + at * query_stride_;
     takes_integers_ &=
         make_integers(rows, query_stride_, rows_, args_.key, reinterpret_cast<int16_t*>(scratch_.unpacked),
                       query_integers(at), scratch_.integer_rows + at);
@@ -244,9 +236,9 @@ class ItemPass {
     return args_.mask != nullptr ? NextRows{} : rows.next(places, head);
   }
 
-  // True if scores come from the codes of keys. order_queries() then interleaves the queries of all rows.
-  [[nodiscard]] bool scores_codes() const { return keys_.packs() && from_codes_ && !scores_integers(); }
-  // The same for the queries of make_integers().
+  // True if the codes of keys are multiplied as float32. order_floats() then orders the queries.
+  [[nodiscard]] bool scores_floats() const { return keys_.products() == CodeProducts::Floats; }
+  // True if they are multiplied as integers. make_integers() then interleaves the queries of all rows.
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
   // True if AMX multiplies the codes of keys with digits of queries.
   [[nodiscard]] bool scores_digits() const { return by_amx_ && takes_integers_ && keys_.takes_digits(rows_); }
@@ -256,7 +248,7 @@ class ItemPass {
   // The rows of a head that are multiplied with the current tile: all that attend to it, and others where queries are
   // interleaved or tiles are read in place.
   [[nodiscard]] RowRange active_rows() const {
-    return packed_ && !by_amx_ && !scores_codes() && !scores_integers() ? visible_.rows() : RowRange{0, rows_};
+    return packed_ && !by_amx_ && !scores_integers() ? visible_.rows() : RowRange{0, rows_};
   }
 
   // The active rows of a head with their queries, scores and sums.
@@ -283,7 +275,6 @@ class ItemPass {
     NextRows values = next_rows_at(values_, tile.values, direct() ? 0 : head);
     if (direct() && !last(head)) values = keys_.next_head(tile.keys, head);
     const HeadRows rows = rows_of(head);
-    if (scores_codes()) return keys_.score(rows, tile.keys, head, visible_.use(), values, scratch_);
     if (keys_.products() != CodeProducts::None && takes_integers_) {
       return keys_.score_few(rows, tile.keys, head, visible_.use(), values, scratch_);
     }
@@ -373,7 +364,6 @@ class ItemPass {
       return;
     }
     if (values_.packs() && visible_.uniform()) {
-      if (from_codes_) return values_.accumulate(rows, tile.values, head, visible_.use(), next_keys, scratch_);
       if (by_amx_ && values_.takes_digits(rows_) &&
           values_.accumulate_digits(*tiles_, rows, tile.values, head, visible_.use(), next_keys, scratch_)) {
         return;
@@ -445,7 +435,6 @@ class ItemPass {
   CacheRows keys_;
   CacheRows values_;
   bool packed_;                 // every tile is packed first
-  bool from_codes_;             // quantised tiles are multiplied without a panel
   bool takes_integers_ = true;  // queries that are multiplied as integers can be
   bool by_amx_;                 // AMX reads keys in place, or unpacked; values are packed
   int64_t query_stride_;

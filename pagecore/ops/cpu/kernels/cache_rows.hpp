@@ -6,7 +6,6 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_products.hpp"
-#include "pagecore/ops/cpu/kernels/code_values.hpp"
 #include "pagecore/ops/cpu/kernels/decode_codes_amx.hpp"
 #include "pagecore/ops/cpu/kernels/digit_values.hpp"
 #include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
@@ -60,17 +59,7 @@ class CacheRows {
     pack_value_codes(cache_, stored(places, head, use, scratch), next_rows, reinterpret_cast<uint32_t*>(scratch.value));
   }
 
-  // Scores and sums of few query rows, without a panel.
-  void score(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
-             const NextRows& next_rows, const Scratch& scratch) const {
-    score_codes(rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
-  }
-  void accumulate(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
-                  const NextRows& next_rows, const Scratch& scratch) const {
-    accumulate_codes(rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
-  }
-
-  // The same with AMX.
+  // Scores and sums of few query rows with AMX.
   void score(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_panel, const RowOffsets& places, int64_t head,
              const TileUse& use, const NextRows& next_rows, const Scratch& scratch) const {
     score_codes_amx(tiles, rows, query_panel, cache_, stored(places, head, use, scratch), next_rows, scratch);
@@ -91,7 +80,7 @@ class CacheRows {
     return PC_ISA::accumulate_digits(tiles, rows, cache_, stored(places, head, use, scratch), next_rows, scratch);
   }
 
-  // The same without pairs of bfloat16.
+  // The same without AMX.
   [[nodiscard]] CodeProducts products() const { return products_; }
   void score_few(const HeadRows& rows, const RowOffsets& places, int64_t head, const TileUse& use,
                  const NextRows& next_rows, const Scratch& scratch) const {

@@ -1,9 +1,10 @@
 // Codes of a quantised tile as pairs of bfloat16, in registers: an operand has 16 pairs.
 //
-//   keys     a pair is two numbers of a token; kVectors operands hold 32 kVectors dims (code_scores.hpp)
+//   keys     a pair is two numbers of a token; kVectors operands hold 32 kVectors dims
 //   values   a pair is the numbers of two tokens at one dim; operand k holds the dims 16 k .. 16 k + 15
 //
-// The dims of a lane of all operands of keys are in one group. Numbers are not multiplied with the scales of groups here.
+// The dims of a lane of all operands of keys are in one group. Numbers are not multiplied with the scales of groups
+// here.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/dot.hpp"
@@ -12,16 +13,16 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-#if defined(__AVX512VBMI__)
+#if defined(PC_AMX)
 
-// Dims of the operands that one step over values makes.
-constexpr int64_t kValueDims = 64;
+// Operands that one step over values makes, and their dims.
+constexpr int kValueVectors = 4;
+constexpr int64_t kValueDims = kValueVectors * kLanes;
 
 // ---- codes of 8 bits
 
-// Codes whose bytes of bfloat16 come from `Unpacker`. With kGroups, a quarter of four operands of keys has the numbers
-// of one group of 32.
-template <typename Unpacker, bool kGroups = false>
+// Codes whose bytes of bfloat16 come from `Unpacker`.
+template <typename Unpacker>
 class BytePairs {
  public:
   static constexpr bool kHasZeroPoints = false;
@@ -31,22 +32,12 @@ class BytePairs {
   // The dim of word `word` of operand `vector` of keys().
   template <int kVectors>
   PC_FORCE_INLINE static constexpr int key_dim(int vector, int word) {
-    const int within = vector % 2 * 8 + word % 8, quarter = word / 8;
-    return kGroups && kVectors == 4 ? quarter * 32 + vector / 2 * 16 + within : vector / 2 * 64 + quarter * 16 + within;
+    return vector / 2 * 64 + word / 8 * 16 + vector % 2 * 8 + word % 8;
   }
   // Operands `vector` and `vector` + 1 of the token t from dim d on.
   template <int kVectors>
   PC_FORCE_INLINE void keys(const StoredTile& tile, int t, int64_t d, int vector, PairVec (&pairs)[2]) const {
-    const char* const row = tile.codes[t] + d;
-    Bytes codes;
-    if constexpr (kGroups && kVectors == 4) {
-      const auto* from = reinterpret_cast<const float*>(row);
-      const Vec low = load(from), high = load(from + kLanes);
-      codes = (Bytes)(vector == 0 ? even_quarters(low, high) : odd_quarters(low, high));
-    } else {
-      codes = (Bytes)_mm512_loadu_si512(row + 32 * vector);
-    }
-    const BytePair numbers = unpacker_.bytes_of(codes);
+    const BytePair numbers = unpacker_.bytes_of((Bytes)_mm512_loadu_si512(tile.codes[t] + d + 32 * vector));
     pairs[0] = (PairVec)zip_low(numbers.low, numbers.high);
     pairs[1] = (PairVec)zip_high(numbers.low, numbers.high);
   }
@@ -63,9 +54,7 @@ class BytePairs {
     pairs[0] = (PairVec)zip_low(low.low, low.high), pairs[1] = (PairVec)zip_high(low.low, low.high);
     pairs[2] = (PairVec)zip_low(high.low, high.high), pairs[3] = (PairVec)zip_high(high.low, high.high);
   }
-  // Sums of products with the operands of values(), in the order of the dims.
-  PC_FORCE_INLINE static void order(Vec (&)[4]) {}
-  // The part of these sums that is not of the numbers.
+  // The part of sums of products with weights that is not of the numbers.
   PC_FORCE_INLINE float excess(const uint16_t*) const { return 0.0f; }
 
  private:
@@ -198,11 +187,10 @@ class NibblePairs {
 #pragma GCC unroll 4
     for (int n = 0; n < 4; ++n) {
       const auto shifts = (__m512i)((Bytes)first + static_cast<uint8_t>(16 * n));
-      pairs[n] = look_up_words(numbers_.table(), (BitVec)_mm512_maskz_multishift_epi64_epi8(~__mmask64{0}, shifts, bytes));
+      pairs[n] =
+          look_up_words(numbers_.table(), (BitVec)_mm512_maskz_multishift_epi64_epi8(~__mmask64{0}, shifts, bytes));
     }
   }
-  // Sums of products with the operands of values(), in the order of the dims.
-  PC_FORCE_INLINE static void order(Vec (&)[4]) {}
   PC_FORCE_INLINE float excess(const uint16_t* weights) const { return numbers_.excess(weights); }
   PC_FORCE_INLINE Vec zero_points(int t) const { return numbers_.zero_points(t); }
 
@@ -218,6 +206,36 @@ class NibblePairs {
 
   Numbers numbers_;
 };
+
+// ---- queries
+
+// Writes a query row in the order of the operands of keys.
+template <typename Codes>
+inline void order_row(const uint16_t* row, int64_t dim, uint16_t* to) {
+  const auto order = [&]<int kVectors>(int64_t d) {
+    for (int v = 0; v < kVectors; ++v) {
+      for (int i = 0; i < kPairLanes; ++i) *to++ = row[d + Codes::template key_dim<kVectors>(v, i)];
+    }
+  };
+  int64_t d = 0;
+  for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) order.template operator()<4>(d);
+  if (d < dim) order.template operator()<2>(d);
+}
+
+// The same in place. `given` is scratch for a row.
+inline void order_query(const Cache& cache, uint16_t* row, uint16_t* given) {
+  const int64_t dim = cache.dim;
+  __builtin_memcpy(given, row, static_cast<size_t>(dim) * sizeof *row);
+  if (row_bytes(cache) == dim) return order_row<BytePairs<Int8Unpacker>>(given, dim, row);
+  order_row<NibblePairs<Int4Codes>>(given, dim, row);
+}
+
+// The sum of the numbers of a query row.
+PC_FORCE_INLINE float sum_query(const uint16_t* row, int64_t dim) {
+  Vec lanes{};
+  for (int64_t d = 0; d < dim; d += kPairLanes) lanes = dot(load_pairs(row + d), PairVec{} + 0x3f80, lanes);
+  return sum(lanes);
+}
 
 #endif
 

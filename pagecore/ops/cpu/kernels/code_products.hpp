@@ -3,7 +3,7 @@
 //   numbers                      queries of 16 bits     float32 queries
 //   integers, 8 bits             int16                  float32
 //   integers and e2m1, 4 bits    int16                  none: tiles are unpacked
-//   float8                       float32, or pairs of bfloat16 where there are (code_scores.hpp)
+//   float8                       float32                float32
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/code_floats.hpp"
@@ -16,9 +16,9 @@ enum class CodeProducts : uint8_t { None, Integers, Floats };
 
 #if defined(__AVX2__)
 
-PC_FORCE_INLINE CodeProducts products_of(const Cache& cache, bool integers, bool pairs) {
+PC_FORCE_INLINE CodeProducts products_of(const Cache& cache, bool integers) {
   if (integers && has_integers(cache)) return CodeProducts::Integers;
-  return !pairs && has_floats(cache) ? CodeProducts::Floats : CodeProducts::None;
+  return has_floats(cache) ? CodeProducts::Floats : CodeProducts::None;
 }
 
 inline void score_products(CodeProducts products, const HeadRows& rows, const Cache& cache, const StoredTile& tile,
@@ -36,10 +36,11 @@ inline bool accumulate_products(CodeProducts products, const HeadRows& rows, con
 
 #else
 
-PC_FORCE_INLINE CodeProducts products_of(const Cache&, bool, bool) { return CodeProducts::None; }
+PC_FORCE_INLINE CodeProducts products_of(const Cache&, bool) { return CodeProducts::None; }
 inline bool make_integers(const float*, int64_t, int64_t, const Cache&, int16_t*, int16_t*, IntegerRow*) {
   __builtin_trap();
 }
+inline void order_floats(const Cache&, float*, int64_t, int64_t) { __builtin_trap(); }
 inline void score_products(CodeProducts, const HeadRows&, const Cache&, const StoredTile&, const NextRows&,
                            const Scratch&) {
   __builtin_trap();

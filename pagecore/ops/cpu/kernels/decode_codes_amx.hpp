@@ -3,17 +3,17 @@
 //   keys     rows of bfloat16, not transposed, the left side of a panel of the queries. The numbers of a row have the
 //            order of code_pairs.hpp, which pack_code_queries() gives the queries too; those of mxfp8 are in order.
 //            Up to 4 rows are multiplied with e2m1 by group_scores.hpp.
-//   values   a panel of pairs of tokens for each 64 dims, whose columns have the order of code_pairs.hpp; sums are put
-//            in order
+//   values   a panel of pairs of tokens for each 64 dims
 //
-// The scales of groups of 16 are part of the numbers. Those of groups of 32 are multiplied with the sums of keys and
-// with the weights of values.
+// The scales of groups are multiplied with the weights of values, and with the sums of keys; those of groups of 16 are
+// part of the numbers of keys if there are more than 4 rows.
 //
 // The next rows are prefetched while keys and values are unpacked. Few rows are unpacked at a time, in memory that
 // stays in L1.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/code_values.hpp"
+#include "pagecore/ops/cpu/kernels/code_pairs.hpp"
+#include "pagecore/ops/cpu/kernels/few_rows.hpp"
 #include "pagecore/ops/cpu/kernels/group_scores.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -82,11 +82,10 @@ void score_rows_of(AmxTiles& tiles, const HeadRows& rows, const uint32_t* query_
   store_scores(sums[0], rows.count, rows.scores);
   if constexpr (Codes::kHasZeroPoints) {
     for (int64_t r = 0; r < rows.count; ++r) {
-      float query_sum[1];
-      sum_queries<1>(rows.query_pairs + r * rows.query_stride, dim, query_sum);
+      const float query_sum = sum_query(rows.query_pairs + r * rows.query_stride, dim);
       float* const scores = rows.scores + r * kTileTokens;
       for (int t = 0; t < kTileTokens; t += kLanes) {
-        store(scores + t, fma(codes.zero_points(t), splat(-query_sum[0]), load(scores + t)));
+        store(scores + t, fma(codes.zero_points(t), splat(-query_sum), load(scores + t)));
       }
     }
   }
@@ -176,7 +175,7 @@ inline void score_codes_amx(AmxTiles& tiles, const HeadRows& rows, const uint32_
 inline void pack_code_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given, uint32_t* panel) {
   if (takes_groups(cache, count)) return pack_group_queries(cache, rows, count, panel);
   if (cache.format != Format::MXFP8) {
-    for (int64_t r = 0; r < count; ++r) order_block(cache, rows + r * cache.dim, 1, given);
+    for (int64_t r = 0; r < count; ++r) order_query(cache, rows + r * cache.dim, given);
   }
   pack_query_pairs(rows, cache.dim, count, cache.dim, panel);
 }
@@ -236,8 +235,7 @@ void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile&
     const uint16_t* weights = rows.weights;
     pack_value_panel(codes, tile, d, dim > kValueDims ? 1 : 2, ahead, panel);
     if constexpr (kGroup != 0) {
-      scale_weights_of_groups<kGroups, kAmxRows>(rows.scores, rows.count, scales + d / kGroup * kTileTokens,
-                                                 scaled_weights);
+      scale_weights_of_groups<kGroups>(rows.scores, rows.count, scales + d / kGroup * kTileTokens, scaled_weights);
       weights = scaled_weights;
     }
     add_value_block<Codes, kValueVectors / kGroups>(rows, weights, excess, panel, d);

@@ -6,7 +6,7 @@
 // Of 64 numbers of 4-bit codes, those with even index come first.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/code_scores.hpp"
+#include "pagecore/ops/cpu/kernels/code_pairs.hpp"
 #include "pagecore/ops/cpu/kernels/digits.hpp"
 #include "pagecore/ops/cpu/kernels/packed.hpp"
 

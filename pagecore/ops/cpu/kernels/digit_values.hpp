@@ -4,7 +4,6 @@
 //   right   [16 x 4 tokens][16 dims]          codes of four tokens in turn
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/code_values.hpp"
 #include "pagecore/ops/cpu/kernels/digit_scores.hpp"
 #include "pagecore/ops/cpu/kernels/weight_ranges.hpp"
 

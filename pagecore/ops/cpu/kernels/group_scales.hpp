@@ -1,12 +1,13 @@
-// Scales of groups of a tile as float32, a vector at a time.
+// Scales of groups of a tile as float32 or bfloat16, and weights times scales.
 #pragma once
 
+#include "pagecore/ops/cpu/kernels/amx.hpp"
 #include "pagecore/ops/cpu/kernels/stored_tile.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-#if defined(__AVX512VBMI__)
+#if defined(PC_AMX)
 
 // Numbers that share a scale; 0 for formats without scales of groups.
 PC_FORCE_INLINE int64_t group_size(Format format) {
@@ -144,6 +145,26 @@ inline void expand_scales(const Cache& cache, const StoredTile& tile, float* num
                   [&](Bytes codes) __attribute__((always_inline)) { return unpacker.bytes_of(codes); });
   } else {
     expand_scales(tile, groups, numbers, [](Bytes codes) __attribute__((always_inline)) { return ue8m0_bytes(codes); });
+  }
+}
+
+// Weights [kGroups, kAmxRows, 64] of a tile times the scales of each group, as bfloat16.
+template <int kGroups>
+PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows, const float* scales,
+                                             uint16_t* scaled) {
+  for (int g = 0; g < kGroups; ++g) {
+    Vec of_tokens[kTileDwords];
+#pragma GCC unroll 4
+    for (int i = 0; i < kTileDwords; ++i) of_tokens[i] = load(scales + g * kTileTokens + i * kLanes);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* const row = weights + r * kTileTokens;
+      uint16_t* const to = scaled + (g * kAmxRows + r) * kTileTokens;
+#pragma GCC unroll 2
+      for (int i = 0; i < kTileDwords; i += 2) {
+        const Vec a = load(row + i * kLanes) * of_tokens[i], b = load(row + (i + 1) * kLanes) * of_tokens[i + 1];
+        store_words(to + i * kLanes, (Words)_mm512_maskz_cvtne2ps_pbh(~__mmask32{0}, (__m512)b, (__m512)a));
+      }
+    }
   }
 }
 
