@@ -6,7 +6,7 @@
 //   float8                       float32                float32
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/code_floats.hpp"
+#include "pagecore/ops/cpu/kernels/float_products.hpp"
 #include "pagecore/ops/cpu/kernels/integer_values.hpp"
 
 namespace pagecore::cpu::PC_ISA {

@@ -16,9 +16,6 @@ namespace {
 constexpr float kLargestDigits = 127.0f * 256.0f + 127.0f;
 constexpr int kLowDigits = static_cast<int>(kCodeRows);
 
-// The low digit of an integer of two digits is its low byte.
-PC_FORCE_INLINE int8_t high_digit(int16_t x) { return static_cast<int8_t>((x + 128) >> 8); }
-
 // The integer of two sums of products with digits.
 PC_FORCE_INLINE Vec join_digits(Vec high, Vec low) {
   return fma(to_floats((IntVec)high), splat(256.0f), to_floats((IntVec)low));

@@ -17,34 +17,19 @@ class RowAhead {
 
   // The i-th row of four streams (tile.hpp), in each of which the hardware runs ahead, into the second cache: the first
   // has too few lines in flight for memory.
-  PC_FORCE_INLINE void prefetch_streams(int i) const { prefetch_row<false>(place(i)); }
-  // The same into the first cache: see lines.hpp.
-  PC_FORCE_INLINE void prefetch_streams_near(int i) const { prefetch_row<true>(place(i)); }
+  PC_FORCE_INLINE void prefetch_streams(int i) const {
+    const auto turn = static_cast<unsigned>(i);
+    const auto* const row =
+        reinterpret_cast<const char*>(base_ + offsets_[turn % kStreams * (kTileTokens / kStreams) + turn / kStreams]);
+    prefetch_line(row);
+    prefetch_line(row + last_);
+    if (last_ >= 2 * kLine) [[unlikely]]
+      prefetch_middle(row);
+  }
 
  private:
-  PC_FORCE_INLINE static int place(int i) {
-    const auto turn = static_cast<unsigned>(i);
-    return static_cast<int>(turn % kStreams * (kTileTokens / kStreams) + turn / kStreams);
-  }
-  template <bool kNear>
-  PC_FORCE_INLINE static void line(const char* p) {
-    if constexpr (kNear) {
-      prefetch_line_near(p);
-    } else {
-      prefetch_line(p);
-    }
-  }
-  template <bool kNear>
-  PC_FORCE_INLINE void prefetch_row(int t) const {
-    const char* row = reinterpret_cast<const char*>(base_ + offsets_[t]);
-    line<kNear>(row);
-    line<kNear>(row + last_);
-    if (last_ >= 2 * kLine) [[unlikely]]
-      prefetch_middle<kNear>(row);
-  }
-  template <bool kNear>
   PC_FORCE_INLINE void prefetch_middle(const char* row) const {
-    for (int64_t i = kLine; i <= last_ - kLine; i += kLine) line<kNear>(row + i);
+    for (int64_t i = kLine; i <= last_ - kLine; i += kLine) prefetch_line(row + i);
   }
 
   int64_t base_;
