@@ -33,8 +33,8 @@ ISAS_aarch64 := neon
 MARCH_v2 := -march=x86-64-v2
 MARCH_v3 := -march=x86-64-v3
 MARCH_v4 := -march=x86-64-v4
-MARCH_v4_bf16 := -march=x86-64-v4 -mavx512bf16 -mavx512vbmi
-MARCH_v4_amx := -march=x86-64-v4 -mavx512bf16 -mavx512vbmi
+MARCH_v4_bf16 := -march=x86-64-v4 -mavx512bf16 -mavx512vbmi -mavx512vnni
+MARCH_v4_amx := -march=x86-64-v4 -mavx512bf16 -mavx512vbmi -mavx512vnni
 MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
