@@ -188,6 +188,21 @@ def test_every_dim_that_the_groups_divide(isa, lens, format, dtype, units):
     make_format_case(format, shape=Shape(dims=dims, heads=heads, query_dtype=dtype, **lens)).check()
 
 
+@pytest.mark.parametrize(
+    ("isa", "format", "dims", "dtype"),
+    in_turn(
+        ISAS,
+        ["float8_e4m3fn", "float8_e5m2", "float8_token", "int8_token"],
+        [(80, 112), (112, 48), (16, 144)],
+        over=[PRODUCTS],
+    ),
+    indirect=["isa"],
+    ids=str,
+)
+def test_dims_that_are_no_whole_vectors_of_codes(isa, format, dims, dtype):
+    make_format_case(format, shape=Shape(dims=dims, heads=(14, 2), query_dtype=dtype, **DECODE)).check()
+
+
 HEADS = [(2, 2), (4, 2), (12, 4), (8, 2), (10, 2), (14, 2), (16, 2), (40, 2)]
 
 
