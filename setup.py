@@ -61,7 +61,10 @@ PRELUDES = {
         *GENERATED_HEADERS,
         *(
             f'"pagecore/index/{name}.hpp"'
-            for name in ("block_pool", "block_tables", "radix/journal", "radix/tree", "slots", "state_table")
+            for name in (
+                *("pools/block_pool", "radix/journal", "radix/tree", "slots", "states/state_table"),
+                "tables/block_tables",
+            )
         ),
         '"pagecore/cache/state_lock.hpp"',
     ),
@@ -97,8 +100,8 @@ ABSENT = "build/absent_isas.cpp"
 # standard library. They have no private names in common, and an extension that links one of them links all. Insertions
 # into the tree, compiled with the rest of it, take a sixth longer: the compiler then inlines other calls.
 JOINED = (
-    "pagecore/index/block_tables*.cpp",
-    "pagecore/index/state_table*.cpp",
+    "pagecore/index/tables/block_tables*.cpp",
+    "pagecore/index/states/state_table*.cpp",
     "pagecore/index/radix/node_store*.cpp",
     "pagecore/index/radix/tree*.cpp",
     "pagecore/ops/cpu/*.cpp",
@@ -212,7 +215,8 @@ def extension(pyx: str) -> Extension:
     module = pyx.removesuffix(".pyx").replace("/", ".")
     folder = pyx.rsplit("/", 1)[0]
     room = folder.split("/")[1]
-    depends = [*compiled_from(room), *sources(f"{folder}/**/*.cpp")]
+    linked = "pagecore/index" if room == "index" else folder  # the folders of index are one library
+    depends = [*compiled_from(room), *sources(f"{linked}/**/*.cpp")]
     if folder == "pagecore/ops/cpu":
         depends.append(ABSENT)
     flags = [*CXX, *GENERATED, "-include", prelude("index" if room in ROOMS_ON_INDEX else "arrays")]

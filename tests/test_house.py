@@ -195,12 +195,12 @@ def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
 
 # A message from one source of each library; every extension that links the library contains it.
 MESSAGES = {
-    b"it is the null block, which has no references": "pagecore.index._block_pool",
-    b" was freed by another holder of the pool": "pagecore.index._block_tables_core",
-    b" cannot be freed: it neither starts block ": "pagecore.index._slot_allocator",
-    b" does not fit a table of int32": "pagecore.index._request_table",
-    b" is not in use in the state table; use a row": "pagecore.index._state_table_core",
-    b" is in the tree already, at another place": "pagecore.index._radix_core",
+    b"it is the null block, which has no references": "pagecore.index.pools._block_pool",
+    b" was freed by another holder of the pool": "pagecore.index.tables._block_tables_core",
+    b" cannot be freed: it neither starts block ": "pagecore.index.slots._slot_allocator",
+    b" does not fit a table of int32": "pagecore.index.slots._request_table",
+    b" is not in use in the state table; use a row": "pagecore.index.states._state_table_core",
+    b" is in the tree already, at another place": "pagecore.index.radix._radix_core",
     b" is not available on this machine or in this build; available: ": "pagecore.ops.cpu._cpu",
     b"; number the batches": "pagecore.tiers.disk._io",
 }

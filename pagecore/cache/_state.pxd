@@ -7,8 +7,8 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._tenants cimport Tenants
 from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._state_table cimport StateTable
+from pagecore.index.states._state_table cimport StateTable
+from pagecore.index.tables._block_tables cimport BlockTables
 
 
 cdef class CacheState:

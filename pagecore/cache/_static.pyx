@@ -5,9 +5,9 @@ from libc.stdint cimport int64_t
 from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
 from pagecore.arrays.array_view cimport ArrayView
 from pagecore.arrays.codes cimport LAST_FLOAT, CPU
-from pagecore.ops._checks cimport any_tensor, check_rank
-from pagecore.ops._formats cimport plain_cache
-from pagecore.ops._overlap cimport shares_memory
+from pagecore.ops.arguments._checks cimport any_tensor, check_rank
+from pagecore.ops.arguments._formats cimport plain_cache
+from pagecore.ops.arguments._overlap cimport shares_memory
 from pagecore.ops.cpu._cpu cimport write_kv as run_write
 
 import numpy as np

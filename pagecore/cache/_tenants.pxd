@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
-from pagecore.index._block_tables cimport BlockCopy, BlockTables
+from pagecore.index.tables._block_tables cimport BlockCopy, BlockTables
 
 
 cdef class Tenants:

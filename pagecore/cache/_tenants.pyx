@@ -19,8 +19,8 @@ from libcpp.algorithm cimport binary_search, sort
 from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables cimport BlockCopy, BlockTables, Int32s
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.tables._block_tables cimport BlockCopy, BlockTables, Int32s
 
 from pagecore.errors import PagecoreError
 

@@ -17,7 +17,7 @@ from pagecore.cache.step.batch import Batch, BatchGroup
 from pagecore.cache.step.selection import num_listed, padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
-from pagecore.ops._checks import float_array
+from pagecore.ops.arguments._checks import float_array
 from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
 from pagecore.storage.attended import attended_keys
 from pagecore.storage.spec import format_of, stores_key_and_value

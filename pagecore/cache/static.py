@@ -12,7 +12,7 @@ from pagecore.cache.layers import Layers, arrange, layer_number
 from pagecore.cache.position import position_number
 from pagecore.cache.static_arrays import StaticArrays, alike_planes, encoder_capacity
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.ops._checks import float_array
+from pagecore.ops.arguments._checks import float_array
 from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.checks import require_int, shown
 from pagecore.storage.cross_spec import is_cross

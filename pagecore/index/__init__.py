@@ -1,19 +1,19 @@
 """Ids of blocks and slots: pool, block and state tables, allocator, request table and prefix tree."""
 
-from pagecore.index._block_pool import BlockPool
-from pagecore.index._block_tables import BlockTables
-from pagecore.index._radix_core import Receipt
-from pagecore.index._radix_journal import ChangeLog, chain_hashes
-from pagecore.index._radix_options import POLICIES
-from pagecore.index._radix_tree import RadixTree
-from pagecore.index._radix_values import Evicted, Inserted, Match
-from pagecore.index._request_table import RequestTable
-from pagecore.index._slot_allocator import SlotAllocator
-from pagecore.index._state_buffers import StateBuffers
-from pagecore.index._state_table import StateTable
-from pagecore.index._step_buffers import StepBuffers
-from pagecore.index._window_slots import WindowSlotAllocator
-from pagecore.index.changes import Change
+from pagecore.index.pools._block_pool import BlockPool
+from pagecore.index.radix._radix_core import Receipt
+from pagecore.index.radix._radix_journal import ChangeLog, chain_hashes
+from pagecore.index.radix._radix_options import POLICIES
+from pagecore.index.radix._radix_tree import RadixTree
+from pagecore.index.radix._radix_values import Evicted, Inserted, Match
+from pagecore.index.radix.changes import Change
+from pagecore.index.slots._request_table import RequestTable
+from pagecore.index.slots._slot_allocator import SlotAllocator
+from pagecore.index.slots._window_slots import WindowSlotAllocator
+from pagecore.index.states._state_buffers import StateBuffers
+from pagecore.index.states._state_table import StateTable
+from pagecore.index.tables._block_tables import BlockTables
+from pagecore.index.tables._step_buffers import StepBuffers
 
 __all__ = [
     "POLICIES",

@@ -1,22 +1,22 @@
 """Functions on arrays: write to a paged cache, attend to it, copy its blocks, merge partial attention, quantise."""
 
-from pagecore.ops._attention import paged_attention
-from pagecore.ops._blocks import copy_blocks, gather_blocks, scatter_blocks
-from pagecore.ops._debug import debug
-from pagecore.ops._indexer import index_scores, write_index
-from pagecore.ops._latent import latent_attention
-from pagecore.ops._latent_rows import gather_latent, write_latent
-from pagecore.ops._merge import merge_attention
-from pagecore.ops._move_slots import move_slots
-from pagecore.ops._pages import pages_from_table, table_from_pages
-from pagecore.ops._plan import AttentionPlan, plan_attention
-from pagecore.ops._quantize import dequantize, quantize
-from pagecore.ops._select import score_blocks, score_tokens, select
-from pagecore.ops._state_codec import dequantize_state, quantize_state
-from pagecore.ops._topk import select_topk, slots_of
-from pagecore.ops._transfer import transfer_blocks
-from pagecore.ops._tree import tree_mask
-from pagecore.ops._write import write_kv
+from pagecore.ops.arguments._debug import debug
+from pagecore.ops.arguments._tree import tree_mask
+from pagecore.ops.attention._attention import paged_attention
+from pagecore.ops.attention._merge import merge_attention
+from pagecore.ops.attention._pages import pages_from_table, table_from_pages
+from pagecore.ops.attention._plan import AttentionPlan, plan_attention
+from pagecore.ops.codecs._quantize import dequantize, quantize
+from pagecore.ops.codecs._state_codec import dequantize_state, quantize_state
+from pagecore.ops.codecs._transfer import transfer_blocks
+from pagecore.ops.latent._indexer import index_scores, write_index
+from pagecore.ops.latent._latent import latent_attention
+from pagecore.ops.latent._latent_rows import gather_latent, write_latent
+from pagecore.ops.latent._topk import select_topk, slots_of
+from pagecore.ops.moves._blocks import copy_blocks, gather_blocks, scatter_blocks
+from pagecore.ops.moves._move_slots import move_slots
+from pagecore.ops.moves._write import write_kv
+from pagecore.ops.sparse._select import score_blocks, score_tokens, select
 
 __all__ = [
     "AttentionPlan",

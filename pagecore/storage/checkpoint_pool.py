@@ -11,7 +11,7 @@ import numpy as np
 from pagecore.arrays import Tensor
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.ops import transfer_blocks
-from pagecore.ops._state_codec import convert_slots
+from pagecore.ops.codecs._state_codec import convert_slots
 from pagecore.storage.allocation import Allocator
 from pagecore.storage.checkpoint_format import RECURRENT, checked_format, checked_names, checkpoint_planes, scale_name
 from pagecore.storage.checks import INT32_MAX, require_int, shown

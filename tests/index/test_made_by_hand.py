@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import pagecore.index._integers as integers
-import pagecore.index._namespace_key as namespace_key
 import pagecore.index._native_view as native_view
-import pagecore.index._radix_core as core
-import pagecore.index._radix_query as query
-import pagecore.index._radix_values as values
-import pagecore.index._state_buffers as state_buffers
-import pagecore.index._step_buffers as step_buffers
+import pagecore.index.radix._namespace_key as namespace_key
+import pagecore.index.radix._radix_core as core
+import pagecore.index.radix._radix_query as query
+import pagecore.index.radix._radix_values as values
+import pagecore.index.states._state_buffers as state_buffers
+import pagecore.index.tables._step_buffers as step_buffers
 from pagecore.index import (
     BlockPool,
     BlockTables,

@@ -10,7 +10,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from pagecore.arrays import as_tensor
-from pagecore.ops._overlap import overlaps_elements, shares_memory
+from pagecore.ops.arguments._overlap import overlaps_elements, shares_memory
 
 
 def bytes_of(array: np.ndarray[Any, Any]) -> list[int]:

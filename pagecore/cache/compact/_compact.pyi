@@ -3,7 +3,7 @@ from typing import Any
 
 from pagecore.cache._sequence import Sequence
 from pagecore.cache._state import CacheState
-from pagecore.ops._slot_moves import SlotMoves
+from pagecore.ops.moves._slot_moves import SlotMoves
 
 class Plan: ...
 

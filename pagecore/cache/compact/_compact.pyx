@@ -14,7 +14,7 @@ from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport free_blocks, subtract_evictable
 from pagecore.index._integers cimport Integers, as_integers
-from pagecore.ops._slot_moves cimport SlotMoves
+from pagecore.ops.moves._slot_moves cimport SlotMoves
 
 from pagecore.errors import ShapeError, UnsupportedOption
 

@@ -20,10 +20,10 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables cimport BlockTables
 from pagecore.index._integers cimport const_int32
-from pagecore.index._namespace_key cimport key_of
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.tables._block_tables cimport BlockTables
 
 from pagecore.errors import OutOfBlocks, OutOfRows, PagecoreError, ShapeError
 

@@ -11,8 +11,8 @@ from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.index._integers cimport const_int32
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_tree cimport NativeMatch
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_tree cimport NativeMatch
 
 import numpy as np
 

@@ -7,10 +7,10 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._sequence cimport Sequence, require
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Mark
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_query cimport Mark
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 
 def namespace_digest(namespace):

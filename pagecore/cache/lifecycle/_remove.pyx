@@ -9,8 +9,8 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.step._step cimport Step
 from pagecore.cache.swap._stored cimport StoredBlocks
-from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._radix_query cimport RetentionHint
+from pagecore.index.radix._radix_query cimport RetentionHint
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 
 def remove(CacheState state not None, sequence, rank=None):

@@ -11,8 +11,8 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish
-from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._radix_query cimport RetentionHint
+from pagecore.index.radix._radix_query cimport RetentionHint
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError

@@ -4,10 +4,10 @@ from libcpp.vector cimport vector
 from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
-from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32Pointer, Query, RetentionHint
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
-from pagecore.index._state_table cimport StateTable
+from pagecore.index.radix._radix_query cimport Int32Pointer, Query, RetentionHint
+from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
+from pagecore.index.states._state_table cimport StateTable
+from pagecore.index.tables._block_tables cimport BlockTables
 
 
 cdef class PrefixCache:

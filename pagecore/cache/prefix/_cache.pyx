@@ -31,11 +31,11 @@ from pagecore.cache._kept cimport kept_keys
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._watched cimport WatchedPool
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables cimport BlockTables
-from pagecore.index._radix_query cimport Int32s, Marks, Query, RetentionHint
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
-from pagecore.index._state_table cimport StateTable
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._radix_query cimport Int32s, Marks, Query, RetentionHint
+from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
+from pagecore.index.states._state_table cimport StateTable
+from pagecore.index.tables._block_tables cimport BlockTables
 
 import math
 

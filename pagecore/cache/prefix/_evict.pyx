@@ -13,9 +13,9 @@ from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Prefix, read_prefix
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_query cimport Prefix, read_prefix
 
 
 # -- count -------------------------------------------------------------------------------------------------------------

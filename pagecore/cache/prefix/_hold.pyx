@@ -3,9 +3,9 @@
 from libc.math cimport INFINITY, NAN
 from libc.stdint cimport INT64_MAX, int32_t, int64_t
 
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport HintRange, HintRanges, RetentionHint, read_marks
-from pagecore.index._radix_tree cimport RadixTree
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_query cimport HintRange, HintRanges, RetentionHint, read_marks
+from pagecore.index.radix._radix_tree cimport RadixTree
 
 
 cdef class PrefixHold:

@@ -5,8 +5,8 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._hold cimport PrefixHold
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._radix_query cimport Query, State, States
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._radix_query cimport Query, State, States
 
 
 cdef int number_namespaces(PrefixCache prefix, list sequences) except -1:

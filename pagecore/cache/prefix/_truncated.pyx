@@ -5,7 +5,7 @@ from libc.stdint cimport int32_t, int64_t
 from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.index._radix_tree cimport Receipt
+from pagecore.index.radix._radix_tree cimport Receipt
 
 
 cdef void give_up_truncated(PrefixCache prefix, Sequence sequence) noexcept:

@@ -14,7 +14,7 @@ The calls run no Python code and allocate nothing. A block that is not sampled c
 from libc.stdint cimport int32_t, int64_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from pagecore.index._block_pool cimport BlockPool
+from pagecore.index.pools._block_pool cimport BlockPool
 
 import numpy as np
 

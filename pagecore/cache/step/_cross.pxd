@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t, int64_t
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.cross._contents cimport CrossContent, CrossContents
-from pagecore.index._step_buffers cimport StepBuffers
+from pagecore.index.tables._step_buffers cimport StepBuffers
 
 
 cdef class CrossStep:

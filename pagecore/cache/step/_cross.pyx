@@ -11,9 +11,9 @@ from libc.stdint cimport int32_t, int64_t
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.cross._contents cimport CrossContent, CrossContents
-from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._step_buffers cimport SlotType, StepBuffers
-from pagecore.ops._plan cimport AttentionPlan
+from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.index.tables._step_buffers cimport SlotType, StepBuffers
+from pagecore.ops.attention._plan cimport AttentionPlan
 
 import numpy as np
 

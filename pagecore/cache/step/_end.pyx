@@ -8,9 +8,9 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.step._path cimport as_paths, keep_path_ids, move_tokens, read_paths, reserve_moves
 from pagecore.cache.step._record cimport StepRecord
-from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_integers
-from pagecore.ops._slot_moves cimport SlotMoves
+from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.ops.moves._slot_moves cimport SlotMoves
 
 from pagecore.errors import ShapeError
 

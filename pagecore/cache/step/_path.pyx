@@ -11,7 +11,7 @@ from libc.stdint cimport int32_t, int64_t
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.index._integers cimport Integers, as_integers
-from pagecore.ops._slot_moves cimport SlotMoves
+from pagecore.ops.moves._slot_moves cimport SlotMoves
 
 from pagecore.errors import ShapeError
 

@@ -3,7 +3,7 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._kept cimport KeptKeys
 from pagecore.cache._state cimport CacheState
-from pagecore.index._block_tables_native cimport Int32s
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 
 cdef class StepPlan:

@@ -10,10 +10,10 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._evict cimport num_unused_states, subtract_evictable
 from pagecore.cache.step._cross cimport contents_to_write, num_tokens_of
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport Integers, as_int64, as_integers
-from pagecore.index._state_table cimport StateTable
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.states._state_table cimport StateTable
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype

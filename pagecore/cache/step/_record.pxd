@@ -7,9 +7,9 @@ from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.step._cross cimport CrossStep
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._tree cimport StepTree
-from pagecore.index._block_tables cimport BlockCopy, StepBuffers
-from pagecore.index._block_tables_native cimport Int32s
-from pagecore.index._state_buffers cimport StateBuffers
+from pagecore.index.states._state_buffers cimport StateBuffers
+from pagecore.index.tables._block_tables cimport BlockCopy, StepBuffers
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 
 cdef class StepRecord:

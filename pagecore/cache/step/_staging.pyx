@@ -3,17 +3,17 @@
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
-from pagecore.index._block_tables cimport BlockTables, ChangedEntry
-from pagecore.index._state_buffers cimport StateBuffers
-from pagecore.index._step_buffers cimport StepBuffers
-from pagecore.ops._plan cimport AttentionPlan
+from pagecore.index.states._state_buffers cimport StateBuffers
+from pagecore.index.tables._block_tables cimport BlockTables, ChangedEntry
+from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.plan cimport PlanBatch
 
 cdef extern from *:
     """
     #include <bit>
     #include "cuda_src/abi_moves.h"
-    #include "pagecore/index/changed_entries.hpp"
+    #include "pagecore/index/tables/changed_entries.hpp"
     using pagecore::ChangedEntry;
     static_assert(std::endian::native == std::endian::little && sizeof(PcTableEntry) == sizeof(ChangedEntry) &&
                   offsetof(PcTableEntry, block) == offsetof(ChangedEntry, value),

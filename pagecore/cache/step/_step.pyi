@@ -9,7 +9,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache._state import CacheState
 from pagecore.cache.step._record import StepRecord
 from pagecore.ops import AttentionPlan
-from pagecore.ops._slot_moves import SlotMoves
+from pagecore.ops.moves._slot_moves import SlotMoves
 
 _Copy = Callable[[tuple[NDArray[np.int32], ...], list[NDArray[np.int32]]], None]
 

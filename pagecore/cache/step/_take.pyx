@@ -10,8 +10,8 @@ from pagecore.cache.step._end cimport undo
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.cache.step._tree cimport StepTree
-from pagecore.index._state_table cimport StateTable
-from pagecore.ops._plan cimport AttentionPlan
+from pagecore.index.states._state_table cimport StateTable
+from pagecore.ops.attention._plan cimport AttentionPlan
 
 
 cdef bint take(StepRecord step, list plans, copy) except -1:

@@ -3,9 +3,9 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache.step._plan cimport StepPlan
-from pagecore.index._block_tables cimport StepBuffers
 from pagecore.index._integers cimport Slots
-from pagecore.index._state_buffers cimport StateBuffers
+from pagecore.index.states._state_buffers cimport StateBuffers
+from pagecore.index.tables._block_tables cimport StepBuffers
 
 
 cdef class StepTree:

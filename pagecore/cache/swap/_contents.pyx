@@ -12,7 +12,7 @@ from pagecore.cache.cross._contents cimport CrossContent, CrossContents
 from pagecore.cache.step._cross cimport contents_to_write
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.cache.swap._transfer cimport Transfer, plan_transfers
-from pagecore.index._block_tables_native cimport Int32s
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 
 cdef Transfer plan_departure(CacheState state, list sequences, space, tuple pools):

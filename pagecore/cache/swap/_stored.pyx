@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport int32_t
 from libcpp.vector cimport vector
 
-from pagecore.index._block_pool cimport BlockPool
+from pagecore.index.pools._block_pool cimport BlockPool
 
 import numpy as np
 

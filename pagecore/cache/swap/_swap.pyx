@@ -23,9 +23,9 @@ from pagecore.cache.swap._contents cimport (
 )
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.cache.swap._transfer cimport Transfer, needed_by, plan_transfers
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._block_tables_native cimport Int32s
 from pagecore.index._integers cimport const_int32
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.tables._block_tables_native cimport Int32s
 
 from pagecore.cache._sequence import as_list
 from pagecore.errors import InvalidSequence, OutOfRows

@@ -17,7 +17,7 @@ from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array
-from pagecore.index._state_table import StateTable
+from pagecore.index.states._state_table import StateTable
 from pagecore.storage.checks import ceil_div
 
 

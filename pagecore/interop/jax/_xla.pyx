@@ -4,8 +4,8 @@ from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t
 from libcpp.atomic cimport atomic
 
-from pagecore.ops._numbers cimport finite_number, read_reach, read_sink_tokens
 from pagecore.ops._threads cimport threads_address
+from pagecore.ops.arguments._numbers cimport finite_number, read_reach, read_sink_tokens
 from pagecore.ops.cpu._cpu cimport host_calls
 from pagecore.ops.cpu.args cimport HostCalls
 

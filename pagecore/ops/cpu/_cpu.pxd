@@ -6,10 +6,10 @@ from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._formats cimport StoredCache
-from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops._tree cimport TreeMask
 from pagecore.ops.args cimport BlockArray
+from pagecore.ops.arguments._formats cimport StoredCache
+from pagecore.ops.arguments._tree cimport TreeMask
+from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
 from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cpu.latent cimport (

@@ -5,9 +5,6 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport DType
-from pagecore.ops._formats cimport StoredCache, native_cache
-from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops._tree cimport TreeMask
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport (
     BlockArray,
@@ -23,6 +20,9 @@ from pagecore.ops.args cimport (
     table_array,
     token_array,
 )
+from pagecore.ops.arguments._formats cimport StoredCache, native_cache
+from pagecore.ops.arguments._tree cimport TreeMask
+from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
     Codec,

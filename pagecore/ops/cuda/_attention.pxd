@@ -1,12 +1,12 @@
-# Paged attention on CUDA: parameters and launches. Arguments are what pagecore/ops/_attention.pyx has checked.
+# Paged attention on CUDA: parameters and launches. Arguments are what ops/attention/_attention.pyx has checked.
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._formats cimport StoredCache
-from pagecore.ops._place cimport Place
-from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops._selected cimport Selected
-from pagecore.ops._tree cimport TreeMask
+from pagecore.ops.arguments._formats cimport StoredCache
+from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.arguments._selected cimport Selected
+from pagecore.ops.arguments._tree cimport TreeMask
+from pagecore.ops.attention._plan cimport AttentionPlan
 
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the

@@ -5,13 +5,13 @@ from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport INT64
-from pagecore.ops._formats cimport StoredCache, is_plain, native_cache
-from pagecore.ops._numbers cimport scale_stride
-from pagecore.ops._place cimport Place
-from pagecore.ops._plan cimport AttentionPlan
-from pagecore.ops._selected cimport Selected
-from pagecore.ops._tree cimport TreeMask
 from pagecore.ops.args cimport Cache, index_array, table_array, token_array
+from pagecore.ops.arguments._formats cimport StoredCache, is_plain, native_cache
+from pagecore.ops.arguments._numbers cimport scale_stride
+from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.arguments._selected cimport Selected
+from pagecore.ops.arguments._tree cimport TreeMask
+from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda._plan cimport PC_DECODE, PC_NUM_SECTIONS, PC_PROMPTS
 from pagecore.ops.cuda._schedule cimport Work, could_have_items, may_have_items, place_mask, schedule
 from pagecore.ops.cuda._shapes cimport KernelQuery, select_kernel

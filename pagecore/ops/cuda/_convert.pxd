@@ -6,8 +6,8 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport Cache, Indices
+from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda._latent_rows cimport LatentPlaneArgs, LatentPlaneSizes
 
 

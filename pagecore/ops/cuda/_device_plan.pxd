@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
+from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda._plan cimport PcPlanLayout
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams
 from pagecore.ops.plan cimport PlanOptions

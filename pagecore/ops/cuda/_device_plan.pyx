@@ -5,12 +5,12 @@ from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CUDA, UINT8
-from pagecore.ops._checks cimport any_tensor, check_length, check_result, check_writable
-from pagecore.ops._indices cimport index_tensor
-from pagecore.ops._numbers cimport read_reach, read_sink_tokens
-from pagecore.ops._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
-from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport index_array
+from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_result, check_writable
+from pagecore.ops.arguments._indices cimport index_tensor
+from pagecore.ops.arguments._numbers cimport read_reach, read_sink_tokens
+from pagecore.ops.arguments._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
+from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,

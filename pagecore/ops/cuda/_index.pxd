@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport Cache, ScalePlane, TokenArray
+from pagecore.ops.arguments._place cimport Place
 
 
 # Slot-mapped write of keys, [token, 1, dim]. `written`: the arrays of keys and scales.

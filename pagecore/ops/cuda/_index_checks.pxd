@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
+from pagecore.ops.arguments._place cimport Place
 
 
 # UnsupportedOption if the stream is being captured: a check waits for the stream.

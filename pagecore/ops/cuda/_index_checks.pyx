@@ -4,8 +4,8 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport INT64
-from pagecore.ops._place cimport Place, new_at, to_host
 from pagecore.ops.args cimport Indices, Table, index_array, pair_column, table_array
+from pagecore.ops.arguments._place cimport Place, new_at, to_host
 
 from pagecore.arrays import cuda
 from pagecore.errors import UnsupportedOption

@@ -1,9 +1,9 @@
-# Latent attention on CUDA: parameters and launches. Arguments are what pagecore/ops/_latent.pyx has checked.
+# Latent attention on CUDA: parameters and launches. Arguments are what pagecore/ops/latent/_latent.pyx has checked.
 from libc.stdint cimport int64_t
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
-from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.attention._plan cimport AttentionPlan
 
 
 # The rows of a latent cache; strides count bytes. `format` is a PcLatentFormat, `type` the dtype of plain rows.

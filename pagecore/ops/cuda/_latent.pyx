@@ -5,9 +5,18 @@ from libc.string cimport memset
 from libcpp cimport bool as cbool
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
-from pagecore.ops._plan cimport AttentionPlan
 from pagecore.ops.args cimport TokenArray, index_array, table_array, token_array
+from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.attention._plan cimport AttentionPlan
+from pagecore.ops.cuda._latent_shapes cimport (
+    PcDivisor,
+    PcLatentFormat,
+    PcLatentParams,
+    kMaxGeneralLatent,
+    kMaxGeneralRow,
+    pc_latent_tiles,
+    select_latent_kernel,
+)
 from pagecore.ops.cuda._plan cimport PC_DECODE, PC_NUM_SECTIONS, PC_PROMPTS
 from pagecore.ops.cuda._schedule cimport Work, could_have_items, may_have_items, schedule
 from pagecore.ops.cuda.abi_attention cimport (
@@ -18,15 +27,6 @@ from pagecore.ops.cuda.abi_attention cimport (
     device_indices,
     device_table,
     device_tokens,
-)
-from pagecore.ops.cuda._latent_shapes cimport (
-    PcDivisor,
-    PcLatentFormat,
-    PcLatentParams,
-    kMaxGeneralLatent,
-    kMaxGeneralRow,
-    pc_latent_tiles,
-    select_latent_kernel,
 )
 
 from pagecore.arrays.cuda import runtime

@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport BlockArray, TokenArray
+from pagecore.ops.arguments._place cimport Place
 
 
 cdef extern from "pagecore/ops/cuda/latent_row_launch.hpp" namespace "pagecore::cuda" nogil:

@@ -4,7 +4,6 @@ from libc.stdint cimport int64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._place cimport Place, note_written
 from pagecore.ops.args cimport (
     Indices,
     Table,
@@ -13,6 +12,7 @@ from pagecore.ops.args cimport (
     index_array,
     table_array,
 )
+from pagecore.ops.arguments._place cimport Place, note_written
 
 from pagecore.ops.cuda import kernels
 

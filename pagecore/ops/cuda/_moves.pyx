@@ -6,8 +6,6 @@ from libcpp.vector cimport vector
 from pagecore.arrays._tensor cimport Tensor, size_of
 from pagecore.arrays.codes cimport CPU, DType
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._numbers cimport scale_stride
-from pagecore.ops._place cimport Place, note_written
 from pagecore.ops.args cimport (
     BlockArray,
     Cache,
@@ -22,6 +20,8 @@ from pagecore.ops.args cimport (
     table_array,
     token_array,
 )
+from pagecore.ops.arguments._numbers cimport scale_stride
+from pagecore.ops.arguments._place cimport Place, note_written
 
 from pagecore.arrays import cuda, streams
 from pagecore.ops.cuda import kernels

@@ -3,8 +3,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
-from pagecore.ops._place cimport Place
-from pagecore.ops._plan cimport AttentionPlan
+from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda._plan cimport PcPlanLayout, Workspace
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams
 

@@ -6,10 +6,10 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport CPU, CUDA, UINT8
-from pagecore.ops._numbers cimport chunk_of
-from pagecore.ops._place cimport Place, are_on_host, new_at, new_result, to_device
-from pagecore.ops._plan cimport AttentionPlan, copy_lens
 from pagecore.ops.args cimport index_array
+from pagecore.ops.arguments._numbers cimport chunk_of
+from pagecore.ops.arguments._place cimport Place, are_on_host, new_at, new_result, to_device
+from pagecore.ops.attention._plan cimport AttentionPlan, copy_lens
 from pagecore.ops.cuda._device_plan cimport (
     check_planned,
     launch_plan,

@@ -5,8 +5,8 @@ from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._place cimport Place
 from pagecore.ops.args cimport BlockArray, Cache, Indices, Table, TokenArray
+from pagecore.ops.arguments._place cimport Place
 
 
 cdef extern from "pagecore/ops/cuda/sparse_launch.hpp" namespace "pagecore::cuda" nogil:

@@ -5,7 +5,7 @@ from libc.string cimport memset
 
 from pagecore.arrays._tensor cimport Tensor
 from pagecore.arrays.codes cimport INT64
-from pagecore.ops._place cimport new_at
+from pagecore.ops.arguments._place cimport new_at
 
 from pagecore.arrays.cuda import runtime
 from pagecore.arrays.uploads import upload

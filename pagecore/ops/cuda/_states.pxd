@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from pagecore.ops._place cimport Place
+from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.state_plane cimport StatePlane
 
 cdef int convert_states(

@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays.codes cimport FLOAT32, DType
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops._place cimport Place
+from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.state_plane cimport StatePlane
 
 from pagecore.arrays import cuda

@@ -4,8 +4,8 @@ from libcpp.vector cimport vector
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.swap._stored cimport StoredBlocks
-from pagecore.index._radix_query cimport HintRange, RetentionHint
-from pagecore.index._radix_tree cimport Receipt
+from pagecore.index.radix._radix_query cimport HintRange, RetentionHint
+from pagecore.index.radix._radix_tree cimport Receipt
 from pagecore.tiers.host._index cimport HostIndex
 from pagecore.tiers.host._lease cimport EntryLease, PrefixKey
 from pagecore.tiers.host._path cimport Path

@@ -13,9 +13,9 @@ from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
-from pagecore.index._radix_query cimport HintRanges, Query, RetentionHint
-from pagecore.index._radix_tree cimport NativeMatch
-from pagecore.index._radix_values cimport array_of
+from pagecore.index.radix._radix_query cimport HintRanges, Query, RetentionHint
+from pagecore.index.radix._radix_tree cimport NativeMatch
+from pagecore.index.radix._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._lease cimport PrefixKey, spans_of, take_lease
 from pagecore.tiers.host._path cimport Path, publish

@@ -4,10 +4,10 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Prefix, RetentionHint, read_prefix
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree, Receipt
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_query cimport Prefix, RetentionHint, read_prefix
+from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
 
 import weakref
 

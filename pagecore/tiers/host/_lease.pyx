@@ -7,9 +7,9 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.swap._stored cimport StoredBlocks
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport HintRanges, Int32s, Marks, Query, RetentionHint, read_marks
-from pagecore.index._radix_tree cimport NativeMatch
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_query cimport HintRanges, Int32s, Marks, Query, RetentionHint, read_marks
+from pagecore.index.radix._radix_tree cimport NativeMatch
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._path cimport Path, publish
 

@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index._radix_query cimport HintRanges, Int32Pointer, Int32s, Query, RetentionHint, State, States
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree
+from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Int32s, Query, RetentionHint, State, States
+from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree
 from pagecore.tiers.host._index cimport HostIndex, space_of
 
 from pagecore.errors import NotEnoughMemory

@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t
 
 from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
-from pagecore.index._radix_query cimport Query
-from pagecore.index._radix_tree cimport NativeMatch
+from pagecore.index.radix._radix_query cimport Query
+from pagecore.index.radix._radix_tree cimport NativeMatch
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._lease cimport PrefixKey, prefix_key
 from pagecore.tiers.host._promotion cimport Promotion

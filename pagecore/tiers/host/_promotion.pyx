@@ -7,10 +7,10 @@ from libcpp.vector cimport vector
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states, subtract_evictable
 from pagecore.cache.swap._stored cimport StoredBlocks
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._radix_query cimport HintRanges, Int32Pointer, Query, RetentionHint, State, States
-from pagecore.index._radix_tree cimport NativeMatch, Receipt
-from pagecore.index._radix_values cimport array_of
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Query, RetentionHint, State, States
+from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
+from pagecore.index.radix._radix_values cimport array_of
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._lease cimport EntryHold, PrefixKey
 from pagecore.tiers.host._path cimport Path

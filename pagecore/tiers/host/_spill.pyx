@@ -13,9 +13,9 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._evict cimport evict
-from pagecore.index._namespace_key cimport key_of
-from pagecore.index._radix_query cimport Mark
-from pagecore.index._radix_values cimport array_of
+from pagecore.index.radix._namespace_key cimport key_of
+from pagecore.index.radix._radix_query cimport Mark
+from pagecore.index.radix._radix_values cimport array_of
 from pagecore.tiers.host._backup cimport Backup
 from pagecore.tiers.host._index cimport HostIndex
 from pagecore.tiers.host._lease cimport PrefixKey, prefix_key

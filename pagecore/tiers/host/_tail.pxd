@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache._state cimport CacheState
-from pagecore.index._radix_query cimport Mark
+from pagecore.index.radix._radix_query cimport Mark
 from pagecore.tiers.host._backup cimport Backup
 from pagecore.tiers.host._index cimport HostIndex
 from pagecore.tiers.host._lease cimport EntryLease, PrefixKey

@@ -6,9 +6,9 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.index._radix_query cimport Mark, Query
-from pagecore.index._radix_tree cimport NativeMatch, RadixTree
-from pagecore.index._radix_values cimport array_of
+from pagecore.index.radix._radix_query cimport Mark, Query
+from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree
+from pagecore.index.radix._radix_values cimport array_of
 from pagecore.tiers.host._backup cimport Backup
 from pagecore.tiers.host._index cimport HostIndex, space_of
 from pagecore.tiers.host._lease cimport EntryLease, PrefixKey, take_lease

@@ -9,7 +9,7 @@
 #include <set>
 #include <vector>
 
-#include "pagecore/index/block_pool.hpp"
+#include "pagecore/index/pools/block_pool.hpp"
 #include "tests/native/harness.hpp"
 
 namespace pagecore::test {

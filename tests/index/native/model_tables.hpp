@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "pagecore/index/block_tables.hpp"
+#include "pagecore/index/tables/block_tables.hpp"
 #include "tests/index/native/model_pool.hpp"
 
 namespace pagecore::test {

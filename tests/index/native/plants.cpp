@@ -3,7 +3,7 @@
 #include <memory>
 #include <thread>
 
-#include "pagecore/index/block_tables.hpp"
+#include "pagecore/index/tables/block_tables.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore;

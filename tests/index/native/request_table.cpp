@@ -3,7 +3,7 @@
 #include <map>
 #include <memory>
 
-#include "pagecore/index/request_table.hpp"
+#include "pagecore/index/slots/request_table.hpp"
 #include "tests/index/native/model_pool.hpp"
 
 using namespace pagecore;

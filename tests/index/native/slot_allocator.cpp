@@ -3,7 +3,7 @@
 #include <limits>
 #include <memory>
 
-#include "pagecore/index/slot_allocator.hpp"
+#include "pagecore/index/slots/slot_allocator.hpp"
 #include "tests/index/native/model_pool.hpp"
 
 using namespace pagecore;

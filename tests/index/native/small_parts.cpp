@@ -3,13 +3,13 @@
 #include <limits>
 #include <set>
 
-#include "pagecore/index/changed_entries.hpp"
 #include "pagecore/index/divider.hpp"
-#include "pagecore/index/free_list.hpp"
-#include "pagecore/index/id_bitmap.hpp"
-#include "pagecore/index/pending_copies.hpp"
-#include "pagecore/index/step_buffers.hpp"
-#include "pagecore/index/zeroed_array.hpp"
+#include "pagecore/index/pools/free_list.hpp"
+#include "pagecore/index/pools/id_bitmap.hpp"
+#include "pagecore/index/pools/zeroed_array.hpp"
+#include "pagecore/index/tables/changed_entries.hpp"
+#include "pagecore/index/tables/pending_copies.hpp"
+#include "pagecore/index/tables/step_buffers.hpp"
 #include "tests/index/native/model_pool.hpp"
 
 using namespace pagecore;

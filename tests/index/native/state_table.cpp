@@ -4,7 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "pagecore/index/state_table.hpp"
+#include "pagecore/index/states/state_table.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore;

@@ -2,7 +2,7 @@
 #if defined(__x86_64__)
 
 #define PC_ISA encoded
-#include "pagecore/ops/cpu/kernels/amx.hpp"
+#include "pagecore/ops/cpu/kernels/simd/amx.hpp"
 #include "tests/ops/native/tile_cases.hpp"
 
 using namespace pagecore;

@@ -23,13 +23,13 @@
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/cache_rows.hpp"
-#include "pagecore/ops/cpu/kernels/direct.hpp"
-#include "pagecore/ops/cpu/kernels/finish.hpp"
-#include "pagecore/ops/cpu/kernels/packed.hpp"
-#include "pagecore/ops/cpu/kernels/query.hpp"
-#include "pagecore/ops/cpu/kernels/selected.hpp"
-#include "pagecore/ops/cpu/kernels/softmax_rows.hpp"
-#include "pagecore/ops/cpu/kernels/visibility.hpp"
+#include "pagecore/ops/cpu/kernels/products/direct.hpp"
+#include "pagecore/ops/cpu/kernels/products/finish.hpp"
+#include "pagecore/ops/cpu/kernels/products/packed.hpp"
+#include "pagecore/ops/cpu/kernels/products/softmax_rows.hpp"
+#include "pagecore/ops/cpu/kernels/tiles/query.hpp"
+#include "pagecore/ops/cpu/kernels/tiles/selected.hpp"
+#include "pagecore/ops/cpu/kernels/tiles/visibility.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {

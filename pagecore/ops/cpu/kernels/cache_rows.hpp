@@ -5,11 +5,11 @@
 // are multiplied with the codes.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/code_products.hpp"
-#include "pagecore/ops/cpu/kernels/decode_codes_amx.hpp"
-#include "pagecore/ops/cpu/kernels/digit_values.hpp"
-#include "pagecore/ops/cpu/kernels/pack_key_codes.hpp"
-#include "pagecore/ops/cpu/kernels/pack_value_codes.hpp"
+#include "pagecore/ops/cpu/kernels/codes/code_products.hpp"
+#include "pagecore/ops/cpu/kernels/codes/decode_codes_amx.hpp"
+#include "pagecore/ops/cpu/kernels/codes/digit_values.hpp"
+#include "pagecore/ops/cpu/kernels/codes/pack_key_codes.hpp"
+#include "pagecore/ops/cpu/kernels/codes/pack_value_codes.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {

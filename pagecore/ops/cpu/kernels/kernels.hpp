@@ -5,11 +5,11 @@
 #include "pagecore/ops/cpu/kernels/attention.hpp"
 #include "pagecore/ops/cpu/latent_args.hpp"
 #if !defined(PC_AMX)
-#include "pagecore/ops/cpu/kernels/codec.hpp"
 #include "pagecore/ops/cpu/kernels/merge.hpp"
-#include "pagecore/ops/cpu/kernels/move.hpp"
+#include "pagecore/ops/cpu/kernels/rows/codec.hpp"
+#include "pagecore/ops/cpu/kernels/rows/move.hpp"
+#include "pagecore/ops/cpu/kernels/rows/write.hpp"
 #include "pagecore/ops/cpu/kernels/select.hpp"
-#include "pagecore/ops/cpu/kernels/write.hpp"
 #endif
 
 namespace pagecore::cpu::PC_ISA {

@@ -1,8 +1,8 @@
 // Merge of two attention outputs over different keys, row by row.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/convert.hpp"
-#include "pagecore/ops/cpu/kernels/math.hpp"
+#include "pagecore/ops/cpu/kernels/simd/convert.hpp"
+#include "pagecore/ops/cpu/kernels/simd/math.hpp"
 
 namespace pagecore::cpu::PC_ISA {
 namespace {

@@ -1,9 +1,9 @@
 // Scores for sparse selection (Quest's bounds of blocks, labels of double sparsity), and the summaries of new keys.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/convert.hpp"
-#include "pagecore/ops/cpu/kernels/lines.hpp"
-#include "pagecore/ops/cpu/kernels/math.hpp"
+#include "pagecore/ops/cpu/kernels/simd/convert.hpp"
+#include "pagecore/ops/cpu/kernels/simd/lines.hpp"
+#include "pagecore/ops/cpu/kernels/simd/math.hpp"
 #include "pagecore/ops/cpu/select_args.hpp"
 
 namespace pagecore::cpu::PC_ISA {

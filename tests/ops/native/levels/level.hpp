@@ -1,10 +1,10 @@
 // The kernels of PC_ISA, exported for the drivers.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/multiply_pairs.hpp"
-#include "pagecore/ops/cpu/kernels/panels.hpp"
+#include "pagecore/ops/cpu/kernels/products/multiply_pairs.hpp"
+#include "pagecore/ops/cpu/kernels/tiles/panels.hpp"
 #if defined(PC_AMX)
-#include "pagecore/ops/cpu/kernels/decode_amx.hpp"
+#include "pagecore/ops/cpu/kernels/products/decode_amx.hpp"
 #endif
 #include "tests/ops/native/levels/products.hpp"
 

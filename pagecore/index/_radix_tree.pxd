@@ -1,6 +1,0 @@
-from pagecore.index._radix_core cimport RadixCore, Receipt
-from pagecore.index._radix_native cimport NativeMatch
-
-
-cdef class RadixTree(RadixCore):
-    pass

@@ -1,7 +1,0 @@
-from pagecore.index._block_pool cimport BlockPool
-from pagecore.index._slot_allocator cimport SlotMethods
-
-
-cdef class WindowSlotAllocator(SlotMethods):
-    cdef readonly BlockPool full
-    cdef readonly BlockPool window

@@ -1,0 +1,1 @@
+"""Pools of block ids, and the containers that they are built of."""

@@ -1,0 +1,1 @@
+"""The prefix tree: its nodes in C++, and the classes around them."""

@@ -1,0 +1,120 @@
+"""Changes of a prefix tree as Python objects, and the content hashes that name blocks."""
+
+from libc.stdint cimport int64_t, uint64_t
+
+from pagecore.index._integers cimport as_int64, own
+from pagecore.index.radix._radix_query cimport Digest, Marks, Prefix, read_prefix
+
+import numpy as np
+
+from pagecore.errors import ShapeError
+from pagecore.index.radix.changes import Change
+
+
+cdef uint64_t root_of(object key) except? 0:
+    cdef bytes packed
+    if key is None:
+        return 0
+    if isinstance(key, str):
+        packed = (<str> key).encode("utf-8", "surrogatepass")
+        return hash_bytes(packed, len(packed), 1)
+    packed = key[0]
+    return hash_bytes(packed, len(packed), 2)
+
+
+cdef object digest_of(const Digest& digest):
+    cdef bytes content = (<const char*> (<Digest*> &digest).bytes.data())[:32]
+    return content[:digest.kind] if digest.kind > 0 else int.from_bytes(content, "little", signed=True)
+
+
+cdef class ChangeLog:
+    """Changes of a tree between two calls of `RadixTree.take_changes`; reading it does not use the tree.
+
+    Attributes
+    ----------
+    has_overflowed : bool
+        The journal was full, so that changes were lost; list the contents of the tree instead.
+    """
+
+    @property
+    def has_overflowed(self):
+        """Changes were lost."""
+        return self.native.has_overflowed
+
+    def __len__(self):
+        return <Py_ssize_t> self.native.records.size()
+
+    def to_list(self):
+        """Return the changes in order, as a list of Change."""
+        cdef size_t record, i
+        cdef size_t hash_at = 0, token_at = 0, mark_at = 0
+        changes = []
+        for record in range(self.native.records.size()):
+            one = self.native.records[record]
+            hashes = []
+            for i in range(<size_t> one.count):
+                hashes.append(self.native.hashes[hash_at + i])
+            hash_at += <size_t> one.count
+            if not one.is_stored:
+                changes.append(Change(False, one.component, hashes))
+                continue
+            tokens = []
+            for i in range(<size_t> (one.count * self.block_size)):
+                tokens.append(self.native.tokens[token_at + i])
+            token_at += <size_t> (one.count * self.block_size)
+            spans = []
+            for i in range(<size_t> one.num_marks):
+                mark = self.native.marks[mark_at + i]
+                spans.append((mark.block, mark.start, mark.end, digest_of(mark.digest)))
+            mark_at += <size_t> one.num_marks
+            key = None if one.root == 0 else self.keys.get(one.root)
+            namespace = key if key is None or isinstance(key, str) else key[0]
+            parent = None if one.first == 0 else one.parent
+            changes.append(Change(True, one.component, hashes, one.first, parent, tokens, namespace, spans))
+        return changes
+
+
+def chain_hashes(tokens, block_size, *, namespace=None, spans=None):
+    """Return the content hash of each whole block of a sequence, as trees with a journal compute them.
+
+    The hash of a block is ``xxh3_64(int32 tokens, seed=hash of the block before)``. The seed of the first block is 0,
+    or a hash of the namespace. For each span that overlaps the block, the hash becomes ``xxh3_64(start, end, kind,
+    digest, seed=hash)``, with positions relative to the block. Namespaces made of strings, bytes, numbers and tuples of
+    them have the same hash in every process.
+
+    Parameters
+    ----------
+    tokens : array_like of int
+        [num_tokens].
+    block_size : int
+        Tokens in a block.
+    namespace, spans
+        As in `RadixTree.match`.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint64 [num_tokens // block_size], new.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype
+        As in `RadixTree.match`; or `block_size` is below 1.
+    """
+    cdef int64_t size = as_int64(block_size, "block_size")
+    cdef int64_t block
+    cdef uint64_t parent
+    cdef Prefix prefix
+    cdef Marks marks
+    if not 1 <= size <= 1 << 20:
+        raise ShapeError(f"block_size is {block_size}; use 1 to {1 << 20}")
+    prefix = read_prefix(size, tokens, namespace, spans, None)
+    own(prefix.tokens, 0)
+    marks = Marks(prefix.marks.data(), prefix.marks.size())
+    parent = root_of(prefix.key)
+    hashes = np.empty(prefix.limit, np.uint64)
+    cdef uint64_t[::1] out = hashes
+    for block in range(prefix.limit):
+        parent = hash_block(parent, prefix.tokens.data + block * size, size, marks, block)
+        out[block] = parent
+    return hashes

@@ -1,0 +1,1 @@
+"""Slots of single tokens, for engines with tables of their own."""

@@ -1,0 +1,1 @@
+"""State tables: the slots of recurrent states and of their checkpoints."""

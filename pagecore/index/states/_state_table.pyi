@@ -1,0 +1,43 @@
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pagecore.index.states._state_buffers import StateBuffers
+from pagecore.index.states._state_table_core import StateTableCore
+from pagecore.index.tables._step_buffers import StepBuffers
+
+class StateTable(StateTableCore):
+    def add(
+        self,
+        prefix: ArrayLike | Sequence[ArrayLike] | None = None,
+        state: SupportsIndex = 0,
+        length: SupportsIndex | None = None,
+    ) -> int: ...
+    def fork(self, row: SupportsIndex) -> int: ...
+    def remove(self, rows: ArrayLike) -> None: ...
+    def reorder(self, rows: ArrayLike, parents: ArrayLike) -> None: ...
+    def truncate(self, rows: ArrayLike, lengths: ArrayLike, keep_capacity: bool = False) -> None: ...
+    def drop_checkpoints(self, rows: ArrayLike) -> int: ...
+    def prepare(
+        self,
+        rows: ArrayLike,
+        counts: ArrayLike,
+        buffers: StepBuffers,
+        states: StateBuffers,
+        keep_checkpoints: bool = True,
+    ) -> None: ...
+    def try_prepare(
+        self,
+        rows: ArrayLike,
+        counts: ArrayLike,
+        buffers: StepBuffers,
+        states: StateBuffers,
+        keep_checkpoints: bool = True,
+    ) -> bool: ...
+    def shortage(self, rows: ArrayLike, counts: ArrayLike, keep_checkpoints: bool = True) -> int: ...
+    def saves(self, rows: ArrayLike, accepted: ArrayLike | None = None) -> NDArray[np.int32]: ...
+    def commit(self, rows: ArrayLike, accepted: ArrayLike | None = None) -> None: ...
+    def abandon(self, rows: ArrayLike) -> NDArray[np.int32]: ...
+    def undo(self, rows: ArrayLike) -> NDArray[np.int32]: ...

@@ -1,0 +1,1 @@
+"""Block tables: the blocks of sequences in groups of layers, and the arrays of a step."""

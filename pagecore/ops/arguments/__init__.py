@@ -1,0 +1,1 @@
+"""Conversion and checks of the arguments of functions on arrays."""

@@ -1,0 +1,38 @@
+from collections.abc import Sequence
+from typing import Any
+
+from pagecore.ops.attention._plan import AttentionPlan
+
+def paged_attention(
+    query: Any,
+    key_cache: Any,
+    value_cache: Any,
+    block_table: Any,
+    seq_lens: Any,
+    *,
+    rows: Any = None,
+    cu_query_lens: Any = None,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | Sequence[int | None] | None = None,
+    chunk: int | None = None,
+    sink_tokens: int | None = None,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi_slopes: Any = None,
+    mask: Any = None,
+    tree_mask: Any = None,
+    positions: Any = None,
+    blocks: Any = None,
+    block_counts: Any = None,
+    indices: Any = None,
+    index_counts: Any = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    key_global_scale: float = 1.0,
+    value_global_scale: float = 1.0,
+    out: Any = None,
+    return_lse: bool = False,
+    plan: AttentionPlan | None = None,
+    stream: None = None,
+) -> Any: ...

@@ -1,0 +1,1 @@
+"""Conversion between numbers and stored formats: arrays, blocks, and states at rest."""

@@ -1,0 +1,257 @@
+// Scores of up to 4 query rows from codes of keys with scales of groups, with AMX: products of all groups have sums of
+// their own, which are multiplied with the scales in float32.
+//
+// e2m1, groups of 16
+//
+//   left    [4 groups x 4 rows][32 dims]     queries; a row of a tile has the dims of its group, and 0 for the others
+//   right   [16 pairs of dims][16 keys]      codes as bfloat16: transposed, so that a column is a key. Of 8 dims, a
+//   pair
+//                                            has the numbers i and i + 4, whose codes are in the words of a dword
+//   sums    [4 groups x 4 rows][16 keys]     of 64 dims
+//
+// mxfp8, groups of 32
+//
+//   left    [16 keys][32 dims]
+//   right   [16 pairs of dims][4 groups x 4 rows]     queries; a column has the dims of its group
+//   sums    [16 keys][4 groups x 4 rows]              of 128 dims
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/codes/group_scales.hpp"
+#include "pagecore/ops/cpu/kernels/codes/pack_key_codes.hpp"
+#include "pagecore/ops/cpu/kernels/products/packed.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(PC_AMX)
+
+// Query rows, groups and their dims that a tile has rows for.
+constexpr int64_t kGroupRows = 4, kTileGroups = kAmxRows / kGroupRows, kGroupDims = 16 * kTileGroups;
+constexpr int64_t kTileNumbers = kAmxRows * kAmxColumns;
+
+// True if this many query rows are multiplied here.
+PC_FORCE_INLINE bool takes_groups(const Cache& cache, int64_t rows) {
+  const int64_t size = group_size(cache.format);
+  return rows <= kGroupRows && (size == 16 || (size == 32 && cache.dim % (size * kTileGroups) == 0));
+}
+
+// ---- groups of 16
+
+// Packs up to 4 query rows [count, dim] as left sides, [dim / 32, 16, 32].
+inline void pack_left_queries(const uint16_t* query, int64_t count, int64_t dim, uint32_t* panel) {
+  auto* const numbers = reinterpret_cast<uint16_t*>(panel);
+  __builtin_memset(numbers, 0, static_cast<size_t>(dim * kAmxRows) * sizeof *numbers);
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t d = 0; d < dim; d += 16) {
+      const int64_t row = d / 16 % kTileGroups * kGroupRows + r;
+      uint16_t* const to = numbers + (d / kAmxDepth * kAmxRows + row) * kAmxDepth + d % kAmxDepth;
+      for (int i = 0; i < 16; ++i) to[i] = query[r * dim + d + i / 8 * 8 + i % 2 * 4 + i % 8 / 2];
+    }
+  }
+}
+
+// Writes 16 keys as right sides, [dim / 2, 16].
+PC_FORCE_INLINE void pack_group_keys(const E2M1Lookup& lookup, const char* const* keys, int64_t dim, uint32_t* panel) {
+  for (int64_t d = 0; d < dim; d += 128) {
+    const int dwords = dim - d < 128 ? 8 : 16;
+    Vec square[kLanes];
+    load_square(keys, d / 2, dwords, square);
+#pragma GCC unroll 16
+    for (int j = 0; j < kLanes; ++j) {
+      if (j >= dwords) break;
+      auto* const to = reinterpret_cast<uint16_t*>(panel + (d / 2 + 4 * j) * kAmxColumns);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        store_words(to + i * 2 * kAmxColumns, lookup.of_low_bits((BitVec)square[j] >> 4 * i));
+      }
+    }
+  }
+}
+
+// Sums [dim / 64, 16, 16] of 16 keys.
+PC_FORCE_INLINE void multiply_group_keys(const uint32_t* queries, const uint32_t* keys, int64_t dim, float* sums) {
+  for (int64_t d = 0; d < dim; d += kGroupDims, sums += kTileNumbers) {
+    Amx::zero<0>();
+    for_each_constant<2>([&]<int n>() __attribute__((always_inline)) {
+      const int64_t at = (d / kAmxDepth + n) * kTileNumbers;
+      Amx::load<kLeftTile + n>(queries + at, kAmxRowBytes);
+      Amx::load<kRightTile + n>(keys + at, kAmxRowBytes);
+      Amx::multiply<0, kLeftTile + n, kRightTile + n>();
+    });
+    Amx::store<0>(sums, kAmxRowBytes);
+  }
+}
+
+// Stores the scores of 16 keys. `scales` are those of the first group, 64 from one group to the next.
+PC_FORCE_INLINE void add_group_sums(const float* sums, const float* scales, int64_t dim, int64_t count, float* scores) {
+  Vec of_rows[kGroupRows] = {};
+  for (int64_t g = 0; g < dim / 16; ++g, sums += kGroupRows * kAmxColumns, scales += kTileTokens) {
+    const Vec scale = load(scales);
+#pragma GCC unroll 4
+    for (int r = 0; r < kGroupRows; ++r) of_rows[r] = fma(load(sums + r * kAmxColumns), scale, of_rows[r]);
+  }
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < kGroupRows; ++r) {
+    if (r == count) break;
+    store(scores + r * kTileTokens, of_rows[r]);
+  }
+}
+
+// Prefetches 8 rows from the place kFirst on.
+template <int kFirst>
+PC_FORCE_INLINE void prefetch_eight(const RowAhead& ahead) {
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) ahead.prefetch_streams(kFirst + i);
+}
+
+// Scores of up to 4 rows. The dim is a constant if kDim is not 0. Keys are packed a step before they are multiplied,
+// and their sums are added a step later, so that products wait neither for stores nor for each other.
+template <int64_t kDim>
+inline void score_e2m1_groups(const HeadRows& rows, const uint32_t* queries, const Cache& cache, const StoredTile& tile,
+                              const NextRows& next_rows, const Scratch& scratch) {
+  const int64_t dim = kDim == 0 ? cache.dim : kDim;
+  const int64_t sums_size = dim / kGroupDims * kTileNumbers, keys_size = dim / 2 * kAmxColumns;
+  const E2M1Lookup lookup(tile.tables);
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  // Of 64 * dim floats: the scales [groups, 64], the sums and the keys of two steps.
+  float* const scales = scratch.key;
+  float* const sums = scales + dim / 16 * kTileTokens;
+  auto* const keys = reinterpret_cast<uint32_t*>(sums + 2 * sums_size);
+  expand_scales(cache, tile, scales);
+  const auto add = [&](int run) __attribute__((always_inline)) {
+    const int64_t first = run * kAmxRows;
+    add_group_sums(sums + run % 2 * sums_size, scales + first, dim, rows.count, rows.scores + first);
+  };
+  pack_group_keys(lookup, tile.codes, dim, keys);
+  for_each_constant<kRuns>([&]<int run>() __attribute__((always_inline)) {
+    prefetch_eight<run * kAmxRows>(ahead);
+    if constexpr (run + 1 < kRuns) {
+      pack_group_keys(lookup, tile.codes + (run + 1) * kAmxRows, dim, keys + (run + 1) % 2 * keys_size);
+    }
+    prefetch_eight<run * kAmxRows + 8>(ahead);
+    multiply_group_keys(queries, keys + run % 2 * keys_size, dim, sums + run % 2 * sums_size);
+    if constexpr (run > 0) add(run - 1);
+  });
+  add(kRuns - 1);
+}
+
+// ---- groups of 32
+
+// Packs up to 4 query rows [count, dim] as right sides, [dim / 2, 16].
+inline void pack_right_queries(const uint16_t* query, int64_t count, int64_t dim, uint32_t* panel) {
+  __builtin_memset(panel, 0, static_cast<size_t>(dim / 2 * kAmxColumns) * sizeof *panel);
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t pair = 0; pair < dim / 2; ++pair) {
+      const int64_t column = pair / 16 % kTileGroups * kGroupRows + r;
+      __builtin_memcpy(panel + pair * kAmxColumns + column, query + r * dim + 2 * pair, sizeof *panel);
+    }
+  }
+}
+
+// Writes 16 keys of codes of 8 bits, in the order of their dims.
+template <typename Unpacker>
+PC_FORCE_INLINE void unpack_in_order(const Unpacker& unpacker, const char* const* keys, int64_t dim, uint16_t* rows) {
+  for (int i = 0; i < kAmxRows; ++i, rows += dim) {
+    for (int64_t d = 0; d < dim; d += kByteLanes) {
+      unpacker.unpack((Bytes)_mm512_loadu_si512(keys[i] + d),
+                      [&](int at, Words words) __attribute__((always_inline)) { store_words(rows + d + at, words); });
+    }
+  }
+}
+
+// Sums [dim / 128, 16, 16] of 16 keys.
+PC_FORCE_INLINE void multiply_key_groups(const uint32_t* queries, const uint16_t* keys, int64_t dim, float* sums) {
+  for (int64_t d = 0; d < dim; d += kTileGroups * kAmxDepth, sums += kTileNumbers) {
+    Amx::zero<0>();
+    for_each_constant<static_cast<int>(kTileGroups)>([&]<int n>() __attribute__((always_inline)) {
+      constexpr int kLeft = kLeftTile + n % 2, kRight = kRightTile + n % 2;
+      const int64_t at = d + n * kAmxDepth;
+      Amx::load<kRight>(queries + at / 2 * kAmxColumns, kAmxRowBytes);
+      Amx::load<kLeft>(keys + at, 2 * dim);
+      Amx::multiply<0, kLeft, kRight>();
+    });
+    Amx::store<0>(sums, kAmxRowBytes);
+  }
+}
+
+// Stores the scores of 16 keys, whose scales are bfloat16 [16, groups].
+PC_FORCE_INLINE void add_key_sums(const float* sums, const uint16_t* scales, int64_t dim, int64_t count,
+                                  float* scores) {
+  const LaneScales<static_cast<int>(kTileGroups)> lanes;
+  const int64_t groups = dim / 32;
+  Vec of_keys[kAmxRows] = {};
+  for (int64_t g = 0; g < groups; g += kTileGroups, sums += kTileNumbers) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kAmxRows; ++i) {
+      of_keys[i] = fma(load(sums + i * kAmxColumns), lanes.of(scales + i * groups + g), of_keys[i]);
+    }
+  }
+  const auto add_quarters = [](Vec a, Vec b)
+                                __attribute__((always_inline)) { return even_quarters(a, b) + odd_quarters(a, b); };
+  Vec of_rows[kGroupRows];
+#pragma GCC unroll 4
+  for (int i = 0; i < kGroupRows; ++i) {
+    of_rows[i] = add_quarters(add_quarters(of_keys[i], of_keys[4 + i]), add_quarters(of_keys[8 + i], of_keys[12 + i]));
+  }
+  transpose_squares(of_rows);
+#pragma GCC unroll 4
+  for (int64_t r = 0; r < kGroupRows; ++r) {
+    if (r == count) break;
+    store(scores + r * kTileTokens, of_rows[r]);
+  }
+}
+
+// As score_e2m1_groups().
+template <int64_t kDim>
+inline void score_mxfp8_groups(const HeadRows& rows, const uint32_t* queries, const Cache& cache,
+                               const StoredTile& tile, const NextRows& next_rows, const Scratch& scratch) {
+  const int64_t dim = kDim == 0 ? cache.dim : kDim;
+  const Float8Unpacker<E4M3Code> unpacker;
+  const RowAhead ahead = rows_ahead(next_rows, tile);
+  // Of 64 * dim floats: the scales, and the sums of two steps.
+  auto* const scales = reinterpret_cast<uint16_t*>(scratch.key);
+  float* const sums = scratch.key + 16 * dim;
+  convert_scales(cache, tile, scales);
+  const auto keys_of = [&](int run) { return scratch.unpacked + run % 2 * kAmxRows * dim; };
+  const auto sums_of = [&](int run) { return sums + run % 2 * kAmxRows * dim; };
+  const auto add = [&](int run) __attribute__((always_inline)) {
+    const int64_t first = run * kAmxRows;
+    add_key_sums(sums_of(run), scales + first * dim / 32, dim, rows.count, rows.scores + first);
+  };
+  unpack_in_order(unpacker, tile.codes, dim, keys_of(0));
+  for_each_constant<kRuns>([&]<int run>() __attribute__((always_inline)) {
+    prefetch_eight<run * kAmxRows>(ahead);
+    if constexpr (run + 1 < kRuns) {
+      unpack_in_order(unpacker, tile.codes + (run + 1) * kAmxRows, dim, keys_of(run + 1));
+    }
+    prefetch_eight<run * kAmxRows + 8>(ahead);
+    multiply_key_groups(queries, keys_of(run), dim, sums_of(run));
+    if constexpr (run > 0) add(run - 1);
+  });
+  add(kRuns - 1);
+}
+
+// ---- both
+
+// Packs up to 4 query rows [count, dim].
+inline void pack_group_queries(const Cache& cache, const uint16_t* query, int64_t count, uint32_t* panel) {
+  const auto pack = group_size(cache.format) == 16 ? pack_left_queries : pack_right_queries;
+  pack(query, count, cache.dim, panel);
+}
+
+// The queries are those of pack_group_queries().
+inline void score_groups(AmxTiles& tiles, const HeadRows& rows, const uint32_t* queries, const Cache& cache,
+                         const StoredTile& tile, const NextRows& next_rows, const Scratch& scratch) {
+  constexpr int64_t kUsualDim = 128;
+  const bool usual = cache.dim == kUsualDim;
+  prefetch_all_scales(next_rows);
+  tiles.set_rows(kAmxRows);
+  auto* score = usual ? score_e2m1_groups<kUsualDim> : score_e2m1_groups<0>;
+  if (cache.format == Format::MXFP8) score = usual ? score_mxfp8_groups<kUsualDim> : score_mxfp8_groups<0>;
+  score(rows, queries, cache, tile, next_rows, scratch);
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

@@ -1,0 +1,236 @@
+// Codes of integers as vectors of int16, for exact products with int16 by pairs (PMADDWD). The numbers of e2m1 are
+// integers times a half.
+//
+//   bytes   a vector of stored bytes; the words of a vector of pairs are those of two rows in turn
+//   part    int8 has one part, the bytes; 4-bit codes have two, the low and the high nibbles, a byte each
+//   words   the even and the odd bytes of a part
+//
+// The words e (0: even, 1: odd) of part i are operand 2 i + e; dim_of() gives the dim of each word.
+#pragma once
+
+#include "pagecore/ops/cpu/kernels/codes/few_rows.hpp"
+#include "pagecore/ops/cpu/kernels/simd/codes.hpp"
+#include "pagecore/ops/cpu/kernels/simd/convert.hpp"
+
+namespace pagecore::cpu::PC_ISA {
+namespace {
+
+#if defined(__AVX2__)
+
+typedef int16_t Shorts __attribute__((vector_size(kByteLanes)));
+typedef int16_t LooseShorts __attribute__((vector_size(kByteLanes), aligned(1), may_alias));
+
+// The largest magnitude of int16 on both sides of 0.
+constexpr float kLargestShort = 32767.0f;
+// Smaller numbers are not made integers, because their inverse or its products could overflow.
+constexpr float kLeastScale = 0x1p-90f;
+
+PC_FORCE_INLINE Shorts load_shorts(const int16_t* p) { return *reinterpret_cast<const LooseShorts*>(p); }
+
+// A vector of a row that has `count` more bytes; those past its end are 0. Dims are multiples of 64, so that only the
+// widest vectors end past a row.
+PC_FORCE_INLINE Bytes load_stored(const char* p, [[maybe_unused]] int64_t count) {
+#if defined(__AVX512BW__)
+  return load_bytes(p, count);
+#else
+  return *reinterpret_cast<const LooseBytes*>(p);
+#endif
+}
+
+// a[2 i] * b[2 i] + a[2 i + 1] * b[2 i + 1]
+PC_FORCE_INLINE IntVec multiply_pairs(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+  return (IntVec)_mm512_maskz_madd_epi16(kAllLanes, (__m512i)a, (__m512i)b);
+#else
+  return (IntVec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// sum + multiply_pairs(a, b). Without an instruction for both, the sum is made here: GCC would add products first, and
+// lack registers for them. It is passed by value, because GCC keeps an array in memory whose elements are operands of
+// assembly.
+PC_FORCE_INLINE IntVec add_pairs(IntVec sum, Shorts a, Shorts b) {
+#if defined(__AVX512VNNI__)
+  return (IntVec)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+#else
+  sum += multiply_pairs(a, b);
+#if defined(__AVX512F__)
+  asm("" : "+v"(sum));
+#else
+  asm("" : "+x"(sum));
+#endif
+  return sum;
+#endif
+}
+
+PC_FORCE_INLINE Vec to_floats(IntVec v) { return __builtin_convertvector(v, Vec); }
+
+// The nearest integers, ties to even.
+PC_FORCE_INLINE IntVec nearest(Vec v) {
+#if defined(__AVX512F__)
+  return (IntVec)_mm512_maskz_cvtps_epi32(kAllLanes, (__m512)v);
+#else
+  return (IntVec)_mm256_cvtps_epi32((__m256)v);
+#endif
+}
+
+// Stores 2 kLanes integers that fit in int16.
+PC_FORCE_INLINE void store_shorts(int16_t* to, IntVec low, IntVec high) {
+#if defined(__AVX512F__)
+  const __m512i order = _mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0);
+  const __m512i both = _mm512_maskz_packs_epi32(~__mmask32{0}, (__m512i)low, (__m512i)high);
+  _mm512_storeu_si512(to, _mm512_maskz_permutexvar_epi64(0xff, order, both));
+#else
+  const __m256i both = _mm256_packs_epi32((__m256i)low, (__m256i)high);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permute4x64_epi64(both, 0b11'01'10'00));
+#endif
+}
+
+// The words of two rows in turn, a0 b0 a1 b1 .., from the low (kHalf 0) or the high half of each 16-byte part.
+template <int kHalf>
+PC_FORCE_INLINE Bytes zip_words(Bytes a, Bytes b) {
+#if defined(__AVX512BW__)
+  constexpr __mmask32 kAll = ~__mmask32{0};
+  return (Bytes)(kHalf == 0 ? _mm512_maskz_unpacklo_epi16(kAll, (__m512i)a, (__m512i)b)
+                            : _mm512_maskz_unpackhi_epi16(kAll, (__m512i)a, (__m512i)b));
+#else
+  return (Bytes)(kHalf == 0 ? _mm256_unpacklo_epi16((__m256i)a, (__m256i)b)
+                            : _mm256_unpackhi_epi16((__m256i)a, (__m256i)b));
+#endif
+}
+
+// Sign-extended.
+PC_FORCE_INLINE void split(Bytes bytes, Shorts (&words)[2]) {
+  words[0] = (Shorts)((Words)bytes << 8) >> 8;
+  words[1] = (Shorts)bytes >> 8;
+}
+
+template <int kPart>
+PC_FORCE_INLINE Words nibbles(Bytes bytes) {
+  return (Words)bytes >> 4 * kPart & 0x0f0f;
+}
+
+// Codes of integers without groups; words() writes the words of a part of a vector of stored bytes.
+template <int kPartsOfByte, bool kZeroPoints>
+struct PlainIntegers {
+  static constexpr int kParts = kPartsOfByte, kGroup = 0;
+  static constexpr bool kHasZeroPoints = kZeroPoints;
+  static constexpr float kUnit = 1.0f;
+};
+
+struct Int8Integers : PlainIntegers<1, false> {
+  template <int kPart>
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    split(stored, to);
+  }
+};
+
+struct Int4Integers : PlainIntegers<2, true> {
+  template <int kPart>
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    to[0] = (Shorts)((Words)stored >> 4 * kPart & 15);
+    to[1] = (Shorts)((Words)stored >> (8 + 4 * kPart) & 15);
+  }
+  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return stored & 15; }
+};
+
+// A lane of sums over the words of a key, and a quarter of those over values, has dims of one group.
+struct E2M1Integers {
+  static constexpr int kParts = 2, kGroup = 16;
+  static constexpr bool kHasZeroPoints = false;
+  static constexpr float kUnit = 0.5f;
+  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return look_up(halves_, stored & 15); }
+
+#if defined(__AVX512BW__)
+  // The other nibbles of a word are shifted out of its index, or do not count in it.
+  template <int kPart>
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    const auto look_up_words = [this](Words index) __attribute__((always_inline)) {
+      return (Shorts)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, wide_halves_);
+    };
+    to[0] = look_up_words((Words)stored >> 4 * kPart);
+    to[1] = look_up_words((Words)stored >> (8 + 4 * kPart));
+  }
+#else
+  template <int kPart>
+  PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
+    split(look_up(halves_, (Bytes)nibbles<kPart>(stored)), to);
+  }
+#endif
+
+ private:
+  static constexpr uint8_t kHalves[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 255, 254, 253, 252, 250, 248, 244};
+  const Bytes halves_ = repeat(kHalves);
+#if defined(__AVX512BW__)
+  // Twice the 16 numbers.
+  const __m512i wide_halves_ = _mm512_maskz_cvtepi8_epi16(
+      ~__mmask32{0}, _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kHalves))));
+#endif
+};
+
+template <typename Codes>
+constexpr int kOperands = 2 * Codes::kParts;
+
+// Dims in a vector of stored bytes.
+template <typename Codes>
+constexpr int kBytesDims = kOperands<Codes> * kWordLanes;
+
+// The dim of word `word` of an operand.
+template <typename Codes>
+constexpr int dim_of(int operand, int word) {
+  const int part = operand / 2, odd = operand % 2;
+  return Codes::kParts == 1 ? 2 * word + odd : 4 * word + 2 * odd + part;
+}
+
+// The zero points of a tile of int4.
+PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, float* points) {
+  for (int t = 0; t < kTileTokens; ++t) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, tile.scales[t], sizeof bits);
+    points[t] = static_cast<float>(bits & 15);
+  }
+}
+
+// kLanes scale bytes of groups; 8 of them fill the first lanes.
+PC_FORCE_INLINE __m128i load_scales(const char* p) {
+  return kLanes == 16 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
+                      : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+}
+
+// Numbers of the scale bytes of groups of 16.
+PC_FORCE_INLINE Vec numbers_of_scales(Format format, __m128i bytes) {
+#if defined(__AVX512F__)
+  const auto words = (HalfVec)_mm256_cvtepi8_epi16(bytes);
+  const auto codes = (IntVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, bytes);
+#else
+  const auto words = (HalfVec)_mm_cvtepi8_epi16(bytes);
+  const auto codes = (IntVec)_mm256_cvtepu8_epi32(bytes);
+#endif
+  if (format == Format::NVFP4) {  // the bits of a float16 number that is 256 times as small
+    return widen_f16((words << 7 & 0xbfff) | (HalfVec)((words & 0x7f) == 0x7f)) * 256.0f;
+  }
+  const IntVec least = splat_bits(0x00400000);  // 2^-127
+  return (Vec)(max(codes << 23, least) | (IntVec)(codes == 255));
+}
+
+// Calls visit.operator()<Codes>() for the codes of a format.
+template <typename Visit>
+PC_FORCE_INLINE auto with_integers(Format format, Visit&& visit) {
+  switch (format) {
+    case Format::I8Token: return visit.template operator()<Int8Integers>();
+    case Format::I4Token: return visit.template operator()<Int4Integers>();
+    default: return visit.template operator()<E2M1Integers>();
+  }
+}
+
+// True if the products of a format and dim are made here. Sums of int32 hold 2,048 dims of int8.
+PC_FORCE_INLINE bool has_integers(const Cache& cache) {
+  const bool known = cache.format == Format::I8Token || cache.format == Format::I4Token ||
+                     cache.format == Format::FP4Block16 || cache.format == Format::NVFP4;
+  return known && cache.dim % 64 == 0 && cache.dim <= 2048;
+}
+
+#endif
+
+}  // namespace
+}  // namespace pagecore::cpu::PC_ISA

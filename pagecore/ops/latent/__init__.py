@@ -1,0 +1,1 @@
+"""Latent attention (MLA): writes, reads and attention of latents, and the indexer of sparse ones."""

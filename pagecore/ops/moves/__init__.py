@@ -1,0 +1,1 @@
+"""Writes to a paged cache, and moves of its blocks and slots."""

@@ -1,0 +1,1 @@
+"""Sparse selection: summaries of keys, scores of blocks and tokens, and the choice of the best."""
