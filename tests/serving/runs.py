@@ -30,6 +30,17 @@ def sampled(step):
     return ids
 
 
+def advance(scheduler, steps=1):
+    """Run some steps; return the runs of each."""
+    runs = []
+    for _ in range(steps):
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        scheduler.accept(step, sampled(step))
+        runs.append(step.runs)
+    return runs
+
+
 def drain(scheduler, observe=lambda step: None, steps_max=100_000):
     """Run until no request is left; return the finished runs in order."""
     finished = []

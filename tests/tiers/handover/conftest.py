@@ -52,3 +52,9 @@ def pair(request, tmp_path_factory):
     """A pair of each kind."""
     with pair_of(request.param, tmp_path_factory.mktemp("pair")) as made:
         yield made
+
+
+@pytest.fixture
+def tcp(tmp_path):
+    with pair_of("tcp", tmp_path) as pair:
+        yield pair
