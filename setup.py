@@ -133,7 +133,7 @@ def prelude(name: str) -> str:
 def headers_of(rooms: "Iterable[str]") -> list[str]:
     """Return the headers of rooms, and those outside of rooms."""
     own = [header for room in rooms for header in sources(f"pagecore/{room}/**/*.hpp")]
-    return [*own, *sources("cuda_src/*.h"), *sources("third_party/*.h")]
+    return [*own, *sources("cuda_src/**/*.h"), *sources("third_party/*.h")]
 
 
 def compiled_from(room: str) -> list[str]:
@@ -326,6 +326,12 @@ def native_parts() -> dict[str, object]:
     return {"libraries": folder_libraries(isas), "ext_modules": extensions}
 
 
+def kernel_packages() -> list[str]:
+    """Return cuda_src and its folders: they hold no Python, but setuptools copies data of packages alone."""
+    folders = {Path(path).parent for name in ("*.cu", "*.cuh", "*.h") for path in sources(f"cuda_src/**/{name}")}
+    return ["pagecore.cuda_src", *sorted(f"pagecore.{'.'.join(folder.parts)}" for folder in folders)]
+
+
 if __name__ == "__main__":
     setup(
         package_dir={"pagecore": "pagecore", "pagecore.cuda_src": "cuda_src"},
@@ -334,7 +340,8 @@ if __name__ == "__main__":
                 path.parent.relative_to(ROOT).as_posix().replace("/", ".")
                 for path in ROOT.glob("pagecore/**/__init__.py")
             ),
-            "pagecore.cuda_src",
+            # Its folders hold no Python, but are packages to setuptools, which copies the data of packages.
+            *(f"pagecore.{path.rstrip('/').replace('/', '.')}" for path in sources("cuda_src/**/")),
         ],
         cmdclass={"build_clib": BuildLibraries, "build_ext": BuildExtensions},
         **native_parts(),

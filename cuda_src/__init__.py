@@ -1,1 +1,1 @@
-"""CUDA C++ sources of pagecore, as data: entry points (.cu), their parts (.cuh) and the shared structs (abi.h)."""
+"""CUDA C++ sources of pagecore, as data: entry points (.cu), their parts (.cuh), structs that the host shares (.h)."""

@@ -156,6 +156,52 @@ def test_native_code_knows_its_own_room_and_no_python(path):
             assert "Python.h" not in include, f"{path} includes {include}"
 
 
+# The folders of kernels, and the folders that each includes. Every folder includes itself and abi.
+KERNELS = {
+    "abi": set(),
+    "shapes": set(),
+    "device": set(),
+    "attention": {"shapes", "device"},
+    "latent": {"shapes", "device", "attention"},
+    "sparse": {"device"},
+    "moves": {"device"},
+    "codecs": {"device", "latent"},
+    "tables": {"device"},
+}
+KERNEL_FILES = sorted(path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in {".cu", ".cuh", ".h"})
+
+
+def included_kernels(path):
+    """Return the files of cuda_src that one of them includes, by their paths in it."""
+    return re.findall(r'^#include "cuda_src/([^"]+)"', path.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("folder", KERNELS)
+def test_includes_of_kernels_run_one_way(folder):
+    found = [path for path in KERNEL_FILES if path.relative_to(ROOT / "cuda_src").parts[0] == folder]
+    assert found
+    for path in found:
+        includes = included_kernels(path)
+        used = {include.partition("/")[0] for include in includes} - {folder, "abi"}
+        assert used <= KERNELS[folder], f"{path.relative_to(ROOT)} may not include {sorted(used - KERNELS[folder])}"
+        # The host includes headers alone.
+        assert path.suffix != ".h" or all(include.endswith(".h") for include in includes), path
+        named = re.findall(r'^#include ["<]([^">]+)', path.read_text(), re.MULTILINE)
+        others = {each for each in named if not each.startswith("cuda_src/")} - {"emulated_primitives.hpp"}
+        assert not others, f"{path.relative_to(ROOT)} includes {sorted(others)}"
+
+
+def test_files_and_folders_of_kernels_form_no_circles():
+    files, folders = {}, {}
+    for path in KERNEL_FILES:
+        name = path.relative_to(ROOT / "cuda_src")
+        assert name.parts[0] in KERNELS, f"{name} is in none of the folders {sorted(KERNELS)}"
+        files[name.as_posix()] = includes = included_kernels(path)
+        used = {str(Path(include).parent) for include in includes} - {str(name.parent)}
+        folders.setdefault(str(name.parent), set()).update(used)
+    assert circles(files) == circles(folders) == []
+
+
 BACKENDS = sorted(
     path
     for backend in ("cpu", "cuda")

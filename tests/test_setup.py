@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("Cython", reason="needs cython: it is not installed")
 
 ROOT = Path(__file__).parent.parent
-HEADERS = ["pagecore/native/a.hpp", "pagecore/index/radix/b.hpp", "cuda_src/c.h", "third_party/d.h"]
+HEADERS = ["pagecore/native/a.hpp", "pagecore/index/radix/b.hpp", "cuda_src/abi/c.h", "third_party/d.h"]
 # Writes the flags before -o into the file named after it, and fails if one of them is --fail.
 COMPILER = """
 while [ "$1" != -o ]; do flags="$flags $1"; shift; done

@@ -22,7 +22,7 @@ from pagecore.ops.cuda.manifest import instances
 from pagecore.ops.cuda.sources import source_folder, with_headers
 assert source_folder().parent.name == "pagecore", source_folder()
 for source in {each.source for each in instances()}:
-    assert "abi.h" in with_headers(source)[1], source
+    assert "cuda_src/abi/types.h" in with_headers(source)[1], source
 cache = pagecore.PagedKVCache(pagecore.AttentionSpec(2, 8, dtype="float32"), num_blocks=4)
 with cache.add_sequence([1, 2, 3]) as sequence:
     batch = cache.prepare([sequence], 3)
@@ -55,8 +55,8 @@ def wheel(tmp_path_factory):
 @pytest.mark.slow
 def test_a_wheel_holds_sources_for_cuda_and_cimport_and_nothing_generated(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    sources = [path for path in (ROOT / "cuda_src").iterdir() if path.suffix in {".cu", ".cuh", ".h", ".toml"}]
-    assert {f"pagecore/cuda_src/{path.name}" for path in sources} <= set(names)
+    sources = [path for path in (ROOT / "cuda_src").rglob("*") if path.suffix in {".cu", ".cuh", ".h", ".toml"}]
+    assert {f"pagecore/{path.relative_to(ROOT).as_posix()}" for path in sources} <= set(names)
     for room in ("arrays", "index", "ops", "cache"):
         assert any(name.startswith(f"pagecore/{room}/") and name.endswith(".pxd") for name in names)
         assert any(name.startswith(f"pagecore/{room}/") and name.endswith(".so") for name in names)

@@ -20,7 +20,7 @@
 #include <limits>
 #include <vector>
 
-#include "cuda_src/abi.h"
+#include "cuda_src/abi/types.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/key_range.hpp"

@@ -5,7 +5,7 @@ from libcpp cimport bool as cbool
 from pagecore.native.translate cimport raise_python_error
 
 
-cdef extern from "cuda_src/abi.h" nogil:
+cdef extern from "cuda_src/abi/types.h" nogil:
     cdef struct PcWorkItem:
         int32_t sequence
         int32_t query_begin

@@ -14,7 +14,7 @@ from tests.ops.cases import Case, assert_lse_close, assert_output_close
 from tests.reference import attention as reference
 
 FLOATS = {"float32": (0, "float"), "float16": (1, "pc_half"), "bfloat16": (2, "pc_bfloat16")}
-PROMPT_ROWS = 128  # kPromptRows of abi_plan.h
+PROMPT_ROWS = 128  # kPromptRows of abi/plan.h
 FAR_ROWS, FAR_BYTES = 2**26, 2**33  # distance of the partial rows, and of the mask, from their address
 ITEM = np.dtype([(name, np.int32) for name in (
     "sequence", "query_begin", "query_count", "key_begin", "key_end", "partial", "split", "num_splits"
@@ -57,7 +57,7 @@ assert ctypes.sizeof(Params) == 528
 
 
 class Shape(ctypes.Structure):
-    """PcLaunchShape of attention_shape.h."""
+    """PcLaunchShape of shapes/attention.h."""
 
     _fields_ = [
         (name, ctypes.c_int) for name in ("threads", "shared_bytes", "blocks_per_sm", "max_rows", "tile_tokens")
@@ -65,7 +65,7 @@ class Shape(ctypes.Structure):
 
 
 class Dims(ctypes.Structure):
-    """PcMatrixDims of attention_shape.h."""
+    """PcMatrixDims of shapes/attention.h."""
 
     _fields_ = [("key", ctypes.c_int), ("value", ctypes.c_int)]
 
@@ -73,18 +73,18 @@ class Dims(ctypes.Structure):
 @functools.cache
 def launch_shapes() -> ctypes.CDLL:
     """Compile the kernels' header for the host, and load it."""
-    header = (build.SOURCES / "attention_shape.h").read_text()
+    header = (build.SOURCES / "shapes" / "attention.h").read_text()
     unit = build.FOLDER / f"attention_shape-{build.key_of(header)}.cpp"
     path = unit.with_suffix(".so")
     if not path.exists():
         build.FOLDER.mkdir(parents=True, exist_ok=True)
         unit.write_text(
-            '#include "attention_shape.h"\n'
+            '#include "cuda_src/shapes/attention.h"\n'
             'extern "C" PcLaunchShape decode(int key, int value) { return pc_decode_shape(key, value); }\n'
             'extern "C" PcMatrixDims dims(int head, int value) { return pc_matrix_dims(head, value); }\n'
             'extern "C" PcLaunchShape general(int dim) { return pc_general_shape(dim); }\n'
         )
-        build.compile_library(path, [f"-I{build.SOURCES}", str(unit)])
+        build.compile_library(path, [f"-I{build.ROOT}", str(unit)])
     library = ctypes.CDLL(str(path))
     library.decode.restype = library.general.restype = Shape
     library.dims.restype = Dims

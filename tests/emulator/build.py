@@ -157,14 +157,15 @@ def instance_key(instance: Instance, include: tuple[Path, ...]) -> str:
 def instance_path(instance: Instance, sources: Path = SOURCES, folder: Path = FOLDER) -> Path:
     """Return the path of an instance; build it if it is not up to date.
 
-    If no file of an instance has a planted fault, the instance is that of the kernels without faults.
+    A copy of cuda_src has this name, so that its includes are found in it. If no file of an instance has a planted
+    fault, the instance is that of the kernels without faults.
     """
-    include = (sources, SOURCES, NATIVE)
+    include = (sources, sources.parent, ROOT, NATIVE)
     key = instance_key(instance, include)
     if (
         sources != SOURCES
         and (SOURCES / instance.source).is_file()
-        and key == instance_key(instance, (SOURCES, NATIVE))
+        and key == instance_key(instance, (SOURCES, ROOT, NATIVE))
     ):
         return instance_path(instance)
     path = folder / f"{re.sub('[^A-Za-z0-9_]+', '-', instance.name).strip('-')}-{key}.so"

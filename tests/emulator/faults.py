@@ -35,22 +35,22 @@ class Fault:
 
 def markers(sources: Path) -> list[str]:
     """Return the names of all marked lines in a folder of kernels, one entry for each line."""
-    return sorted(name for path in sources.iterdir() if path.is_file() for name in MARKER.findall(path.read_text()))
+    return sorted(name for path in _files(sources) for name in MARKER.findall(path.read_text()))
 
 
 def plant(folder: Path, sources: Path, *faults: Fault) -> Path:
-    """Return a copy of a folder of kernels, under `folder`, with faults planted.
+    """Return a copy of a folder of kernels, in `folder` and of its name, with faults planted.
 
     Raises
     ------
     MarkerError
         A marker is on no line, or on several.
     """
-    copy = Path(shutil.copytree(sources, folder / "sources"))
+    copy = Path(shutil.copytree(sources, folder / sources.name))
     for fault in faults:
-        found = [path for path in sorted(copy.iterdir()) if path.is_file() for _ in _lines(path, fault.marker)]
+        found = [path for path in _files(copy) for _ in _lines(path, fault.marker)]
         if len(found) != 1:
-            places = ", ".join(path.name for path in found) or "none"
+            places = ", ".join(path.relative_to(copy).as_posix() for path in found) or "none"
             raise MarkerError(
                 f"expected one line with '// fault: {fault.marker}' in {sources}, got {len(found)} ({places}); "
                 "mark the line, or rename the fault"
@@ -61,6 +61,11 @@ def plant(folder: Path, sources: Path, *faults: Fault) -> Path:
         lines[at] = f"{fault.line}\n"
         path.write_text("".join(lines))
     return copy
+
+
+def _files(sources: Path) -> list[Path]:
+    """Return the files of a folder of kernels and of the folders in it, without the bytecode of Python."""
+    return sorted(path for path in sources.rglob("*") if path.is_file() and path.suffix != ".pyc")
 
 
 def _lines(path: Path, marker: str) -> list[int]:

@@ -45,7 +45,7 @@ def survivors(
     """Return the mutants that `work` runs without an error of the emulator or of its own assertions."""
     found = []
     for number, mutant in enumerate(mutants(files)):
-        sources = Path(shutil.copytree(SOURCES, folder / str(number)))
+        sources = Path(shutil.copytree(SOURCES, folder / str(number) / SOURCES.name))
         (sources / mutant.file).write_text(mutant.text)
         try:
             for seed in seeds:

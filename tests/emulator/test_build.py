@@ -27,7 +27,7 @@ void scale(const PcScale params) {
 """
 HEADER = """
 #pragma once
-#include "primitives.cuh"
+#include "cuda_src/device/primitives.cuh"
 struct PcScale { pc_address data; };
 template <typename T> constexpr int threads_of() { return sizeof(T) == 8 ? 32 : 64; }
 """

@@ -127,29 +127,48 @@ def sparse(runtime):
 
 KERNELS = {
     "decode": (
-        ["decode.cu", "warp_ring.cuh", "tile_walk.cuh", "splits.cuh"],
+        [
+            "attention/decode/decode.cu",
+            "attention/tiles/warp_ring.cuh",
+            "attention/tiles/tile_walk.cuh",
+            "attention/softmax/splits.cuh",
+        ],
         attend(DECODE, MIXED, num_workers=(2,)),
     ),
-    "general": (["general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
+    "general": (["attention/general/general.cu"], attend(FLOATS, replace(DECODE, dims=(40, 40)), num_workers=(2,))),
     "stored": (
-        ["general_stored.cuh", "stored_rows.cuh", "warp_ring.cuh"],
+        ["attention/general/stored.cuh", "attention/decode/stored_rows.cuh", "attention/tiles/warp_ring.cuh"],
         attend_stored(("int8_token", None), ("int8_token", "int8_token"), ("nvfp4", "nvfp4")),
     ),
     "latent": (
-        ["latent.cu", "latent_ring.cuh", "latent_rows.cuh"],
+        ["latent/attention/latent.cu", "latent/attention/ring.cuh", "latent/attention/rows.cuh"],
         attend_latents({"dims": (256, 64)}, {"dims": (256, 64), "format": "float8_e4m3fn"}),
     ),
-    "general latent": (["general_latent.cu"], attend_latents({"dims": (40, 16), "dtype": "float32"})),
+    "general latent": (["latent/attention/general_latent.cu"], attend_latents({"dims": (40, 16), "dtype": "float32"})),
     "prefill over codes": (
-        ["prefill_stored.cuh"],
+        ["attention/prefill/stored.cuh"],
         in_turn(prompts_stored("int8_token", "float16"), prompts_stored("nvfp4", "bfloat16")),
     ),
-    "prefill": (["prefill.cu", "prefill_feed.cuh", "prefill_output.cuh", "prefill_sums.cuh"], prompts()),
-    "prefill variants": (["prefill.cu", "prefill_sums.cuh"], prompts("SlotsFirstWholeTile", dims=(128, 128))),
-    "prefill of wide keys": (["prefill.cu", "prefill_output.cuh"], prompts(dims=(192, 128))),
-    "sparse": (["summaries.cu", "block_scores.cu", "select.cu", "select_cut.cuh"], sparse),
+    "prefill": (
+        [
+            "attention/prefill/prefill.cu",
+            "attention/prefill/feed.cuh",
+            "attention/prefill/output.cuh",
+            "attention/prefill/sums.cuh",
+        ],
+        prompts(),
+    ),
+    "prefill variants": (
+        ["attention/prefill/prefill.cu", "attention/prefill/sums.cuh"],
+        prompts("SlotsFirstWholeTile", dims=(128, 128)),
+    ),
+    "prefill of wide keys": (
+        ["attention/prefill/prefill.cu", "attention/prefill/output.cuh"],
+        prompts(dims=(192, 128)),
+    ),
+    "sparse": (["sparse/summaries.cu", "sparse/block_scores.cu", "sparse/select.cu", "sparse/select_cut.cuh"], sparse),
     "plan": (
-        ["plan.cu", "plan_section.cuh", "block_sums.cuh"],
+        ["attention/plan/plan.cu", "attention/plan/section.cuh", "device/block_sums.cuh"],
         in_turn(attend(MIXED, replace(DECODE, seq_lens=(50,) * 300)), gather),
     ),
 }

@@ -200,7 +200,7 @@ def declarations(text):
 
 
 def test_every_primitive_has_two_bodies_with_the_same_arguments():
-    device = declarations((SOURCES / "primitives.cuh").read_text().partition("#else")[2])
+    device = declarations((SOURCES / "device" / "primitives.cuh").read_text().partition("#else")[2])
     emulated = {}
     for name in ("primitives", "global", "shared"):
         for found, arguments in declarations((NATIVE / f"emulated_{name}.hpp").read_text()).items():

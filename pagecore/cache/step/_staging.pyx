@@ -12,7 +12,7 @@ from pagecore.ops.plan cimport PlanBatch
 cdef extern from *:
     """
     #include <bit>
-    #include "cuda_src/abi_moves.h"
+    #include "cuda_src/abi/moves.h"
     #include "pagecore/index/tables/changed_entries.hpp"
     using pagecore::ChangedEntry;
     static_assert(std::endian::native == std::endian::little && sizeof(PcTableEntry) == sizeof(ChangedEntry) &&

@@ -221,7 +221,7 @@ Work items of the attention of one batch.
 
     @property
     def items(self):
-        """A copy of the work items: a structured array with the fields of PcWorkItem (cuda_src/abi.h)."""
+        """A copy of the work items: a structured array with the fields of PcWorkItem (cuda_src/abi/types.h)."""
         if self.cuda is not None:
             return np.concatenate([self.cuda.items(section)[0] for section in range(2)]).view(ITEM)[:, 0]
         cdef int64_t num_bytes = self.plan.counts().num_items * <int64_t>sizeof(PcWorkItem)

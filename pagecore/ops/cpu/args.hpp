@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda_src/abi.h"
+#include "cuda_src/abi/types.h"
 #include "pagecore/ops/args.hpp"
 
 namespace pagecore::cpu {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda_src/abi.h"
+#include "cuda_src/abi/types.h"
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/code_tables.hpp"
 #include "pagecore/ops/cpu/codec.hpp"

@@ -27,11 +27,11 @@ cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" 
     PcIndices device_indices(const Indices& indices)
     PcTable device_table(const Table& table)
 
-cdef extern from "cuda_src/abi_moves.h" nogil:
+cdef extern from "cuda_src/abi/moves.h" nogil:
     cdef enum:
         PC_MOVE_SHARED_BYTES
 
-cdef extern from "cuda_src/abi_checks.h" nogil:
+cdef extern from "cuda_src/abi/checks.h" nogil:
     cdef struct PcIdParams:
         PcIndices ids
         int64_t lowest

@@ -16,7 +16,7 @@ from pagecore.ops.arguments._place cimport Place, note_written
 
 from pagecore.ops.cuda import kernels
 
-cdef extern from "cuda_src/abi_moves.h" nogil:
+cdef extern from "cuda_src/abi/moves.h" nogil:
     cdef enum:
         PC_MOVE_SHARED_BYTES
 

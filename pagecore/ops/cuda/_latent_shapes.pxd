@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcLaunchShape, PcRows
 
 
-cdef extern from "cuda_src/latent_shape.h" nogil:
+cdef extern from "cuda_src/shapes/latent.h" nogil:
     cdef struct PcDivisor:
         pass
 

@@ -2,7 +2,7 @@
 
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, PcFloat, PcLaunchShape
 
-cdef extern from "cuda_src/latent_shape.h" nogil:
+cdef extern from "cuda_src/shapes/latent.h" nogil:
     cdef struct PcLatentKernel:
         PcFloat type
         int dim

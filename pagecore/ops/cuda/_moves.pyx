@@ -26,7 +26,7 @@ from pagecore.ops.arguments._place cimport Place, note_written
 from pagecore.arrays import cuda, streams
 from pagecore.ops.cuda import kernels
 
-cdef extern from "cuda_src/abi_moves.h" nogil:
+cdef extern from "cuda_src/abi/moves.h" nogil:
     cdef struct PcTableParams:
         uintptr_t entries
         uintptr_t count

@@ -6,7 +6,7 @@ from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.plan cimport PlanBatch, PlanOptions
 
 
-cdef extern from "cuda_src/abi_plan.h" nogil:
+cdef extern from "cuda_src/abi/plan.h" nogil:
     enum: PC_DECODE
     enum: PC_PROMPTS
     enum: PC_NUM_SECTIONS

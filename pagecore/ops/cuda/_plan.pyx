@@ -18,7 +18,7 @@ cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
 cdef enum:
     ALIGNMENT = 256  # of the parts of a workspace, in bytes
 
-cdef extern from "cuda_src/prefill_shape.h" nogil:
+cdef extern from "cuda_src/shapes/prefill.h" nogil:
     cdef struct PcLaunchShape:
         pass
 
@@ -27,14 +27,14 @@ cdef extern from "cuda_src/prefill_shape.h" nogil:
     int pc_resident_ctas(PcLaunchShape shape, int shared_bytes_per_sm)
 
 
-cdef extern from "cuda_src/latent_shape.h" nogil:
+cdef extern from "cuda_src/shapes/latent.h" nogil:
     int max_latent_tiles "pc_max_latent_tiles"(int num_heads)
 
 
 cdef class CudaPlan:
     """The part of an AttentionPlan that is specific to CUDA.
 
-    It holds a buffer of fixed layout (cuda_src/abi_plan.h), planned on the host and copied, and a workspace for partial
+    It holds a buffer of fixed layout (cuda_src/abi/plan.h), planned on the host and copied, and a workspace for partial
     results. Both are kept from step to step. With `is_fixed`, capacities are chosen by the constructor, and neither the
     layout nor an address changes, so a captured graph is valid for every later plan. If a call with wider values
     replaces the workspace, the former one is kept too, because earlier graphs write to it.

@@ -12,7 +12,7 @@ from pagecore.arrays.uploads import upload
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel as load_kernel
 
-cdef extern from "cuda_src/abi_sparse.h" nogil:
+cdef extern from "cuda_src/abi/sparse.h" nogil:
     cdef struct PcIndices:
         uint64_t data
         int64_t stride

@@ -11,7 +11,7 @@ from pagecore.ops.state_plane cimport StatePlane
 from pagecore.arrays import cuda
 from pagecore.ops.cuda import kernels
 
-cdef extern from "cuda_src/abi_states.h" nogil:
+cdef extern from "cuda_src/abi/states.h" nogil:
     cdef struct PcStateParams:
         pass
 

@@ -1,11 +1,11 @@
-# The parts of cuda_src/abi_attention.h and abi_plan.h that the binding of attention uses, and the conversion to them.
+# The parts of cuda_src/abi/attention.h and plan.h that the binding of attention uses, and the conversion to them.
 from libc.stdint cimport int16_t, int32_t, int64_t, uint64_t
 
 from pagecore.ops.args cimport Cache, Indices, Table, TokenArray
 from pagecore.ops.cuda._plan cimport PcPlanLayout
 
 
-cdef extern from "cuda_src/abi_plan.h" nogil:
+cdef extern from "cuda_src/abi/plan.h" nogil:
     enum PcFloat:
         PC_FLOAT32
         PC_FLOAT16
@@ -101,7 +101,7 @@ cdef extern from "cuda_src/abi_plan.h" nogil:
     const int32_t kFoldTokens "pagecore::kFoldTokens"
 
 
-cdef extern from "cuda_src/abi_formats.h" nogil:
+cdef extern from "cuda_src/abi/formats.h" nogil:
     enum PcFormat:
         PC_PLAIN
 
@@ -116,7 +116,7 @@ cdef extern from "cuda_src/abi_formats.h" nogil:
         PcStored value
 
 
-cdef extern from "cuda_src/attention_shape.h" nogil:
+cdef extern from "cuda_src/shapes/attention.h" nogil:
     cdef struct PcLaunchShape:
         int threads
         int shared_bytes
@@ -133,7 +133,7 @@ cdef extern from "cuda_src/attention_shape.h" nogil:
     const int kMaxGeneralDim "pc_max_general_dim"
 
 
-cdef extern from "cuda_src/stored_shape.h" nogil:
+cdef extern from "cuda_src/shapes/stored.h" nogil:
     cdef struct PcStoredKernel:
         int type
         int bits
@@ -146,7 +146,7 @@ cdef extern from "cuda_src/stored_shape.h" nogil:
     PcLaunchShape pc_stored_shape(int bits, int dim)
 
 
-cdef extern from "cuda_src/prefill_shape.h" nogil:
+cdef extern from "cuda_src/shapes/prefill.h" nogil:
     PcLaunchShape pc_prefill_shape(int key_dim, int value_dim, bint full)
     PcLaunchShape pc_prefill_stored_shape(int code_bits, int dim, bint full)
 

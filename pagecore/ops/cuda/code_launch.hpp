@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda_src/abi_formats.h"
+#include "cuda_src/abi/formats.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/args.hpp"
 #include "pagecore/ops/cuda/device_args.hpp"

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda_src/abi_convert.h"
+#include "cuda_src/abi/convert.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/args.hpp"
 #include "pagecore/ops/cuda/device_args.hpp"

@@ -7,7 +7,7 @@
 //     kFoldTokens; a kernel folds a whole tile at the same multiples, so the bits of the result are equal.
 // C3: no array exceeds the capacities of its layout; see `make_layout`.
 // C4: the plan depends on the lengths and options alone.
-// C5: sinks are items of their own, the first split of their tile (abi_plan.h).
+// C5: sinks are items of their own, the first split of their tile (abi/plan.h).
 // Cost: O(n log n) for n items, no allocation once the buffers have grown. Threads: one planner, one thread.
 #pragma once
 
@@ -16,7 +16,7 @@
 #include <cstring>
 #include <vector>
 
-#include "cuda_src/abi_plan.h"
+#include "cuda_src/abi/plan.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/plan.hpp"

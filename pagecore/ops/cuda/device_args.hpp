@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda_src/abi_formats.h"
+#include "cuda_src/abi/formats.h"
 #include "pagecore/ops/args.hpp"
 
 namespace pagecore::cuda {

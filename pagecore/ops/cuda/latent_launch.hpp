@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda_src/abi_latent.h"
+#include "cuda_src/abi/latent.h"
 #include "pagecore/ops/args.hpp"
 #include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstdint>
 
-#include "cuda_src/abi_latent_rows.h"
+#include "cuda_src/abi/latent_rows.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/args.hpp"
 #include "pagecore/ops/cuda/device_args.hpp"

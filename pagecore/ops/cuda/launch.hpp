@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "cuda_src/abi_moves.h"
+#include "cuda_src/abi/moves.h"
 #include "pagecore/native/rounding.hpp"
 
 namespace pagecore::cuda {

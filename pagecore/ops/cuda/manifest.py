@@ -19,7 +19,7 @@ class Instance:
     name : str
         ``"write_kv<float,pc_half>"``, without spaces; ``"write_kv"`` without arguments.
     entry, source : str
-        The template and its file.
+        The template, and the path of its file in cuda_src.
     arguments : tuple of str
     """
 

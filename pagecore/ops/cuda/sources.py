@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pagecore.errors import DeviceError
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"cuda_src/([^"]+)"', re.MULTILINE)
 
 
 @cache
@@ -28,21 +28,23 @@ def source_folder() -> Path:
 
 
 def read_source(name: str) -> str:
-    """Return the text of a source or header by its bare name."""
+    """Return the text of a source or header by its path in cuda_src."""
     return (source_folder() / name).read_text(encoding="utf-8")
 
 
 def with_headers(name: str) -> tuple[str, dict[str, str]]:
-    """Return a source and all headers that it includes, directly or not, by their bare names.
+    """Return a source and all headers that it includes, directly or not, by the names that includes give them.
 
-    A missing file is skipped: it is the emulator's half of primitives.cuh, which the preprocessor does not include.
+    These names begin with ``cuda_src/``. Another name is that of the emulator's half of primitives.cuh, which the
+    preprocessor of a device does not include.
     """
     text = read_source(name)
     headers: dict[str, str] = {}
     waiting = _INCLUDE.findall(text)
     while waiting:
-        header = waiting.pop()
-        if header not in headers and (source_folder() / header).is_file():
-            headers[header] = read_source(header)
+        path = waiting.pop()
+        header = f"cuda_src/{path}"
+        if header not in headers:
+            headers[header] = read_source(path)
             waiting += _INCLUDE.findall(headers[header])
     return text, headers

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda_src/abi_sparse.h"
+#include "cuda_src/abi/sparse.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/args.hpp"
 #include "pagecore/ops/cuda/device_args.hpp"

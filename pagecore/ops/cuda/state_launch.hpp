@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cuda_src/abi_states.h"
+#include "cuda_src/abi/states.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/ops/cuda/device_args.hpp"
 #include "pagecore/ops/cuda/launch.hpp"

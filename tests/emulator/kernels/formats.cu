@@ -1,5 +1,5 @@
 // Kernels that test the conversions of stored codes.
-#include "formats.cuh"
+#include "cuda_src/device/formats.cuh"
 #include "probe.h"
 
 namespace pagecore {

@@ -1,7 +1,7 @@
 // Parameters of the kernels of the emulator's own tests.
 #pragma once
 
-#include "primitives.cuh"
+#include "cuda_src/device/primitives.cuh"
 
 struct PcProbe {
   pc_address in;

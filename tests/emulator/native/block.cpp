@@ -192,12 +192,18 @@ const char* run(const Launch& launch) {
 
 namespace {
 
-[[noreturn]] void end_launch(const char* file, unsigned line, const char* format, std::va_list arguments) {
+// A file of the kernels from the folder cuda_src on, and the name of any other.
+const char* shown(const char* file) {
+  const char* kernels = std::strstr(file, "cuda_src/");
+  if (kernels != nullptr) return kernels;
   const char* slash = std::strrchr(file, '/');
-  const int length = std::snprintf(message, sizeof(message),
-                                   "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
-                                   place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane,
-                                   slash != nullptr ? slash + 1 : file, line);
+  return slash != nullptr ? slash + 1 : file;
+}
+
+[[noreturn]] void end_launch(const char* file, unsigned line, const char* format, std::va_list arguments) {
+  const int length = std::snprintf(
+      message, sizeof(message), "%s, block (%d, %d, %d), thread %d (warp %d, lane %d), %s:%u: ", current->name,
+      place.block[0], place.block[1], place.block[2], place.thread, place.warp, place.lane, shown(file), line);
   if (length < static_cast<int>(sizeof(message))) {
     std::vsnprintf(message + length, sizeof(message) - length, format, arguments);
   }

@@ -8,7 +8,7 @@ from pagecore.ops.cuda import cubins, manifest, sources
 from tests.capabilities import require_nvrtc
 
 TOY = """\
-#include "toy.cuh"
+#include "cuda_src/toy.cuh"
 struct Params {
   pc_address data;
 };
@@ -26,7 +26,7 @@ PC_KERNEL(128, 1) void spill(const Params params) {
 """
 TOY_PART = """\
 #pragma once
-#include "primitives.cuh"
+#include "cuda_src/device/primitives.cuh"
 template <int N, typename T>
 PC_DEVICE void twice(Global<T> data) {
   data.store(pc_thread(), pc_from_float<T>(N * pc_to_float(data.load(pc_thread()))));
@@ -65,7 +65,8 @@ def toys(tmp_path, monkeypatch):
     """A folder of toy kernels with the real primitives, and an empty cache."""
     folder = tmp_path / "cuda_src"
     folder.mkdir()
-    for name in ("abi.h", "primitives.cuh"):
+    for name in ("abi/types.h", "device/primitives.cuh"):
+        (folder / name).parent.mkdir()
         (folder / name).write_text(sources.read_source(name))
     (folder / "toy.cu").write_text(TOY)
     (folder / "decode_toy.cu").write_text(TOY)

@@ -44,7 +44,7 @@ def change_source(folder, monkeypatch):
 
 
 def change_header(folder, monkeypatch):
-    (folder / "abi.h").write_text((folder / "abi.h").read_text() + "// more\n")
+    (folder / "abi/types.h").write_text((folder / "abi/types.h").read_text() + "// more\n")
 
 
 def change_compiler(folder, monkeypatch):

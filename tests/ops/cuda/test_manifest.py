@@ -64,7 +64,7 @@ def test_an_instance_is_found_by_its_name(toys):
 def test_a_source_is_read_with_all_headers_that_it_includes(toys):
     text, headers = with_headers("toy.cu")
     assert text == read_source("toy.cu")
-    assert set(headers) == {"toy.cuh", "primitives.cuh", "abi.h"}
+    assert set(headers) == {"cuda_src/toy.cuh", "cuda_src/device/primitives.cuh", "cuda_src/abi/types.h"}
 
 
 def test_a_package_without_sources_names_the_remedy(monkeypatch, tmp_path):
