@@ -14,33 +14,35 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench import picture
-from bench.gpu import GpuMissing, require_gpu
-from bench.machine import ROOT, commit, machine, versions
+from bench.gpu.device import GpuMissing, require_gpu
+from bench.harness.machine import ROOT, commit, machine, versions
+from bench.harness.runner import Bench
+from bench.host import picture
 from bench.peers import PeerMissing
-from bench.runner import Bench
 
-NAMES = (
-    "prepare",
-    "index",
-    "prefix",
-    "cpu_write",
-    "gather",
-    "cpu_attention",
-    "formats",
-    "latent",
-    "metrics",
-    "sparse",
-    "trees",
-    "states",
-    "promote",
-    "events",
-    "dispatch",
-    "replay",
-    "scheduler",
-    "tiers",
-)
-# Benches that need a GPU.
+# The folder of each bench, in the order of the list.
+FOLDERS = {
+    "prepare": "index",
+    "index": "index",
+    "prefix": "index",
+    "cpu_write": "host",
+    "gather": "host",
+    "cpu_attention": "host",
+    "formats": "host",
+    "latent": "host",
+    "metrics": "serving",
+    "sparse": "host",
+    "trees": "host",
+    "states": "serving",
+    "promote": "tiers",
+    "events": "tiers",
+    "dispatch": "host",
+    "replay": "serving",
+    "scheduler": "serving",
+    "tiers": "tiers",
+}
+NAMES = tuple(FOLDERS)
+# Benches that need a GPU, in the folder gpu.
 GPU_NAMES = ("gpu_write", "gpu_decode", "gpu_latent", "gpu_prefill", "gpu_sparse")
 # The bench that --plot draws.
 DRAWN = "cpu_attention"
@@ -76,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     if len(titles) > 1:
         return _run_processes(titles, options)
     (title,) = titles
-    return _run_one(title, peers[title] if title in peers else importlib.import_module(f"bench.{title}"), options)
+    return _run_one(title, peers[title] if title in peers else importlib.import_module(module_of(title)), options)
 
 
 def _titles(options: argparse.Namespace) -> list[str]:
@@ -151,9 +153,14 @@ def _write(path: Path, text: str) -> None:
     aside.replace(path)
 
 
-def about(name: str) -> str:
+def module_of(name: str) -> str:
+    """Return the name of a bench's module."""
+    return f"bench.{FOLDERS.get(name, 'gpu')}.{name}"
+
+
+def about(module: str) -> str:
     """Return the first line of a bench's docstring."""
-    return (importlib.import_module(f"bench.{name}").__doc__ or "").splitlines()[0]
+    return (importlib.import_module(module).__doc__ or "").splitlines()[0]
 
 
 def _load_peers(options: argparse.Namespace) -> dict[str, ModuleType]:
@@ -253,9 +260,9 @@ def _writable(path: Path) -> bool:
 
 def _list_names() -> None:
     for name in (*NAMES, *GPU_NAMES):
-        print(f"{name:<14} {about(name)}")
+        print(f"{name:<14} {about(module_of(name))}")
     for peer in PEERS:
-        print(f"--peer {peer:<8} {about(f'peers.{peer}')}")
+        print(f"--peer {peer:<8} {about(f'bench.peers.{peer}')}")
 
 
 def _header(options: argparse.Namespace) -> dict[str, Any]:

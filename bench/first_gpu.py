@@ -24,8 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bench.gpu_facts import commit, cores, find_gpu, print_facts
-from bench.steps import Outcome, Step, run_step, tail, trimmed
+from bench.gpu.facts import commit, cores, find_gpu, print_facts
+from bench.gpu.steps import Outcome, Step, run_step, tail, trimmed
 
 ROOT = Path(__file__).parent.parent
 SCRATCH = ROOT / "build" / "first_gpu"

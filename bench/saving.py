@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.runner import Bench, Job
+from bench.harness.runner import Bench, Job
 from pagecore import set_num_threads
 from pagecore.cache import PagedKVCache
 from pagecore.storage import AttentionSpec

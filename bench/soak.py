@@ -1,6 +1,6 @@
 """A soak of the tiers: engines share stores while faults are drawn at random; every reused byte is compared.
 
-    .venv/bin/python bench/soak.py --minutes 10 [--seed N]
+    .venv/bin/python -m bench.soak --minutes 10 [--seed N]
 
 Two engines have a group with a window, a third has states too. The engines have host memory, a store in memory that
 fails on purpose, a disk store each, and a Redis server if redis-server is installed. They hand sequences over to each
@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.soak_engine import ATTENTION, BLOCK, HYBRID, Engine, StoreMaker, Tokens, Totals
-from bench.soak_faults import FAULTS, FaultyStore, RedisServer, rot_file
-from bench.soak_handover import hand_over
+from bench.soaking.engine import ATTENTION, BLOCK, HYBRID, Engine, StoreMaker, Tokens, Totals
+from bench.soaking.faults import FAULTS, FaultyStore, RedisServer, rot_file
+from bench.soaking.handover import hand_over
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
 from pagecore.tiers.handover.sockets import SocketTransport

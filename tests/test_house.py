@@ -202,6 +202,28 @@ def test_files_and_folders_of_kernels_form_no_circles():
     assert circles(files) == circles(folders) == []
 
 
+# The folders of benches, and the folders that each imports. The modules next to them may import all.
+BENCHES = {
+    "harness": set(),
+    "index": {"harness"},
+    "peers": {"harness", "index"},
+    "host": {"harness", "peers"},
+    "gpu": {"harness", "host"},
+    "tiers": {"harness", "saving"},
+    "serving": {"harness", "index", "peers"},
+    "soaking": set(),
+}
+
+
+@pytest.mark.parametrize("folder", BENCHES)
+def test_imports_of_benches_run_one_way(folder):
+    found = sorted((ROOT / "bench" / folder).glob("*.py"))
+    assert found
+    for path in found:
+        used = {m.split(".")[1] for m in imported_modules(path) if m.startswith("bench.")} - {folder}
+        assert used <= BENCHES[folder], f"{path.relative_to(ROOT)} may not import {sorted(used - BENCHES[folder])}"
+
+
 BACKENDS = sorted(
     path
     for backend in ("cpu", "cuda")

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.harness.runner import Bench, Job, Work
+from bench.harness.targets import DECODE_US_MAX, EXTEND_US_MAX
+from bench.index.slots import SlotCalls, uneven
 from bench.peers import add_to_path, unimportable
 from bench.peers.hollow import hollowed
-from bench.runner import Bench, Job, Work
-from bench.slots import SlotCalls, uneven
-from bench.targets import DECODE_US_MAX, EXTEND_US_MAX
 from pagecore.index import BlockPool, SlotAllocator
 
 VERSION, FOLDER = "0.5.23", "sglang-0.5.23"

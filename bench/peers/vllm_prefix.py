@@ -1,4 +1,4 @@
-"""vLLM 0.33's prefix cache, a dictionary of block hashes over a pool of blocks, as a side of bench/prefix.py.
+"""vLLM 0.33's prefix cache, a dictionary of block hashes over a pool of blocks, as a side of bench/index/prefix.py.
 
 The calls of allocate_slots and free on the pool are made directly: cache_full_blocks, touch, free_blocks, and
 get_new_blocks, which evicts. Block hashes are made with the request; only the figure that says so includes them.
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.index.prefix_load import LENGTH, SHARED, Load
+from bench.index.prefix_sides import Side
 from bench.peers import unimportable
 from bench.peers.vllm import FOLDER, NAME, RECIPE
 from bench.peers.vllm import load as load_vllm
-from bench.prefix_load import LENGTH, SHARED, Load
-from bench.prefix_sides import Side
 
 # Requests are lists of Python integers: more sequences take gigabytes, and smaller blocks minutes of hashing.
 SEQUENCES_MAX = 10_000

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, machine
+from bench import cli
 from bench.cli import GPU_NAMES, NAMES, PEERS
+from bench.harness import machine
 from tests.capabilities import require
 
 pytestmark = pytest.mark.slow
@@ -195,7 +196,7 @@ def bench_named(monkeypatch):
     """Replace a bench by a fake."""
 
     def put(name, run):
-        monkeypatch.setitem(sys.modules, f"bench.{name}", Clockless(run))
+        monkeypatch.setitem(sys.modules, cli.module_of(name), Clockless(run))
 
     return put
 
@@ -225,7 +226,7 @@ def test_a_bench_that_is_killed_keeps_its_figures(tmp_path):
         "def run(bench, options):\n"
         "    bench.compare('good', list, {'control': list}, check=list)\n"
         "    os.kill(os.getpid(), 9)\n"
-        "sys.modules['bench.prepare'] = types.SimpleNamespace(__doc__='One.', run=run)\n"
+        "sys.modules['bench.index.prepare'] = types.SimpleNamespace(__doc__='One.', run=run)\n"
         f"cli.main(['prepare', '--smoke', '--json', {str(path)!r}])\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False)

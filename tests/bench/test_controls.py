@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from bench.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots, NumpyTables
-from bench.synthetic_trace import write_trace
+from bench.index.controls import DequePool, HeapPool, ListPool, NumpyPool, NumpySlots, NumpyTables
+from bench.serving.synthetic_trace import write_trace
 from pagecore import BlockPool, BlockTables
 from pagecore.index import SlotAllocator
 from pagecore.serving.replay.trace import read_trace, scan_trace

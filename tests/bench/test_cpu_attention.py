@@ -1,4 +1,4 @@
-"""bench/cpu_attention.py: the read, the paged copies, the targets, the picture."""
+"""bench/host/cpu_attention.py: the read, the paged copies, the targets, the picture."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from bench import cpu_attention, picture
-from bench.arrays import DTYPES
-from bench.attention_controls import READ, TORCH, Reader, on_threads
-from bench.attention_load import Load, Paged, Shape
-from bench.runner import Bench
+from bench.harness.arrays import DTYPES
+from bench.harness.runner import Bench
+from bench.host import cpu_attention, picture
+from bench.host.attention_controls import READ, TORCH, Reader, on_threads
+from bench.host.attention_load import Load, Paged, Shape
 from tests.capabilities import require
 
 SMALL = Shape(4, 2, 64, 3, 256)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from bench import first_gpu, gpu_facts
+from bench import first_gpu
 from bench.cli import GPU_NAMES
 from bench.first_gpu import archive, environment, main, steps, table
-from bench.gpu_facts import find_gpu
-from bench.steps import LATE, Outcome, Step, run_step, tail, trimmed
+from bench.gpu import facts
+from bench.gpu.facts import find_gpu
+from bench.gpu.steps import LATE, Outcome, Step, run_step, tail, trimmed
 
 pytestmark = pytest.mark.serial  # steps have time limits
 
@@ -78,7 +79,7 @@ def test_a_step_that_takes_too_long_is_interrupted_and_can_still_print(tmp_path)
 
 
 def test_a_step_that_ignores_the_interrupt_is_killed_with_its_children(monkeypatch, tmp_path):
-    monkeypatch.setattr("bench.steps.GRACE_S", 0.5)
+    monkeypatch.setattr("bench.gpu.steps.GRACE_S", 0.5)
     late = shell_step("trap '' INT; sleep 600 & echo $!; wait")
     begin = time.monotonic()
     outcome = run_step(late, late.limit_s, tmp_path / "step.log", os.environ, ROOT)
@@ -309,14 +310,14 @@ class Driver:
 
 
 def test_the_gpu_and_its_driver_are_found(monkeypatch):
-    monkeypatch.setattr(gpu_facts.ctypes, "CDLL", lambda name: Driver(1))
-    monkeypatch.setattr(gpu_facts, "ask_smi", lambda field: "580.1")
+    monkeypatch.setattr(facts.ctypes, "CDLL", lambda name: Driver(1))
+    monkeypatch.setattr(facts, "ask_smi", lambda field: "580.1")
     assert find_gpu() == {"gpu": "NVIDIA H200", "driver": "580.1", "cuda": "13.2"}
 
 
 @pytest.mark.parametrize("driver", [Driver(0), Driver(1, code=100)])
 def test_a_driver_without_a_device_is_reported(monkeypatch, driver):
-    monkeypatch.setattr(gpu_facts.ctypes, "CDLL", lambda name: driver)
+    monkeypatch.setattr(facts.ctypes, "CDLL", lambda name: driver)
     assert find_gpu() == "needs a GPU: the NVIDIA driver sees no device"
 
 
@@ -324,12 +325,12 @@ def test_a_missing_driver_is_reported(monkeypatch):
     def missing(name):
         raise OSError(name)
 
-    monkeypatch.setattr(gpu_facts.ctypes, "CDLL", missing)
+    monkeypatch.setattr(facts.ctypes, "CDLL", missing)
     assert find_gpu() == "needs a GPU: the NVIDIA driver (libcuda.so.1) is not on this machine"
 
 
 def test_the_commit_comes_from_the_environment_or_the_repository_or_is_unknown(monkeypatch, tmp_path):
     monkeypatch.setenv("PAGECORE_COMMIT", "0123456789ab")
-    assert gpu_facts.commit(tmp_path) == "0123456789ab"
+    assert facts.commit(tmp_path) == "0123456789ab"
     monkeypatch.delenv("PAGECORE_COMMIT")
-    assert gpu_facts.commit(tmp_path) == "unknown"
+    assert facts.commit(tmp_path) == "unknown"

@@ -15,12 +15,13 @@ from importlib import import_module
 import pytest
 
 import pagecore
-from bench import cli, gpu, gpu_controls, gpu_write
-from bench.attention_load import Shape
+from bench import cli
 from bench.cli import GPU_NAMES
-from bench.gpu import COLD_BYTES, Gpu, GpuMissing, in_turn, num_sets, require_gpu
-from bench.gpu_load import GpuLoad
-from bench.runner import Bench
+from bench.gpu import controls, device, gpu_write
+from bench.gpu.device import COLD_BYTES, Gpu, GpuMissing, in_turn, num_sets, require_gpu
+from bench.gpu.load import GpuLoad
+from bench.harness.runner import Bench
+from bench.host.attention_load import Shape
 from pagecore.arrays.cuda import use_runtime
 from tests.arrays.fake_runtime import FakeRuntime
 
@@ -125,8 +126,8 @@ class HostStandIn(Gpu):
 
 @pytest.fixture
 def host(torch, monkeypatch):
-    monkeypatch.setattr(gpu, "COLD_BYTES", 1 << 12)
-    monkeypatch.setattr(gpu, "CALLS_MIN", 4)  # the host takes longer for a call than a GPU
+    monkeypatch.setattr(device, "COLD_BYTES", 1 << 12)
+    monkeypatch.setattr(device, "CALLS_MIN", 4)  # the host takes longer for a call than a GPU
     return HostStandIn(torch)
 
 
@@ -137,7 +138,7 @@ def bench():
 
 @pytest.mark.parametrize("name", GPU_NAMES)
 def test_every_figure_is_checked_and_has_a_control(bench, host, name):
-    import_module(f"bench.{name}").run_on(bench, host)
+    import_module(cli.module_of(name)).run_on(bench, host)
     assert bench.figures
     for figure in bench.figures:
         assert figure.controls
@@ -165,7 +166,7 @@ def test_a_wrong_kernel_has_no_figure(bench, host, monkeypatch, name, fault):
             (arguments[2] if out is None else out).fill_(0.5)
 
     monkeypatch.setattr(pagecore, op, wrong)
-    import_module(f"bench.{name}").run_on(bench, host)
+    import_module(cli.module_of(name)).run_on(bench, host)
     assert [figure.name for figure in bench.figures if not figure.name.startswith(OTHERS)] == []
     assert bench.failures
     assert all(message in failure["error"] for failure in bench.failures)
@@ -212,9 +213,9 @@ def test_a_case_that_fails_costs_no_figure_of_another(bench, host, monkeypatch, 
             raise pagecore.DeviceError("CUDA failed on cuda:0: an illegal memory access")
         return plain(*arguments, **options)
 
-    import_module(f"bench.{name}").run_on(whole := Bench(kind="smoke", write=lambda line: None), host)
+    import_module(cli.module_of(name)).run_on(whole := Bench(kind="smoke", write=lambda line: None), host)
     monkeypatch.setattr(pagecore, op, fails_at_first)
-    import_module(f"bench.{name}").run_on(bench, host)
+    import_module(cli.module_of(name)).run_on(bench, host)
     (failure,) = bench.failures
     assert failure == {
         "name": whole.figures[0].name,
@@ -228,9 +229,9 @@ def test_a_control_that_refuses_a_case_is_left_out_with_a_note(bench, host, monk
         raise RuntimeError("No available kernel")
 
     monkeypatch.setattr(host.torch.torch.nn.functional, "scaled_dot_product_attention", refuse)
-    import_module("bench.gpu_decode").run_on(bench, host)
+    import_module("bench.gpu.gpu_decode").run_on(bench, host)
     assert bench.failures == []
-    assert all(list(figure.controls) == [gpu_controls.COPY] for figure in bench.figures)
+    assert all(list(figure.controls) == [controls.COPY] for figure in bench.figures)
     assert any("SDPA, contiguous KV is left out: RuntimeError: No available kernel" in note for note in bench.notes)
 
 
@@ -327,7 +328,7 @@ def test_without_a_device_the_reason_is_reported(monkeypatch):
     def no_device():
         raise pagecore.DeviceError("there is no CUDA driver: install it")
 
-    monkeypatch.setattr(gpu, "runtime", no_device)
+    monkeypatch.setattr(device, "runtime", no_device)
     with pytest.raises(GpuMissing, match="the gpu benches need a CUDA device: there is no CUDA driver: install it"):
         require_gpu()
 

@@ -1,4 +1,4 @@
-"""bench/prefix.py: the load, the ring, the plain dictionary, the peers."""
+"""bench/index/prefix.py: the load, the ring, the plain dictionary, the peers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench import cli, machine, prefix
-from bench.prefix_load import LENGTH, SHARED, CacheFlush, Load
-from bench.prefix_sides import ChainedDict, Ours, check_found
-from bench.runner import Bench
+from bench import cli
+from bench.harness import machine
+from bench.harness.runner import Bench
+from bench.index import prefix
+from bench.index.prefix_load import LENGTH, SHARED, CacheFlush, Load
+from bench.index.prefix_sides import ChainedDict, Ours, check_found
 
 pytestmark = pytest.mark.slow
 

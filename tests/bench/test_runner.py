@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from bench.figures import Spread
-from bench.runner import Bench, Effort, Job
+from bench.harness.figures import Spread
+from bench.harness.runner import Bench, Effort, Job
 
 
 class Clock:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench import soak as module
-from bench import soak_engine
+from bench.soaking import engine as engines
 
 
 @pytest.mark.slow
@@ -22,8 +22,8 @@ def test_the_soak_reuses_tokens_of_every_store():
 
 
 def test_an_engine_reuses_prefixes_up_to_the_checkpoints_of_its_states():
-    totals = soak_engine.Totals()
-    engine = soak_engine.Engine([], totals, soak_engine.HYBRID)
+    totals = engines.Totals()
+    engine = engines.Engine([], totals, engines.HYBRID)
     tokens = np.arange(45, dtype=np.int32)
     for clear in (engine.cache.clear_prefix_cache, lambda: None, lambda: None):
         engine.serve(tokens, None)
@@ -36,8 +36,8 @@ def test_an_engine_reuses_prefixes_up_to_the_checkpoints_of_its_states():
     ("layers", "layer", "plane"), [("ATTENTION", 0, "key"), ("ATTENTION", 1, "value"), ("HYBRID", 2, "temporal")]
 )
 def test_the_soak_notices_a_wrong_byte(layers, layer, plane):
-    totals = soak_engine.Totals()
-    engine = soak_engine.Engine([], totals, getattr(soak_engine, layers))
+    totals = engines.Totals()
+    engine = engines.Engine([], totals, getattr(engines, layers))
     tokens = np.arange(41, dtype=np.int32)
     engine.serve(tokens, None)
     held = engine.cache.plane(plane, layer).numpy()

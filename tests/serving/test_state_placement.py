@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench.state_placement import best_state_hits, informed_state_hits
+from bench.serving.state_placement import best_state_hits, informed_state_hits
 from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
 
 STATE = StateSpec((Plane("temporal", (1,), "float32", per="sequence"),), chunk=64, interval=256)

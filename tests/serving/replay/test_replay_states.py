@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.synthetic_trace import write_shared_prompts
+from bench.serving.synthetic_trace import write_shared_prompts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.attend import placeholder_id

@@ -1,0 +1,126 @@
+"""Decode over a paged cache on a GPU, against a device copy, torch's SDPA on contiguous KV, and FlashInfer.
+
+A step reads key and value once. The copy reads half of those bytes and writes them, and so moves the same number.
+Batches with different blocks alternate in a graph until they have read several times the size of the L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pagecore
+from bench.gpu.controls import COPY, FLASHINFER, SDPA, flashinfer_decode, load_flashinfer, optional_control, sdpa
+from bench.gpu.device import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
+from bench.gpu.load import GpuLoad
+from bench.harness.runner import Bench, Job
+from bench.harness.targets import GPU_DECODE_ONE_US_MAX, GPU_DECODE_RATIO_MIN
+from bench.host.attention_load import Shape
+
+CLOCK = clock
+TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A decode step and its targets."""
+
+    shape: Shape
+    dtype: str = "bfloat16"
+    block_size: int = 16
+    ratio_min: float | None = None
+    us_max: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"decode {self.shape.title}, {self.dtype}, block {self.block_size}"
+
+
+MAIN = (
+    Case(Shape(32, 8, 128, 16, 4096), ratio_min=GPU_DECODE_RATIO_MIN),
+    Case(Shape(32, 8, 128, 8, 16384), ratio_min=GPU_DECODE_RATIO_MIN),
+    Case(Shape(32, 8, 128, 1, 4096), us_max=GPU_DECODE_ONE_US_MAX),
+    Case(Shape(32, 8, 128, 1, 32768)),
+    Case(Shape(64, 8, 128, 1, 8192)),
+    Case(Shape(32, 4, 128, 1, 1024)),
+)
+MORE = (
+    Case(Shape(32, 8, 128, 64, 4096)),
+    Case(Shape(32, 8, 128, 8, 32768)),
+    *(Case(Shape(32, 8, 128, 16, 4096), block_size=size) for size in (1, 8, 32, 64, 256)),
+    *(Case(Shape(32, 8, 128, 16, 4096), dtype) for dtype in ("float16", "float32")),
+    Case(Shape(32, 8, 64, 32, 4096)),
+    Case(Shape(32, 8, 256, 8, 4096)),
+    *(Case(Shape(heads, 8, 128, 16, 4096)) for heads in (8, 16, 40, 64, 128)),
+    Case(Shape(16, 16, 128, 8, 4096)),
+    Case(Shape(32, 8, 80, 16, 4096)),
+)
+SMOKE = (Case(Shape(4, 2, 64, 2, 96)), Case(Shape(4, 4, 64, 2, 40), "float32", 8))
+
+
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Run the figures with targets or a peer; a full run adds block sizes, dtypes, dims and groups."""
+    gpu = require_gpu()
+    gpu.describe(bench)
+    run_on(bench, gpu)
+
+
+def run_on(bench: Bench, gpu: Gpu) -> None:
+    """Run all figures on one device."""
+    flashinfer = load_flashinfer(bench)
+    for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
+        with bench.case(case.title):
+            _decode(bench, gpu, flashinfer, case)
+
+
+def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
+    shape = case.shape
+    nbytes = shape.nbytes(case.dtype)
+    sets = bench.pick(num_sets(nbytes), 2)
+    load = GpuLoad(gpu, shape, case.dtype, sets, case.block_size)
+    query = load.query(shape.sequences)
+    outs = gpu.random((sets, *query.shape), case.dtype)
+    plan = load.plan(None, shape.sequences)
+    calls = [_call(query, load, table, out, plan) for table, out in zip(load.tables, outs, strict=True)]
+    subject = gpu.job(in_turn(calls))
+    controls = {COPY: gpu.job(in_turn(copies(gpu, nbytes // 2, sets)))}
+    controls |= optional_control(bench, gpu, SDPA, lambda: sdpa(load, query[:, :, None], causal=False))
+    if flashinfer is not None and case.dtype != "float32":
+        controls |= optional_control(bench, gpu, FLASHINFER, lambda: flashinfer_decode(flashinfer, load, query))
+    bench.compare(
+        case.title,
+        subject,
+        controls,
+        check=lambda: _check(load, case, query, outs, subject),
+        nbytes=nbytes,
+        at_least=None if case.ratio_min is None else {COPY: case.ratio_min},
+        at_most=case.us_max,
+        sizes=shape.sizes | {"dtype": case.dtype, "block_size": case.block_size, "sets": sets},
+    )
+
+
+def _call(query: Any, load: GpuLoad, table: Any, out: Any, plan: pagecore.AttentionPlan) -> Call:
+    return lambda: pagecore.paged_attention(
+        query, load.key_cache, load.value_cache, table, load.seq_lens, plan=plan, out=out
+    )
+
+
+def _check(load: GpuLoad, case: Case, query: Any, outs: Any, subject: Job) -> None:
+    """Require finite rows, and compare some rows of the first and last batch with float64."""
+    outs.fill_(math.nan)
+    subject.run()
+    assert outs.isfinite().all(), "a row was not written"
+    shape = load.shape
+    for batch in {0, len(outs) - 1}:
+        for sequence, head in ((0, 0), (shape.sequences - 1, shape.query_heads - 1)):
+            got = outs[batch, sequence, head].double()
+            expected = load.expected(batch, query[sequence, head], shape.context - 1, sequence, head)
+            assert_close(got, expected, TOLERANCE[case.dtype])
+
+
+def assert_close(got: Any, expected: Any, tolerance: float) -> None:
+    """Fail if the relative error of a row exceeds the tolerance."""
+    error = float((got - expected).norm() / expected.norm())
+    assert error <= tolerance, f"a row is off by {error:.1e}, more than {tolerance:.0e}"

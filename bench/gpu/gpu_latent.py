@@ -1,0 +1,125 @@
+"""Decode over a cache of latents on a GPU, with absorbed queries, against a device copy of the bytes of the rows.
+
+A step reads every row of 512 latent and 64 rope numbers once, for all query heads. The copy reads half of those bytes
+and writes them. Batches with different blocks alternate in a graph until they have read several times the size of the
+L2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pagecore
+from bench.gpu.controls import COPY
+from bench.gpu.device import Gpu, clock, copies, in_turn, num_sets, require_gpu
+from bench.gpu.gpu_decode import TOLERANCE, assert_close
+from bench.harness.runner import Bench
+from bench.harness.targets import GPU_DECODE_RATIO_MIN
+
+CLOCK = clock
+LATENT, ROPE = 512, 64
+SCALE = 192**-0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A decode step over latents in bfloat16, and its target."""
+
+    heads: int
+    sequences: int
+    context: int
+    block_size: int = 64
+    ratio_min: float | None = None
+
+    @property
+    def title(self) -> str:
+        return f"latent decode {self.sequences} x {self.context:,}, {self.heads} heads, block {self.block_size}"
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * self.sequences * self.context * (LATENT + ROPE)
+
+
+MAIN = (
+    Case(16, 32, 8192, ratio_min=GPU_DECODE_RATIO_MIN),
+    Case(16, 1, 32768),
+    Case(128, 32, 8192),
+)
+MORE = tuple(Case(heads, 32, 8192) for heads in (1, 8, 32, 64))
+SMOKE = (Case(4, 2, 96, 16),)
+
+
+class Load:
+    """Batches with disjoint blocks of one cache."""
+
+    def __init__(self, gpu: Gpu, case: Case, batches: int) -> None:
+        self.case = case
+        each = -(-case.context // case.block_size)
+        count = batches * case.sequences * each
+        self.cache = gpu.random((count + 1, case.block_size, LATENT + ROPE), "bfloat16")
+        ids = 1 + gpu.permutation(count).to(gpu.torch.int32)
+        self.tables = list(ids.reshape(batches, case.sequences, each))
+        self.seq_lens = gpu.torch.full((case.sequences,), case.context, dtype=gpu.torch.int32, device=gpu.place)
+        self.query = gpu.random((case.sequences, case.heads, LATENT), "bfloat16", seed=2)
+        self.rope = gpu.random((case.sequences, case.heads, ROPE), "bfloat16", seed=3)
+        heads: dict[str, Any] = {"num_query_heads": case.heads, "num_kv_heads": 1}
+        sizes = {} if gpu.name == "cpu" else {"max_sequences": case.sequences, "max_tokens": case.sequences}
+        plan = pagecore.AttentionPlan(**heads, **sizes, device=gpu.name)  # type: ignore[arg-type]
+        self.plan = pagecore.plan_attention(None, [case.context] * case.sequences, **heads, out=plan)
+
+    def call(self, table: Any, out: Any) -> Any:
+        """Return a call over one batch."""
+        return lambda: pagecore.latent_attention(
+            self.query, self.rope, self.cache, None, table, self.seq_lens, scale=SCALE, plan=self.plan, out=out
+        )
+
+    def expected(self, batch: int, sequence: int, head: int) -> Any:
+        """Return a row of the output, in float64."""
+        rows = self.cache[self.tables[batch][sequence].long()].flatten(0, 1)[: self.case.context].double()
+        query, rope = self.query[sequence, head].double(), self.rope[sequence, head].double()
+        scores = (rows[:, :LATENT] @ query + rows[:, LATENT:] @ rope) * SCALE
+        return scores.softmax(0) @ rows[:, :LATENT]
+
+
+def run(bench: Bench, _options: argparse.Namespace) -> None:
+    """Run 16 heads, as of a model in 8 parts, and 128; a full run adds other numbers of heads."""
+    gpu = require_gpu()
+    gpu.describe(bench)
+    run_on(bench, gpu)
+
+
+def run_on(bench: Bench, gpu: Gpu) -> None:
+    """Run all figures on one device."""
+    for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
+        with bench.case(case.title):
+            _decode(bench, gpu, case)
+
+
+def _decode(bench: Bench, gpu: Gpu, case: Case) -> None:
+    sets = bench.pick(num_sets(case.nbytes), 2)
+    load = Load(gpu, case, sets)
+    outs = gpu.random((sets, *load.query.shape), "bfloat16")
+    subject = gpu.job(in_turn([load.call(table, out) for table, out in zip(load.tables, outs, strict=True)]))
+
+    def check() -> None:
+        outs.fill_(math.nan)
+        subject.run()
+        assert outs.isfinite().all(), "a row was not written"
+        for batch in {0, sets - 1}:
+            for sequence, head in ((0, 0), (case.sequences - 1, case.heads - 1)):
+                assert_close(
+                    outs[batch, sequence, head].double(), load.expected(batch, sequence, head), TOLERANCE["bfloat16"]
+                )
+
+    bench.compare(
+        case.title,
+        subject,
+        {COPY: gpu.job(in_turn(copies(gpu, case.nbytes // 2, sets)))},
+        check=check,
+        nbytes=case.nbytes,
+        at_least=None if case.ratio_min is None else {COPY: case.ratio_min},
+        sizes={"sequences": case.sequences, "context": case.context, "query_heads": case.heads, "sets": sets},
+    )

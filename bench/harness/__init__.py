@@ -1,0 +1,1 @@
+"""Timing of benches: rounds against controls, figures, targets, and facts about the machine."""

@@ -1,0 +1,1 @@
+"""Benches of the kernels on the host, with their loads and controls."""

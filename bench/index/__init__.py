@@ -1,0 +1,1 @@
+"""Benches of the index: pools, block tables, slots and the prefix tree, with their controls."""

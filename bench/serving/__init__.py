@@ -1,0 +1,1 @@
+"""Benches of serving: scheduler, replay, states and metrics, with their traces."""

@@ -1,0 +1,1 @@
+"""Parts of bench/soak.py: engines, faults drawn at random, and hand-over."""

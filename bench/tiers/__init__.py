@@ -1,0 +1,1 @@
+"""Benches of the tiers: stores, hand-over, backup and promotion, events."""
