@@ -1,6 +1,7 @@
 """Cache specs of published models, read from their config.json."""
 
-from pagecore.models.config import ModelConfig, read_model_config, specs_from_config
-from pagecore.models.fields import ConfigError
+from pagecore.models.config_files.fields import ConfigError
+from pagecore.models.model_config import ModelConfig
+from pagecore.models.specs import read_model_config, specs_from_config
 
 __all__ = ["ConfigError", "ModelConfig", "read_model_config", "specs_from_config"]

@@ -11,8 +11,8 @@ from pagecore.models import specs_from_config
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from tests.cli.command_line import call, refused, write_trace
+from tests.models.parameters.test_count import config_of
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
-from tests.models.test_parameters import config_of
 
 GEMMA = PUBLISHED["gemma-2-9b"]
 

@@ -5,7 +5,7 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
 from tests.interop.families import torch, transformers
-from tests.models.test_crossed import BERT, GEMMA, GPT_2, SIDES, SMALL_VIT
+from tests.models.encoders.test_cross_attention import BERT, GEMMA, GPT_2, SIDES, SMALL_VIT
 
 from pagecore.interop.transformers import PagedEncoderDecoderCache  # isort: skip  # after families, which skips
 

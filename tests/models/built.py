@@ -1,13 +1,11 @@
-"""Families that `test_built` and `test_stored` compare with models, instead of with recorded attributes."""
+"""Families by the tests that compare them with models that transformers builds."""
 
-from pagecore.models.bert_kin import BERT_KIN
-from pagecore.models.linear import LINEAR
-from pagecore.models.recent import RECENT
-from pagecore.models.remote import REMOTE
-from pagecore.models.speech import SPEECH
-from pagecore.models.text_models import TEXT_PARTS
+from pagecore.models.families.bert import BERT
+from pagecore.models.families.remote_code import REMOTE_CODE
+from pagecore.models.families.speech import SPEECH
+from tests.models.earlier import EARLIER_TYPES
 
-__all__ = ["BUILT"]
+__all__ = ["BUILT", "COUNTED_ELSEWHERE", "COUNTED_TEXT"]
 
 OF_STATES = {
     "bailing_hybrid",
@@ -20,5 +18,47 @@ OF_STATES = {
     "zaya",
 }
 OF_LATENTS = {"axk2", "dots3_note_text", "hy_v4", "mistral_large4_text"}
-BUILT = {*BERT_KIN, *TEXT_PARTS, *RECENT, *REMOTE, *SPEECH, *LINEAR, *OF_STATES, *OF_LATENTS}
-BUILT |= {"gemma3n_text", "gemma4_unified_text"}
+TEXT_PARTS = {
+    "cosmos3_edge_text",
+    "deepseek_ocr2_text",
+    "emu3_text_model",
+    "ernie4_5_vl_moe_text",
+    "gemma3n_text",
+    "gemma4_unified_text",
+    "glm4v_moe_text",
+    "glm_ocr_text",
+    "granite4_vision_text",
+    "granite_docling_text",
+    "hunyuan_vl_text",
+    "molmo2_text",
+    "paddleocr_vl_text",
+    "qwen2_5_omni_text",
+    "qwen3_omni_moe_text",
+    "voxtral_realtime_text",
+}
+OF_RULES = {
+    "beam",
+    "chameleon",
+    "cohere_compass_text",
+    "flint",
+    "hrm_text",
+    "kosmos_2_5_text_model",
+    "kosmos_2_text_model",
+    "muse_glimmer_text",
+    "muse_spark_text",
+    "step3p5",
+}
+# Families that families/test_built.py and families/test_small_caches.py compare, instead of with recorded attributes.
+BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE_CODE, *SPEECH, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS}
+
+# Families whose parameters parameters/test_text_models.py counts.
+COUNTED_TEXT = [
+    *("axk2", "beam", "cohere_compass_text", "cosmos3_edge_text", "emu3_text_model", "flint", "glm4v_moe_text"),
+    *("glm_ocr_text", "granite4_vision_text", "granite_docling_text", "hunyuan_vl_text", "kosmos_2_5_text_model"),
+    *("kosmos_2_text_model", "molmo2_text", "muse_glimmer_text", "paddleocr_vl_text", "qwen2_5_omni_text"),
+    *("qwen3_omni_moe_text", "voxtral_realtime_text"),
+]
+# Families that other tests than the sweep of parameters/test_sweep.py count.
+COUNTED_ELSEWHERE = {*COUNTED_TEXT, *EARLIER_TYPES, *BERT, *REMOTE_CODE, *SPEECH, "rwkv", "xlstm"}
+COUNTED_ELSEWHERE |= {"dots3_note_text", "glm5_next_text", "hrm_text", "hy_v4", "mistral_large4_text"}
+COUNTED_ELSEWHERE |= {"muse_spark_text", "step3p5", "zaya"}

@@ -218,3 +218,7 @@ EARLIER_CONFIGS = {
         "vocab_size": 200064,
     },
 }
+EARLIER_TYPES = {
+    *("biogpt", "bloom", "codegen", "ctrl", "dbrx", "falcon", "gpt_bigcode", "gpt_neo", "gpt_neox_japanese", "gptj"),
+    *("modernbert-decoder", "mpt", "openai-gpt", "opt", "phi4_multimodal", "xglm"),
+}

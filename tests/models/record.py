@@ -13,8 +13,8 @@ import inspect
 import json
 from pathlib import Path
 
-from pagecore.models.earlier import EARLIER
-from pagecore.models.multimodal import RENAMED
+from pagecore.models.multimodal.text_fields import RENAMED
+from tests.models.earlier import EARLIER_TYPES
 from tests.models.published import PUBLISHED
 from tests.models.record_earlier import earlier_layer, modules_of
 
@@ -32,7 +32,7 @@ def attended(config):
     with torch.device("meta"):
         kind = AutoModelForCausalLM if type(config) in AutoModelForCausalLM._model_mapping else AutoModel
         model = kind.from_config(config)
-    if config.model_type in EARLIER and modules_of(model):
+    if config.model_type in EARLIER_TYPES and modules_of(model):
         layers = [earlier_layer(config, module) for module in modules_of(model)]
         kinds = getattr(config, "layer_types", None)
         for each, module, kind in zip(layers, modules_of(model), kinds or (), strict=kinds is not None):

@@ -10,7 +10,7 @@ Every model is built whole on torch's meta device (no weights), with its vision 
 import json
 from pathlib import Path
 
-from pagecore.models.encoder_decoder import ENCODER_DECODERS
+from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from tests.models.hybrids import HYBRIDS
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 from tests.models.record import transformers_config

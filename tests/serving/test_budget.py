@@ -17,7 +17,7 @@ from pagecore.serving.budget import (
     vision_factor,
 )
 from pagecore.serving.planner import plan_memory, plan_model
-from tests.models.test_parameters import RECORDED, config_of
+from tests.models.parameters.test_count import RECORDED, config_of
 
 GIB, MIB = 1 << 30, 1 << 20
 LLAMA = json.loads((Path(__file__).parents[1] / "models" / "llama-3.1-8b.json").read_text())

@@ -10,7 +10,7 @@ from pagecore.models.parameters import count_parameters, mtp_specs, weight_forma
 from pagecore.serving.budget import DeviceOptions, reserved_bytes
 from pagecore.serving.budget.stages import divide_layers, stages_of
 from pagecore.serving.planner import plan_model
-from tests.models.test_parameters import DEEPSEEK, LLAMA, RECORDED, config_of
+from tests.models.parameters.test_count import DEEPSEEK, LLAMA, RECORDED, config_of
 from tests.serving.test_budget import GIB, SIX
 
 V3 = config_of("deepseek-v3") | DEEPSEEK

@@ -20,7 +20,7 @@ from pagecore.interop.transformers.implementation import check_implementation
 from pagecore.interop.transformers.layer import PagedLayer
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.models import specs_from_config
-from pagecore.models.encoder_decoder import ENCODER_DECODERS
+from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.storage import AttentionSpec, CrossSpec
 
 _READ = (*ENCODER_DECODERS, "encoder-decoder", "seamless_m4t", "seamless_m4t_v2", "vision-encoder-decoder")

@@ -7,13 +7,13 @@ from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
-from pagecore.models.families import FAMILIES
-from pagecore.models.mixed import MIXED
-from pagecore.models.unserved import FULL, SLIDING, unserved_kind
+from pagecore.models.families.registry import FAMILIES
+from pagecore.models.layer_types import FULL, SLIDING
+from pagecore.models.layers.unsupported import unsupported_layers
 from pagecore.storage import Alias, AttentionSpec, LatentSpec, StateSpec
 
+_READ = {name: family for name, family in FAMILIES.items() if family.states is None}
 # Rotary embeddings whose angles depend on the length of the text: keys that they rotated serve no other text.
-_READ = {**FAMILIES, **MIXED}
 _LENGTH_DEPENDENT = {"dynamic", "longrope"}
 
 
@@ -55,7 +55,7 @@ def specs_of_model(
                 "another cache"
             )
         return specs
-    attention = unserved_kind(config.model_type, lambda name: _given(config, name))
+    attention = unsupported_layers(config.model_type, lambda name: _given(config, name))
     if attention is not None:
         raise UnsupportedOption(
             f"the {config.model_type} has {attention}, which a PagedCache does not support; use another cache"

@@ -1,9 +1,9 @@
 """Parameters of published models, counted from their config.json, and the bytes of their weights."""
 
 from pagecore.models.parameters.count import count_parameters, mtp_specs
-from pagecore.models.parameters.formats import WEIGHT_FORMATS, WeightFormat, weight_format
-from pagecore.models.parameters.tally import Kind, Parameters
-from pagecore.models.parameters.vision import VisionTower, vision_tower
+from pagecore.models.parameters.counting.tally import Kind, Parameters
+from pagecore.models.parameters.vision.tower import VisionTower, vision_tower
+from pagecore.models.parameters.weights.quantization_config import WEIGHT_FORMATS, WeightFormat, weight_format
 
 __all__ = [
     "WEIGHT_FORMATS",

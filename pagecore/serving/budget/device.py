@@ -8,6 +8,7 @@ from typing import Any
 
 from pagecore.errors import NotEnoughMemory, ShapeError
 from pagecore.models import ModelConfig, read_model_config
+from pagecore.models.layers.sharing import moved
 from pagecore.models.parameters import (
     Parameters,
     VisionTower,
@@ -17,7 +18,6 @@ from pagecore.models.parameters import (
     vision_tower,
     weight_format,
 )
-from pagecore.models.sharing import moved
 from pagecore.serving.budget.advice import advise, advise_contexts
 from pagecore.serving.budget.classes import DevicePlan, MemoryClass
 from pagecore.serving.budget.images import ImageMemory, image_memory

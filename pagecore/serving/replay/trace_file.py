@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import BinaryIO, cast
 
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.models.files import open_file
+from pagecore.models.config_files.regular_files import open_file
 from pagecore.storage.checks import shown
 
 __all__ = ["STANDARD_INPUT", "TraceError", "checked_path", "open_trace", "open_trace_file"]

@@ -9,7 +9,7 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.whatif import WhatIfOptions, what_if
 from pagecore.serving.whatif.modelled import _prompt
-from tests.models.test_parameters import config_of
+from tests.models.parameters.test_count import config_of
 from tests.serving.whatif.traffic import mooncake
 
 GIB = 1 << 30

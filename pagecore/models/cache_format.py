@@ -1,0 +1,157 @@
+"""The dtype and the format in which a checkpoint's config asks engines to store keys and values.
+
+Sources: `kv_cache_scheme` of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt,
+`kv_cache_quant_config` and `kv_cache_group` of Quark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagecore.arrays import DType, as_dtype
+from pagecore.arrays.formats import FORMATS
+from pagecore.errors import UnsupportedDtype, UnsupportedOption
+from pagecore.models.config_files.fields import Fields, shown
+from pagecore.storage.spec import CACHE_DTYPES
+
+__all__ = ["quantization_of", "requested_format", "stored_dtype"]
+
+_ALGORITHMS: Mapping[str, str] = {"FP8": "float8_e4m3fn", "NVFP4": "nvfp4"}
+# (type, bits) of a scheme: the format for a scale of the layer or of each head, for one of each token, and for one of
+# each group of numbers. None: not stored by any format.
+_SCHEMES: Mapping[tuple[str, int], tuple[str | None, str | None, str | None]] = {
+    ("float", 8): ("float8_e4m3fn", "float8_token", None),
+    ("int", 8): (None, "int8_token", None),
+    ("int", 4): (None, "int4_token", None),
+    ("float", 4): (None, None, "nvfp4"),
+}
+# Dtypes of the outputs of a projection of keys, in a config of Quark.
+_QUARK: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn"}
+_STATIC, _TOKEN, _GROUP = ("tensor", "attn_head"), ("token",), ("tensor_group", "group")
+
+
+def stored_dtype(whole: Fields, text: Fields, dtype: object) -> DType:
+    """Return `dtype`, or for "auto" that of the weights: of the text model, else of the whole model, else bfloat16.
+
+    Older files call it torch_dtype.
+
+    Raises
+    ------
+    ConfigError
+        A config with both names and different dtypes.
+    UnsupportedDtype
+        A cache cannot have the dtype.
+    """
+    if not (isinstance(dtype, str) and dtype == "auto"):
+        return as_dtype(dtype)
+    for part in (text, whole):
+        given = {name: part.given(name) for name in ("dtype", "torch_dtype") if part.given(name) is not None}
+        if len({shown(value).replace("torch.", "", 1) for value in given.values()}) > 1:
+            text.refuse(f"{part.describe('dtype')}, but {part.describe('torch_dtype')}; leave one of them out")
+        for name, value in given.items():
+            stripped = value.removeprefix("torch.") if isinstance(value, str) else ""
+            if stripped not in CACHE_DTYPES:
+                raise UnsupportedDtype(
+                    f"{text.source}: {part.describe(name)}, which is not a dtype of a cache; "
+                    f"pass dtype= one of {', '.join(CACHE_DTYPES)}"
+                )
+            return as_dtype(stripped)
+    return as_dtype("bfloat16")
+
+
+def requested_format(whole: Fields, text: Fields, format: str | None) -> str | None:
+    """Return the name of the format that keys and values are stored in; None for the model's dtype.
+
+    Parameters
+    ----------
+    whole, text : Fields
+        Config of the model, and of its text model; the same object if the model has no other part.
+    format : str or None
+        "auto" reads the config; any other name, and None, overrides it. The spec of a layer checks the name.
+
+    Raises
+    ------
+    ConfigError
+        `quantization_config` is not an object.
+    UnsupportedOption
+        A scheme that no format stores.
+    """
+    if not isinstance(format, str) or format != "auto":
+        return format
+    fields = quantization_of(whole, text)
+    return None if fields is None else _of_config(fields)
+
+
+def quantization_of(whole: Fields, text: Fields) -> Fields | None:
+    """Return the fields of `quantization_config`, of the text model first; None if it is null or missing.
+
+    Raises
+    ------
+    ConfigError
+        It is not an object.
+    """
+    name = "quantization_config"
+    for part in (text, whole):
+        given = part.given(name)
+        if given is not None and not isinstance(given, Mapping):
+            part.refuse(f"{part.describe(name)}; it must be an object, or null for a model that is not quantised")
+        if given is not None:
+            return Fields(given, part.source, part.name(name))
+    return None
+
+
+def _of_config(fields: Fields) -> str | None:
+    if fields.given("quant_method") == "quark":
+        return _of_quark(fields)
+    inner = fields.given("quantization")
+    parts = (
+        [fields, Fields(inner, fields.source, fields.name("quantization"))] if isinstance(inner, Mapping) else [fields]
+    )
+    for part in parts:
+        algorithm, scheme = part.given("kv_cache_quant_algo"), part.given("kv_cache_scheme")
+        if algorithm is not None:
+            found = _ALGORITHMS.get(algorithm.upper()) if isinstance(algorithm, str) else None
+            return found or _refuse(part, "kv_cache_quant_algo")
+        if scheme is not None:
+            found = _of_scheme(scheme) if isinstance(scheme, Mapping) else None
+            return found or _refuse(part, "kv_cache_scheme")
+    return None
+
+
+def _of_quark(fields: Fields) -> str | None:
+    """Return the format of the outputs of projections that a config of Quark lists as keys and values."""
+    given: Any = fields.given("export")
+    named: Any = given.get("kv_cache_group") if isinstance(given, Mapping) else None
+    layers: Any = fields.given("layer_quant_config") if named else fields.given("kv_cache_quant_config")
+    if not isinstance(layers, Mapping) or not layers:
+        return _refuse(fields, "export") if named else None
+    wanted = {name: layers.get(name) for name in named} if isinstance(named, list | tuple) else layers
+    outputs = [each.get("output_tensors") if isinstance(each, Mapping) else None for each in wanted.values()]
+    found = {_QUARK.get(str(each.get("dtype"))) if isinstance(each, Mapping) else None for each in outputs}
+    is_static = all(isinstance(each, Mapping) and not each.get("is_dynamic") for each in outputs)
+    (name,) = found if len(found) == 1 else (None,)
+    return name if name and is_static else _refuse(fields, "layer_quant_config" if named else "kv_cache_quant_config")
+
+
+def _of_scheme(scheme: Mapping[str, Any]) -> str | None:
+    """Return the format of a scheme of compressed-tensors, or None if no format stores it."""
+    static, token, group = _SCHEMES.get((str(scheme.get("type")), _bits(scheme)), (None, None, None))
+    strategy = scheme.get("strategy") or ("tensor_group" if scheme.get("group_size") else "tensor")
+    if strategy in _TOKEN:
+        return token
+    if strategy in _GROUP:
+        return group if scheme.get("group_size", 16) == 16 else None
+    return static if strategy in _STATIC and not scheme.get("dynamic") else None
+
+
+def _bits(scheme: Mapping[str, Any]) -> int:
+    bits = scheme.get("num_bits")
+    return bits if isinstance(bits, int) else 0
+
+
+def _refuse(fields: Fields, name: str) -> str:
+    raise UnsupportedOption(
+        f"{fields.source}: {fields.name(name)} is {shown(fields.given(name))}, which no format stores; pass format= "
+        f"one of {', '.join(FORMATS)}, or None for the model's dtype"
+    )

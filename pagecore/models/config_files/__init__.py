@@ -1,0 +1,1 @@
+"""Reading of config.json and params.json files."""

@@ -1,0 +1,1 @@
+"""Rules of layers: types, windows, scales, latents, states, sharing."""

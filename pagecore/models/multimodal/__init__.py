@@ -1,0 +1,1 @@
+"""The text model inside the config of a multimodal model."""

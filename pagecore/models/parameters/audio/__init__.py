@@ -1,0 +1,1 @@
+"""Parameters of encoders and codecs of sound."""

@@ -1,0 +1,156 @@
+"""Audio encoders of multimodal models with the layers of Whisper, and their projectors to the text model.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.audio.muse_spark import add_audio_levels
+from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
+from pagecore.models.parameters.counting.tally import Tally
+from pagecore.storage.checks import ceil_div
+
+__all__ = ["add_audio"]
+
+# Adds a projector from the fields of the encoder, its features, and the features of the text model.
+Projector = Callable[[Tally, Fields, int, int], None]
+
+# Objects of a config that describe encoders of sound or further models.
+_PARTS = (
+    "audio_config",
+    "encoder_config",
+    "acoustic_tokenizer_encoder_config",
+    "semantic_model_config",
+    "semantic_tokenizer_encoder_config",
+)
+_WHISPER = {
+    "hidden_size": "d_model",
+    "intermediate_size": "encoder_ffn_dim",
+    "num_hidden_layers": "encoder_layers",
+}
+
+
+def _two_layers(inputs: str = "hidden_size", *, widening: int = 1, bias: bool = True) -> Projector:
+    """Return a projector of two layers; between them are `widening` times the features of the text model."""
+
+    def add(tally: Tally, fields: Fields, _hidden: int, text: int) -> None:
+        between = widening * text
+        encoder_linear(tally, fields.integer(inputs), between, bias=bias)
+        encoder_linear(tally, between, text, bias=bias)
+
+    return add
+
+
+def _one_layer(tally: Tally, _fields: Fields, hidden: int, text: int) -> None:
+    encoder_linear(tally, hidden, text, bias=True)
+
+
+def _layer_and_marks(tally: Tally, fields: Fields, hidden: int, _text: int) -> None:
+    """Add a layer, and the embeddings of the beginning and the end of sound."""
+    outputs = fields.integer("output_dim")
+    encoder_linear(tally, hidden, outputs, bias=True)
+    encoder_add(tally, 2 * outputs)
+
+
+def _into_output(tally: Tally, fields: Fields, hidden: int, _text: int) -> None:
+    encoder_linear(tally, hidden, hidden, bias=True)
+    encoder_linear(tally, hidden, fields.integer("output_dim"), bias=True)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Differences of an encoder from that of Whisper.
+
+    Parameters
+    ----------
+    projector : callable
+        Adds what follows the encoder.
+    has_positions : bool
+        Positions are embedded.
+    is_flat : bool
+        The first layers are convolutions over time and frequency; else over time alone.
+    has_key_bias : bool
+        The projection of keys has a bias.
+    aliases : mapping
+        The encoder's own names of fields.
+    """
+
+    projector: Projector
+    has_positions: bool = True
+    is_flat: bool = False
+    has_key_bias: bool = False
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+
+_QWEN_3 = Encoder(_into_output, has_positions=False, is_flat=True, has_key_bias=True, aliases=_WHISPER)
+_ENCODERS: Mapping[str, Encoder] = {
+    "audioflamingo3_encoder": Encoder(_two_layers()),
+    "glmasr_encoder": Encoder(_two_layers("intermediate_size", widening=2), has_positions=False),
+    "qwen2_5_omni_audio_encoder": Encoder(_layer_and_marks, has_positions=False, aliases=_WHISPER),
+    "qwen2_audio_encoder": Encoder(_one_layer, aliases=_WHISPER),
+    "qwen3_asr_encoder": _QWEN_3,
+    "qwen3_omni_moe_audio_encoder": _QWEN_3,
+    "voxtral_encoder": Encoder(_two_layers("intermediate_size", bias=False)),
+}
+# Type of an encoder that has no layers of attention.
+LEVELS = "muse_spark_audio"
+# Sizes that published files leave out.
+_SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}
+
+
+def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
+    """Add the audio encoder and its projector to the features of the text model; nothing without an encoder.
+
+    Raises
+    ------
+    ConfigError
+        A size is missing; the message names the field.
+    UnsupportedOption
+        An encoder of an unknown type.
+    """
+    for name in _PARTS:
+        if isinstance(whole.given(name), Mapping):
+            fields = whole.inner(name)
+            if fields.given("model_type") == LEVELS:
+                add_audio_levels(tally, fields)
+                continue
+            encoder = _ENCODERS.get(str(fields.given("model_type")))
+            if encoder is None:
+                raise UnsupportedOption(
+                    f"{fields.source}: {name} describes an encoder of the type {fields.given('model_type')!r}, which "
+                    f"is unknown; expected one of {', '.join([*_ENCODERS, LEVELS])}: remove {name} to plan the text "
+                    "model alone"
+                )
+            fields.aliases, fields.defaults = encoder.aliases, _SIZES
+            _add_encoder(tally, fields, encoder)
+            encoder.projector(tally, fields, fields.integer("hidden_size"), text_hidden)
+
+
+def _add_encoder(tally: Tally, fields: Fields, encoder: Encoder) -> None:
+    hidden, width = fields.integer("hidden_size"), fields.integer("intermediate_size")
+    layers = fields.integer("num_hidden_layers")
+    _add_convolutions(tally, fields, hidden, encoder.is_flat)
+    if encoder.has_positions:
+        encoder_add(tally, fields.integer("max_source_positions") * hidden)
+    encoder_linear(tally, hidden, hidden, copies=4 * layers)
+    encoder_add(tally, layers * (3 + encoder.has_key_bias) * hidden)
+    encoder_linear(tally, hidden, width, bias=True, copies=layers)
+    encoder_linear(tally, width, hidden, bias=True, copies=layers)
+    encoder_add(tally, 2 * (2 * layers + 1) * hidden)  # norms
+
+
+def _add_convolutions(tally: Tally, fields: Fields, hidden: int, is_flat: bool) -> None:
+    bins = fields.integer("num_mel_bins")
+    if not is_flat:
+        encoder_linear(tally, 3 * bins, hidden, bias=True)
+        encoder_linear(tally, 3 * hidden, hidden, bias=True)
+        return
+    channels = fields.integer("downsample_hidden_size")
+    encoder_linear(tally, 9, channels, bias=True)
+    encoder_linear(tally, 9 * channels, channels, bias=True, copies=2)
+    encoder_linear(tally, channels * ceil_div(bins, 8), hidden)

@@ -1,0 +1,1 @@
+"""The tally of parameters, and the parameters of attention, MLPs and experts."""

@@ -1,0 +1,1 @@
+"""Parameters of text models, and of the layers that only some families have."""

@@ -1,0 +1,93 @@
+"""Layers for the prediction of further tokens (multi-token prediction, MTP), which serve as a draft.
+
+transformers does not build these layers. Sources: the checkpoints of DeepSeek-V3, GLM-4.5, Qwen3-Next and ERNIE 4.5,
+and the drafts that vLLM and SGLang build from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.storage import AttentionSpec, LatentSpec
+
+__all__ = ["add_mtp_ends", "count_mtp_layers", "is_dense_mtp", "mtp_spec"]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Structure of a family's draft.
+
+    Parameters
+    ----------
+    field : str
+        Field with the number of layers.
+    default : int
+        Number of layers of a file without the field.
+    norms : int
+        Norms of the embedding, of the hidden states and, if it is not that of the model, of the output.
+    is_dense : bool
+        The layer has an MLP where the model has experts.
+    """
+
+    field: str = "num_nextn_predict_layers"
+    default: int = 0
+    norms: int = 3
+    is_dense: bool = False
+
+
+_NEXTN = _Draft()
+_DRAFTS: Mapping[str, _Draft] = {
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa"), _NEXTN),
+    # Every checkpoint of Qwen3-Next has one such layer; its config.json does not count it.
+    "qwen3_next": _Draft(default=1),
+    "qwen3_5_text": _Draft("mtp_num_hidden_layers"),
+    "qwen3_5_moe_text": _Draft("mtp_num_hidden_layers"),
+    "ernie4_5_moe": _Draft(norms=2, is_dense=True),
+}
+
+
+def count_mtp_layers(fields: Fields, model_type: str) -> int:
+    """Return the number of such layers in the checkpoint of a model.
+
+    Raises
+    ------
+    ConfigError
+        The field is not a number of layers.
+    UnsupportedOption
+        The family has none, or its config counts none.
+    """
+    draft = _DRAFTS.get(model_type)
+    if draft is None:
+        raise UnsupportedOption(
+            f"{fields.source}: layers for the prediction of further tokens are not known of {model_type}, only of "
+            f"{', '.join(_DRAFTS)}; pass draft_model= instead"
+        )
+    given = fields.given(draft.field)
+    count = draft.default if given is None else fields.integer(draft.field, min=0)
+    if not count:
+        shown = f"{fields.name(draft.field)} is missing" if given is None else fields.describe(draft.field)
+        raise UnsupportedOption(f"{shown}: the checkpoint has no layers that predict further tokens; use another draft")
+    return count
+
+
+def mtp_spec(layers: Sequence[object]) -> AttentionSpec | LatentSpec:
+    """Return the spec of such a layer: that of the last layer with full attention, with an index if any has one."""
+    attending = [each for each in layers if isinstance(each, AttentionSpec | LatentSpec)]
+    full = [each for each in attending if getattr(each, "window", None) is None]
+    indexed = [each for each in full if getattr(each, "index_dim", None) is not None]
+    return (indexed or full or attending)[-1]
+
+
+def is_dense_mtp(model_type: str) -> bool:
+    """Return True if the layer has an MLP where the model has experts."""
+    return _DRAFTS[model_type].is_dense
+
+
+def add_mtp_ends(tally: Tally, hidden: int, model_type: str) -> None:
+    """Add the projection of embedding and hidden state, and the norms; embedding and head are those of the model."""
+    tally.norm(hidden, copies=_DRAFTS[model_type].norms)
+    tally.linear(2 * hidden, hidden, split=Split.COPY, kind=Kind.OTHER)

@@ -1,0 +1,1 @@
+"""Parameters of models with an encoder and a decoder."""

@@ -1,0 +1,46 @@
+"""Parameters of models whose decoder stores keys and values of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
+from pagecore.models.encoders.mllama import MLLAMA
+from pagecore.models.parameters.counting.tally import Parameters, Tally
+from pagecore.models.parameters.encoders.bart_t5 import add_encoder_decoder, check_counted
+from pagecore.models.parameters.encoders.cross_attention import COUNTED_CROSS_DECODERS, add_cross_decoder
+from pagecore.models.parameters.encoders.mllama import add_mllama
+from pagecore.models.parameters.vision.tower import add_vision
+from pagecore.models.specs import read_model_config
+from pagecore.storage import AttentionSpec, CrossSpec
+
+__all__ = ["count_with_encoder"]
+
+
+def count_with_encoder(config: Any, whole: Fields, model_type: str, stage: range | None) -> Parameters:
+    """Return the parameters of a model with an encoder, or of a stage of its decoder.
+
+    Raises
+    ------
+    UnsupportedOption
+        The parameters of the family cannot be counted.
+    """
+    tally = Tally()
+    if model_type in ENCODER_DECODERS:
+        check_counted(whole, model_type)
+        family = ENCODER_DECODERS[model_type]
+        whole.defaults, whole.aliases = family.defaults, family.aliases
+        add_encoder_decoder(tally, whole, model_type, stage)
+        return Parameters(dict(tally.counts), whole.integer("num_attention_heads"), dict(tally.matrices))
+    if model_type not in MLLAMA and model_type not in COUNTED_CROSS_DECODERS:
+        check_counted(whole, model_type)
+    specs = cast("Sequence[AttentionSpec | CrossSpec]", read_model_config(config, dtype="bfloat16").layers)
+    if model_type in MLLAMA:
+        hidden, is_first = add_mllama(tally, whole, model_type, specs, stage)
+        if is_first:
+            add_vision(tally, whole, hidden)
+    else:
+        add_cross_decoder(tally, whole, model_type, specs, stage)
+    return Parameters(dict(tally.counts), max(spec.num_kv_heads for spec in specs), dict(tally.matrices))

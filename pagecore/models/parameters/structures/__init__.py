@@ -1,0 +1,1 @@
+"""Tables of the structure of layers, by family."""

@@ -1,0 +1,87 @@
+"""Structure of the layers of families with latent attention.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.layers.latents_with_windows import sizes_of_dots
+from pagecore.models.parameters.counting.tally import Split, Tally
+from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
+from pagecore.models.parameters.structures.common_traits import SHARED_EXPERTS, add_hyper_connections
+
+__all__ = ["LATENT_ATTENTION"]
+
+_DEEPSEEK = Traits(experts=SHARED_EXPERTS, qkv_bias="attention_bias", output_bias="attention_bias")
+
+
+def _ax_k2(fields: Fields) -> Settled:
+    """The norm before attention has a gate of low rank."""
+    return {"activation": 2 * fields.integer("hidden_size") * fields.integer("gated_norm_rank")}
+
+
+def _hy_layer(tally: Tally, fields: Fields, _specs: Sequence[Any], _layer: int) -> None:
+    """Add the connections of the streams, the sinks, and a gate of the outputs of attention."""
+    add_hyper_connections(tally, fields, 2 * fields.integer("hc_mult"), 2)
+    heads = fields.integer("num_attention_heads")
+    tally.add(heads)
+    width = heads * fields.integer("v_head_dim")
+    tally.linear(fields.integer("hidden_size"), width, split=Split.ATTENTION, name="gate_proj")
+
+
+def _hy(fields: Fields) -> Settled:
+    """Return the number of parameters that join the streams in the last stage."""
+    streams = fields.integer("hc_mult")
+    return {"last": streams * (streams * fields.integer("hidden_size") + 1) + 1}
+
+
+def _mistral_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) -> None:
+    """Add the scale and the bias of each head's scores, of attention and of the indexer, and a norm of its queries."""
+    tally.add(2 * fields.integer("num_attention_heads"))
+    if len(specs) == 1 and specs[0].index_dim is not None:  # a layer that reads the latents of another has two specs
+        tally.add(2 * fields.integer("index_n_heads") + 2 * fields.integer("hidden_size"))
+
+
+def _dots_layer(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: int) -> None:
+    """Add a norm of the rotary part of the keys."""
+    tally.norm(specs[0].rope_dim)
+
+
+LATENT_ATTENTION: Mapping[str, Traits] = {
+    "axk1": biased_traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True)),
+    "axk2": biased_traits(
+        has_gated_queries=True,
+        experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", gate_rank="gated_norm_rank"),
+        settle=_ax_k2,
+        defaults={"gated_norm_rank": 16, "first_k_dense_replace": 1},
+    ),
+    "deepseek_v2": replace(_DEEPSEEK, mlp_bias="mlp_bias"),
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": _DEEPSEEK,
+    "dots3_note_text": biased_traits(
+        head_gate=True,
+        experts=replace(SHARED_EXPERTS, shared_width="shared_experts_intermediate_size"),
+        add_to_layer=_dots_layer,
+        sizes_of_layer=sizes_of_dots,
+        defaults={"first_k_dense_replace": 1, "shared_experts_intermediate_size": 1536, "index_n_heads": 64},
+        aliases={"shared_experts_intermediate_size": "moe_shared_expert_intermediate_size"},
+    ),
+    "glm4_moe_lite": _DEEPSEEK,
+    "glm_moe_dsa": _DEEPSEEK,
+    "hy_v4": biased_traits(
+        experts=SHARED_EXPERTS, add_to_layer=_hy_layer, settle=_hy, defaults={"first_k_dense_replace": 1, "hc_mult": 4}
+    ),
+    "kimi_k2": _DEEPSEEK,
+    "longcat_flash": biased_traits(aliases={"intermediate_size": "ffn_hidden_size"}),
+    "minicpm3": biased_traits(mlp_bias="mlp_bias"),
+    "mistral4": _DEEPSEEK,
+    "mistral_large4_text": biased_traits(
+        experts=SHARED_EXPERTS, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
+    ),
+    "youtu": biased_traits(is_tied=True),
+}

@@ -1,0 +1,1 @@
+"""Parameters of vision towers and their projectors."""

@@ -1,0 +1,248 @@
+"""Vision towers of multimodal configs: their parameters, and the sizes that decide the memory of an image.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.config_files.open_config import open_config
+from pagecore.models.encoders.mllama import MLLAMA, mllama_text
+from pagecore.models.encoders.specs import has_encoder
+from pagecore.models.multimodal.text_fields import THINKERS
+from pagecore.models.multimodal.text_model import text_model
+from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.models.parameters.vision.projectors import PROJECTORS
+from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
+from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
+from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_tower, image_side
+from pagecore.models.parameters.vision.vit_towers import TOWERS
+from pagecore.storage.checks import ceil_div
+
+__all__ = ["VisionTower", "add_vision", "vision_tower", "with_encoders"]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionTower:
+    """Sizes of a vision tower.
+
+    Attributes
+    ----------
+    model_type : str
+        Type of the `vision_config`.
+    layers, hidden, width : int
+        Number of layers, features of a patch, and features inside the MLP.
+    patch, frames : int
+        Pixels of a patch along each side, and images of a video that a patch covers; an image is repeated for it.
+    merge : int
+        Patches along each side that become one token of the text model.
+    tokens_per_image : int or None
+        Tokens of an image of any size, if the model fixes them.
+    is_gated : bool
+        The MLP has a gate.
+    image_size : int or None
+        Pixels along each side, if the tower fixes them.
+    depths : int
+        Embeddings of a token for the text model: 1, and one for each layer of a deep stack.
+    text_hidden : int
+        Features of an embedding for the text model.
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    width: int
+    patch: int
+    frames: int = 1
+    merge: int = 1
+    tokens_per_image: int | None = None
+    is_gated: bool = False
+    image_size: int | None = None
+    depths: int = 1
+    text_hidden: int = 0
+
+    def patches(self, image_size: int) -> int:
+        """Return the patches of a square image with `image_size` pixels along each side."""
+        return ceil_div(image_size, self.patch) ** 2
+
+    def tokens(self, image_size: int) -> int:
+        """Return the tokens of the text model for a square image."""
+        return self.tokens_per_image or ceil_div(ceil_div(image_size, self.patch), self.merge) ** 2
+
+
+_TOWERS: Mapping[str, Tower] = {**TOWERS, **SPECIAL_TOWERS}
+# Types of the tower by the type of the model, for a file whose vision_config does not name it.
+_BY_MODEL: Mapping[str, str] = {
+    **dict.fromkeys(("glm46v", "glmga"), "glm4v"),
+    **dict.fromkeys(("lighton_ocr", "mistral3"), "pixtral"),
+    **dict.fromkeys(("aria", "idefics3"), "idefics3_vision"),
+    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "vipllava"), "clip_vision_model"),
+    **dict.fromkeys(
+        ("aya_vision", "cohere2_vision", "gemma3", "llava_onevision", "shieldgemma2"), "siglip_vision_model"
+    ),
+    "lfm2_vl": "siglip2_vision_model",
+    "blip-2": "blip_2_vision_model",
+    "deepseek_vl": "siglip_vision_model",
+    "hyperclovax_vision_v2": "qwen2_5_vl",
+    "instructblip": "instructblip_vision_model",
+    "instructblipvideo": "instructblipvideo_vision_model",
+    "janus": "janus_vision_model",
+    "step3p7": "step3p5",
+    "internvl": "internvl_vision",
+    "llama4": "llama4_vision_model",
+    "qwen2_5_omni_thinker": "qwen2_5_omni_vision_encoder",
+    "qwen3_omni_moe_thinker": "qwen3_omni_moe_vision_encoder",
+    "mllama": "mllama_vision_model",
+    "smolvlm": "smolvlm_vision",
+}
+_DEFAULTS: Mapping[str, object] = {
+    **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),
+    **dict.fromkeys(("spatial_merge_size", "temporal_patch_size", "max_num_tiles")),
+    **dict.fromkeys(("attention_bias", "use_mask_token", "use_qk_norm", "qkv_bias", "mlp_bias"), False),
+    **dict.fromkeys(("use_absolute_position_embeddings", "use_mean_pooling", "vision_use_head"), True),
+    "norm_type": "layer_norm",
+    "mlp_ratio": 4,
+}
+# Sizes that published files leave out.
+_SIZES: Mapping[str, Mapping[str, object]] = {
+    **TOWER_SIZES,
+    "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
+    "qwen2_5_vl": {
+        "depth": 32,
+        "intermediate_size": 3420,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+}
+# Fields of the whole model with the patches along each side of a token.
+_MERGES = ("spatial_merge_size", "downsample_factor", "scale_factor")
+_RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
+
+
+def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTower | None:
+    """Return the sizes of the vision tower of a config; None for a model without one, or with an encoder of its own.
+
+    Parameters
+    ----------
+    config : str, path or dict
+        As for `specs_from_config`.
+
+    Raises
+    ------
+    ConfigError
+        A size is missing; the message names the field.
+    UnsupportedOption
+        A tower of an unknown type.
+    """
+    whole = open_config(config)
+    encoded = with_encoders(whole)
+    if not isinstance(encoded.given("vision_config"), Mapping):
+        return None
+    model_type = whole.given("model_type")
+    if isinstance(model_type, str) and has_encoder(model_type):
+        return _sizes(encoded, mllama_text(whole, model_type).integer("hidden_size")) if model_type in MLLAMA else None
+    return _sizes(encoded, text_model(whole)[1].integer("hidden_size"))
+
+
+def with_encoders(whole: Fields) -> Fields:
+    """Return the fields of the model that listens and sees: of a model that also speaks, those of its thinker."""
+    speaks = str(whole.given("model_type")) in THINKERS
+    return whole.inner("thinker_config") if speaks else whole
+
+
+def _sizes(whole: Fields, text_hidden: int) -> VisionTower:
+    kind, fields, tower = _open(whole)
+    hidden = fields.integer(tower.hidden)
+    width = fields.integer(tower.width) if tower.width else fields.scaled(hidden, "mlp_ratio")
+    stacked = fields.given("deepstack_visual_indexes")
+    has_size = fields.given("image_size") is not None or "image_size" in fields.sizes
+    return VisionTower(
+        model_type=kind,
+        layers=fields.integer(tower.layers),
+        hidden=hidden,
+        width=width,
+        patch=image_side(fields, "patch_size"),
+        frames=1 if fields.value("temporal_patch_size") is None else fields.integer("temporal_patch_size"),
+        merge=tower.merge or _merge(whole, fields),
+        tokens_per_image=_fixed_tokens(whole),
+        is_gated=tower.is_gated,
+        image_size=image_side(fields, "image_size") * _tiles(fields) if has_size else None,
+        depths=1 + (len(stacked) if isinstance(stacked, list | tuple) else 0),
+        text_hidden=text_hidden,
+    )
+
+
+def _tiles(fields: Fields) -> int:
+    """Return the tiles along each side of the largest image: 1 for a tower that takes images whole."""
+    most = 1 if fields.value("max_num_tiles") is None else fields.integer("max_num_tiles")
+    return 1 + math.isqrt(most - 1)
+
+
+def _fixed_tokens(whole: Fields) -> int | None:
+    """Return the tokens of an image of any size; None if they depend on its size."""
+    count = FIXED_TOKENS.get(str(whole.given("model_type")))
+    if count is not None:
+        return count(whole)
+    return None if whole.given("mm_tokens_per_image") is None else whole.integer("mm_tokens_per_image")
+
+
+def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
+    """Add the vision tower and its projector to the features of the text model; nothing without a tower.
+
+    `whole` are the fields of `with_encoders`.
+    """
+    if whole.given("model_type") == "fuyu":
+        # Patches are projected; there is no tower.
+        whole.defaults = {**whole.defaults, "patch_size": 30, "num_channels": 3}
+        patch = whole.integer("num_channels") * whole.integer("patch_size") ** 2
+        tally.linear(patch, text_hidden, bias=True, split=Split.COPY, kind=Kind.VISION)
+    if not isinstance(whole.given("vision_config"), Mapping):
+        return
+    found = _sizes(whole, text_hidden)
+    _, fields, tower = _open(whole)
+    add_tower(tally, fields, tower, Sizes(found.layers, found.hidden, found.width, found.patch, found.frames))
+    projector = PROJECTORS.get(str(whole.given("model_type")))
+    if projector is None:
+        raise UnsupportedOption(
+            f"{whole.source}: {whole.describe('model_type')}, whose projector is unknown; expected one of "
+            f"{', '.join(PROJECTORS)}: remove vision_config to plan the text model alone"
+        )
+    projector(tally, whole, fields, found.hidden, found.merge, found.depths, text_hidden)
+
+
+def _open(whole: Fields) -> tuple[str, Fields, Tower]:
+    fields = whole.inner("vision_config")
+    fields.defaults = _DEFAULTS
+    model = str(whole.given("model_type"))
+    given = fields.given("model_type")
+    kind = str(given) if given is not None else _BY_MODEL.get(model, model)
+    kind = kind if kind in _TOWERS else kind.removesuffix("_vision").removesuffix("_text")
+    if kind not in _TOWERS:
+        raise UnsupportedOption(
+            f"{fields.source}: {fields.describe('model_type')}, a vision tower that is unknown; expected one of "
+            f"{', '.join(_TOWERS)}: remove vision_config to plan the text model alone"
+        )
+    fields.sizes, fields.aliases = _SIZES.get(kind, {}), _TOWERS[kind].aliases
+    return kind, fields, _TOWERS[kind]
+
+
+def _merge(whole: Fields, fields: Fields) -> int:
+    if fields.value("spatial_merge_size") is not None:
+        return fields.integer("spatial_merge_size")
+    for name in _MERGES:
+        for part in (fields, whole):
+            if part.given(name) is not None:
+                return part.integer(name)
+    kernel = fields.given("merge_kernel_size")
+    if isinstance(kernel, list | tuple) and kernel and isinstance(kernel[0], int):
+        return max(1, kernel[0])
+    ratios = (part.given(name) for name in _RATIOS for part in (fields, whole))
+    return next((round(1 / ratio) for ratio in ratios if isinstance(ratio, float) and 0 < ratio <= 1), 1)

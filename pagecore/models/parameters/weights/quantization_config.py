@@ -1,0 +1,201 @@
+"""Bytes of weights: the format of a checkpoint's matrices, from its `quantization_config` or by name.
+
+Sources: the quantisation configs of transformers (fine-grained FP8, GPTQ, AWQ, AutoRound, bitsandbytes, HQQ, MXFP4,
+torchao), of compressed-tensors and of ModelOpt.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from pagecore.errors import UnsupportedOption
+from pagecore.models.cache_format import quantization_of, stored_dtype
+from pagecore.models.config_files.fields import Fields, shown
+from pagecore.models.config_files.open_config import open_config
+from pagecore.models.encoders.specs import has_encoder
+from pagecore.models.multimodal.text_model import text_model
+from pagecore.models.parameters.weights.excluded_modules import bits_of_modules, unquantised_modules
+from pagecore.models.parameters.weights.formats import DTYPE_BITS, WEIGHT_FORMATS, WeightFormat, float8, grouped
+
+__all__ = ["WEIGHT_FORMATS", "WeightFormat", "weight_format"]
+
+
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8_SQ": "int8"}
+
+
+def weight_format(config: str | os.PathLike[str] | Mapping[str, Any], weights: str = "auto") -> WeightFormat:
+    """Return the format of a model's weights.
+
+    Parameters
+    ----------
+    config : str, path or dict
+        As for `specs_from_config`.
+    weights : str
+        "auto" reads `quantization_config` and the dtype of the config; a name of `WEIGHT_FORMATS` overrides it.
+
+    Raises
+    ------
+    ConfigError
+        `quantization_config` is not an object.
+    UnsupportedOption
+        An unknown name, or a quantisation that is not known; the message names the field.
+    """
+    whole = open_config(config)
+    text = whole if has_encoder(str(whole.given("model_type"))) else text_model(whole)[1]
+    if isinstance(weights, str) and weights in WEIGHT_FORMATS:
+        found = WEIGHT_FORMATS[weights]
+        return found if weights in DTYPE_BITS else replace(found, other_bits=_dtype_bits(whole, text))
+    if not isinstance(weights, str) or weights != "auto":
+        raise UnsupportedOption(
+            f"weights is {shown(weights)}; use 'auto', bytes, or one of {', '.join(WEIGHT_FORMATS)}"
+        )
+    fields = quantization_of(whole, text)
+    if fields is not None:
+        return replace(_quantised(fields), other_bits=_dtype_bits(whole, text))
+    return WEIGHT_FORMATS[str(stored_dtype(whole, text, "auto"))]
+
+
+def _dtype_bits(whole: Fields, text: Fields) -> int:
+    return DTYPE_BITS[str(stored_dtype(whole, text, "auto"))]
+
+
+def _quantised(fields: Fields) -> WeightFormat:
+    found = _method(fields)
+    return replace(found, unquantised=unquantised_modules(fields), is_read=True)
+
+
+def _method(fields: Fields) -> WeightFormat:
+    method = fields.given("quant_method")
+    if fields.given("quant_algo") is not None or isinstance(fields.given("quantization"), Mapping):
+        return _modelopt(fields)
+    if method in ("fp8", "fbgemm_fp8"):
+        return float8(fields.given("weight_block_size"), 32, is_by_row=method == "fbgemm_fp8")
+    if method == "mxfp4":
+        return replace(grouped("mxfp4", 4, 32, 8), is_experts_only=True)
+    if method in ("gptq", "awq"):
+        found = _integers(fields, "bits", _group_size(fields.given("group_size")), has_zeros=True)
+        return replace(found, input_bits=32) if method == "gptq" else found
+    if method == "bitsandbytes":
+        if fields.given("load_in_8bit") or fields.given("_load_in_8bit"):
+            return replace(WEIGHT_FORMATS["int8"], element_bits=8, group=(1, 0), scale_bits=32)
+        # Absolute maxima of 64 elements are stored in float32, or in 8 bits with maxima of their own.
+        scales = (
+            Fraction(8, 64) + Fraction(32, 64 * 256) if fields.given("bnb_4bit_use_double_quant") else Fraction(1, 2)
+        )
+        return WeightFormat("int4", 4 + scales)
+    if method == "compressed-tensors":
+        return _compressed(fields)
+    if method in ("auto-round", "intel/auto-round"):
+        return _auto_round(fields)
+    if method == "hqq":
+        return _hqq(fields)
+    if method == "torchao":
+        return _torchao(fields)
+    return _refuse(fields, "quant_method")
+
+
+def _modelopt(fields: Fields) -> WeightFormat:
+    inner = fields.given("quantization")
+    part = Fields(inner, fields.source, fields.name("quantization")) if isinstance(inner, Mapping) else fields
+    name = _ALGORITHMS.get(str(part.given("quant_algo")).upper())
+    if name == "nvfp4":
+        # Global scales of weights and inputs.
+        return grouped("nvfp4", 4, 16, 8, matrix_bits=64)
+    if name == "fp8":
+        return replace(float8(None, 32), matrix_bits=32)
+    return WEIGHT_FORMATS[name] if name is not None else _refuse(part, "quant_algo")
+
+
+def _compressed(fields: Fields) -> WeightFormat:
+    """Return the format of the first group of compressed-tensors; others are rare."""
+    groups = fields.given("config_groups")
+    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            part = Fields(weights, fields.source, fields.name(f"config_groups.{name}.weights"))
+            size = _group_size(weights.get("group_size"))
+            if weights.get("type") == "float" and weights.get("num_bits") == 4:
+                return grouped("nvfp4", 4, 16, 8, matrix_bits=64) if size == 16 else grouped("mxfp4", 4, 32, 8)
+            if weights.get("type") == "float" and weights.get("num_bits") == 8:
+                block = weights.get("block_structure") if weights.get("strategy") == "block" else None
+                return float8(block, 16, is_by_row=weights.get("strategy") == "channel")
+            return _integers(part, "num_bits", size, has_zeros=not weights.get("symmetric", True))
+    return _refuse(fields, "config_groups")
+
+
+def _auto_round(fields: Fields) -> WeightFormat:
+    """Return the format of AutoRound: integers with scales and zeros, or floats in blocks."""
+    kind, size = str(fields.given("data_type") or "int"), _group_size(fields.given("group_size"))
+    bits = fields.given("bits")
+    if any(own != bits and own < 16 for own in bits_of_modules(fields).values()):
+        return _refuse(fields, "extra_config")
+    if kind.startswith("int"):
+        return _integers(fields, "bits", size, has_zeros=True)
+    if kind.startswith("nv_fp") and bits == 4:
+        return grouped("nvfp4", 4, 16, 8, matrix_bits=32)
+    if kind.startswith("mx_fp") and bits in (4, 8):
+        return grouped(f"mxfp{bits}", bits, 32, 8)
+    return _refuse(fields, "data_type")
+
+
+def _hqq(fields: Fields) -> WeightFormat:
+    """Return the format of HQQ, whose scales and zeros have 16 bits each."""
+    given = fields.given("quant_config")
+    weights = given.get("weight_quant_params") if isinstance(given, Mapping) else None
+    if not isinstance(weights, Mapping):  # bits of each kind of module
+        return _refuse(fields, "quant_config")
+    part = Fields(weights, fields.source, fields.name("quant_config.weight_quant_params"))
+    found = _integers(part, "nbits", _group_size(weights.get("group_size")), has_zeros=True)
+    size = found.group[1]
+    return grouped(found.name, found.element_bits, size, 32)
+
+
+# Configs of torchao: bits of an element, size of a group (0 for all inputs of an output) and bits of its scale and
+# zero, for a config that does not give the size.
+_TORCHAO: Mapping[str, tuple[int, int, int]] = {
+    "Int4WeightOnlyConfig": (4, 128, 32),
+    "Int8WeightOnlyConfig": (8, 0, 16),
+    "Int8DynamicActivationInt8WeightConfig": (8, 0, 16),
+    "Int8DynamicActivationInt4WeightConfig": (4, 32, 16),
+}
+
+
+def _torchao(fields: Fields) -> WeightFormat:
+    """Return the format of a config of torchao: an object with `_type` and `_data`, or a name in older files."""
+    given, name, data = fields.given("quant_type"), None, None
+    if isinstance(given, str):
+        name, data = "".join(map(str.capitalize, given.split("_"))) + "Config", fields.given("quant_type_kwargs")
+    else:
+        chosen = given.get("default") if isinstance(given, Mapping) else None
+        if isinstance(chosen, Mapping):
+            name, data = chosen.get("_type"), chosen.get("_data")
+    options: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    if name in ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"):
+        return float8(None, 32, is_by_row="PerRow" in str(options.get("granularity")))
+    if not isinstance(name, str) or name not in _TORCHAO:
+        return _refuse(fields, "quant_type")
+    bits, size, scale_bits = _TORCHAO[name]
+    return grouped(f"int{bits}", bits, _group_size(options.get("group_size", size)), scale_bits)
+
+
+def _integers(fields: Fields, name: str, group: int, has_zeros: bool) -> WeightFormat:
+    bits = fields.given(name)
+    if type(bits) is not int or bits not in (2, 3, 4, 8):
+        return _refuse(fields, name)
+    return grouped(f"int{bits}", bits, group, 16 + (bits if has_zeros else 0))
+
+
+def _group_size(given: object) -> int:
+    """Return the elements that share a scale; 0 for a scale of each channel."""
+    return given if isinstance(given, int) and given > 0 else 0
+
+
+def _refuse(fields: Fields, name: str) -> WeightFormat:
+    raise UnsupportedOption(
+        f"{fields.source}: {fields.describe(name)}, whose bytes are unknown; pass weights= one of "
+        f"{', '.join(WEIGHT_FORMATS)}, or bytes"
+    )

@@ -1,0 +1,120 @@
+"""Specs of a model's layers from its config.json."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pagecore.models.cache_format import requested_format, stored_dtype
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.config_files.open_config import open_config
+from pagecore.models.encoders.specs import has_encoder, read_encoder_decoder
+from pagecore.models.families.attention_specs import Sinks, SpecOptions, attention_specs
+from pagecore.models.families.registry import FAMILIES
+from pagecore.models.layer_types import FULL, attends, keeps_state
+from pagecore.models.layers.recurrent_states import state_spec
+from pagecore.models.layers.sharing import share_last_layers
+from pagecore.models.layers.unsupported import unsupported_fields
+from pagecore.models.model_config import ModelConfig, ModelSpec
+from pagecore.models.multimodal.text_model import refuse_attention, text_model
+
+__all__ = ["read_model_config", "specs_from_config"]
+
+Config = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def specs_from_config(
+    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
+) -> list[ModelSpec]:
+    """Return the spec of each layer of a Hugging Face model, for `PagedKVCache(layers=...)`.
+
+    docs/models.md lists the supported model types. A multimodal model has the specs of its text model, if the type of
+    that is supported. Missing fields have the defaults of transformers 5. A field that would change the cache or the
+    attention, and that the family does not read, raises; it is never ignored.
+
+    Parameters
+    ----------
+    config : str, path or dict
+        Path of a config.json or of its folder, or its fields; likewise a params.json of Mistral or Meta.
+    dtype : {"auto", "bfloat16", "float16", "float32"} or a dtype object with one of these names
+        Dtype of keys and values, and of convolution states. "auto" uses the model's `dtype` (or `torch_dtype`),
+        bfloat16 if it has neither.
+    sinks : array_like [layers with sinks][query heads], optional
+        The learned sinks of a family that has them (gpt_oss, granite_swa and
+        granitemoe_swa in every layer, mimo_v2_flash in sliding layers). Sinks are
+        weights and not part of a config. Without them the specs have sinks of 0.0, which is sufficient for memory
+        planning, but not for attention.
+    format : str or None
+        Format of stored keys and values, as for `AttentionSpec`, or of latents, as for `LatentSpec.with_format`; None
+        stores them in `dtype`. "auto" uses the one that the config's `quantization_config` asks for (`kv_cache_scheme`
+        of compressed-tensors and ModelOpt, `kv_cache_quant_algo` of ModelOpt), else none. Scales are weights and not
+        part of a config; pass those of a checkpoint by ``dataclasses.replace(spec, key_scale=..., value_scale=...)``.
+
+    Returns
+    -------
+    list of AttentionSpec, CrossSpec, LatentSpec or StateSpec
+        One spec for each model layer, with heads, dims, dtype, format, window or chunk, scale, softcap and sinks, or
+        with the planes and the chunk of a state. A layer of Falcon-H1 or Zamba2 with both has two specs, first that of
+        its attention, and an MLP of Nemotron-H none: `read_model_config` returns the specs of each layer. States are
+        stored as by SGLang and vLLM, convolutions ``[dim, kernel - 1]`` in `dtype`, recurrent states in float32 or as
+        the config asks.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, a field is missing or invalid, or fields contradict each other. A ShapeError whose
+        message names file and field.
+    UnsupportedOption
+        The `model_type` is unknown, its attention is not supported, or no format stores the keys and values as the
+        config asks; the message names the field.
+    UnsupportedDtype
+        A cache cannot have the dtype.
+    """
+    return list(read_model_config(config, dtype=dtype, sinks=sinks, format=format).layers)
+
+
+def read_model_config(
+    config: Config, *, dtype: object = "auto", sinks: Sinks | None = None, format: str | None = "auto"
+) -> ModelConfig:
+    """Return the specs together with the model's type and maximum length.
+
+    Parameters, errors and supported models are those of `specs_from_config`.
+
+    Returns
+    -------
+    ModelConfig
+    """
+    whole = open_config(config)
+    given_type = whole.given("model_type")
+    if isinstance(given_type, str) and has_encoder(given_type):
+        return read_encoder_decoder(whole, given_type, dtype, sinks, format)
+    model_type, fields = text_model(whole)
+    family = FAMILIES[model_type]
+    fields.defaults = {"max_position_embeddings": None, **family.defaults}
+    fields.aliases = family.aliases
+    fields.lift(family.nested)
+    fields.check_aliases()
+    unread = unsupported_fields(lambda name: None if name in family.defaults else fields.given(name))
+    refuse_attention(fields, model_type, unread)
+    num_layers = family.count_layers(fields)
+    find_kinds = family.states.kinds if family.states is not None else family.kinds
+    kinds = [FULL] * num_layers if find_kinds is None else find_kinds(fields, num_layers)
+    asked = SpecOptions(stored_dtype(whole, fields, dtype), requested_format(whole, fields, format), sinks)
+    attending = attention_specs(fields, family, model_type, kinds, asked)
+    attention = iter(share_last_layers(fields, family.shared_field, attending) if family.shared_field else attending)
+    state = state_spec(fields, family.states, asked.dtype) if family.states and any(map(keeps_state, kinds)) else None
+    layers: list[ModelSpec] = []
+    by_layer: list[tuple[int, ...]] = []
+    for kind in kinds:
+        own: list[ModelSpec] = [next(attention)] if attends(kind) else []
+        if state is not None and keeps_state(kind):
+            own.append(state)
+        by_layer.append(tuple(range(len(layers), len(layers) + len(own))))
+        layers += own
+    return ModelConfig(model_type, tuple(layers), _max_length(fields), tuple(by_layer))
+
+
+def _max_length(fields: Fields) -> int | None:
+    length = fields.value("max_position_embeddings")
+    return None if length is None else fields.integer("max_position_embeddings")

@@ -1,0 +1,82 @@
+"""Counts of parameters of recent decoders, compared with small models on torch's meta device."""
+
+import pytest
+
+from pagecore.models.parameters import count_parameters
+from tests.capabilities import require
+from tests.models.families.test_small_models import module_class
+
+SIZES = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 72,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts": 6,
+    "num_experts_per_tok": 1,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12}
+LATENT |= {"index_n_heads": 4, "index_head_dim": 10, "index_topk": 16}
+LINEAR = {"linear_num_heads": 4, "linear_head_dim": 8}
+SHARED = {"indexer_types": ["full", "shared"] * 3}
+WINDOWED = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_kv_lora_rank": 20, "swa_q_lora_rank": 28}
+WINDOWED |= {"swa_head_dim": 14, "swa_qk_nope_head_dim": 8, "swa_v_head_dim": 6}
+CASES = {
+    "dots3_note_text": [LATENT | WINDOWED, LATENT | {"n_shared_experts": 2, "shared_experts_intermediate_size": 40}],
+    "glm5_next_text": [
+        LATENT | LINEAR | {"qk_rope_head_dim": 0, "head_dim": 0},
+        LATENT | LINEAR | {"qk_rope_head_dim": 0, "hc_mult": 2, "index_kpool": 4, "attention_bias": True},
+    ],
+    "hy_v4": [LATENT, LATENT | {"hc_mult": 2, "n_shared_experts": 2} | SHARED],
+    "mistral_large4_text": [
+        LATENT | {"q_lora_rank": None},
+        LATENT
+        | {"q_lora_rank": None, "indexer_types": ["full", "full", "shared", "full", "full", "shared"]}
+        | {"no_rope_layers": [1, 0, 0, 1, 1, 1], "kv_source_layers": [0, 1, 1, 3, 4, 4]},
+    ],
+    "step3p5": [
+        {"n_routed_experts": 6, "num_key_value_heads": 2, "head_dim": 16},
+        {"layer_types": ["full_attention", "sliding_attention"] * 3, "num_sliding_attention_heads": 12, "head_dim": 8}
+        | {"num_key_value_heads": 4, "sliding_window": 9, "share_expert_dim": 40, "moe_layers_enum": "1,4"},
+    ],
+    "zaya": [
+        {"head_dim": 16, "num_key_value_heads": 2},
+        {"head_dim": 8, "cca_time1": 3, "router_hidden_size": 20, "attention_bias": True, "tie_word_embeddings": False},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "case"), [(name, n) for name, cases in CASES.items() for n in range(len(cases))]
+)
+def test_counts_equal_those_of_small_models(model_type, case):
+    transformers, torch = require("transformers"), require("torch")
+    if model_type not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers has no {model_type}")
+    config = transformers.CONFIG_MAPPING[model_type](**SIZES | CASES[model_type][case])
+    with torch.device("meta"):
+        model = module_class(config)._from_config(config)
+    written = config.to_dict()
+    has_head = hasattr(model, "lm_head") or written["tie_word_embeddings"]
+    expected = sum(each.numel() for each in model.parameters()) + (0 if has_head else 101 * 64)
+    assert count_parameters(written).total == expected
+    stages = [range(0, 1), range(1, 6)]
+    copied = 101 * 64 if written["tie_word_embeddings"] else 0
+    assert sum(count_parameters(written, layers=each).total for each in stages) == expected + copied
+
+
+def test_published_names_of_sizes_with_a_window_are_read():
+    published = SIZES | LATENT | WINDOWED | {"model_type": "dots3_note_text", "first_k_dense_replace": 1}
+    published |= {"n_shared_experts": 1, "moe_shared_expert_intermediate_size": 24}
+    transformers, torch = require("transformers"), require("torch")
+    if "dots3_note_text" not in transformers.CONFIG_MAPPING:
+        pytest.skip("transformers has no dots3_note_text")
+    config = transformers.CONFIG_MAPPING["dots3_note_text"](**published)
+    with torch.device("meta"):
+        model = module_class(config)._from_config(config)
+    assert count_parameters(published).total == sum(each.numel() for each in model.parameters())
