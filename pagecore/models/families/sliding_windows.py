@@ -56,10 +56,18 @@ COHERE_2 = {**GROUPED, "sliding_window": 4096, "layer_types": None, "sliding_win
 
 
 def _every_nth_layer_attends_to_all(name: str) -> Family:
-    """Return a family in which every layer whose number from 1 is a multiple of a field attends to all keys."""
+    """Return a family in which every layer whose number from 1 is a multiple of a field attends to all keys.
+
+    The field may also spell the layers, such as "LLLG": L has a window (local), G attends to all keys (global).
+    """
 
     def slides(fields: Fields, layer: int) -> bool:
-        return fields.value("sliding_window") is not None and (layer + 1) % fields.integer(name) != 0
+        pattern = fields.value(name)
+        if fields.value("sliding_window") is None:
+            return False
+        if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+            return pattern[layer % len(pattern)] == "L"
+        return (layer + 1) % fields.integer(name) != 0
 
     defaults = {**GROUPED, "layer_types": None, name: 4}
     if name == "sliding_window_pattern":

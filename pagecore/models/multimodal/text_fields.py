@@ -12,6 +12,8 @@ __all__ = ["ANY_TEXT_MODEL", "FLAT", "RENAMED", "TEXT_FIELDS", "TEXT_MODELS", "T
 # Models with the type of the text model in their `text_config`.
 TEXT_MODELS: Mapping[str, str] = {
     "dots3_note": "dots3_note_text",
+    "dots_ocr": "qwen2",
+    "ernie4_5_moe_vl": "ernie4_5_vl_moe_text",
     "fuyu": "persimmon",
     "gemma3": "gemma3_text",
     "gemma3n": "gemma3n_text",
@@ -53,6 +55,6 @@ TEXT_FIELDS: Mapping[str, tuple[str, str]] = {
 # Models that speak, with the model that listens, sees and thinks in `thinker_config`.
 THINKERS = frozenset({"qwen2_5_omni", "qwen3_omni_moe"})
 # Multimodal models whose published files have the fields of the text model at the top level.
-FLAT = frozenset({"fuyu", "glm5_next", "qwen2_vl", "qwen2_5_vl"})
+FLAT = frozenset({"dots_ocr", "ernie4_5_moe_vl", "fuyu", "glm5_next", "qwen2_vl", "qwen2_5_vl"})
 # Families that transformers serves under another name.
 RENAMED: Mapping[str, str] = {"kimi_k2": "deepseek_v3"}

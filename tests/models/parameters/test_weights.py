@@ -82,6 +82,11 @@ def torchao(name, **options):
     return {"quant_method": "torchao", "quant_type": {"default": {"_type": name, "_version": 1, "_data": options}}}
 
 
+def quark(dtype, scheme, **options):
+    weights = {"dtype": dtype, "qscheme": scheme, **options}
+    return {"quant_method": "quark", "global_quant_config": {"weight": weights, "input_tensors": None}}
+
+
 INT4 = {"weights": {"type": "int", "num_bits": 4, "group_size": 32}}
 CHANNEL = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
 
@@ -104,6 +109,11 @@ CHANNEL = {"weights": {"type": "float", "num_bits": 8, "strategy": "channel"}}
         ({"quant_method": "auto-round", "bits": 4, "group_size": 32, "data_type": "mx_fp"}, (4, (1, 32), 8)),
         ({"quant_method": "auto-round", "bits": 4, "group_size": 16, "data_type": "nv_fp4"}, (4, (1, 16), 8, 32)),
         ({"quant_method": "hqq", "quant_config": HQQ, "skip_modules": ["lm_head"]}, (4, (1, 64), 32)),
+        (quark("fp8_e4m3", "per_tensor"), (8, (0, 0), 32)),
+        (quark("fp8_e4m3", "per_channel"), (8, (1, 0), 32)),
+        (quark("fp4", "per_group", group_size=32), (4, (1, 32), 8)),
+        (quark("uint4", "per_group", group_size=40), (4, (1, 40), 20)),
+        (quark("int8", "per_channel"), (8, (1, 0), 32)),
         (torchao("Int4WeightOnlyConfig", group_size=64), (4, (1, 64), 32)),
         (torchao("Int8WeightOnlyConfig", group_size=None), (8, (1, 0), 16)),
         ({"quant_method": "torchao", "quant_type": "int4_weight_only"}, (4, (1, 128), 32)),
@@ -125,6 +135,7 @@ def test_scales_of_every_matrix_are_counted(quantised, layout):
     ("listed", "left"),
     [
         ({"modules_to_not_convert": ["self_attn"]}, 2 * ATTENTION),
+        ({"exclude": ["lm_head", "*self_attn*"]}, 2 * ATTENTION),
         ({"modules_to_not_convert": ["model.layers.1.mlp"]}, MLP),
         ({"modules_to_not_convert": ["lm_head", "model.layers.*.self_attn"]}, 2 * ATTENTION),
         ({"ignored_layers": ["model.layers.0.mlp.down_proj"]}, MLP[2:]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.audio.gemma_4 import add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
@@ -97,8 +98,11 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen3_omni_moe_audio_encoder": _QWEN_3,
     "voxtral_encoder": Encoder(_two_layers("intermediate_size", bias=False)),
 }
-# Type of an encoder that has no layers of attention.
-LEVELS = "muse_spark_audio"
+# Encoders with other layers, which add their projector, too, from the features of the text model.
+_OTHERS: Mapping[str, Callable[[Tally, Fields, int], None]] = {
+    "gemma4_audio": add_gemma_4_audio,
+    "muse_spark_audio": add_audio_levels,
+}
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}
 
@@ -116,14 +120,15 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
     for name in _PARTS:
         if isinstance(whole.given(name), Mapping):
             fields = whole.inner(name)
-            if fields.given("model_type") == LEVELS:
-                add_audio_levels(tally, fields)
+            kind = str(fields.given("model_type"))
+            if kind in _OTHERS:
+                _OTHERS[kind](tally, fields, text_hidden)
                 continue
-            encoder = _ENCODERS.get(str(fields.given("model_type")))
+            encoder = _ENCODERS.get(kind)
             if encoder is None:
                 raise UnsupportedOption(
                     f"{fields.source}: {name} describes an encoder of the type {fields.given('model_type')!r}, which "
-                    f"is unknown; expected one of {', '.join([*_ENCODERS, LEVELS])}: remove {name} to plan the text "
+                    f"is unknown; expected one of {', '.join([*_ENCODERS, *_OTHERS])}: remove {name} to plan the text "
                     "model alone"
                 )
             fields.aliases, fields.defaults = encoder.aliases, _SIZES

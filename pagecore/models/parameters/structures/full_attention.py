@@ -89,6 +89,7 @@ FULL_ATTENTION: Mapping[str, Traits] = {
         _ERNIE,
         has_head_bias="use_bias",
         experts=Experts("moe_num_experts", shared="moe_num_shared_experts", rule="range", has_score_bias=True),
+        defaults={"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
     ),
     "flex_olmo": biased_traits(qk_norm="width", experts=Experts(width="intermediate_size")),
     "gemma": biased_traits(is_tied=True),

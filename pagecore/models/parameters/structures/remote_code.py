@@ -53,6 +53,7 @@ REMOTE_CODE: Mapping[str, Traits] = {
     ),
     "deepseek": Traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after")),
     "exaone": Traits(),
+    "grok-1": Traits(norms=4, is_tied=True, experts=Experts(width="intermediate_size")),
     "internlm2": Traits(qkv_bias="bias", output_bias="bias", defaults={"bias": True}),
     "mimo": Traits(qkv_bias=True),
     "minicpm": Traits(is_tied=True),

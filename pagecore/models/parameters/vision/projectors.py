@@ -49,6 +49,10 @@ def _gemma(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: i
     encoder_add(tally, hidden)
 
 
+def _linear(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
+    encoder_linear(tally, hidden, text)
+
+
 def _mistral(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
     has_bias = whole.given("multimodal_projector_bias") is True
     chosen = whole.given("vision_feature_layer")
@@ -196,6 +200,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "exaone4_5": _qwen(norm_bias=False),
     "gemma3": _gemma,
     "glm5_next": _glm(width_field="projection_intermediate_size"),
+    "gemma4": _linear,
     "glm46v": _GLM,
     "glm4v": _GLM,
     "glm4v_moe": _GLM,
@@ -208,6 +213,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "internvl": _internvl,
     "janus": add_janus,
     "kimi_k25": _kimi,
+    "kimi_vl": _kimi,
     "lfm2_vl": _lfm,
     "lighton_ocr": _mistral,
     "llama4": _llama_4,

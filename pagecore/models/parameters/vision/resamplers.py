@@ -50,6 +50,11 @@ def _queries(whole: Fields) -> int:
     return 32 if whole.given("num_query_tokens") is None else whole.integer("num_query_tokens")
 
 
+def _soft_tokens(whole: Fields) -> int:
+    name = "vision_soft_tokens_per_image"
+    return 280 if whole.given(name) is None else whole.integer(name)
+
+
 def _latents(whole: Fields) -> int:
     return _part(whole, "perceiver_config", _PERCEIVER).integer("resampler_n_latents")
 
@@ -68,6 +73,7 @@ def _most_queries(whole: Fields) -> int:
 # Tokens of an image of any size, by the type of the whole model.
 FIXED_TOKENS: Mapping[str, Callable[[Fields], int]] = {
     "aria": _most_queries,
+    "gemma4": _soft_tokens,
     "blip-2": _queries,
     "idefics2": _latents,
     "instructblip": _queries,

@@ -25,6 +25,17 @@ _BLIP_SIZES: Mapping[str, object] = {
     "image_size": 224,
     "patch_size": 14,
 }
+_GEMMA_4_SIZES: Mapping[str, object] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "patch_size": 16,
+    "spatial_merge_size": 3,
+    "position_embedding_size": 10240,
+}
 _GOT_SIZES: Mapping[str, object] = {
     "hidden_size": 768,
     "mlp_dim": 3072,
@@ -38,6 +49,7 @@ _GOT_SIZES: Mapping[str, object] = {
 # Sizes that published files leave out.
 TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     "blip_2_vision_model": _BLIP_SIZES,
+    "gemma4": _GEMMA_4_SIZES,
     "got_ocr2": _GOT_SIZES,
     "instructblip_vision_model": _BLIP_SIZES,
     "instructblipvideo_vision_model": _BLIP_SIZES,
@@ -137,6 +149,15 @@ def _muse(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     encoder_add(tally, (rows + 4) * sizes.hidden)
 
 
+def _gemma_4(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    """Add positions by row and column, norms after attention and MLP, and those of queries and keys."""
+    hidden, layers, dim = sizes.hidden, sizes.layers, fields.integer("head_dim")
+    encoder_linear(tally, hidden, fields.integer("num_attention_heads") * dim - hidden, copies=2 * layers)
+    _narrow_keys(tally, sizes, fields.integer("num_key_value_heads") * dim, bias=False)
+    encoder_add(tally, 2 * layers * (hidden + dim))
+    encoder_add(tally, 2 * fields.integer("position_embedding_size") * hidden)
+
+
 def _step(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     """Add positions, a norm, the scales of each layer, and two convolutions that halve the sides of the image."""
     hidden = sizes.hidden
@@ -153,6 +174,15 @@ SPECIAL_TOWERS: Mapping[str, Tower] = {
     "blip_2_vision_model": _BLIP,
     "cosmos3_edge": Tower(add_rest=_cosmos),
     "exaone4_5": replace(TOWERS["qwen2_5_vl"], add_rest=_exaone),
+    "gemma4": Tower(
+        has_norm_bias=False,
+        attention_biases=0,
+        has_mlp_bias=False,
+        is_gated=True,
+        has_patch_bias=False,
+        add_rest=_gemma_4,
+        aliases={"spatial_merge_size": "pooling_kernel_size"},
+    ),
     "glm5_next": TOWERS["glm_ocr"],
     "got_ocr2": _GOT,
     "hunyuan_vl": Tower(add_rest=_hunyuan),

@@ -148,5 +148,8 @@ TOWERS: Mapping[str, Tower] = {
     "siglip2_vision_model": Tower(add_rest=_siglip_2),
     "video_llama_3": Tower(add_rest=_norm),
     "kimi_k25": Tower(add_rest=_kimi),
+    "moonvit": Tower(
+        add_rest=_kimi, aliases={"pos_emb_height": "init_pos_emb_height", "pos_emb_width": "init_pos_emb_width"}
+    ),
     "llama4_vision_model": Tower(has_patch_bias=False, add_rest=_llama_4),
 }

@@ -10,10 +10,10 @@ from pagecore.models.config_files.fields import Fields
 
 __all__ = ["bits_of_modules", "names_module", "unquantised_modules"]
 
-# Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of Quark, of compressed-tensors, of ModelOpt and of HQQ.
+# Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of compressed-tensors, of ModelOpt, of Quark and of HQQ.
 _FIELDS = (
     *("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules"),
-    "skip_modules",
+    *("exclude", "skip_modules"),
 )
 # Names that precede "layers" in checkpoints, other than "model.".
 _PREFIX = re.compile(r"^.*?(?=\blayers\b)")

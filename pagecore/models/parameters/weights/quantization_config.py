@@ -1,7 +1,7 @@
 """Bytes of weights: the format of a checkpoint's matrices, from its `quantization_config` or by name.
 
 Sources: the quantisation configs of transformers (fine-grained FP8, GPTQ, AWQ, AutoRound, bitsandbytes, HQQ, MXFP4,
-torchao), of compressed-tensors and of ModelOpt.
+torchao), of compressed-tensors, of ModelOpt and of Quark.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def _method(fields: Fields) -> WeightFormat:
         return _hqq(fields)
     if method == "torchao":
         return _torchao(fields)
+    if method == "quark":
+        return _quark(fields)
     return _refuse(fields, "quant_method")
 
 
@@ -180,6 +182,24 @@ def _torchao(fields: Fields) -> WeightFormat:
         return _refuse(fields, "quant_type")
     bits, size, scale_bits = _TORCHAO[name]
     return grouped(f"int{bits}", bits, _group_size(options.get("group_size", size)), scale_bits)
+
+
+def _quark(fields: Fields) -> WeightFormat:
+    """Return the format of Quark's weights: floats by matrix or row, or numbers in groups."""
+    whole = fields.given("global_quant_config")
+    weights = whole.get("weight") if isinstance(whole, Mapping) else None
+    if not isinstance(weights, Mapping):  # a list quantises twice
+        return _refuse(fields, "global_quant_config")
+    kind, scheme, size = weights.get("dtype"), weights.get("qscheme"), _group_size(weights.get("group_size"))
+    if kind == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
+        return float8(None, 32, is_by_row=scheme == "per_channel")
+    if kind == "fp4" and scheme == "per_group" and size == 32:
+        return grouped("mxfp4", 4, 32, 8)
+    if kind in ("int4", "uint4") and scheme == "per_group":
+        return grouped("int4", 4, size, 20)
+    if kind == "int8" and scheme in ("per_tensor", "per_channel"):
+        return replace(WEIGHT_FORMATS["int8"], element_bits=8, group=(int(scheme == "per_channel"), 0), scale_bits=32)
+    return _refuse(fields, "global_quant_config")
 
 
 def _integers(fields: Fields, name: str, group: int, has_zeros: bool) -> WeightFormat:
