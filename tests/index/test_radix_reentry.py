@@ -1,5 +1,7 @@
 """Re-entrant calls of a RadixTree: arguments whose `__float__`, `__index__`, `__eq__` or `__hash__` use the tree."""
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -191,3 +193,27 @@ def test_a_digest_is_an_int_or_bytes_and_nothing_that_poses_as_them():
 
     with pytest.raises(UnsupportedDtype, match="give bytes or an int"):
         RadixTree(1).match([1], spans=[(0, 1, Digest())])
+
+
+@pytest.mark.parametrize("threshold", range(1, 12))
+def test_a_finalizer_that_evicts_during_a_match_finds_nothing_half_read(threshold):
+    class Trap:
+        def __init__(self):
+            self.cycle = self
+
+        def __del__(self):
+            tree.evict("full", 3)
+
+    tree = RadixTree(1, full=2, states=True, state_interval=1)
+    tree.insert([1, 2, 3], ([11, 12, 13], [21, 22, 23]), states=[(1, 5)])
+    before = gc.get_threshold()
+    gc.collect()
+    Trap()
+    gc.set_threshold(threshold)
+    try:
+        match = tree.match([1, 2, 3])
+    finally:
+        gc.set_threshold(*before)
+    assert [lane.tolist() for lane in match.shared_blocks] in ([[11, 12, 13], [21, 22, 23]], [[], []])
+    gc.collect()
+    check(tree)

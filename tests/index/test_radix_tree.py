@@ -1,5 +1,7 @@
 """RadixTree: worked examples, promises of each call, bad input."""
 
+from types import MappingProxyType
+
 import numpy as np
 import pytest
 
@@ -465,6 +467,60 @@ def test_a_batch_may_repeat_a_block_for_one_prefix(namespace):
 def test_an_entry_of_a_batch_is_a_mapping():
     with pytest.raises(UnsupportedDtype, match="expected a dict"):
         RadixTree(2).insert_all([([1, 1], [1])])
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"tokens": [1, 1], "blocks": [1], "token": 1}, "an entry has 'token'"),
+        ({"tokens": [1, 1], "blocks": [1], "time": 1}, "other than time"),
+        ({"tokens": [1, 1]}, "give tokens and blocks"),
+        ({"blocks": [1]}, "give tokens and blocks"),
+        ({}, "give tokens and blocks"),
+    ],
+)
+def test_an_entry_of_a_batch_has_the_arguments_of_insert(entry, message):
+    tree = RadixTree(2)
+    with pytest.raises(UnsupportedOption, match=message):
+        tree.insert_all([{"tokens": [5, 5], "blocks": [9]}, entry])
+    assert tree.num_nodes == 0
+
+
+def test_an_entry_of_a_batch_may_have_every_argument_of_insert():
+    tree = RadixTree(2, states=True, policy="priority")
+    receipt = tree.match_and_lock([], namespace="a")
+    entry = {
+        "tokens": [1, 1, 2, 2],
+        "blocks": [7, 8],
+        "states": [(2, 3)],
+        "namespace": "a",
+        "spans": [(0, 2, b"x")],
+        "receipt": receipt,
+        "priority": 5,
+        "time_to_live": 9,
+    }
+    (done,) = tree.insert_all([MappingProxyType(entry)], time=1)
+    assert (done.taken.tolist(), done.taken_states.tolist(), receipt.num_tokens) == ([7, 8], [3], 4)
+    assert tree.match([1, 1, 2, 2], namespace="a", spans=[(0, 2, b"x")]).num_full_tokens == 4
+    receipt.release()
+    tree.insert([3, 3], [9], priority=6, time=1)
+    assert tree.evict("full", 2).blocks.tolist() == [8, 7]
+
+
+def test_an_offer_of_a_batch_meets_what_an_earlier_one_inserts():
+    tree = RadixTree(2)
+    tree.insert([1, 1], [1])
+    done = tree.insert_all(
+        [
+            {"tokens": [1, 1, 2, 2], "blocks": [1, 2]},
+            {"tokens": [1, 1, 3, 3], "blocks": [1, 3]},
+            {"tokens": [1, 1, 2, 2, 4, 4], "blocks": [5, 6, 7]},
+        ]
+    )
+    assert [each.taken.tolist() for each in done] == [[2], [3], [7]]
+    assert [each.duplicates.tolist() for each in done] == [[], [], [5, 6]]
+    assert tree.insert([9, 9], [6]).taken.tolist() == [6]  # the duplicate is not claimed
+    tree.check_invariants()
 
 
 def test_a_chain_as_deep_as_its_tokens_needs_no_stack():

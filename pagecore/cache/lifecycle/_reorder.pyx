@@ -66,7 +66,7 @@ def reorder(CacheState state not None, sequences, parents):
             state.cross.release((<Heir>each).old_cross)
     if state.prefix is not None:
         for each in heirs:
-            state.prefix.tree.release_raw((<Heir>each).old_hold.receipt, none)
+            (<Heir>each).old_hold.receipt.drop(none)
             state.prefix.release_ahead((<Heir>each).old_hold)
 
 

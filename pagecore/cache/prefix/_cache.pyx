@@ -129,8 +129,8 @@ cdef class PrefixCache:
         self.counted.resize(self.num_lanes)
         for lane in range(self.num_lanes):
             self.counted[lane].resize((<BlockPool>self.pools[lane]).num_blocks // 64 + 1)
-            self.tree.reserve_ids_raw(lane, (<BlockPool>self.pools[lane]).num_blocks)
-        self.tree.reserve_raw(1)
+            self.tree.native.reserve_ids(lane, (<BlockPool>self.pools[lane]).num_blocks)
+        self.tree.reserve_moves(1)
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
@@ -138,12 +138,12 @@ cdef class PrefixCache:
         """Read the clock before anything changes; the time holds for the whole call."""
         if self.clock is not None:
             self.now = as_finite("the clock's time", self.clock())
-            self.tree.advance_raw(self.now)
+            self.tree.native.advance(self.now)
         self.tree._forget_dead()
         return 0
 
     cdef int reserve_moves(self, int64_t count) except -1:
-        return self.tree.reserve_raw(count)
+        return self.tree.reserve_moves(count)
 
     cdef int match_sequence(self, Sequence sequence, int64_t max_blocks, NativeMatch* found) except -1:
         cdef PrefixHold hold = sequence.hold
@@ -152,12 +152,12 @@ cdef class PrefixCache:
         cdef int64_t hit
         hold.namespace_number = 0 if number is None else number
         query = self.query_of(sequence, sequence.known // self.block_size)
-        self.tree.match_raw(query, max_blocks, found)
+        found[0] = self.tree.native.match(query, max_blocks)
         if self.gives_up_last:
             # Tokens past a state are computed again, and their blocks may be shared: the match ends with them.
             hit = found.shared_blocks if self.states is None else found.full_blocks
             if hit > 0:
-                self.tree.match_raw(query, hit - 1, found)
+                found[0] = self.tree.native.match(query, hit - 1)
         return 0
 
     cdef Query query_of(self, Sequence sequence, int32_t num_blocks) noexcept:
@@ -178,9 +178,9 @@ cdef class PrefixCache:
             for lane in range(self.num_lanes):
                 count = self.copy_shared(found, lane, self.ids)
                 (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), count)
-        self.tree.lock_shared_raw(found, sequence.hold.receipt)
+        sequence.hold.receipt.native = self.tree.native.reserved_lock_shared(found)
         if self.shares_ahead and found.full_blocks > found.shared_blocks:
-            self.tree.lock_ahead_raw(found, sequence.hold.ahead)
+            sequence.hold.ahead.native = self.tree.native.reserved_lock_ahead(found)
         sequence.hold.published = <int32_t>found.shared_blocks
         sequence.hold.offered_state = <int32_t>(found.blocks * self.block_size) if found.state >= 0 else 0
         self.num_query_tokens += sequence.known
@@ -201,9 +201,9 @@ cdef class PrefixCache:
             self.num_truncated -= old.truncated_inside_block
             old.truncated_inside_block = old.truncated_ahead = False
             self.note_duplicates(old, False)
-        self.tree.fork_raw(source.receipt, hold.receipt)
+        hold.receipt.native = self.tree.native.lock_again(source.receipt.native)
         if source.has_ahead():
-            self.tree.fork_raw(source.ahead, hold.ahead)
+            hold.ahead.native = self.tree.native.lock_again(source.ahead.native)
             hold.truncated_ahead = source.truncated_ahead
         child.hold = hold
         hold.published = published
@@ -223,18 +223,18 @@ cdef class PrefixCache:
     cdef void shorten_ahead(self, PrefixHold hold, int32_t length) noexcept:
         """Let `ahead` end with the last block of a sequence that was truncated to `length` tokens."""
         cdef int32_t num_blocks = (length + self.block_size - 1) // self.block_size
-        if num_blocks > self.tree.depth_raw(hold.ahead):
+        if num_blocks > hold.ahead.depth():
             return
-        if num_blocks <= self.tree.depth_raw(hold.receipt):
+        if num_blocks <= hold.receipt.depth():
             self.release_ahead(hold)
             return
-        self.tree.shorten_raw(hold.ahead, num_blocks)
+        self.tree.native.shorten(hold.ahead.native, num_blocks)
         hold.truncated_ahead = length % self.block_size > 0
 
     cdef void release_ahead(self, PrefixHold hold) noexcept:
         cdef RetentionHint none
         if hold.has_ahead():
-            self.tree.release_raw(hold.ahead, none)
+            hold.ahead.drop(none)
         if hold.truncated_ahead:
             hold.truncated_ahead = False
             self.note_truncated(hold)
@@ -246,9 +246,9 @@ cdef class PrefixCache:
     cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, vector[int32_t]& out) noexcept:
         cdef size_t count = <size_t>self.num_shared(found, lane)
         if count > <size_t>found.shared_blocks:
-            self.tree.copy_ahead_raw(found, lane, span[int32_t](out.data(), count))
+            self.tree.native.copy_ahead(found, lane, span[int32_t](out.data(), count))
         elif count > 0:
-            self.tree.copy_shared_raw(found, lane, span[int32_t](out.data(), count))
+            self.tree.native.copy_blocks(found.shared_node, found.shared_offset, lane, span[int32_t](out.data(), count))
         return count
 
     cdef int32_t component_of(self, int32_t lane) noexcept:
@@ -257,16 +257,16 @@ cdef class PrefixCache:
     cdef int32_t num_held(self, PrefixHold hold) noexcept:
         if not hold.has_ahead():
             return hold.published
-        return max(hold.published, <int32_t>self.tree.depth_raw(hold.ahead))
+        return max(hold.published, <int32_t>hold.ahead.depth())
 
     cdef void shorten(self, PrefixHold hold, int32_t num_blocks) noexcept:
-        self.tree.shorten_raw(hold.receipt, num_blocks)
+        self.tree.native.shorten(hold.receipt.native, num_blocks)
         self.note_truncated(hold)
 
     cdef void leave(self, Sequence sequence) noexcept:
         """Empty the receipt of a sequence that lost its row and may get another one."""
         self.release_ahead(sequence.hold)
-        self.tree.shorten_raw(sequence.hold.receipt, 0)
+        self.tree.native.shorten(sequence.hold.receipt.native, 0)
         if sequence.hold.published != INT32_MAX:
             sequence.hold.published = 0
         sequence.hold.offered_state = 0
@@ -276,13 +276,13 @@ cdef class PrefixCache:
     cdef void release(self, Sequence sequence, const RetentionHint& hint) noexcept:
         """Release the receipt of a sequence that was removed."""
         self.release_ahead(sequence.hold)
-        self.tree.release_raw(sequence.hold.receipt, hint)
+        sequence.hold.receipt.drop(hint)
         self.num_truncated -= sequence.hold.truncated_inside_block
         sequence.hold.truncated_inside_block = False
         self.note_duplicates(sequence.hold, False)
 
     cdef void note_truncated(self, PrefixHold hold) noexcept:
-        cdef bint is_inside = hold.truncated_ahead or self.tree.depth_raw(hold.receipt) > hold.published
+        cdef bint is_inside = hold.truncated_ahead or hold.receipt.depth() > hold.published
         self.num_truncated += <int32_t>is_inside - <int32_t>hold.truncated_inside_block
         hold.truncated_inside_block = is_inside
 
@@ -305,14 +305,14 @@ cdef class PrefixCache:
     cdef int32_t tree_block(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
         """Return the tree's block at an index of the path that a receipt covers; 0 past its end."""
         cdef Receipt receipt = self.cover(sequence, block_index, lane)
-        if self.tree.depth_raw(receipt) <= block_index:
+        if receipt.depth() <= block_index:
             return 0
-        return self.tree.block_at_raw(receipt, block_index, lane)
+        return self.tree.native.known_id(receipt.native.node, block_index, lane)
 
     cdef Receipt cover(self, Sequence sequence, int32_t block_index, int32_t lane) noexcept:
         if not sequence.hold.has_component_ahead(self.component_of(lane)):
             return sequence.hold.receipt
-        if self.tree.depth_raw(sequence.hold.receipt) > block_index:
+        if sequence.hold.receipt.depth() > block_index:
             return sequence.hold.receipt
         return sequence.hold.ahead
 
@@ -322,7 +322,8 @@ cdef class PrefixCache:
         cdef BlockPool pool = <BlockPool>self.pools[lane]
         if own != 0:
             pool.share_raw(&own, 1)
-        cdef int32_t old = self.tree.replace_raw(self.cover(sequence, block_index, lane), block_index, own, lane)
+        cdef Receipt receipt = self.cover(sequence, block_index, lane)
+        cdef int32_t old = self.tree.native.reserved_replace(receipt.native.node, block_index, lane, own)
         return pool.free_raw(&old, 1)
 
     # -- for Python ----------------------------------------------------------------------------------------------

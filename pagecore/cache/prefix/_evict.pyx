@@ -25,7 +25,7 @@ cdef void count_evictable(PrefixCache prefix, vector[int64_t]& out) noexcept:
     """Write the number of blocks of each group that eviction can free."""
     cdef int32_t group
     for group in range(prefix.num_lanes):
-        out[group] = prefix.tree.evictable_raw(prefix.components[group])
+        out[group] = prefix.tree.native.evictable(prefix.components[group])
     count_unused(prefix, prefix.counts)
     for group in range(prefix.num_lanes):
         out[group] += prefix.counts[group]
@@ -37,7 +37,7 @@ cdef void subtract_evictable(
     cdef int32_t group, lane
     cdef bint is_short = False
     for group in range(prefix.num_lanes):
-        missing[group] -= prefix.tree.evictable_raw(prefix.components[group])
+        missing[group] -= prefix.tree.native.evictable(prefix.components[group])
         is_short = is_short or missing[group] > 0
     if not is_short:
         return
@@ -80,13 +80,13 @@ cdef bint may_have_unused(PrefixCache prefix, Sequence sequence) noexcept:
 
 cdef void find_unused(PrefixCache prefix, Sequence sequence, int32_t lane) noexcept:
     """Write the indices of the unused blocks of a sequence's path to `block_indices`, and the path to `ids`."""
-    cdef int64_t end = prefix.tree.depth_raw(sequence.hold.receipt)
+    cdef int64_t end = sequence.hold.receipt.depth()
     cdef int64_t first = 0
     cdef int64_t last = end if sequence.hold.has_duplicates else 0
     cdef KeptKeys keys
     if lane >= prefix.num_full:
         keys = prefix.kept[lane - prefix.num_full]
-        first = prefix.tree.first_needed_raw(prefix.components[prefix.groups[lane]], end)
+        first = prefix.tree.native.first_needed(prefix.components[prefix.groups[lane]], end)
         if not sequence.hold.has_duplicates:
             last = min(end, first_kept(keys, sequence.computed) // prefix.block_size)
             while last < end and prefix.own_block(sequence, <int32_t>last, lane) == 0:
@@ -102,8 +102,8 @@ cdef void find_held_once(
     PrefixCache prefix, Sequence sequence, int32_t lane, int64_t first, int64_t last, int64_t end
 ) noexcept:
     """Write the indices of the blocks [first, last) of a path that only the tree holds."""
-    prefix.tree.copy_tail_raw(
-        sequence.hold.receipt, lane, span[int32_t](prefix.ids.data() + first, <size_t>(end - first))
+    prefix.tree.native.known_tail(
+        sequence.hold.receipt.native.node, lane, span[int32_t](prefix.ids.data() + first, <size_t>(end - first))
     )
     (<BlockPool>prefix.pools[lane]).find_held_once_raw(
         prefix.ids.data() + first, <size_t>(last - first), prefix.block_indices
@@ -116,7 +116,7 @@ cdef void find_unused_sinks(PrefixCache prefix, Sequence sequence, int32_t lane,
     """Add the blocks of sinks of which the sequence has duplicates."""
     cdef int32_t block_index, block
     for block_index in range(<int32_t>count):
-        block = prefix.tree.block_at_raw(sequence.hold.receipt, block_index, lane)
+        block = prefix.tree.native.known_id(sequence.hold.receipt.native.node, block_index, lane)
         if block != 0 and (<BlockPool>prefix.pools[lane]).ref_count_raw(block) == 1:
             prefix.ids[block_index] = block
             prefix.block_indices.push_back(block_index)
@@ -131,7 +131,7 @@ cdef int64_t free_blocks(PrefixCache prefix, vector[int64_t]& left) noexcept:
     cdef int64_t wanted = 0
     cdef bint is_short = False
     for group in range(prefix.num_lanes):
-        is_short = is_short or left[group] > prefix.tree.evictable_raw(prefix.components[group])
+        is_short = is_short or left[group] > prefix.tree.native.evictable(prefix.components[group])
     if is_short:
         given_up += reclaim_unused(prefix, left)
     for group in range(prefix.num_lanes):
@@ -214,7 +214,7 @@ cdef int64_t num_unused_states(PrefixCache prefix) except -1:
     cdef vector[int32_t] states, holders
     cdef int32_t row, slot
     cdef int64_t count = 0
-    prefix.tree.list_states_raw(states)
+    states = prefix.tree.native.held_ids(prefix.tree.num_lanes)
     holders.resize(<size_t>prefix.states.checkpoints.num_blocks, 1)
     for row in range(<int32_t>len(prefix.by_row)):
         if prefix.by_row[row] is not None and (<Sequence>prefix.by_row[row]).pending < 0:
@@ -256,7 +256,7 @@ cdef int64_t clear(PrefixCache prefix) noexcept:
         freed += prefix.left[group]
     reclaim_unused(prefix, prefix.left)
     for component in range(<int32_t>prefix.kept.size() + 1):
-        evict(prefix, component, prefix.tree.evictable_raw(component), prefix.left)
+        evict(prefix, component, prefix.tree.native.evictable(component), prefix.left)
     if prefix.states is not None:
         free_slots(prefix, prefix.states.checkpoints.num_blocks)
     for group in range(prefix.num_lanes):

@@ -63,7 +63,7 @@ cdef class PrefixHold:
     cdef int32_t truncated_block(self) noexcept:
         if not self.truncated_ahead:
             return self.published
-        return <int32_t>self.receipt.tree.depth_raw(self.ahead) - 1
+        return <int32_t>self.ahead.depth() - 1
 
     cdef PrefixHold blank_copy(self):
         cdef PrefixHold other = PrefixHold.__new__(PrefixHold)

@@ -70,11 +70,11 @@ def check_prefixes(PrefixCache prefix not None, sequences):
     num_truncated = num_duplicated = num_ahead = 0
     for sequence in sequences:
         published = 0 if sequence.hold.published == INT32_MAX else sequence.hold.published
-        held = prefix.tree.depth_raw(sequence.hold.receipt)
+        held = sequence.hold.receipt.depth()
         if (
             held < published
             or (held > published or sequence.hold.truncated_ahead) != sequence.hold.truncated_inside_block
-            or (sequence.hold.has_ahead() and held >= prefix.tree.depth_raw(sequence.hold.ahead))
+            or (sequence.hold.has_ahead() and held >= sequence.hold.ahead.depth())
             or (sequence.row < 0 and held)
         ):
             raise PagecoreError(f"{sequence!r}: receipt covers {held} blocks but {published} were published")

@@ -15,7 +15,7 @@ cdef int number_namespaces(PrefixCache prefix, list sequences) except -1:
         if sequence.hold.receipt.key is None:
             sequence.hold.namespace_number = 0
         elif sequence.hold.receipt.native.node < 0:
-            sequence.hold.namespace_number = prefix.tree.space_raw(sequence.hold.receipt)
+            sequence.hold.namespace_number = prefix.tree._space(sequence.hold.receipt.key)
     return 0
 
 
@@ -44,10 +44,10 @@ cdef void publish_one(PrefixCache prefix, Sequence sequence, bint may_share) noe
             hold.published = whole
             hold.offered_state = max(hold.offered_state, checkpoint)
             prefix.note_truncated(hold)
-            if hold.has_ahead() and prefix.tree.depth_raw(hold.receipt) >= prefix.tree.depth_raw(hold.ahead):
+            if hold.has_ahead() and hold.receipt.depth() >= hold.ahead.depth():
                 prefix.release_ahead(hold)
     if hold.receipt.native.node < 0 and hold.namespace_number > 0:
-        prefix.tree.drop_space_raw(hold.namespace_number)
+        prefix.tree.native.drop_namespace_if_empty(hold.namespace_number)
         hold.namespace_number = -1
 
 

@@ -75,8 +75,8 @@ cdef bint is_pinned_by(PrefixCache prefix, Sequence sequence, int32_t lane, list
     """Return True if only `writers` pin the tree's copy of the sequence's truncated block."""
     cdef int32_t block_index = sequence.hold.truncated_block()
     cdef Receipt receipt = prefix.cover(sequence, block_index, lane)
-    cdef int32_t num_pins = prefix.tree.num_pins_raw(
-        receipt, block_index, prefix.components[prefix.groups[lane]]
+    cdef int32_t num_pins = prefix.tree.native.num_pins(
+        receipt.native.node, block_index, prefix.components[prefix.groups[lane]]
     )
     for writer in writers:
         num_pins -= (

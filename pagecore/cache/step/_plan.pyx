@@ -193,7 +193,7 @@ cdef class StepPlan:
         if states is None or states.shortage_raw(self.row_span(), self.count_span(), False) == 0:
             return 0
         if self.state.prefix is not None:
-            self.state.prefix.tree.list_states_raw(cached)
+            cached = self.state.prefix.tree.native.held_ids(self.state.prefix.tree.num_lanes)
         self.missing_slots = states.least_shortage_raw(
             self.row_span(), self.count_span(), Int32s(cached.data(), cached.size())
         )

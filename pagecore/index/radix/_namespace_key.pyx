@@ -207,3 +207,14 @@ cdef int check_equal_to_itself(object value) except -1:
     if differs:
         raise UnsupportedDtype(f"the namespace contains {value!r}, which is not equal to itself; use another value")
     return 0
+
+
+cdef uint64_t root_of(object key) except? 0:
+    cdef bytes packed
+    if key is None:
+        return 0
+    if isinstance(key, str):
+        packed = (<str> key).encode("utf-8", "surrogatepass")
+        return hash_bytes(packed, len(packed), 1)
+    packed = key[0]
+    return hash_bytes(packed, len(packed), 2)

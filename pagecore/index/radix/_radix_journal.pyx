@@ -1,25 +1,18 @@
-"""Changes of a prefix tree as Python objects, and the content hashes that name blocks."""
+"""The journal of a prefix tree, its changes as Python objects, and the content hashes that name blocks."""
 
 from libc.stdint cimport int64_t, uint64_t
+from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64, own
+from pagecore.index.radix._namespace_key cimport root_of
+from pagecore.index.radix._radix_insertion cimport RadixInsertion
+from pagecore.index.radix._radix_native cimport hash_block
 from pagecore.index.radix._radix_query cimport Digest, Marks, Prefix, read_prefix
 
 import numpy as np
 
 from pagecore.errors import ShapeError
 from pagecore.index.radix.changes import Change
-
-
-cdef uint64_t root_of(object key) except? 0:
-    cdef bytes packed
-    if key is None:
-        return 0
-    if isinstance(key, str):
-        packed = (<str> key).encode("utf-8", "surrogatepass")
-        return hash_bytes(packed, len(packed), 1)
-    packed = key[0]
-    return hash_bytes(packed, len(packed), 2)
 
 
 cdef object digest_of(const Digest& digest):
@@ -72,6 +65,83 @@ cdef class ChangeLog:
             parent = None if one.first == 0 else one.parent
             changes.append(Change(True, one.component, hashes, one.first, parent, tokens, namespace, spans))
         return changes
+
+
+cdef class RadixJournal(RadixInsertion):
+    """Methods of the journal, off by default: every change of the tree, for readers outside of the process."""
+
+    @property
+    def has_journal(self):
+        """The tree keeps a journal of its changes."""
+        return self.native.has_journal()
+
+    def start_journal(self, *, max_bytes=64 << 20):
+        """Record every change from now on, for readers outside of the process.
+
+        Each block gets a content hash (see `chain_hashes`), 8 bytes of memory that stay with the tree. What the tree
+        holds already is not in the journal; see `list_contents`.
+
+        Parameters
+        ----------
+        max_bytes : int
+            Size of changes that are not taken. A journal that would grow beyond it drops them; `take_changes` then
+            reports an overflow.
+
+        Raises
+        ------
+        NotEnoughMemory
+            The hashes do not fit in memory.
+        ShapeError
+            `max_bytes` is not positive.
+        UnsupportedOption
+            The tree has a journal.
+        """
+        cdef int64_t limit = as_int64(max_bytes, "max_bytes")
+        cdef vector[uint64_t] roots
+        if limit < 1:
+            raise ShapeError(f"max_bytes is {max_bytes}; use 1 or more")
+        root_keys = {}
+        for key in self.space_keys:
+            roots.push_back(root_of(key))
+            root_keys[roots.back()] = key
+        self.native.start_journal(<size_t> limit, roots)
+        self.root_keys = root_keys
+
+    def stop_journal(self):
+        """Stop recording, and drop what was not taken."""
+        self.native.stop_journal()
+        self.root_keys = {}
+
+    def take_changes(self):
+        """Return the changes since the last call as a ChangeLog; the journal is empty then.
+
+        The call moves memory and converts nothing. A tree without a journal has no changes.
+        """
+        cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
+        log.block_size = self.block_size
+        log.keys = self.root_keys
+        self.native.take_changes(log.native)
+        self._forget_roots()
+        return log
+
+    def list_contents(self):
+        """Return everything that the tree holds as a ChangeLog of stored blocks, parents before their children.
+
+        Raises
+        ------
+        UnsupportedOption
+            The tree has no journal, and therefore no hashes.
+        """
+        cdef ChangeLog log = ChangeLog.__new__(ChangeLog)
+        log.block_size = self.block_size
+        log.keys = self.root_keys
+        self.native.list_contents(log.native)
+        return log
+
+    cdef void _forget_roots(self) except *:
+        """Forget roots of namespaces that are gone, now and then; logs keep the old dictionary."""
+        if len(self.root_keys) > 2 * len(self.spaces) + 64:
+            self.root_keys = {root_of(key): key for key in self.spaces}
 
 
 def chain_hashes(tokens, block_size, *, namespace=None, spans=None):

@@ -1,18 +1,34 @@
-# Declarations of radix/tree.hpp.
+# Declarations of radix/tree.hpp and radix/journal.hpp.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.index.radix._radix_journal cimport NativeChanges
-from pagecore.index.radix._radix_query cimport Mark, Offer, Query, RetentionHint
+from pagecore.index.radix._radix_query cimport Mark, Marks, Offer, Query, RetentionHint
 from pagecore.native.translate cimport raise_python_error
+
+cdef extern from "pagecore/index/radix/journal.hpp" namespace "pagecore::radix" nogil:
+    cdef cppclass ChangeRecord:
+        cbool is_stored
+        int32_t component
+        int32_t first
+        int32_t count
+        int32_t num_marks
+        uint64_t root
+        uint64_t parent
+
+    cdef cppclass NativeChanges "pagecore::radix::Changes":
+        vector[ChangeRecord] records
+        vector[uint64_t] hashes
+        vector[int32_t] tokens
+        vector[Mark] marks
+        cbool has_overflowed
+
+    uint64_t hash_block(uint64_t parent, const int32_t* tokens, int64_t block_size, Marks marks, int64_t block)
+
 
 cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::radix" nogil:
     cdef enum class Policy(int):
-        pass
-
-    cdef cppclass NodeStorage:
         pass
 
 
@@ -51,9 +67,8 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
         int32_t node
         uint32_t components
 
-    cdef cppclass NativeBatch "pagecore::RadixTree::Batch":
-        vector[NativeInserted] answers
-        vector[NodeStorage] storages
+    cdef cppclass Prepared "pagecore::RadixTree::Prepared":
+        NativeInserted answer
 
 
 cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
@@ -70,14 +85,12 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         void copy_ahead(const NativeMatch& match, int32_t lane, span[int32_t] out)
         NativeReceipt lock(NativeMatch& match, uint32_t components) except +raise_python_error
         void reserve_locks(int64_t count) except +raise_python_error
-        NativeReceipt lock_again(const NativeReceipt& receipt) except +raise_python_error
-        void unlock(NativeReceipt& receipt, uint32_t components, const RetentionHint& hint) except +raise_python_error
+        NativeReceipt lock_again(const NativeReceipt& receipt)
+        void unlock(NativeReceipt& receipt, uint32_t components, const RetentionHint& hint)
         void insert(const Offer& offer, NativeReceipt* receipt, NativeInserted& out) except +raise_python_error
-        void insert(
-            const Offer& offer, NativeReceipt* receipt, NativeInserted& out, NodeStorage* spare
-        ) except +raise_python_error
         void extend(const Offer& offer, NativeReceipt& receipt, NativeInserted& out) except +raise_python_error
-        void prepare_all(Offers offers, NativeBatch& batch) except +raise_python_error
+        void prepare_all(Offers offers, vector[Prepared]& batch) except +raise_python_error
+        void insert_prepared(const Offer& offer, NativeReceipt* receipt, Prepared& prepared)
         int64_t evict(
             int32_t component, int64_t amount, vector[vector[int32_t]]& out, double time
         ) except +raise_python_error
@@ -95,12 +108,11 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         void take_changes(NativeChanges& out)
         void list_contents(NativeChanges& out) except +raise_python_error
         void advance(double time)
-        # Changes that cannot fail after reserve(), reserve_ids() and reserve_evicted().
+        # Changes that cannot fail after reserve(), reserve_ids() and reserve_evicted(), and reads of known places.
         void reserve(int64_t nodes) except +raise_python_error
         void reserve_ids(int32_t lane, int32_t num_ids) except +raise_python_error
         void reserve_evicted(vector[vector[int32_t]]& out) except +raise_python_error
         int64_t nodes_to_move()
-        NativeReceipt reserved_lock "lock"(NativeMatch& match, uint32_t components)
         NativeReceipt reserved_lock_shared "lock_shared"(NativeMatch& match)
         NativeReceipt reserved_lock_full "lock_full"(NativeMatch& match)
         NativeReceipt reserved_lock_ahead "lock_ahead"(NativeMatch& match)
@@ -115,7 +127,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
         int32_t num_ids_of(int32_t node, int32_t component)
         int32_t state_of(int32_t node)
         int32_t copy_path(
-            int32_t node, vector[int32_t]& tokens, vector[Mark]& marks
+            int32_t node, vector[int32_t]& tokens, vector[Mark]& marks, vector[vector[int32_t]]& ids
         ) except +raise_python_error
         int32_t num_pins(int32_t end, int64_t block, int32_t component)
         int64_t first_needed(int32_t component, int64_t end)

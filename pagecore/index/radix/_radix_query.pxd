@@ -83,6 +83,9 @@ cdef class Insertion:
     cdef int fill(self, Offer* offer) except -1
 
 
+# A list of the elements of an iterable argument.
+cdef list as_list(object values, str name)
+
 # A finite float; `what` names it in messages.
 cdef double as_number(object value, str what) except? -1
 

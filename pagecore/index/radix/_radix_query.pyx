@@ -57,6 +57,13 @@ cdef int set_digest(object digest, Digest* out) except -1:
     return 0
 
 
+cdef list as_list(object values, str name):
+    try:
+        return list(values)
+    except TypeError:
+        raise ShapeError(f"{name} is {type(values).__name__}; give a list") from None
+
+
 cdef double as_number(object value, str what) except? -1:
     cdef double number
     try:
@@ -69,6 +76,7 @@ cdef double as_number(object value, str what) except? -1:
 
 
 @cython.freelist(16)
+@cython.no_gc
 cdef class Prefix:
     cdef Query query(self) noexcept:
         cdef Query query
@@ -79,6 +87,7 @@ cdef class Prefix:
 
 
 @cython.freelist(16)
+@cython.no_gc
 cdef class Insertion:
     cdef int fill(self, Offer* offer) except -1:
         offer.query = self.prefix.query()

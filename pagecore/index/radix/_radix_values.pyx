@@ -1,4 +1,4 @@
-"""Results of the prefix tree."""
+"""Results of the prefix tree. They refer only to arrays of ids, so that none is in a cycle."""
 
 cimport cython
 from libc.stdint cimport int32_t
@@ -35,6 +35,7 @@ cdef object states_of(const vector[vector[int32_t]]& ids):
 
 
 @cython.freelist(16)
+@cython.no_gc
 cdef class Match:
     """Result of a lookup.
 
@@ -63,6 +64,7 @@ cdef class Match:
 
 
 @cython.freelist(16)
+@cython.no_gc
 cdef class Inserted:
     """Result of an insertion.
 
@@ -106,6 +108,7 @@ cdef class Inserted:
 
 
 @cython.freelist(16)
+@cython.no_gc
 cdef class Evicted:
     """Result of an eviction: the caller drops the tree's reference to each id.
 

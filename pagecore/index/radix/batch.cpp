@@ -1,5 +1,13 @@
 // Batches of insertions: all offers are accepted, or none.
+//
+//   fallible      claim the ids of every offer, compare what more than one offer has, reserve memory
+//   infallible    insert_prepared() for each offer, in order
+//
+// Every offer is compared with the tree as it is before the batch. An insertion can change what a later offer finds:
+// the path of the later offer grows if both have the same blocks after it, and a hole or a missing state is filled.
+// Offers to which nothing of that can happen are settled; the others withdraw their claims and are compared again.
 #include <algorithm>
+#include <tuple>
 #include <unordered_map>
 
 #include "pagecore/index/radix/tree.hpp"
@@ -10,7 +18,9 @@ namespace {
 
 using radix::Ids;
 using radix::Inserted;
+using radix::NodeId;
 using radix::Offer;
+using radix::Suspects;
 
 int64_t common_prefix(const radix::Query& a, const radix::Query& b, int64_t block_size) {
   if (a.space != b.space) return 0;
@@ -19,31 +29,20 @@ int64_t common_prefix(const radix::Query& a, const radix::Query& b, int64_t bloc
   return radix::common_marks(a.marks, 0, b.marks, 0, equal / block_size);
 }
 
-// Places at which the offers of a batch put each id. An id has one place: the index of its block, in prefixes that are
-// equal up to the end of that block. Few ids are offered twice, so that a first pass over all ids finds these, and a
-// second pass compares only their places.
+// Places at which the offers of a batch put each suspect. An id has one place: the index of its block, in prefixes that
+// are equal up to the end of that block.
 class Places {
  public:
-  Places(std::span<const Offer> offers, const radix::Components& components)
-      : offers_(offers), block_size_(components.block_size), lanes_(static_cast<size_t>(components.num_lanes()) + 1) {}
+  Places(std::span<const Offer> offers, int64_t block_size, const Suspects& suspects)
+      : offers_(offers), block_size_(block_size), suspects_(suspects), places_(suspects.all.size()) {}
 
-  // First pass.
-  void count(int32_t lane, int32_t id) {
-    Lane& it = lanes_[static_cast<size_t>(lane)];
-    if (!it.once.add(id) && it.twice.add(id)) has_any_ = true;
-  }
-  // True if any id was offered twice.
-  [[nodiscard]] bool has_any() const { return has_any_; }
-
-  // Second pass.
   void check(int32_t lane, int32_t id, size_t offer, int64_t block) {
-    Lane& it = lanes_[static_cast<size_t>(lane)];
-    if (!it.twice.holds(id)) return;
-    const auto [found, is_new] = it.places.try_emplace(id, Place{offer, block});
+    if (!suspects_.all[static_cast<size_t>(lane)].holds(id)) return;
+    const auto [found, is_new] = places_[static_cast<size_t>(lane)].try_emplace(id, Place{offer, block});
     if (is_new) return;
     const Place& other = found->second;
     PC_EXPECTS(other.block == block && (other.offer == offer || block < common(offer, other.offer)), DoubleFree,
-               lane + 1 == static_cast<int32_t>(lanes_.size()) ? "state " : "block ", id,
+               lane + 1 == std::ssize(places_) ? "state " : "block ", id,
                " is offered for two prefixes at once; offer only ids that hold the prefix");
   }
 
@@ -51,11 +50,6 @@ class Places {
   struct Place {
     size_t offer;
     int64_t block;
-  };
-  struct Lane {
-    radix::HeldIds once;
-    radix::HeldIds twice;
-    std::unordered_map<int32_t, Place> places;
   };
 
   // Consecutive ids ask about the same pair of offers.
@@ -70,8 +64,8 @@ class Places {
 
   std::span<const Offer> offers_;
   int64_t block_size_;
-  std::vector<Lane> lanes_;  // states last
-  bool has_any_ = false;
+  const Suspects& suspects_;
+  std::vector<std::unordered_map<int32_t, Place>> places_;  // by lane, states last
   size_t last_ = 0;
   size_t last_other_ = 0;
   int64_t last_common_ = 0;
@@ -100,7 +94,7 @@ void for_each_id(const radix::NodeStore& nodes, const radix::Path& path, const O
   }
 }
 
-// Room for every id of the offer: offers before it in the batch may change which of them the tree takes.
+// Room for every id of the offer.
 void reserve_answer(const Offer& offer, Inserted& out) {
   for (std::vector<Ids>* lists : {&out.taken, &out.duplicates}) {
     for (Ids& ids : std::span(*lists).first(lists->size() - 1)) ids.reserve(static_cast<size_t>(out.blocks));
@@ -110,46 +104,101 @@ void reserve_answer(const Offer& offer, Inserted& out) {
 
 }  // namespace
 
-// Claiming and withdrawing ids allocates their pages for good. Offers earlier in the batch can only add to the path of
-// an offer, except in a tree without full lanes, where a receipt that moves can also remove empty nodes from it.
-void RadixTree::prepare_all(std::span<const Offer> offers, Batch& batch) {
-  batch.answers.resize(offers.size());
-  batch.storages.resize(offers.size());
-  check_batch(offers, batch.answers);
-  int64_t nodes = 0;
-  for (const Offer& offer : offers) {
-    nodes += 3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts();
+// Claims allocate the pages of their ids, so that a second claim of an offer that is not settled cannot fail.
+void RadixTree::prepare_all(std::span<const Offer> offers, std::vector<Prepared>& batch) {
+  batch.clear();
+  batch.resize(offers.size());
+  try {
+    claim_all(offers, batch);
+    settle(offers, batch);
+    reserve_all(offers, batch);
+  } catch (...) {
+    for (Prepared& each : batch) claims_.withdraw(each.answer);
+    throw;
   }
-  reserve(nodes);
-  nodes_.reserve(nodes, offers.size());
-  int64_t longest = 0;
-  for (size_t i = 0; i < offers.size(); ++i) {
-    Inserted& out = batch.answers[i];
-    reserve_answer(offers[i], out);
-    const int64_t first = components_.full_lanes > 0 ? out.old_blocks : 0;
-    if (first < out.blocks) batch.storages[i] = nodes_.make_storage(offers[i].query, first, out.blocks - first);
-    longest = std::max(longest, out.blocks);
-  }
-  path_.steps.reserve(static_cast<size_t>(std::min(longest, num_nodes() + nodes)));
 }
 
-// Checks each offer against the tree, then the offers against each other.
-void RadixTree::check_batch(std::span<const Offer> offers, std::span<Inserted> answers) {
-  Places places(offers, components_);
-  for (size_t i = 0; i < offers.size(); ++i) {
-    survey(offers[i], radix::top_of(offers[i].query.space), answers[i]);
-    claims_.withdraw(answers[i]);
-    if (offers.size() == 1) return;
-    for_each_id(nodes_, path_, offers[i], answers[i].blocks,
-                [&](int32_t lane, int32_t id, int64_t) { places.count(lane, id); });
+void RadixTree::insert_prepared(const Offer& offer, Receipt* receipt, Prepared& prepared) noexcept {
+  Inserted& out = prepared.answer;
+  if (prepared.is_settled) {
+    nodes_.retrace(prepared.last, out.old_blocks, path_);
+  } else {
+    claims_.withdraw(out);
+    survey(offer, radix::top_of(offer.query.space), out);
   }
-  if (!places.has_any()) return;
+  radix::NodeStorage storage;
+  const int64_t fresh = out.blocks - out.old_blocks;
+  if (fresh > 0) storage = nodes_.make_storage(offer.query, out.old_blocks, fresh, &prepared.storage);
+  commit(offer, receipt, out, std::move(storage));
+}
+
+void RadixTree::claim_all(std::span<const Offer> offers, std::span<Prepared> batch) {
+  Suspects suspects(static_cast<size_t>(num_lanes()) + 1);
   for (size_t i = 0; i < offers.size(); ++i) {
-    const Offer& offer = offers[i];
-    nodes_.walk(offer.query, radix::top_of(offer.query.space), answers[i].blocks, path_);
-    for_each_id(nodes_, path_, offer, answers[i].blocks,
+    survey(offers[i], radix::top_of(offers[i].query.space), batch[i].answer, &suspects);
+    batch[i].last = path_.last();
+  }
+  if (suspects.has_any) check_suspects(offers, batch, suspects);
+}
+
+// Refuses a suspect that the tree holds at another place, or that the batch offers for two.
+void RadixTree::check_suspects(std::span<const Offer> offers, std::span<const Prepared> batch, Suspects& suspects) {
+  for (int32_t lane = 0; lane <= num_lanes(); ++lane) {
+    radix::HeldIds& refused = suspects.refused[static_cast<size_t>(lane)];
+    for (const Prepared& each : batch) {
+      for (const int32_t id : each.answer.taken[static_cast<size_t>(lane)]) {
+        if (refused.holds(id)) refused.erase(id);
+      }
+    }
+    Ids held;
+    refused.list(held);
+    if (!held.empty()) claims_.refuse(lane, held.front());
+  }
+  Places places(offers, components_.block_size, suspects);
+  for (size_t i = 0; i < offers.size(); ++i) {
+    nodes_.retrace(batch[i].last, batch[i].answer.old_blocks, path_);
+    for_each_id(nodes_, path_, offers[i], batch[i].answer.blocks,
                 [&](int32_t lane, int32_t id, int64_t block) { places.check(lane, id, i, block); });
   }
+}
+
+// Offers that add a child at the same place meet: all but the first of them are not settled. Without full lanes a
+// receipt that moves can also remove empty nodes from a path, and no offer is.
+void RadixTree::settle(std::span<const Offer> offers, std::span<Prepared> batch) const {
+  if (components_.full_lanes == 0) return;
+  if (std::ranges::any_of(batch, [](const Prepared& each) { return each.answer.fills_path; })) return;
+  std::vector<std::tuple<uint32_t, int64_t, size_t>> children;  // hash, place, offer
+  children.reserve(offers.size());
+  for (size_t i = 0; i < offers.size(); ++i) {
+    const int64_t place = batch[i].answer.old_blocks;
+    batch[i].is_settled = true;
+    if (place == batch[i].answer.blocks) continue;
+    const NodeId parent = batch[i].last == radix::kNoNode ? radix::top_of(offers[i].query.space) : batch[i].last;
+    children.emplace_back(nodes_.child_hash(parent, offers[i].query, place), place, i);
+  }
+  std::sort(children.begin(), children.end());
+  for (size_t i = 1; i < children.size(); ++i) {
+    const auto& [hash, place, offer] = children[i];
+    if (std::tie(hash, place) == std::tie(std::get<0>(children[i - 1]), std::get<1>(children[i - 1]))) {
+      batch[offer].is_settled = false;
+    }
+  }
+}
+
+void RadixTree::reserve_all(std::span<const Offer> offers, std::span<Prepared> batch) {
+  int64_t nodes = 0, longest = 0;
+  for (const Offer& offer : offers) nodes += nodes_to_insert(offer);
+  reserve(nodes);
+  nodes_.reserve(nodes, offers.size());
+  for (size_t i = 0; i < offers.size(); ++i) {
+    Prepared& each = batch[i];
+    if (!each.is_settled) reserve_answer(offers[i], each.answer);
+    const int64_t first = components_.full_lanes > 0 ? each.answer.old_blocks : 0;
+    const int64_t count = each.answer.blocks - first;
+    if (count > 0) each.storage = nodes_.make_storage(offers[i].query, first, count);
+    longest = std::max(longest, each.answer.blocks);
+  }
+  path_.steps.reserve(static_cast<size_t>(std::min(longest, num_nodes() + nodes)));
 }
 
 }  // namespace pagecore

@@ -4,27 +4,44 @@
 
 namespace pagecore::radix {
 
-void Claims::claim(const Offer& offer, int64_t blocks, const Path& path, Inserted& out) {
+namespace {
+
+void note_duplicate(int32_t lane, int32_t id, Suspects* suspects) {
+  if (suspects == nullptr) return;
+  static_cast<void>(suspects->all[static_cast<size_t>(lane)].add(id));
+  suspects->has_any = true;
+}
+
+}  // namespace
+
+void Claims::claim(const Offer& offer, int64_t blocks, const Path& path, Inserted& out, Suspects* suspects) {
   check_states(offer, blocks);
   out.blocks = blocks;
   out.old_blocks = path.end;
+  out.fills_path = false;
   for (std::vector<Ids>* lists : {&out.taken, &out.duplicates}) {
     lists->resize(held_.size());
     for (Ids& ids : *lists) ids.clear();
   }
   try {
-    for (int32_t i = 0; i < nodes_.components().num_lanes(); ++i) claim_lane(offer, i, path, out);
-    claim_states(offer, path, out);
+    for (int32_t i = 0; i < nodes_.components().num_lanes(); ++i) claim_lane(offer, i, path, out, suspects);
+    claim_states(offer, path, out, suspects);
   } catch (...) {
     withdraw(out);
     throw;
   }
 }
 
-void Claims::withdraw(const Inserted& out) {
+void Claims::withdraw(Inserted& out) {
   for (size_t i = 0; i < out.taken.size(); ++i) {
-    for (const int32_t id : out.taken[i]) held_[i].erase(id);
+    held_[i].erase(out.taken[i]);
+    out.taken[i].clear();
   }
+}
+
+void Claims::refuse(int32_t lane, int32_t id) const {
+  fail(ErrorKind::DoubleFree, kind_of(lane), id,
+       " is in the tree already, at another place; offer only ids that hold this prefix");
 }
 
 void Claims::check_states(const Offer& offer, int64_t blocks) const {
@@ -40,16 +57,15 @@ void Claims::check_states(const Offer& offer, int64_t blocks) const {
   }
 }
 
-// Precondition: `taken` has room.
-void Claims::add(int32_t lane, int32_t id, int32_t min_id, Ids& taken) {
-  const char* const kind = lane == nodes_.components().num_lanes() ? "state " : "block ";
-  PC_EXPECTS(id >= min_id, InvalidBlock, kind, id, " cannot be cached; expected ids >= ", min_id);
-  PC_EXPECTS(held(lane).add(id), DoubleFree, kind, id,
-             " is in the tree already, at another place; offer only ids that hold this prefix");
-  taken.push_back(id);
+void Claims::not_added(int32_t lane, int32_t id, int32_t min_id, Suspects* suspects) const {
+  PC_EXPECTS(id >= min_id, InvalidBlock, kind_of(lane), id, " cannot be cached; expected ids >= ", min_id);
+  if (suspects == nullptr) refuse(lane, id);
+  static_cast<void>(suspects->refused[static_cast<size_t>(lane)].add(id));
+  static_cast<void>(suspects->all[static_cast<size_t>(lane)].add(id));
+  suspects->has_any = true;
 }
 
-void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inserted& out) {
+void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inserted& out, Suspects* suspects) {
   const int32_t* const offered = offer.lanes[static_cast<size_t>(lane)];
   Ids& taken = out.taken[static_cast<size_t>(lane)];
   Ids& duplicates = out.duplicates[static_cast<size_t>(lane)];
@@ -61,27 +77,32 @@ void Claims::claim_lane(const Offer& offer, int32_t lane, const Path& path, Inse
     for (int32_t i = 0; i < step.matched; ++i, ++block) {
       if (offered[block] == held[i] || offered[block] == kNullBlock) continue;
       if (held[i] == kNullBlock) {
-        add(lane, offered[block], 1, taken);
+        add(lane, offered[block], 1, taken, suspects);
+        out.fills_path = true;
       } else {
         PC_EXPECTS(offered[block] > 0, InvalidBlock, "block ", offered[block], " cannot be cached; expected ids >= 1");
         duplicates.push_back(offered[block]);
+        note_duplicate(lane, offered[block], suspects);
       }
     }
   }
   for (; block < out.blocks; ++block) {
     if (is_window && offered[block] == kNullBlock) continue;
-    add(lane, offered[block], 1, taken);
+    add(lane, offered[block], 1, taken, suspects);
   }
 }
 
-void Claims::claim_states(const Offer& offer, const Path& path, Inserted& out) {
+void Claims::claim_states(const Offer& offer, const Path& path, Inserted& out, Suspects* suspects) {
+  const int32_t lane = nodes_.components().num_lanes();
   out.taken.back().reserve(offer.states.size());
   for (const State& state : offer.states) {
     const int32_t held = nodes_.state_after(path, state.blocks);
     if (held == kNoState) {
-      add(nodes_.components().num_lanes(), state.id, 0, out.taken.back());
+      add(lane, state.id, 0, out.taken.back(), suspects);
+      out.fills_path = out.fills_path || state.blocks <= path.end;
     } else if (held != state.id) {
       out.duplicates.back().push_back(state.id);
+      note_duplicate(lane, state.id, suspects);
     }
   }
 }

@@ -5,10 +5,13 @@
 //   the tree has another id there                duplicate: stays the caller's
 //   the tree has none there                      claimed: marked as held, and listed in Inserted::taken
 //
+// An id that is held already is refused. In a batch, another offer may have claimed it for the same prefix: claim()
+// then only notes it in Suspects, for the caller to compare.
+//
 // I1: an id is held by at most one block of a lane; a state id by at most one node.
 // I2: between calls of the tree, held ids = ids in nodes.
 // States of an id: free -> held (claim) -> free (withdraw, erase).
-// claim() is all or nothing. Cost: O(blocks from the start of the path on). Threads: one writer.
+// claim() is all or nothing; withdraw() undoes it. Cost: O(blocks from the start of the path on). Threads: one writer.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +47,16 @@ struct Inserted {
   int64_t old_blocks = 0;  // in the tree before
   std::vector<Ids> taken;
   std::vector<Ids> duplicates;
+  bool fills_path = false;  // some of `taken` are for blocks that were in the tree before
+};
+
+// Ids of a batch that more than one offer may have, by lane, states last.
+struct Suspects {
+  explicit Suspects(size_t num_lanes) : refused(num_lanes), all(num_lanes) {}
+
+  std::vector<HeldIds> refused;  // held already when they were offered
+  std::vector<HeldIds> all;      // these, and duplicates
+  bool has_any = false;
 };
 
 class Claims {
@@ -53,10 +66,13 @@ class Claims {
   Claims(const Claims&) = delete;
   Claims& operator=(const Claims&) = delete;
 
-  // Checks an offer against the path of its first `blocks` blocks and claims what the tree lacks.
-  void claim(const Offer& offer, int64_t blocks, const Path& path, Inserted& out);
-  // Undoes claim().
-  void withdraw(const Inserted& out);
+  // Checks an offer against the path of its first `blocks` blocks and claims what the tree lacks. With `suspects`, ids
+  // that are held already are added there instead of refused.
+  void claim(const Offer& offer, int64_t blocks, const Path& path, Inserted& out, Suspects* suspects = nullptr);
+  // Undoes claim(); `out` has taken nothing then.
+  void withdraw(Inserted& out);
+  // Throws DoubleFree: the tree holds the id at another place.
+  [[noreturn]] void refuse(int32_t lane, int32_t id) const;
 
   // The ids of a lane, or states for num_lanes().
   [[nodiscard]] HeldIds& held(int32_t lane) { return held_[static_cast<size_t>(lane)]; }
@@ -69,9 +85,20 @@ class Claims {
 
  private:
   void check_states(const Offer& offer, int64_t blocks) const;
-  void claim_lane(const Offer& offer, int32_t lane, const Path& path, Inserted& out);
-  void claim_states(const Offer& offer, const Path& path, Inserted& out);
-  void add(int32_t lane, int32_t id, int32_t min_id, Ids& taken);
+  void claim_lane(const Offer& offer, int32_t lane, const Path& path, Inserted& out, Suspects* suspects);
+  void claim_states(const Offer& offer, const Path& path, Inserted& out, Suspects* suspects);
+  // Precondition: `taken` has room.
+  void add(int32_t lane, int32_t id, int32_t min_id, Ids& taken, Suspects* suspects) {
+    if (id >= min_id && held(lane).add(id)) [[likely]] {
+      taken.push_back(id);
+    } else {
+      not_added(lane, id, min_id, suspects);
+    }
+  }
+  void not_added(int32_t lane, int32_t id, int32_t min_id, Suspects* suspects) const;
+  [[nodiscard]] const char* kind_of(int32_t lane) const {
+    return lane == nodes_.components().num_lanes() ? "state " : "block ";
+  }
 
   const NodeStore& nodes_;
   std::vector<HeldIds> held_;  // by lane, states last

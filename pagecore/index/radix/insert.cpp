@@ -13,24 +13,29 @@ using radix::EvictionState;
 using radix::kNoNode;
 using radix::kNoState;
 
-void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out, radix::NodeStorage* spare) {
-  const NodeId top = radix::top_of(offer.query.space);
-  survey(offer, top, out);
+void RadixTree::insert(const Offer& offer, Receipt* receipt, Inserted& out) {
+  survey(offer, radix::top_of(offer.query.space), out);
   radix::NodeStorage storage;
   try {
-    reserve(3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts());
+    reserve(nodes_to_insert(offer));
     const int64_t fresh = out.blocks - out.old_blocks;
-    if (fresh > 0) storage = nodes_.make_storage(offer.query, out.old_blocks, fresh, spare);
+    if (fresh > 0) storage = nodes_.make_storage(offer.query, out.old_blocks, fresh);
   } catch (...) {
     claims_.withdraw(out);
     throw;
   }
+  commit(offer, receipt, out, std::move(storage));
+}
+
+// The infallible part: the path of the offer is in path_, its ids are claimed, and `storage` is for what the tree
+// lacks.
+void RadixTree::commit(const Offer& offer, Receipt* receipt, const Inserted& out, radix::NodeStorage&& storage) {
   queues_.begin_turn();
   advance(offer.time);
   const NodeId last = path_.last();
   const NodeId released = receipt != nullptr ? receipt->node : kNoNode;
   cut_path();
-  const NodeId end = add_rest(offer, out, top, std::move(storage));
+  const NodeId end = add_rest(offer, out, radix::top_of(offer.query.space), std::move(storage));
   for (const radix::PathStep& step : path_.steps) queues_.use(step.node, offer.hint);
   for (int32_t w = 1; w <= components_.num_windows(); ++w) fill_window(offer, w);
   for (const State& state : offer.states) add_state(end, state, offer.hint);
@@ -49,10 +54,10 @@ bool RadixTree::try_insert(const Offer& offer, Receipt& receipt, Inserted& out) 
 }
 
 // Walks the path down from `parent` and claims the ids that the tree lacks.
-void RadixTree::survey(const Offer& offer, NodeId parent, Inserted& out) {
+void RadixTree::survey(const Offer& offer, NodeId parent, Inserted& out, radix::Suspects* suspects) {
   const int64_t blocks = static_cast<int64_t>(offer.query.tokens.size()) / components_.block_size;
   nodes_.walk(offer.query, parent, blocks, path_);
-  claims_.claim(offer, blocks, path_, out);
+  claims_.claim(offer, blocks, path_, out, suspects);
 }
 
 // Splits the last node of the path if the offer leaves it half way, and replaces it in the path by its upper half: the

@@ -115,6 +115,7 @@ class Reuse {
 
 RadixTree::Match RadixTree::match(const radix::Query& query, int64_t limit) const {
   Match match;
+  if (query.space < 0) return match;
   Reuse reuse(nodes_);
   NodeId parent = radix::top_of(query.space);
   while (match.full_blocks < limit) {

@@ -20,9 +20,7 @@ bool NodeStore::has_nothing(NodeId node) const {
 }
 
 NodeId NodeStore::find_child(NodeId parent, const Query& query, int64_t block) const {
-  const int32_t* const tokens = query.tokens.data() + block * components_.block_size;
-  const uint32_t hash = hash_(parent, tokens, components_.block_size, query.marks, block);
-  return map_.find(hash, [&](NodeId child) {
+  return map_.find(child_hash(parent, query, block), [&](NodeId child) {
     return at(child).parent == parent && common_blocks(child, query, block, block + 1) == 1;
   });
 }
@@ -52,6 +50,17 @@ void NodeStore::walk(const Query& query, NodeId parent, int64_t blocks, Path& pa
     if (matched < at(child).size) break;
     parent = child;
   }
+}
+
+void NodeStore::retrace(NodeId last, int64_t end, Path& path) const {
+  path.steps.clear();
+  path.start = 0;
+  path.end = end;
+  for (NodeId node = last; node >= 0; node = at(node).parent) {
+    const Node& it = at(node);
+    if (it.depth < end) path.steps.push_back({node, std::min(it.size, static_cast<int32_t>(end) - it.depth)});
+  }
+  std::reverse(path.steps.begin(), path.steps.end());
 }
 
 NodeId NodeStore::node_with(NodeId node, int64_t block) const {

@@ -123,6 +123,14 @@ class NodeStore {
   [[nodiscard]] int32_t common_blocks(NodeId node, const Query& query, int64_t block, int64_t limit) const;
   // Follows blocks [end(parent), blocks) of the query down from `parent`.
   void walk(const Query& query, NodeId parent, int64_t blocks, Path& path) const;
+  // Sets `path` to the first `end` blocks of the path that `last`, or a node that was split off it, ends: what walk()
+  // found before nodes were split.
+  void retrace(NodeId last, int64_t end, Path& path) const;
+  // Hash of the child of `parent` that would hold a block of the query.
+  [[nodiscard]] uint32_t child_hash(NodeId parent, const Query& query, int64_t block) const {
+    const int32_t* const tokens = query.tokens.data() + block * components_.block_size;
+    return hash_(parent, tokens, components_.block_size, query.marks, block);
+  }
   // The node that has a block of the path that ends with `node`; ShapeError if the path has no such block.
   [[nodiscard]] NodeId node_with(NodeId node, int64_t block) const;
   // Copies tokens and marks of the path that ends with a node, from the start of its prefix; returns the namespace.

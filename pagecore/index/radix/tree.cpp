@@ -56,6 +56,8 @@ RadixTree::RadixTree(const Options& options)
       queues_(nodes_, options.policy),
       state_interval_(options.state_interval) {}
 
+RadixTree::~RadixTree() = default;
+
 void RadixTree::reserve(int64_t nodes) {
   if (const size_t capacity = nodes_.growth(nodes); capacity > 0) queues_.reserve(capacity);
   nodes_.reserve(nodes);
@@ -203,6 +205,18 @@ void RadixTree::copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) cons
   }
 }
 
+radix::NamespaceId RadixTree::copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<radix::Mark>& marks,
+                                        std::vector<Ids>& ids) const {
+  const radix::NamespaceId space = nodes_.copy_path(node, tokens, marks);
+  ids.resize(static_cast<size_t>(num_lanes()));
+  for (int32_t i = 0; i < num_lanes(); ++i) {
+    Ids& lane = ids[static_cast<size_t>(i)];
+    lane.resize(static_cast<size_t>(nodes_.end(node)));
+    copy_tail(node, i, lane);
+  }
+  return space;
+}
+
 int32_t RadixTree::id_at(NodeId end, int64_t block, int32_t lane) const {
   const NodeId node = nodes_.node_with(end, block);
   return nodes_.lane(node, lane)[block - nodes_.at(node).depth];
@@ -221,8 +235,7 @@ int32_t RadixTree::replace_id(NodeId end, int64_t block, int32_t lane, int32_t i
   int32_t& held = nodes_.lane(node, lane)[place];
   const int32_t old = held;
   if (old == id) return old;
-  PC_EXPECTS(id == kNullBlock || claims_.held(lane).add(id), DoubleFree, "block ", id,
-             " is in the tree already, at another place; offer only ids that hold this prefix");
+  if (id != kNullBlock && !claims_.held(lane).add(id)) claims_.refuse(lane, id);
   held = id;
   if (old != kNullBlock) claims_.held(lane).erase(old);
   if (!is_window) return old;

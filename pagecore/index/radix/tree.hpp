@@ -7,6 +7,7 @@
 // I1: a call that throws has changed nothing observable: checks, claims and memory come before the first change.
 // I2: without full lanes, a node that nothing keeps is removed in the same call (prune).
 // I3: nodes that one call touches lie on one path or have different turns, so that eviction keys never tie.
+// Calls that are not inline are virtual, so that only the module that makes trees is linked with them.
 // Cost: match O(tokens); lock and unlock O(nodes of the path); evict O(log n) a node. No recursion. Threads: one
 // writer.
 #pragma once
@@ -62,15 +63,18 @@ class RadixTree {
     // of a window can if it has them all, and if what it needs at the end begins before the state.
     uint32_t ahead = 0;
   };
-  // Memory of a batch of insertions, by offer.
-  struct Batch {
-    std::vector<Inserted> answers;
-    std::vector<radix::NodeStorage> storages;
+  // An offer of a batch, claimed.
+  struct Prepared {
+    Inserted answer;
+    radix::NodeStorage storage;    // for the blocks that the tree lacks
+    NodeId last = radix::kNoNode;  // of the path
+    bool is_settled = false;       // no earlier offer of the batch changes the path or the answer
   };
 
   explicit RadixTree(const Options& options);
   RadixTree(const RadixTree&) = delete;
   RadixTree& operator=(const RadixTree&) = delete;
+  virtual ~RadixTree();
 
   // Namespaces. A new one is dropped with drop_namespace_if_empty() if nothing was inserted. A number is reused once
   // the caller has seen it in dead_namespace() and forgotten it.
@@ -82,19 +86,19 @@ class RadixTree {
 
   // Lookup. Changes nothing.
 
-  // The longest reusable prefix, at most `limit` blocks.
-  [[nodiscard]] Match match(const radix::Query& query, int64_t limit) const;
+  // The longest reusable prefix, at most `limit` blocks; nothing for a namespace below 0, which the tree does not know.
+  [[nodiscard]] virtual Match match(const radix::Query& query, int64_t limit) const;
   // The first out.size() ids of a match; in a window's lane, ids before the window are null.
-  void copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const;
+  virtual void copy_blocks(NodeId node, int32_t offset, int32_t lane, std::span<int32_t> out) const;
   // The ids of the full prefix of a match in a lane of a component in `ahead`; of a window, null before what the prefix
   // up to the state needs.
-  void copy_ahead(const Match& match, int32_t lane, std::span<int32_t> out) const;
+  virtual void copy_ahead(const Match& match, int32_t lane, std::span<int32_t> out) const;
   // The last out.size() ids of the path that ends with `end`.
-  void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
+  virtual void copy_tail(NodeId end, int32_t lane, std::span<int32_t> out) const;
   // The id of one block of a path, counted from the start of the prefix.
-  [[nodiscard]] int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
+  [[nodiscard]] virtual int32_t id_at(NodeId end, int64_t block, int32_t lane) const;
   // Pins that keep a block of a path from being evicted in a component; of a state, those of the node with the block.
-  [[nodiscard]] int32_t num_pins(NodeId end, int64_t block, int32_t component) const;
+  [[nodiscard]] virtual int32_t num_pins(NodeId end, int64_t block, int32_t component) const;
   // Blocks of the prefix of a receipt.
   [[nodiscard]] int64_t depth(NodeId end) const { return nodes_.end(end); }
 
@@ -102,57 +106,56 @@ class RadixTree {
 
   // Pins a match and counts the hit. Between match() and lock(), only other lock() calls may change the tree. Updates
   // the node and offset of the match.
-  [[nodiscard]] Receipt lock(Match& match, uint32_t components);
+  [[nodiscard]] virtual Receipt lock(Match& match, uint32_t components);
   // Pins the shared prefix of a match instead, without the state, which counts as hit. A state that a sequence has read
   // is its own: evicting it from the tree takes nothing from the sequence.
-  [[nodiscard]] Receipt lock_shared(Match& match);
+  [[nodiscard]] virtual Receipt lock_shared(Match& match);
   // Pins the full prefix of a match, and what windows have before its end. Holes are allowed: the caller is about to
   // fill them. It is not a hit.
-  [[nodiscard]] Receipt lock_full(Match& match);
+  [[nodiscard]] virtual Receipt lock_full(Match& match);
   // Pins the components `ahead` of the full prefix of a match, after lock_shared() of the same match. It is not a hit.
-  [[nodiscard]] Receipt lock_ahead(Match& match);
-  [[nodiscard]] Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
-  void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
+  [[nodiscard]] virtual Receipt lock_ahead(Match& match);
+  [[nodiscard]] virtual Receipt lock_again(const Receipt& receipt) { return pins_.lock_again(receipt); }
+  virtual void unlock(Receipt& receipt, uint32_t components, const radix::RetentionHint& hint);
   // Reduces the prefix of the receipt to its first `blocks` blocks; 0 leaves a receipt of an empty prefix.
-  void shorten(Receipt& receipt, int64_t blocks) noexcept;
+  virtual void shorten(Receipt& receipt, int64_t blocks) noexcept;
 
   // Insertions.
 
-  // Adds what the tree lacks of an offer. `receipt`, if given, moves to the end of the offer. `spare`, if given, is
-  // storage for a new node, from prepare_all().
-  void insert(const Offer& offer, Receipt* receipt, Inserted& out, radix::NodeStorage* spare = nullptr);
+  // Adds what the tree lacks of an offer. `receipt`, if given, moves to the end of the offer.
+  virtual void insert(const Offer& offer, Receipt* receipt, Inserted& out);
   // insert() for a sequence that continues past its receipt. Blocks before the end of the receipt are not compared
   // again. `query.space` is used only for an empty receipt. Marks and states are not supported here.
-  void extend(const Offer& offer, Receipt& receipt, Inserted& out);
+  virtual void extend(const Offer& offer, Receipt& receipt, Inserted& out);
   // insert() and extend() that return false instead of throwing, with nothing changed.
-  [[nodiscard]] bool try_insert(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
-  [[nodiscard]] bool try_extend(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
-  // Checks every offer against the tree and the others, and reserves memory. Unless it throws, insert() of each, in
-  // this order, with its part of the batch and no other call in between, cannot fail.
-  void prepare_all(std::span<const Offer> offers, Batch& batch);
+  [[nodiscard]] virtual bool try_insert(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
+  [[nodiscard]] virtual bool try_extend(const Offer& offer, Receipt& receipt, Inserted& out) noexcept;
+  // Checks every offer of a batch against the tree and the others, claims ids and reserves memory. Unless it throws,
+  // the caller must call insert_prepared() for each offer, in this order, with no other call in between.
+  virtual void prepare_all(std::span<const Offer> offers, std::vector<Prepared>& batch);
+  virtual void insert_prepared(const Offer& offer, Receipt* receipt, Prepared& prepared) noexcept;
   // Replaces the id of a block by `id`, which may be null in a window; returns the old id.
-  int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
+  virtual int32_t replace_id(NodeId end, int64_t block, int32_t lane, int32_t id);
 
   // Eviction.
 
   // Evicts min(amount, evictable(component)) ids into `out`, by lane, states last; returns the number. Without full
   // lanes, evicting component 0 also counts nodes that are left empty. `time` is as for advance().
-  int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time = -radix::kNever);
+  virtual int64_t evict(int32_t component, int64_t amount, std::vector<Ids>& out, double time = -radix::kNever);
   // Evicts the end of a path, from its last cached block of the first `limit` back to `keep` blocks, until a block that
   // another path continues or a receipt pins. Returns the number of blocks; the ids go to `out` as with evict().
-  int64_t evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out);
+  virtual int64_t evict_path(const radix::Query& query, int64_t limit, int64_t keep, std::vector<Ids>& out);
   // Evicts every path of a namespace, from its end until a block that a receipt pins. Returns the number of blocks; the
   // ids go to `out` as with evict(). O(nodes of the tree).
-  int64_t evict_namespace(radix::NamespaceId space, std::vector<Ids>& out);
+  virtual int64_t evict_namespace(radix::NamespaceId space, std::vector<Ids>& out);
   // The node whose ids of a component the next evict() takes first; kNoNode if nothing is evictable.
-  [[nodiscard]] NodeId next_victim(int32_t component);
+  [[nodiscard]] virtual NodeId next_victim(int32_t component);
   // Ids of a component that a node has.
   [[nodiscard]] int32_t num_ids_of(NodeId node, int32_t component) const { return nodes_.part(node, component).count; }
   [[nodiscard]] int32_t state_of(NodeId node) const { return nodes_.at(node).state; }
-  // Copies tokens and marks of the path that ends with a node; returns its namespace.
-  radix::NamespaceId copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<radix::Mark>& marks) const {
-    return nodes_.copy_path(node, tokens, marks);
-  }
+  // Copies tokens, marks and ids, by lane, of the path that ends with a node; returns its namespace.
+  virtual radix::NamespaceId copy_path(NodeId node, std::vector<int32_t>& tokens, std::vector<radix::Mark>& marks,
+                                       std::vector<Ids>& ids) const;
   // Sets the caller's clock to the later of `time` and its current value.
   void advance(double time) { queues_.advance(time); }
 
@@ -161,25 +164,25 @@ class RadixTree {
 
   static constexpr int64_t kReservedIds = 4096;
   // lock() and shorten() cannot fail afterwards while they make at most `nodes` nodes.
-  void reserve(int64_t nodes);
+  virtual void reserve(int64_t nodes);
   // The most nodes that a lock() or shorten() makes.
   [[nodiscard]] int64_t nodes_to_move() const { return 2 + components_.num_cuts(); }
   void reserve_locks(int64_t count) { reserve(count * (1 + components_.num_cuts())); }
   // replace_id() of ids below `num_ids` cannot fail afterwards.
   void reserve_ids(int32_t lane, int32_t num_ids) { claims_.held(lane).reserve(num_ids); }
-  void reserve_evicted(std::vector<Ids>& out) const;
+  virtual void reserve_evicted(std::vector<Ids>& out) const;
 
   // Journal, off by default. `roots` are the hashes of the namespaces by number; a namespace that is added later needs
   // set_root() before its first insertion. Blocks that the tree has are not in it: list_contents() returns them.
 
-  void start_journal(size_t max_bytes, std::vector<radix::ContentHash> roots);
+  virtual void start_journal(size_t max_bytes, std::vector<radix::ContentHash> roots);
   void stop_journal() noexcept { journal_.reset(); }
   [[nodiscard]] bool has_journal() const { return journal_ != nullptr; }
   void set_root(radix::NamespaceId space, radix::ContentHash root) { journal_->set_root(space, root); }
   // Moves the changes since the last call to `out`; none without a journal.
-  void take_changes(radix::Changes& out) noexcept;
+  virtual void take_changes(radix::Changes& out) noexcept;
   // Everything that the tree holds as stored records, parents before their children.
-  void list_contents(radix::Changes& out) const;
+  virtual void list_contents(radix::Changes& out) const;
 
   // Sizes.
 
@@ -190,13 +193,13 @@ class RadixTree {
   [[nodiscard]] int64_t evictable(int32_t component) const { return queues_.evictable(component); }
   [[nodiscard]] int64_t held(int32_t component) const { return queues_.held(component); }
   // Every id of a lane in ascending order; states for num_lanes().
-  [[nodiscard]] Ids held_ids(int32_t lane) const;
+  [[nodiscard]] virtual Ids held_ids(int32_t lane) const;
   [[nodiscard]] int32_t num_components() const { return components_.count(); }
   [[nodiscard]] int32_t num_lanes() const { return components_.num_lanes(); }
   [[nodiscard]] int64_t num_nodes() const { return nodes_.size(); }
   [[nodiscard]] int64_t num_receipts() const { return pins_.num_receipts(); }
-  [[nodiscard]] size_t nbytes() const;
-  void check_invariants() const;
+  [[nodiscard]] virtual size_t nbytes() const;
+  virtual void check_invariants() const;
 
  private:
   // tree.cpp
@@ -209,7 +212,11 @@ class RadixTree {
   Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components, bool is_hit);
 
   // insert.cpp
-  void survey(const Offer& offer, NodeId parent, Inserted& out);
+  [[nodiscard]] int64_t nodes_to_insert(const Offer& offer) const {
+    return 3 + static_cast<int64_t>(offer.states.size() + offer.ranges.size()) + components_.num_cuts();
+  }
+  void survey(const Offer& offer, NodeId parent, Inserted& out, radix::Suspects* suspects = nullptr);
+  void commit(const Offer& offer, Receipt* receipt, const Inserted& out, radix::NodeStorage&& storage);
   void cut_path();
   NodeId add_rest(const Offer& offer, const Inserted& out, NodeId parent, radix::NodeStorage&& storage);
   void fill_window(const Offer& offer, int32_t window);
@@ -247,7 +254,10 @@ class RadixTree {
   void check_hashes() const;
 
   // batch.cpp
-  void check_batch(std::span<const Offer> offers, std::span<Inserted> answers);
+  void claim_all(std::span<const Offer> offers, std::span<Prepared> batch);
+  void check_suspects(std::span<const Offer> offers, std::span<const Prepared> batch, radix::Suspects& suspects);
+  void settle(std::span<const Offer> offers, std::span<Prepared> batch) const;
+  void reserve_all(std::span<const Offer> offers, std::span<Prepared> batch);
 
   radix::NodeStore nodes_;
   const radix::Components& components_ = nodes_.components();

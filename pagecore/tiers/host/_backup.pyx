@@ -115,19 +115,19 @@ cdef class Backup:
         cdef NativeMatch found
         cdef Query query = self.key.query(self.state_blocks)
         query.space = space_of(self.host.tree, self.key.key)
-        self.host.tree.match_raw(query, self.state_blocks, &found)
+        found = self.host.tree.native.match(query, self.state_blocks)
         return found.blocks == self.state_blocks and found.state >= 0
 
     cdef int read_path(self, Sequence sequence) except -1:
         """Write the blocks of the sequence's path in the device's tree to `lanes`."""
         cdef PrefixCache prefix = self.state.prefix
-        cdef int64_t depth = prefix.tree.depth_raw(sequence.hold.receipt)
+        cdef int64_t depth = sequence.hold.receipt.depth()
         cdef int32_t lane
         self.lanes.resize(<size_t>prefix.num_lanes)
         for lane in range(prefix.num_lanes):
             self.lanes[lane].resize(<size_t>depth)
-            prefix.tree.copy_tail_raw(
-                sequence.hold.receipt, lane, span[int32_t](self.lanes[lane].data(), <size_t>depth)
+            prefix.tree.native.known_tail(
+                sequence.hold.receipt.native.node, lane, span[int32_t](self.lanes[lane].data(), <size_t>depth)
             )
         return 0
 
@@ -228,7 +228,7 @@ cdef class Backup:
         self.sources.reserve(self.source_ids)
         receipt = prefix.tree.blank_receipt(sequence.hold.receipt.key)
         prefix.transfers.add(self)
-        prefix.tree.fork_raw(sequence.hold.receipt, receipt)
+        receipt.native = prefix.tree.native.lock_again(sequence.hold.receipt.native)
         self.receipt = receipt
         self.sources.share()
         return 0
@@ -247,7 +247,7 @@ cdef class Backup:
     cdef void release(self) noexcept:
         cdef RetentionHint no_hint
         if self.receipt is not None:
-            self.state.prefix.tree.release_raw(self.receipt, no_hint)
+            self.receipt.drop(no_hint)
             self.receipt = None
             self.sources.release()
             self.state.prefix.transfers.discard(self)

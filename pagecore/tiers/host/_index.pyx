@@ -51,8 +51,8 @@ cdef class HostIndex:
         self.leases = weakref.WeakSet()
         self.lost = []
         for lane in range(self.num_lanes):
-            self.tree.reserve_ids_raw(lane, self.pool(self.groups[lane]).num_blocks)
-        self.tree.reserve_raw(1)
+            self.tree.native.reserve_ids(lane, self.pool(self.groups[lane]).num_blocks)
+        self.tree.reserve_moves(1)
 
     cdef BlockPool pool(self, size_t group):
         return <BlockPool>self.pools[group]
@@ -60,7 +60,7 @@ cdef class HostIndex:
     cdef int sweep(self) except -1:
         cdef RetentionHint no_hint
         while self.lost:
-            self.tree.release_raw(<Receipt>self.lost.pop(), no_hint)
+            (<Receipt>self.lost.pop()).drop(no_hint)
         self.tree._forget_dead()
         return 0
 
@@ -69,7 +69,7 @@ cdef class HostIndex:
         cdef int32_t component
         for group in range(needed.size()):
             component = self.components[group] if group < <size_t>self.num_lanes else len(self.tree.components) - 1
-            if needed[group] > self.pool(group).num_free_raw() + self.tree.evictable_raw(component):
+            if needed[group] > self.pool(group).num_free_raw() + self.tree.native.evictable(component):
                 return False
         return True
 
@@ -134,7 +134,7 @@ cdef class HostIndex:
         counts = []
         for group in range(<size_t>len(self.pools)):
             component = self.components[group] if group < <size_t>self.num_lanes else len(self.tree.components) - 1
-            counts.append(self.pool(group).num_free_raw() + self.tree.evictable_raw(component))
+            counts.append(self.pool(group).num_free_raw() + self.tree.native.evictable(component))
         return counts
 
     def clear(self):
@@ -143,7 +143,7 @@ cdef class HostIndex:
         cdef int64_t before = self.num_evicted_blocks
         self.sweep()
         for component in range(<int32_t>len(self.tree.components)):
-            while self.evict(component, self.tree.evictable_raw(component)) > 0:
+            while self.evict(component, self.tree.native.evictable(component)) > 0:
                 pass
         self.sweep()
         return self.num_evicted_blocks - before
@@ -217,5 +217,5 @@ cdef int64_t num_blocks_of(RadixTree tree, Prefix wanted) except -1:
     """Return the blocks of a prefix that the full component of a tree has."""
     cdef NativeMatch found
     wanted.space = space_of(tree, wanted.key)
-    tree.match_raw(wanted.query(), wanted.limit, &found)
+    found = tree.native.match(wanted.query(), wanted.limit)
     return found.full_blocks

@@ -87,7 +87,7 @@ cdef class EntryHold(EntryLease):
         hint.rank = self.rank
         self.stored.release()
         if self.receipt is not None:
-            self.index.tree.release_raw(self.receipt, hint)
+            self.receipt.drop(hint)
             self.receipt = None
 
 
@@ -237,7 +237,7 @@ def hold(CacheState state not None, HostIndex index not None, ids, options, int6
             like[index.groups[lane]] = path.ids[lane]
         if index.has_states:
             query.space = space_of(index.tree, prefix.key)
-            index.tree.match_raw(query, limit, &found)
+            found = index.tree.native.match(query, limit)
             if found.state >= 0:
                 like[index.num_lanes].push_back(found.state)
                 held.state_tokens = found.blocks * index.block_size

@@ -21,9 +21,9 @@ cdef class Path:
         self.tree = tree
         self.ids.resize(<size_t>tree.num_lanes)
         receipt = tree.blank_receipt(key)
-        tree.match_raw(own, limit, &found)
-        tree.reserve_raw(1)
-        tree.lock_full_raw(found, receipt)
+        found = tree.native.match(own, limit)
+        tree.reserve_moves(1)
+        receipt.native = tree.native.reserved_lock_full(found)
         self.receipt = receipt
         self.num_blocks = found.full_blocks
         return self.read()
@@ -33,15 +33,17 @@ cdef class Path:
         for lane in range(self.ids.size()):
             self.ids[lane].resize(<size_t>self.num_blocks)
             if self.num_blocks > 0:
-                self.tree.copy_tail_raw(
-                    self.receipt, <int32_t>lane, span[int32_t](self.ids[lane].data(), <size_t>self.num_blocks)
+                self.tree.native.known_tail(
+                    self.receipt.native.node,
+                    <int32_t>lane,
+                    span[int32_t](self.ids[lane].data(), <size_t>self.num_blocks),
                 )
         return 0
 
     cdef void release(self) noexcept:
         cdef RetentionHint no_hint
         if self.receipt is not None:
-            self.tree.release_raw(self.receipt, no_hint)
+            self.receipt.drop(no_hint)
             self.receipt = None
 
 
@@ -96,7 +98,7 @@ cdef int offer(
     query.space = tree._space(key)
     is_inserted = tree.try_insert_raw(path.receipt, query, pointers, states, hint, ranges, now)
     if query.space > 0:
-        tree.drop_space_raw(query.space)
+        tree.native.drop_namespace_if_empty(query.space)
     if not is_inserted:
         raise NotEnoughMemory(f"no memory for {num_blocks} blocks of the host's prefix tree; free some")
     # The tree has the entries: from here on nothing fails.

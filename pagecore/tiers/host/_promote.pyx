@@ -83,7 +83,7 @@ def match_both(CacheState state not None, HostIndex host not None, const int32_t
     query = key.query(limit)
     _guard = Held(state.lock)
     query.space = space_of(state.prefix.tree, key.key)
-    state.prefix.tree.match_raw(query, limit, &there)
+    there = state.prefix.tree.native.match(query, limit)
     query.space = space_of(host.tree, key.key)
-    host.tree.match_raw(query, limit, &found)
+    found = host.tree.native.match(query, limit)
     return there.blocks * host.block_size, found.blocks * host.block_size

@@ -51,14 +51,14 @@ cdef class Promotion:
         cdef Query query = self.key.query(limit)
         cdef Receipt receipt
         query.space = space_of(self.prefix.tree, self.key.key)
-        self.prefix.tree.match_raw(query, limit, &there)
+        there = self.prefix.tree.native.match(query, limit)
         query.space = space_of(self.host.tree, self.key.key)
-        self.host.tree.match_raw(query, limit, &found)
+        found = self.host.tree.native.match(query, limit)
         self.num_blocks = there.blocks
         if found.blocks == 0:
             return 0
         receipt = self.host.tree.blank_receipt(self.key.key)
-        self.host.tree._lock(found, receipt, self.prefix.now)  # counts as a use of the host's prefix in any case
+        self.host.tree.lock(found, receipt, self.prefix.now)  # counts as a use of the host's prefix in any case
         if found.blocks < there.blocks + max(min_blocks, 1):
             self.unlock(receipt)
             return 0
@@ -71,7 +71,7 @@ cdef class Promotion:
 
     cdef void unlock(self, Receipt receipt) noexcept:
         cdef RetentionHint no_hint
-        self.host.tree.release_raw(receipt, no_hint)
+        receipt.drop(no_hint)
 
     cdef int hold_host(self, Receipt receipt, const NativeMatch& found) except -1:
         """Take a reference to each host block of a locked match."""
@@ -83,8 +83,8 @@ cdef class Promotion:
         like.resize(<size_t>len(self.host.pools))
         for lane in range(self.host.num_lanes):
             like[self.host.groups[lane]].resize(<size_t>found.blocks)
-            self.host.tree.copy_tail_raw(
-                receipt, lane, span[int32_t](like[self.host.groups[lane]].data(), <size_t>found.blocks)
+            self.host.tree.native.known_tail(
+                receipt.native.node, lane, span[int32_t](like[self.host.groups[lane]].data(), <size_t>found.blocks)
             )
         if self.host.has_states:
             like[self.host.num_lanes].push_back(found.state)
@@ -165,7 +165,7 @@ cdef class Promotion:
         cdef int64_t first
         if component == 0:
             return True
-        first = self.prefix.tree.first_needed_raw(component, num_blocks)
+        first = self.prefix.tree.native.first_needed(component, num_blocks)
         if index >= first:
             return True
         return index * self.host.block_size < <int64_t>self.prefix.tree.sinks[component - 1]
@@ -238,7 +238,7 @@ cdef class Promotion:
             self.device.receipt, query, pointers, states, no_hint, no_ranges, self.prefix.now
         )
         if query.space > 0:
-            self.prefix.tree.drop_space_raw(query.space)
+            self.prefix.tree.native.drop_namespace_if_empty(query.space)
         if not is_inserted:
             raise NotEnoughMemory(f"no memory for {num_blocks} blocks of the prefix tree; free some")
         # The device's tree has the blocks: from here on nothing fails.
@@ -267,7 +267,7 @@ cdef class Promotion:
         cdef NativeMatch found
         cdef Query query = self.key.query(limit)
         query.space = space_of(self.prefix.tree, self.key.key)
-        self.prefix.tree.match_raw(query, limit, &found)
+        found = self.prefix.tree.native.match(query, limit)
         return found.blocks
 
     cdef void end(self) noexcept:

@@ -67,12 +67,12 @@ cdef int64_t evict_saved(
 ) except -1:
     """Evict up to `wanted` blocks of a component, one node after the other, each after it was copied."""
     cdef int64_t evicted = 0, step
-    cdef int32_t node, count
+    cdef int32_t node
     while evicted < wanted:
-        node = state.prefix.tree.next_victim_raw(component, &count)
+        node = state.prefix.tree.native.next_victim(component)
         if node < 0:
             break
-        step = min(wanted - evicted, max(count, 1))
+        step = min(wanted - evicted, max(state.prefix.tree.native.num_ids_of(node, component), 1))
         if component == 0 and host.is_exclusive and not host.has_states:
             save_end(state, host, node, step, copy, done)
         else:
@@ -91,7 +91,7 @@ cdef int save_end(CacheState state, HostIndex host, int32_t node, int64_t num_bl
     cdef vector[int32_t] tokens
     cdef vector[Mark] marks
     cdef vector[vector[int32_t]] lanes
-    cdef object key = prefix.tree.space_keys[prefix.tree.copy_path_raw(node, tokens, marks, lanes)]
+    cdef object key = prefix.tree.space_keys[prefix.tree.native.copy_path(node, tokens, marks, lanes)]
     cdef int64_t begin = <int64_t>tokens.size() // host.block_size - num_blocks
     if tail is not None and not tail.continues_at(key, tokens, marks):
         publish_tail(state, host, copy, done)
@@ -165,8 +165,8 @@ cdef bint plan_path(Backup one, int32_t node) except -1:
     cdef vector[int32_t] tokens
     cdef int32_t space, state
     one.key = PrefixKey.__new__(PrefixKey)
-    space = prefix.tree.copy_path_raw(node, tokens, one.key.marks, one.lanes)
-    state = prefix.tree.state_of_raw(node)
+    space = prefix.tree.native.copy_path(node, tokens, one.key.marks, one.lanes)
+    state = prefix.tree.native.state_of(node)
     one.key.ids = array_of(tokens)
     one.key.key = prefix.tree.space_keys[space]
     one.end = one.key.num_blocks = <int64_t>tokens.size() // one.host.block_size

@@ -243,10 +243,10 @@ cdef class SpilledTail:
         cdef vector[Mark] marks
         cdef Query query = self.key.query(self.start)
         query.space = space_of(tree, self.key.key)
-        tree.match_raw(query, self.start, &found)
+        found = tree.native.match(query, self.start)
         lanes.resize(<size_t>tree.num_lanes)
         if found.full_blocks > 0:
-            tree.copy_path_raw(found.full_node, tokens, marks, lanes)
+            tree.native.copy_path(found.full_node, tokens, marks, lanes)
         return found.full_blocks
 
 
@@ -285,6 +285,6 @@ cdef SpilledTail new_tail(
         tail.lanes[lane].resize(<size_t>tail.end)
     query = tail.key.query(tail.end)
     query.space = space_of(host.tree, key)
-    host.tree.match_raw(query, tail.end, &found)
+    found = host.tree.native.match(query, tail.end)
     tail.first = found.full_blocks
     return tail

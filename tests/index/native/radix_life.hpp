@@ -369,7 +369,7 @@ class TreeLife {
   }
   bool insert_all(const std::vector<Offered>& made, const std::vector<int>& receipts,
                   std::vector<RadixTree::Inserted>& out) {
-    RadixTree::Batch batch;
+    std::vector<RadixTree::Prepared> batch;
     std::vector<RadixTree::Offer> offers;
     bool is_fine = true;
     const auto drop_spaces = [&] {
@@ -379,7 +379,7 @@ class TreeLife {
     };
     with_little_memory([&] {
       try {
-        batch = {};
+        batch.clear();
         offers.clear();
         for (const Offered& each : made) {
           if (space_of(each.key.name) < 0) add_space(each.key.name);
@@ -397,12 +397,12 @@ class TreeLife {
       const ShortMemory memory(random_.one_in(2) ? 0 : INT64_MAX);
       for (size_t i = 0; i < made.size(); ++i) {
         RadixTree::Receipt* const receipt = receipts[i] < 0 ? nullptr : &receipts_.at(receipts[i]).receipt;
-        tree_.insert(offers[i], receipt, batch.answers[i], &batch.storages[i]);
+        tree_.insert_prepared(offers[i], receipt, batch[i]);
       }
     }
     drop_spaces();
     bury();
-    out = std::move(batch.answers);
+    for (RadixTree::Prepared& each : batch) out.push_back(std::move(each.answer));
     return is_fine;
   }
 
