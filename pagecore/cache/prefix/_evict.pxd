@@ -21,6 +21,10 @@ cdef int64_t evict(PrefixCache prefix, int32_t component, int64_t amount, vector
 # holds too frees none.
 cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept
 
+# Evict up to `amount` states, also those that idle rows keep as their checkpoints; return the number of slots that this
+# freed, or -1 if no state is left.
+cdef int64_t evict_states(PrefixCache prefix, int64_t amount) noexcept
+
 # The number of states that only the tree holds.
 cdef int64_t num_unused_states(PrefixCache prefix) except -1
 

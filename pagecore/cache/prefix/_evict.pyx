@@ -177,11 +177,20 @@ cdef int64_t free_evicted_states(PrefixCache prefix, const vector[int32_t]& gone
 
 
 cdef int64_t free_slots(PrefixCache prefix, int64_t wanted) noexcept:
-    cdef int32_t component = <int32_t>prefix.kept.size() + 1
-    cdef int64_t freed = 0
-    while freed < wanted and prefix.tree.evict_raw(component, wanted - freed) > 0:
-        freed += free_evicted_states(prefix, prefix.tree.gone_raw[prefix.num_lanes]) + free_checkpoints(prefix)
+    cdef int64_t freed = 0, step
+    while freed < wanted:
+        step = evict_states(prefix, wanted - freed)
+        if step < 0:
+            break
+        freed += step
     return freed
+
+
+cdef int64_t evict_states(PrefixCache prefix, int64_t amount) noexcept:
+    """Evict up to `amount` states; return the number of slots that this freed, or -1 if no state is left."""
+    if prefix.tree.evict_raw(<int32_t>prefix.kept.size() + 1, amount) == 0:
+        return -1
+    return free_evicted_states(prefix, prefix.tree.gone_raw[prefix.num_lanes]) + free_checkpoints(prefix)
 
 
 cdef int64_t free_checkpoints(PrefixCache prefix) noexcept:

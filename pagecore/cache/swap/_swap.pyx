@@ -28,7 +28,7 @@ from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.tables._block_tables_native cimport Int32s
 
 from pagecore.cache._sequence import as_list
-from pagecore.errors import InvalidSequence, OutOfRows
+from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows
 
 
 def swap_out(CacheState state not None, sequences, space, refuse, moves):
@@ -113,6 +113,9 @@ def swap_in(CacheState state not None, sequences, refuse, moves):
         return error
     arrival.reserve(moves)
     arrival.make_room()
+    error = arrival.take()
+    if error is not None:
+        return error
     arrival.copy()
     arrival.add_rows()
     # The rows are there: from here on nothing fails.
@@ -213,14 +216,24 @@ cdef class SwapIn:
             missing[group] = max(0, self.needed[group] - (<BlockPool>self.pools[group]).num_free_raw())
         return 0
 
-    cdef int copy(self) except -1:
-        """Take the new blocks, and copy the bytes."""
-        for each in self.transfers:
-            (<Transfer>each).take()
-            if self.state.tenants is not None:
+    cdef object take(self):
+        """Take the new blocks; return the error if eviction has freed fewer than it could have, else None."""
+        for each in self.transfers + self.contents:
+            if not (<Transfer>each).take():
+                free = [(<BlockPool>pool).num_free_raw() for pool in self.pools]
+                return OutOfBlocks(
+                    f"{self.needed} blocks and states are needed and {free} are free after eviction; "
+                    "remove a sequence or swap one out",
+                    tuple(self.needed),
+                    tuple(free),
+                )
+        if self.state.tenants is not None:
+            for each in self.transfers:
                 self.state.tenants.doubt((<Transfer>each).lease.blocks)
-        for each in self.contents:
-            (<Transfer>each).take()
+        return None
+
+    cdef int copy(self) except -1:
+        """Copy the bytes to the new blocks."""
         for each, planes in zip(self.transfers + self.contents, self.copies):
             (<Transfer>each).copy(planes)
         return 0

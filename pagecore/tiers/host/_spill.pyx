@@ -12,7 +12,7 @@ from libcpp.vector cimport vector
 from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.cache.prefix._evict cimport evict
+from pagecore.cache.prefix._evict cimport evict, evict_states
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Mark
 from pagecore.index.radix._radix_values cimport array_of
@@ -40,7 +40,7 @@ def save_victims(CacheState state not None, HostIndex host not None, missing, co
     cdef vector[int64_t] left = missing
     cdef vector[int64_t] freed
     cdef int64_t wanted = 0, evicted = 0
-    cdef int32_t group, component, free_slots = 0
+    cdef int32_t group, free_slots = 0
     _guard = Held(state.lock)
     host.sweep()
     if prefix.states is not None:
@@ -56,9 +56,8 @@ def save_victims(CacheState state not None, HostIndex host not None, missing, co
                 state, host, prefix.components[group], left[group] + freed[group], freed, copy, done
             )
     if prefix.states is not None:
-        component = <int32_t>len(prefix.tree.components) - 1
         wanted = left[prefix.num_lanes] - (prefix.states.checkpoints.num_free_raw() - free_slots)
-        evicted += evict_saved(state, host, component, wanted, freed, copy, done)
+        evicted += evict_saved_states(state, host, wanted, copy, done)
     return evicted
 
 
@@ -81,6 +80,25 @@ cdef int64_t evict_saved(
         if step == 0:
             break
         evicted += step
+    return evicted
+
+
+cdef int64_t evict_saved_states(CacheState state, HostIndex host, int64_t wanted, copy, done) except -1:
+    """Evict states until `wanted` slots are free, one after the other, each after it was copied; return their number."""
+    cdef PrefixCache prefix = state.prefix
+    cdef int32_t component = <int32_t>len(prefix.tree.components) - 1
+    cdef int64_t evicted = 0, freed = 0
+    cdef int32_t node, count
+    while wanted > 0:
+        node = prefix.tree.next_victim_raw(component, &count)
+        if node < 0:
+            break
+        save_path(state, host, node, copy, done)
+        freed = evict_states(prefix, 1)
+        if freed < 0:
+            break
+        evicted += 1
+        wanted -= freed
     return evicted
 
 

@@ -232,6 +232,32 @@ def test_swapping_in_saves_what_it_evicts():
     tiers.close()
 
 
+@pytest.mark.parametrize("layers", [[STATE], [FULL, STATE]])
+def test_swapping_in_frees_the_states_that_idle_sequences_keep_as_checkpoints(layers):
+    sizes = [{"num_blocks": 40}, {"num_blocks": 80}] if FULL in layers else [{}, {}]
+    cache = PagedKVCache(layers, block_size=4, num_states=4, max_sequences=2, **sizes[0])
+    tiers = Tiers(cache, HostTier(cache, num_states=8, **sizes[1]), write="on_evict", min_tokens=1)
+    space = SwapSpace(cache, host=tiers.host)
+    states = cache.plane("state", len(layers) - 1).numpy()
+    pair = []
+    for value in (1, 2):
+        sequence = cache.add_sequence(range(100 * value, 100 * value + 9))
+        batch = cache.prepare([sequence], 9)
+        states[batch.state_write.numpy()] = value
+        cache.commit(batch)
+        pair.append(sequence)
+        if value == 1:
+            cache.swap_out(sequence, space)
+    # Two slots are needed: the tree alone holds one, and the tree and the second sequence hold the other.
+    assert cache.stats().num_free_states == 0
+    cache.swap_in(pair[0])
+    assert [states[cache.state_slot(each)].tolist() for each in pair] == [[1, 1], [2, 2]]
+    tiers.check_invariants()
+    for sequence in pair:
+        cache.remove(sequence)
+    tiers.close()
+
+
 def test_compacting_saves_what_it_evicts():
     cache, tiers = spilling(max_sequences=2)
     serve(cache, range(100, 112))
