@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.index import chain_hashes
 from pagecore.storage.checks import flag, require_int, shown
-from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys
+from pagecore.tiers.events.token_paths import Key, TokenPaths, event_keys, joined
 from pagecore.tiers.events.wire import CLEARED, STORED, Batch, BlockHash, Event
 
 
@@ -47,7 +47,7 @@ class Mirror:
     sequence : int
         Number of the last batch; -1 before the first.
     block_size : int or None
-        Tokens in a block; None before the first block.
+        Tokens in a block, of the smallest blocks with `by_tokens`; None before the first block.
     rank : int or None
         Data-parallel rank of the publisher.
     """
@@ -63,6 +63,7 @@ class Mirror:
         # Blocks that were held before batches were lost, which may have removed them.
         self._doubtful: set[tuple[str, int, BlockHash]] = set()
         self._kinds: dict[int, tuple[str, int | None]] = {}
+        self._sizes: dict[tuple[str, int], int] = {}  # tokens of the blocks of a place, where they are listed
         self._paths = TokenPaths() if flag("by_tokens", by_tokens) else None
 
     # State.
@@ -103,8 +104,8 @@ class Mirror:
         namespace, spans
             As in `RadixTree.match`. With `by_tokens` the namespace is the name of the adapter, and spans are refused.
         extra_keys : sequence, optional
-            With `by_tokens`: for each block, what the publisher lists as its extra keys except for the name of the
-            adapter (digests of media, a salt), or None.
+            With `by_tokens`: for each block of `block_size` tokens, what the publisher lists as its extra keys except
+            for the name of the adapter (digests of media), or None. A salt is a key of the first block.
 
         Raises
         ------
@@ -120,18 +121,59 @@ class Mirror:
         self._check_options(namespace, spans, extra_keys)
         if self.block_size is None:
             return 0
-        hashes: list[BlockHash | None]
-        if self._paths is None:
-            hashes = chain_hashes(tokens, self.block_size, namespace=namespace, spans=spans).tolist()
-        else:
-            assert namespace is None or isinstance(namespace, str)
-            hashes = self._paths.walk(tokens, self.block_size, namespace, extra_keys)
-        usable = np.ones(len(hashes) + 1, bool)  # by the number of blocks of the prefix
+        hashes = self._hashes_of(tokens, namespace, spans, extra_keys)
+        count = len(hashes[self.block_size])
+        usable = np.ones(count + 1, bool)  # by the number of blocks of the prefix
         for group in self._kinds:
-            held = [self._held.get((medium, group), {}) for medium in media]
-            there = np.array([any(each in blocks for blocks in held) for each in hashes], bool)
-            usable &= self._usable(there, *self._kinds[group])
+            usable &= self._usable(self._there(group, media, hashes), *self._kinds[group])
+            usable[np.arange(count + 1) % self._step_of(group) != 0] = False
         return int(np.flatnonzero(usable)[-1]) * self.block_size
+
+    def _hashes_of(
+        self, tokens: ArrayLike, namespace: Hashable, spans: Any, extra_keys: Sequence[Any] | None
+    ) -> dict[int, list[BlockHash | None]]:
+        """Return the hashes of the blocks of a sequence, for each size of blocks; None for those that are unknown."""
+        size = self.block_size
+        assert size is not None
+        if self._paths is None:
+            return {size: chain_hashes(tokens, size, namespace=namespace, spans=spans).tolist()}
+        assert namespace is None or isinstance(namespace, str)
+        hashes = {size: self._paths.walk(tokens, size, namespace, extra_keys)}
+        for larger in {self._size_of(place) for place in self._sizes} - {size}:
+            step = larger // size
+            known = self._paths.walk(tokens, larger, namespace, joined(extra_keys, step))
+            # A block has the hash of the last of the smaller blocks that it spans.
+            same = hashes[size][step - 1 :: step]
+            hashes[larger] = [one if one is not None else other for one, other in zip(known, same, strict=True)]
+        return hashes
+
+    def _size_of(self, place: tuple[str, int]) -> int:
+        """Return the tokens of the blocks of a place, in whole blocks of the smallest size."""
+        assert self.block_size is not None
+        size = self._sizes.get(place, self.block_size)
+        return size if self._paths is not None and size % self.block_size == 0 else self.block_size
+
+    def _step_of(self, group: int) -> int:
+        """Return the number of smallest blocks in whose multiples a group can be reused."""
+        assert self.block_size is not None
+        sizes = [self._size_of(place) for place in self._sizes if place[1] == group]
+        return min(sizes, default=self.block_size) // self.block_size
+
+    def _there(
+        self, group: int, media: tuple[str, ...], hashes: dict[int, list[BlockHash | None]]
+    ) -> NDArray[np.bool_]:
+        """Return True for the smallest blocks that a group has in one of the media, of states at their ends."""
+        assert self.block_size is not None
+        there = np.zeros(len(hashes[self.block_size]), bool)
+        for medium in media:
+            held, size = self._held.get((medium, group), {}), self._size_of((medium, group))
+            step = size // self.block_size
+            found = np.array([each in held for each in hashes[size]], bool)
+            if self._kinds[group][0] == "mamba":
+                there[step - 1 :: step] |= found
+            else:
+                there[: len(found) * step] |= np.repeat(found, step)
+        return there
 
     def _check_options(self, namespace: Hashable, spans: object, extra_keys: object) -> None:
         """Raise UnsupportedOption for options of `match` that this mirror does not use, or that have other types."""
@@ -213,6 +255,8 @@ class Mirror:
         """Replace the state by a snapshot, which is the state after batch `sequence`."""
         read = [(batch, self._keys_of(batch)) for batch in batches]
         self._clear()
+        self._kinds.clear()
+        self.block_size = None
         for batch, keys in read:
             self.rank, self._timestamp = batch.rank, batch.timestamp
             for event, of_blocks in zip(batch.events, keys, strict=True):
@@ -223,6 +267,7 @@ class Mirror:
         self._held.clear()
         self._copies.clear()
         self._doubtful.clear()
+        self._sizes.clear()
         if self._paths is not None:
             self._paths.clear()
 
@@ -239,18 +284,24 @@ class Mirror:
         place = event.get("medium") or "GPU", event.get("group_idx") or 0
         self._held.setdefault(place, {})
         if event["type"] == STORED:
-            self._note_group(event, place[1])
+            self._note_group(event, place)
             self._store(event, keys, place)
             return
         for block in event["block_hashes"]:
             self._remove(block, place)
 
-    def _note_group(self, event: Event, group: int) -> None:
-        """Note kind and block size of a group; events of offload connectors have no kind, no ids and another size."""
+    def _note_group(self, event: Event, place: tuple[str, int]) -> None:
+        """Note kind and block size of a group; events of offload connectors may lack the kind and have another size."""
+        group, size = place[1], event["block_size"]
         if (kind := event.get("kv_cache_spec_kind")) or group not in self._kinds:
             self._kinds[group] = kind or "full_attention", event.get("kv_cache_spec_sliding_window")
-        if event["block_size"] and (event["token_ids"] or not event["block_hashes"]):
-            self.block_size = event["block_size"]
+        if not size:
+            return
+        if event["token_ids"] or not event["block_hashes"]:
+            if self._paths is None or self.block_size is None or not self._sizes:
+                self.block_size = size
+            self.block_size = min(size, self.block_size)
+        self._sizes[place] = size
 
     def _store(self, event: Event, keys: list[Key | None], place: tuple[str, int]) -> None:
         """Add the blocks of an event, which may list neither their token ids nor what is before them."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Self
 
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.events.mirror import Mirror, MissingBatch
 from pagecore.tiers.events.sockets import library, opened
-from pagecore.tiers.events.wire import END, EventFormatError, decode_batch, sequence_bytes
+from pagecore.tiers.events.wire import END, Batch, EventFormatError, decode_batch, sequence_bytes
 
 
 class Subscriber:
     """Follower of one publisher of events, of pagecore or vLLM.
 
     Used by one thread. Batches that it lost are asked for at the replay socket, and the whole state at the snapshot
-    socket if they are no longer there.
+    socket if they are no longer there. Without a snapshot it applies those that the replay socket still has.
 
     Parameters
     ----------
@@ -55,6 +56,7 @@ class Subscriber:
         zmq = library()
         self.mirror = Mirror(by_tokens=by_tokens)
         self.num_lost = 0
+        self._last_received = -1  # by the SUB socket, whose numbers increase until the publisher is started again
         self._timeout = timeout
         self._replay, self._snapshot = replay, snapshot
         self._socket = opened("SUB", endpoint, "endpoint", binds=False, limit=max_waiting)
@@ -96,12 +98,18 @@ class Subscriber:
         ------
         DeviceError, UnsupportedOption
             As in `sync`, for the replay socket.
+        MissingBatch
+            The publisher no longer has the first of the batches.
         """
-        if self._replay is None:
-            raise UnsupportedOption("replay is None, so that batches cannot be asked for; give the address")
-        for number, payload in list(self._ask(self._replay, sequence_bytes(self.mirror.sequence + 1))):
+        for number, payload in self._ask_for_replay():
             self.mirror.apply(number, decode_batch(payload))
         return self.mirror.sequence
+
+    def _ask_for_replay(self) -> list[tuple[int, bytes]]:
+        """Return the batches after the last one that the publisher still has."""
+        if self._replay is None:
+            raise UnsupportedOption("replay is None, so that batches cannot be asked for; give the address")
+        return list(self._ask(self._replay, sequence_bytes(self.mirror.sequence + 1)))
 
     def poll(self, timeout: float = 0.0) -> int:
         """Apply the batches that have arrived; return the number of messages.
@@ -136,21 +144,34 @@ class Subscriber:
 
     def _receive(self, number: int, payload: bytes) -> None:
         batch = decode_batch(payload)
+        if number <= self._last_received:  # started again, whatever its clock says
+            self.mirror.reset()
+        self._last_received = number
         try:
             self.mirror.apply(number, batch)
             return
         except MissingBatch as missing:
             if missing.is_restart:
                 self.mirror.reset()
-        for repair in (self.catch_up if self._replay else None, self.sync if self._snapshot else None):
-            if repair is None:
-                continue
-            try:
-                if repair() >= number:
-                    return
-            except (MissingBatch, DeviceError, EventFormatError):
-                continue
-        # A replay that breaks off may have brought this batch, and later ones.
+        replayed: list[tuple[int, bytes]] = []
+        if self._replay is not None:
+            with suppress(DeviceError):
+                replayed = self._ask_for_replay()
+        with suppress(MissingBatch, EventFormatError):
+            for each, content in replayed:
+                self.mirror.apply(each, decode_batch(content))
+        if self.mirror.sequence < number and self._snapshot is not None:
+            with suppress(DeviceError, EventFormatError):
+                self.sync()
+        if self.mirror.sequence >= number:
+            return
+        for each, content in replayed:
+            with suppress(EventFormatError):
+                self._apply_after_gap(each, decode_batch(content))
+        self._apply_after_gap(number, batch)
+
+    def _apply_after_gap(self, number: int, batch: Batch) -> None:
+        """Apply a batch, although batches before it are lost."""
         self.num_lost += max(number - self.mirror.sequence - 1, 0)
         self.mirror.skip(number - 1)
         self.mirror.apply(number, batch)

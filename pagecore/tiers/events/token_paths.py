@@ -2,13 +2,19 @@
 
 P1: a block has an entry while a place holds it, or while a block that follows it has an entry. A walk therefore also
     finds blocks after one that has left a window.
-P2: `_blocks` has the key of an entry iff the token ids of its block are known.
+P2: `_blocks` has the keys of an entry; there are none iff the token ids of its block are not known.
+
+Groups of a publisher may have blocks of several sizes. A hash then names all blocks that end at the same token: its
+entry has a key for each size, which the length of the content distinguishes.
+
+The keys and values of EAGLE's draft layers depend on the next token, too. SGLang then sends pairs of tokens, so that a
+block of n pairs is found by n + 1 tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,14 +24,15 @@ from pagecore.cache._sequence import token_ids
 from pagecore.errors import PagecoreError
 from pagecore.tiers.events.wire import BlockHash, Event, EventFormatError
 
-# Hash of the block before, namespace of a first block, int32 token ids, extra keys.
+# The hash of the block before, the namespace of a first block, the int32 token ids or pairs of them, extra keys.
 Key = tuple[BlockHash | None, str | None, bytes, Hashable]
+PAIRS = b"pairs"  # before the content of blocks of pairs
 
 
 @dataclass(slots=True)
 class _Entry:
-    key: Key | None
-    uses: int = 0  # places that hold the block, and entries of blocks after it
+    keys: list[Key] = field(default_factory=list)
+    uses: int = 0  # places that hold the block, and keys of blocks after it
 
 
 class TokenPaths:
@@ -34,6 +41,7 @@ class TokenPaths:
     def __init__(self) -> None:
         self._blocks: dict[Key, BlockHash] = {}
         self._entries: dict[BlockHash, _Entry] = {}
+        self._has_pairs = False
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -42,32 +50,35 @@ class TokenPaths:
         """Forget all blocks."""
         self._blocks.clear()
         self._entries.clear()
+        self._has_pairs = False
 
     def add(self, block: BlockHash, key: Key | None) -> None:
         """Note that one more place holds a block; `key` is None if its token ids are not known."""
-        entry = self._entries.setdefault(block, _Entry(None))
+        entry = self._entries.setdefault(block, _Entry())
         entry.uses += 1
-        if key is None or entry.key is not None:
+        if key is None or any(len(key[2]) == len(known[2]) for known in entry.keys):
             return
-        entry.key = key
+        entry.keys.append(key)
         self._blocks[key] = block
+        self._has_pairs |= key[2].startswith(PAIRS)
         if key[0] is not None:
-            self._entries.setdefault(key[0], _Entry(None)).uses += 1
+            self._entries.setdefault(key[0], _Entry()).uses += 1
 
     def remove(self, block: BlockHash) -> None:
         """Note that one place fewer holds a block."""
-        at: BlockHash | None = block
-        while at is not None:
+        left = [block]
+        while left:
+            at = left.pop()
             entry = self._entries[at]
             entry.uses -= 1
             if entry.uses:
-                return
+                continue
             del self._entries[at]
-            if entry.key is None:
-                return
-            if self._blocks.get(entry.key) == at:
-                del self._blocks[entry.key]
-            at = entry.key[0]
+            for key in entry.keys:
+                if self._blocks.get(key) == at:
+                    del self._blocks[key]
+                if key[0] is not None:
+                    left.append(key[0])
 
     def walk(
         self, tokens: ArrayLike, block_size: int, namespace: str | None, extra_keys: Sequence[Any] | None
@@ -75,8 +86,9 @@ class TokenPaths:
         """Return the hash of each whole block of a sequence, None from the first unknown block on."""
         ids = token_ids(tokens)
         count = len(ids) // block_size
+        items = np.stack([ids[:-1], ids[1:]], axis=1) if self._has_pairs else ids
         found: list[BlockHash | None] = []
-        for key in _keys(ids, block_size, namespace, extra_keys, count):
+        for key in _keys(items, block_size, namespace, extra_keys):
             block = self._blocks.get((found[-1] if found else None, *key))
             if block is None:
                 break
@@ -90,31 +102,54 @@ def event_keys(event: Event) -> list[Key | None]:
     Raises
     ------
     EventFormatError
-        The token ids are not integers.
+        The token ids are neither integers nor pairs of them.
     """
     hashes, size = event["block_hashes"], event["block_size"]
     if not event["token_ids"] or len(event["token_ids"]) != len(hashes) * size:
         return [None] * len(hashes)
-    try:
-        ids = token_ids(event["token_ids"])
-    except PagecoreError as error:
-        raise EventFormatError(f"BlockStored has wrong token_ids: {error}") from None
     name, extra = event.get("lora_name"), event.get("extra_keys")
     parents = [event.get("parent_block_hash"), *hashes[:-1]]
     first = name if parents[0] is None else None
-    keys = _keys(ids, size, name, extra, len(hashes))
+    if event.get("cache_salt") is not None and parents[0] is None:
+        of_first, *others = extra or [None]
+        extra = [[*(of_first or ()), event["cache_salt"]], *others]
+    keys = _keys(_items(event["token_ids"]), size, name, extra)
     return [
         (parent, first if i == 0 else None, content, more)
         for i, (parent, (_, content, more)) in enumerate(zip(parents, keys, strict=True))
     ]
 
 
+def joined(extra_keys: Sequence[Any] | None, step: int) -> list[Any] | None:
+    """Return the extra keys of blocks that span `step` smaller ones each, which list each key once."""
+    if extra_keys is None:
+        return None
+    together: list[Any] = []
+    for first in range(0, len(extra_keys), step):
+        keys: list[Any] = []
+        for each in extra_keys[first : first + step]:
+            keys += [key for key in each or () if _frozen(key, None) not in [_frozen(one, None) for one in keys]]
+        together.append(keys or None)
+    return together
+
+
+def _items(listed: Sequence[Any]) -> NDArray[np.int32]:
+    """Return token ids as int32 ``[n]``, pairs of them as ``[n, 2]``."""
+    has_pairs = all(isinstance(each, list | tuple) and len(each) == 2 for each in listed)
+    try:
+        ids = token_ids([each for pair in listed for each in pair] if has_pairs else listed)
+    except PagecoreError as error:
+        raise EventFormatError(f"BlockStored has wrong token_ids: {error}") from None
+    return ids.reshape(-1, 2) if has_pairs else ids
+
+
 def _keys(
-    ids: NDArray[np.int32], block_size: int, name: str | None, extra_keys: Sequence[Any] | None, count: int
+    items: NDArray[np.int32], block_size: int, name: str | None, extra_keys: Sequence[Any] | None
 ) -> Iterable[tuple[str | None, bytes, Hashable]]:
     """Yield namespace, content and extra keys of each block; only the first block has a namespace."""
-    for i in range(count):
-        content = ids[i * block_size : (i + 1) * block_size].tobytes()
+    kind = PAIRS if items.ndim == 2 else b""
+    for i in range(len(items) // block_size):
+        content = kind + items[i * block_size : (i + 1) * block_size].tobytes()
         more = extra_keys[i] if extra_keys is not None and i < len(extra_keys) else None
         yield (name if i == 0 else None), content, _frozen(more, name)
 

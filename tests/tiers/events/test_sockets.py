@@ -15,6 +15,7 @@ zmq = require("zmq")
 require("msgspec")
 
 from pagecore.tiers.events import EventPublisher, Mirror, Subscriber  # noqa: E402
+from pagecore.tiers.events.mirror import MissingBatch  # noqa: E402
 from pagecore.tiers.events.wire import decode_batch  # noqa: E402
 
 ANY = "tcp://127.0.0.1:*"
@@ -167,7 +168,36 @@ def test_a_replay_with_a_broken_batch_needs_a_snapshot(has_snapshot):
             subscriber._receive(4, publisher._batches[-1][1])
             assert subscriber.mirror.sequence == 4
             assert (state_of(subscriber.mirror) == contents(publisher)) == has_snapshot
-            assert subscriber.num_lost == (0 if has_snapshot else 2)
+            assert subscriber.num_lost == (0 if has_snapshot else 1)
+
+
+def test_what_a_replay_still_has_is_applied_after_a_gap():
+    cache = make(num_blocks=60)
+    with publisher_of(cache, buffer=3) as publisher, follower_of(publisher, snapshot=None) as subscriber:
+        for seed in range(6):
+            change(cache, publisher, seed)
+        subscriber._receive(6, publisher._batches[-1][1])  # 4 to 6 are there, 0 to 3 are not
+        assert (subscriber.mirror.sequence, subscriber.num_lost) == (6, 4)
+        assert [subscriber.mirror.match(ids(9, seed)) for seed in range(6)] == [0, 0, 0, 8, 8, 8]
+        subscriber.mirror.reset()
+        with pytest.raises(MissingBatch, match="batch 4 follows 3, but the last one applied is -1"):
+            subscriber.catch_up()
+
+
+def test_a_publisher_that_starts_again_before_its_old_time_is_followed(monkeypatch):
+    cache, other = make(num_blocks=60), make(num_blocks=60)
+    with publisher_of(cache) as publisher:
+        for seed in range(3):
+            change(cache, publisher, seed)
+        monkeypatch.setattr(time, "time", lambda: 1.0)  # the clock was set back
+        with publisher_of(other) as again, follower_of(again, snapshot=None) as subscriber:
+            for number, payload in publisher._batches:
+                subscriber._receive(number, payload)
+            change(other, again, 7)
+            for number, payload in again._batches:
+                subscriber._receive(number, payload)
+            assert state_of(subscriber.mirror) == contents(again)
+            assert (subscriber.mirror.sequence, subscriber.num_lost) == (1, 0)
 
 
 def test_a_replay_that_breaks_after_the_batch_that_came_loses_none():

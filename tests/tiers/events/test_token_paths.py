@@ -1,5 +1,6 @@
 """Mirrors by token ids: publishers whose hashes are not pagecore's."""
 
+import itertools
 import random
 
 import numpy as np
@@ -163,6 +164,78 @@ def test_arguments_of_the_other_kind_are_refused():
                 mirror.match(ids(4), media=wrong)
     with pytest.raises(UnsupportedOption, match="by_tokens is 'no'; use True or False"):
         Mirror(by_tokens="no")
+
+
+def test_the_salt_of_sglang_is_a_key_of_the_first_block():
+    plain, salted = stored([1, 2], None, ids(8)), stored([3, 4], None, ids(8), cache_salt="tenant")
+    mirror = mirror_of(salted, stored([5], 4, ids(4, 1), cache_salt="tenant"))
+    assert mirror.match(ids(8)) == 0
+    assert mirror.match([*ids(8), *ids(4, 1)], extra_keys=[["tenant"]]) == 12
+    after(mirror, plain, removed(3, 4, 5))
+    assert (mirror.match(ids(8)), mirror.match(ids(8), extra_keys=[["tenant"]])) == (8, 0)
+    with_image = stored([6], None, ids(4), cache_salt="tenant", extra_keys=[["image"]])
+    assert mirror_of(with_image).match(ids(4), extra_keys=[["image", "tenant"]]) == 4
+
+
+def pairs(tokens):
+    return [list(pair) for pair in itertools.pairwise(tokens)]
+
+
+def test_blocks_of_pairs_need_the_token_after_them():
+    tokens = ids(13)
+    mirror = mirror_of(stored([1, 2], None, pairs(tokens)[:8]), stored([3], 2, pairs(tokens)[8:]))
+    assert [mirror.match(tokens[:n]) for n in (0, 1, 4, 5, 8, 9, 12, 13)] == [0, 0, 0, 4, 4, 8, 8, 12]
+    assert mirror.match([*tokens[:8], 99]) == 4
+    after(mirror, removed(1, 2, 3))
+    assert (mirror.match(tokens), len(mirror._paths)) == (0, 0)
+    after(mirror, {"type": "AllBlocksCleared"}, stored([1], None, ids(4)))
+    assert mirror.match(ids(4)) == 4
+    for wrong in ([[1, 2]] * 3 + [[1, 2, 3]], [[1, 2]] * 3 + [4], [[1, "b"]] * 4):
+        with pytest.raises(EventFormatError, match="wrong token_ids"):
+            after(mirror, stored([9], None, wrong))
+
+
+def sized(size, hashes, parent, tokens, group, **fields):
+    return stored(hashes, parent, tokens, group_idx=group, block_size=size, **fields)
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "mamba"])
+def test_groups_may_have_blocks_of_several_sizes(kind):
+    """As in vLLM: a block has the hash of the last of the smaller blocks that it spans."""
+    large = sized(8, [2, 4], None, ids(16), 1, kv_cache_spec_kind=kind)
+    mirror = mirror_of(sized(4, [1, 2, 3, 4], None, ids(16), 0), large)
+    assert mirror.block_size == 4
+    assert [mirror.match(ids(n)) for n in (4, 8, 12, 15, 16)] == [0, 8, 8, 8, 16]
+    assert mirror_of(large, sized(4, [1, 2, 3, 4], None, ids(16), 0)).match(ids(16)) == 16
+    after(mirror, removed(2, group_idx=1))
+    assert mirror.match(ids(16)) == (16 if kind == "mamba" else 0)
+    after(mirror, removed(4, group_idx=1), removed(4, 3, 2, 1, group_idx=0))
+    assert (mirror.match(ids(16)), len(mirror._paths)) == (0, 0)
+
+
+def test_larger_blocks_of_another_medium_continue_a_prefix():
+    """As offload connectors of vLLM store them: with the hash of their last block, and with or without token ids."""
+    device = stored([1, 2, 3, 4], None, ids(16), extra_keys=[["salt"], None, None, None])
+    for offloaded in ({"token_ids": [], "extra_keys": None}, {"extra_keys": [["salt"], None]}):
+        chunks = stored([2, 4], None, ids(16), block_size=8, medium="CPU") | offloaded
+        mirror = after(mirror_of(device, chunks), removed(4))
+        extra = {"extra_keys": [["salt"]]}
+        assert (mirror.block_size, mirror.match(ids(16), **extra)) == (4, 12)
+        assert mirror.match(ids(16), media="CPU", **extra) == 16
+        assert mirror.match(ids(14), media=("GPU", "CPU"), **extra) == 12
+        after(mirror, removed(3, 2, 1), removed(2, medium="CPU"))
+        assert mirror.match(ids(16), media=("GPU", "CPU"), **extra) == 0
+    # Ids in the chunks alone: what the device held is forgotten.
+    mirror = mirror_of(stored([4], None, ids(8, 1), block_size=8, medium="CPU"))
+    assert (mirror.block_size, mirror.match(ids(8, 1), media="CPU")) == (8, 8)
+
+
+def test_a_publisher_that_was_started_again_may_have_other_groups_and_sizes():
+    mirror = mirror_of(stored([1], None, ids(4)), sized(4, [1], None, ids(4), 1))
+    mirror.reset()
+    assert (mirror.block_size, mirror.match(ids(8))) == (None, 0)
+    mirror.apply(0, Batch(1.0, [stored([7], None, ids(8), block_size=8)]))
+    assert (mirror.block_size, mirror.match(ids(8))) == (8, 8)
 
 
 def test_extra_keys_may_be_arrays():
