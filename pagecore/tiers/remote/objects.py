@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.tiers import payload
+from pagecore.tiers.arguments import checked_keys
+from pagecore.tiers.remote.listing import ListedEntries
 from pagecore.tiers.remote.store import Batch, Identity, RemoteStore, checked_identity, checked_timeout
+from pagecore.tiers.store import KEY_BYTES, Keys
 
 T = TypeVar("T")
 Request = Callable[[Batch, int], Coroutine[Any, Any, bool]]
@@ -46,6 +49,9 @@ class ObjectStore(RemoteStore):
         Requests of loads and lookups at the same time; stores have a quarter of it in addition.
     timeout : float
         Seconds after which a request fails. A `Guard` ends batches earlier.
+    list_seconds : float, optional
+        Seconds between two listings of the objects of the fingerprint, so that events report what other clients or
+        rules of the bucket have deleted. A listing is one request for each 1,000 objects. None: no listings.
     **options
         Options of ``obstore.store.from_url``, such as ``region``, ``endpoint``, ``access_key_id``,
         ``secret_access_key``, ``account_name``, ``client_options``. Credentials that are not given come from the
@@ -58,15 +64,24 @@ class ObjectStore(RemoteStore):
     StoreError
         The store cannot be reached, or refuses the credentials.
     ShapeError
-        `concurrency` is not a positive integer, or `timeout` is not between 0.001 and 1,000,000
+        `concurrency` is not a positive integer, or `timeout` or `list_seconds` is not between 0.001 and 1,000,000
         seconds.
     """
 
     def __init__(
-        self, url: str, *, fingerprint: Identity, concurrency: int = 32, timeout: float = 10.0, **options: Any
+        self,
+        url: str,
+        *,
+        fingerprint: Identity,
+        concurrency: int = 32,
+        timeout: float = 10.0,
+        list_seconds: float | None = None,
+        **options: Any,
     ) -> None:
         count = require_int("concurrency", concurrency)
         self._timeout = checked_timeout(timeout)
+        self._pause = None if list_seconds is None else checked_timeout(list_seconds, "list_seconds")
+        self._listed = None if list_seconds is None else ListedEntries()
         self._folder = checked_identity(fingerprint).name
         self._objects = opened(url, self._timeout, options)
         self._api = imported()
@@ -79,6 +94,8 @@ class ObjectStore(RemoteStore):
         self._writes = asyncio.Semaphore(max(1, count // 4))
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"pagecore {self.name}", daemon=True)
         self._thread.start()
+        if self._listed is not None:
+            self._run(self._list_again_and_again(self._listed))
 
     def _check(self) -> None:
         """Ask for an object that does not exist, so that a wrong address or credential is noticed now."""
@@ -93,10 +110,50 @@ class ObjectStore(RemoteStore):
                 f"{self.name} cannot be used: {reason(error)}; check the URL, endpoint, region and credentials"
             ) from error
 
+    # ---- EvictionReporter ----
+
+    @property
+    def reports_evictions(self) -> bool:
+        """True with `list_seconds`."""
+        return self._listed is not None
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of entries that listings have missed since the last call."""
+        taken = [] if self._listed is None else self._listed.gone.take()
+        return np.frombuffer(b"".join(taken), np.uint8).reshape(-1, KEY_BYTES)
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return False for each key that a listing has missed since it was asked for, or written, last."""
+        listed = self._listed
+        names = [key.tobytes() for key in checked_keys(keys)]
+        return np.array([listed is None or not listed.gone.has_gone(name) for name in names], np.bool_)
+
+    async def _list_again_and_again(self, listed: ListedEntries) -> None:
+        while True:
+            await asyncio.sleep(self._pause or 0)
+            missing = listed.begin()
+            try:
+                await self._list(missing)
+            except Exception:  # an incomplete listing says nothing
+                missing.clear()
+            listed.end(missing)
+
+    async def _list(self, missing: set[bytes]) -> None:
+        """Drop from `missing` the keys of the objects that are there."""
+        async for objects in self._api.list(self._objects, prefix=self._folder):
+            for each in objects:
+                with suppress(ValueError):  # an object that is not an entry
+                    missing.discard(bytes.fromhex(each["path"].rpartition("/")[2]))
+
     # ---- batches ----
 
     def _start(self, batch: Batch) -> None:
-        asyncio.run_coroutine_threadsafe(self._carry_out(batch), self._loop)
+        if self._listed is not None:
+            self._listed.expect(key.tobytes() for key in batch.keys)
+        self._run(self._carry_out(batch))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _stop(self, batch: Batch) -> None:
         self._loop.call_soon_threadsafe(self._cancel_requests, batch)
@@ -109,6 +166,10 @@ class ObjectStore(RemoteStore):
         self._completions.wait(None)  # cancelled batches end as soon as their copies do
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        for listings in asyncio.all_tasks(self._loop):
+            listings.cancel()
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(listings)
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
         self._copies.shutdown()
@@ -127,6 +188,8 @@ class ObjectStore(RemoteStore):
                 batch.ok[index] = result
             elif not isinstance(result, asyncio.CancelledError):
                 batch.error = batch.error or reason(result)
+        if self._listed is not None and batch.kind != "remove":
+            self._listed.note(key.tobytes() for key in batch.keys[batch.ok])
         self._end(batch)
 
     async def _limited(self, limit: asyncio.Semaphore, request: Request, batch: Batch, index: int) -> bool:

@@ -42,12 +42,12 @@ def checked_identity(fingerprint: Identity) -> Identity:
     return fingerprint
 
 
-def checked_timeout(timeout: SupportsFloat) -> float:
+def checked_timeout(timeout: SupportsFloat, name: str = "timeout") -> float:
     """Return seconds; raise ShapeError unless they are within `TIMEOUTS`."""
-    seconds = as_float("timeout", timeout)
+    seconds = as_float(name, timeout)
     shortest, longest = TIMEOUTS
     if not shortest <= seconds <= longest:
-        raise ShapeError(f"timeout is {seconds}; give seconds from {shortest} to {longest:.0f}")
+        raise ShapeError(f"{name} is {seconds}; give seconds from {shortest} to {longest:.0f}")
     return seconds
 
 

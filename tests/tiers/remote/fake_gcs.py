@@ -1,4 +1,4 @@
-"""The part of GCS's XML interface that obstore uses, in memory: HEAD, GET of ranges, conditional PUT, DELETE."""
+"""The part of GCS's XML interface that obstore uses, in memory: HEAD, GET, lists, conditional PUT, DELETE."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from email.utils import formatdate
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 # As tests/tiers/servers.py has it, which a process of its own does not import.
 DIE_WITH_PARENT = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
@@ -66,7 +66,22 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
 
+    def list_objects(self, query):
+        """Answer with the objects of a prefix, two on a page."""
+        begin = f"bucket/{query['prefix'][0]}"
+        after = query.get("continuation-token", [""])[0]
+        names = sorted(name for name in self.server.objects if name.startswith(begin) and name > after)
+        entry = "<Contents><Key>{}</Key><Size>1</Size><LastModified>2025-01-01T00:00:00.000Z</LastModified></Contents>"
+        listed = "".join(entry.format(name.removeprefix("bucket/")) for name in names[:2])
+        if len(names) > 2:
+            listed += f"<NextContinuationToken>{names[1]}</NextContinuationToken>"
+        self.answer(200, f"<ListBucketResult>{listed}</ListBucketResult>".encode())
+
     def do_GET(self):
+        query = parse_qs(urlsplit(self.path).query)
+        if "list-type" in query:
+            self.list_objects(query)
+            return
         content = self.found()
         if content is None:
             return

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
+from pagecore.tiers.remote.listing import ListedEntries
 from pagecore.tiers.remote.objects import ObjectStore
 from tests.tiers.blocks import Blocks, random_keys, wait
-from tests.tiers.remote.contract import Contract, fingerprint
+from tests.tiers.remote.contract import LARGE, Contract, fingerprint
 from tests.tiers.remote.fake_gcs import fake_gcs
 
 # The account and key that Azurite publishes.
@@ -49,6 +51,15 @@ class ObjectContract(Contract):
         else:
             content = content[:size] + bytes(max(0, size - len(content)))
         self.replace(store, key, bytes(content))
+
+    def test_a_listing_reports_what_others_delete(self):
+        keys, blocks = random_keys(3, 0, 1), Blocks(3, LARGE)
+        with ObjectStore(self.url, fingerprint=fingerprint(b"listed"), list_seconds=0.05, **self.options) as store:
+            assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+            self.replace(store, keys[1], None)
+            until(lambda: not store.has(keys).all())
+            assert store.has(keys).tolist() == [True, False, True]
+            assert store.take_evicted().tolist() == [keys[1].tolist()]
 
 
 class TestMemory(ObjectContract):
@@ -237,3 +248,77 @@ def test_large_payloads_are_read_by_ranges(tmp_path):
         blocks.poison()
         assert wait(store, store.submit_load(keys, blocks.pieces())).ok.all()
         np.testing.assert_array_equal(blocks.payloads, expected)
+
+
+def listed(store):
+    """Wait until a listing has begun and ended."""
+    counts = store.listings
+    until(lambda: store.listings >= counts + 2)
+
+
+class CountingStore(ObjectStore):
+    listings = 0
+
+    async def _list(self, missing):
+        await super()._list(missing)
+        self.listings += 1
+
+
+def until(condition):
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit, "too late"
+        time.sleep(0.002)
+
+
+def test_what_others_delete_is_reported_after_a_listing():
+    keys, blocks = random_keys(5, 0, 1), Blocks(5, LARGE)
+    with CountingStore("memory:///", fingerprint=fingerprint(), list_seconds=0.002) as store:
+        assert store.reports_evictions
+        store._api.put(store._objects, f"{store._folder}/not an entry", b"")
+        assert wait(store, store.submit_store(keys[:4], blocks.pieces()[:4])).ok.all()
+        listed(store)
+        assert (len(store.take_evicted()), store.has(keys).all()) == (0, True)
+        for key in keys[:2]:
+            store._api.delete(store._objects, f"{store._folder}/{key.tobytes().hex()}")
+        until(lambda: not store.has(keys[:2]).any())
+        assert sorted(map(bytes, store.take_evicted())) == sorted(map(bytes, keys[:2]))
+        assert store.has(keys).tolist() == [False, False, True, True, True]
+        assert wait(store, store.submit_store(keys[:1], blocks.pieces()[:1])).ok.all()
+        assert wait(store, store.submit_remove(keys[2:3])).ok.all()
+        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [True, False, False, True, False]
+        listed(store)
+        assert (len(store.take_evicted()), store.has(keys).all()) == (0, True)
+
+
+def test_an_incomplete_listing_reports_nothing():
+    class Broken(CountingStore):
+        async def _list(self, missing):
+            self.listings += 1
+            raise OSError("the connection is lost")
+
+    keys, blocks = random_keys(2, 0, 1), Blocks(2, LARGE)
+    with Broken("memory:///", fingerprint=fingerprint(), list_seconds=0.002) as store:
+        assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+        listed(store)
+        assert (len(store.take_evicted()), store.has(keys).all()) == (0, True)
+
+
+def test_a_listing_reports_nothing_that_a_batch_has_touched():
+    entries, keys = ListedEntries(), [b"a", b"b", b"c"]
+    entries.note(keys)
+    missing = entries.begin()
+    entries.expect([b"a", b"d"])
+    entries.note([b"a", b"d"])
+    assert missing == set(keys)
+    entries.end(missing - {b"c"})
+    assert entries.gone.take() == [b"b"]
+    assert [entries.gone.has_gone(key) for key in keys] == [False, True, False]
+    entries.end(entries.begin())
+    assert sorted(entries.gone.take()) == [b"a", b"c", b"d"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e7, float("nan")])
+def test_seconds_between_listings_are_checked(seconds):
+    with pytest.raises(ShapeError, match=r"list_seconds is .*; give seconds from 0.001 to 1000000"):
+        ObjectStore("memory:///", fingerprint=fingerprint(), list_seconds=seconds)

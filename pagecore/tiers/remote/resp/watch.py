@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from pagecore.errors import StoreError
+from pagecore.tiers.remote.gone import GoneKeys
 from pagecore.tiers.remote.resp.connection import ProtocolError, RespConnection, encode
 from pagecore.tiers.store import KEY_BYTES
 
-# Most keys of the record.
-MAX_KEYS = 1 << 16
 # Seconds between two attempts to connect again.
 PAUSE = 1.0
 SETTING = b"notify-keyspace-events"
@@ -46,8 +44,7 @@ class EvictionWatch:
     def __init__(self, connect: Callable[[], RespConnection], database: int, prefix: bytes) -> None:
         self._connect, self._prefix = connect, prefix
         self._channels = [b"__keyevent@%d__:%b" % (database, event) for event in EVENTS]
-        self._gone: OrderedDict[bytes, None] = OrderedDict()
-        self._untaken: OrderedDict[bytes, None] = OrderedDict()  # those that `take` has not returned
+        self._gone = GoneKeys()
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._connection = connect()
@@ -62,19 +59,15 @@ class EvictionWatch:
 
     def take(self) -> list[bytes]:
         """Return the keys that the server has evicted since the last call."""
-        with self._lock:
-            taken, self._untaken = self._untaken, OrderedDict()
-            return list(taken)
+        return self._gone.take()
 
     def has_gone(self, key: bytes) -> bool:
         """Return True if the server has evicted a key since it was last expected."""
-        return key in self._gone
+        return self._gone.has_gone(key)
 
     def expect(self, keys: Iterable[bytes]) -> None:
         """Note that keys are looked up or written: what was known of them may be false soon."""
-        with self._lock:
-            for key in keys:
-                self._gone.pop(key, None)
+        self._gone.expect(keys)
 
     def close(self) -> None:
         """End the thread and its connection."""
@@ -139,12 +132,7 @@ class EvictionWatch:
     def _note(self, name: bytes) -> None:
         key = name[len(self._prefix) :]
         if name.startswith(self._prefix) and len(key) == KEY_BYTES:
-            with self._lock:
-                for record in (self._gone, self._untaken):
-                    record[key] = None
-                    record.move_to_end(key)
-                    if len(record) > MAX_KEYS:
-                        record.popitem(last=False)
+            self._gone.note(key)
 
     def _count(self, kind: bytes) -> int:
         line = self._connection.line()
