@@ -93,7 +93,8 @@ class Mirror:
         """Return the number of tokens of the longest prefix that the cache could reuse.
 
         Every group has to hold it in one of the media: whole, for a sliding window its end, for a state the block at
-        its end. Sink tokens are not considered. The hashes must be pagecore's, or the mirror made with `by_tokens`.
+        its end. Sink tokens, and the lookahead of chunks, are not considered. The hashes must be pagecore's, or the
+        mirror made with `by_tokens`.
 
         Parameters
         ----------

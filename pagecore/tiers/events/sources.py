@@ -141,7 +141,8 @@ def groups_of(parts: CacheParts) -> tuple[tuple[GroupKind, ...], ...]:
             limited.append((GroupKind(number, "chunked_local_attention", keys.chunk),))
         elif keys.window is not None:
             kind = "sliding_window_mla" if is_latent else "sliding_window"
-            limited.append((GroupKind(number, kind, keys.window + keys.lookahead),))
+            # A hit needs a key of every window, also of a window of one token.
+            limited.append((GroupKind(number, kind, max(2, keys.window + keys.lookahead)),))
         else:
             full.append(GroupKind(number, "mla_attention" if is_latent else "full_attention"))
     components = [tuple(full), *limited]

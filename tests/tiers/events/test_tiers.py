@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
+from pagecore.index import RadixTree
 from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.host.tier import HostTier
@@ -17,7 +18,7 @@ from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
 from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
-from tests.tiers.events.following import contents, state_of
+from tests.tiers.events.following import contents, ids, state_of
 from tests.tiers.memory_store import MemoryStore
 from tests.tiers.remote.test_resp import command
 
@@ -299,3 +300,19 @@ def test_an_entry_that_is_damaged_on_disk_is_removed_by_an_event(tmp_path):
     followed.tiers.poll()
     assert len(followed.follow()["DISK", 0]) == 3
     followed.close()
+
+
+def test_a_window_of_one_token_needs_its_block():
+    """As the tree, which cannot find a prefix of which a window has nothing."""
+    spec = AttentionSpec(1, 8, window=1)
+    cache = PagedKVCache([FULL, spec], num_blocks=9, block_size=BLOCK, device="none")
+    host = RadixTree(BLOCK, windows=[1])
+    with EventPublisher(cache, [(host, "CPU")], endpoint="inproc://one", interval=None) as publisher:
+        host.insert(ids(8), (np.array([1, 2], np.int32), np.array([1, 2], np.int32)))
+        mirror = Mirror()
+        for evicted in (0, 1):
+            host.evict("window", 2 * evicted)
+            publisher.publish()
+            for number, payload in publisher._batches:
+                mirror.apply(number, decode_batch(payload))
+            assert mirror.match(ids(8), media="CPU") == host.match(ids(8)).num_tokens == [8, 0][evicted]
