@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.models.config_files.regular_files import open_file
@@ -19,6 +19,8 @@ from pagecore.storage.checks import shown
 __all__ = ["STANDARD_INPUT", "TraceError", "checked_path", "open_trace", "open_trace_file"]
 
 STANDARD_INPUT = "-"
+# Compressed bytes that are read at once: 4 of them may become 128 KiB, and this many 32 MiB.
+ZSTD_BYTES = 1024
 
 
 class TraceError(PagecoreError, ValueError):
@@ -53,7 +55,7 @@ def open_trace(name: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_trace_file(name: str) -> Iterator[BinaryIO]:
-    """Open a regular file; one that ends in .gz or .zst is decompressed.
+    """Open a regular file; one that ends in .gz or .zst, in any case of letters, is decompressed.
 
     Raises
     ------
@@ -63,13 +65,14 @@ def open_trace_file(name: str) -> Iterator[BinaryIO]:
         The file ends in .zst, and zstandard is not installed.
     """
     with open_file(name) as file:
-        if name.endswith(".gz"):
+        ending = name.lower()
+        if ending.endswith(".gz"):
             try:
                 with gzip.open(file) as plain:
                     yield cast(BinaryIO, plain)
             except zlib.error as error:
                 raise OSError(str(error)) from error
-        elif name.endswith(".zst"):
+        elif ending.endswith(".zst"):
             with _zstandard(name, file) as plain:
                 yield plain
         else:
@@ -85,8 +88,49 @@ def _zstandard(path: str, file: BinaryIO) -> Iterator[BinaryIO]:
             f"trace {path} needs zstandard, which is not installed ({error}); run pip install 'pagecore[cli]', or "
             "decompress it"
         ) from None
+    frames = cast(io.RawIOBase, _ZstdFrames(file, library.ZstdDecompressor()))
     try:
-        with library.ZstdDecompressor().stream_reader(file) as plain:
-            yield cast(BinaryIO, io.BufferedReader(plain, 1 << 20))
+        with io.BufferedReader(frames, 1 << 20) as plain:
+            yield plain
     except library.ZstdError as error:
         raise OSError(str(error)) from error
+
+
+class _ZstdFrames(io.RawIOBase):
+    """The plain bytes of all frames of a file; raises EOFError if the last frame is cut off.
+
+    A `stream_reader` of zstandard takes a file that is cut off for one that ends there.
+    """
+
+    def __init__(self, file: BinaryIO, decompressor: Any) -> None:
+        self._file = file
+        self._decompressor = decompressor
+        self._frame: Any = None
+        self._plain = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._plain:
+            packed = self._file.read(ZSTD_BYTES)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("Compressed file ended before the end of a frame")
+                return 0
+            self._plain = memoryview(self._decompress(packed))
+        count = min(len(buffer), len(self._plain))
+        buffer[:count] = self._plain[:count]
+        self._plain = self._plain[count:]
+        return count
+
+    def _decompress(self, packed: bytes) -> bytes:
+        parts = []
+        while packed:
+            if self._frame is None:
+                self._frame = self._decompressor.decompressobj()
+            parts.append(self._frame.decompress(packed))
+            packed = b""
+            if self._frame.eof:
+                packed, self._frame = self._frame.unused_data, None
+        return b"".join(parts)
