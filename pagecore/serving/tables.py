@@ -231,6 +231,8 @@ def replay_rows(report: ReplayReport) -> list[tuple[str, str]]:
         rows.insert([name for name, _ in rows].index("blocks") + 1, ("swap space", swap))
     if not report.requests_refused:
         del rows[1]
+    if report.requests_skipped:
+        rows.insert(1, ("rows skipped", f"{report.requests_skipped:,}, without prompt tokens"))
     if report.rows_checked is not None:
         rows.append(("attended", f"{report.rows_attended:,} rows"))
         rows.append(

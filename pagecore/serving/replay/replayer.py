@@ -16,7 +16,7 @@ from pagecore.serving.replay.build import build_cache, build_tiers, count_blocks
 from pagecore.serving.replay.options import ReplayOptions
 from pagecore.serving.replay.report import ReplayReport
 from pagecore.serving.replay.states import StateUse
-from pagecore.serving.replay.trace import Trace, TraceRequest, read_trace, scan_trace
+from pagecore.serving.replay.trace import SkippedRows, Trace, TraceRequest, read_trace, scan_trace
 from pagecore.serving.replay.trace_source import trace_name
 from pagecore.serving.scheduling.request import Request, RequestError, Run
 from pagecore.serving.scheduling.step import Step
@@ -90,7 +90,10 @@ class _Replay:
         only, units = options.prefill_only, options.units
         summary = scan_trace(path, options.requests, prefill_only=only, block_size=options.block_size, units=units)
         self.expected_tokens = None if summary is None else summary.num_computed_tokens
-        self.trace: Iterator[TraceRequest] = read_trace(path, options.requests, prefill_only=only, units=units)
+        self.skipped = SkippedRows()
+        self.trace: Iterator[TraceRequest] = read_trace(
+            path, options.requests, prefill_only=only, units=units, skipped=self.skipped
+        )
         self.num_blocks = count_blocks(trace_name(path), options, summary)
         self.cache, self.scheduler = build_cache(options, self.num_blocks, summary)
         self.tiers = build_tiers(self.cache, options, summary)
@@ -190,6 +193,7 @@ class _Replay:
             requests_total=self.requests,
             requests_finished=self.finished,
             requests_refused=self.refused,
+            requests_skipped=self.skipped.count,
             prompt_tokens=self.prompt_tokens,
             generated_tokens=self.generated_tokens,
             computed_tokens=self.computed_tokens,

@@ -21,13 +21,20 @@ from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
 from pagecore.serving.replay.trace_fields import has_token_ids, parse_json, request_of_fields, request_of_token_ids
 from pagecore.serving.replay.trace_file import STANDARD_INPUT, TraceError
-from pagecore.serving.replay.trace_request import HASH_BLOCK, MILLISECONDS, TraceRequest, TraceUnits
+from pagecore.serving.replay.trace_request import (
+    HASH_BLOCK,
+    MILLISECONDS,
+    SkippedRows,
+    TraceRequest,
+    TraceUnits,
+)
 from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
 from pagecore.storage.checks import flag, require_int
 
 __all__ = [
     "HASH_BLOCK",
     "MILLISECONDS",
+    "SkippedRows",
     "Trace",
     "TraceError",
     "TraceRequest",
@@ -104,7 +111,12 @@ def scan_trace(
 
 
 def read_trace(
-    path: Trace, limit: int | None = None, *, prefill_only: bool = False, units: TraceUnits = MOONCAKE
+    path: Trace,
+    limit: int | None = None,
+    *,
+    prefill_only: bool = False,
+    units: TraceUnits = MOONCAKE,
+    skipped: SkippedRows | None = None,
 ) -> Iterator[TraceRequest]:
     """Stream the requests of a trace in the order of the file, which must be the order of arrival.
 
@@ -112,14 +124,16 @@ def read_trace(
     ----------
     path : str, Path or sequence of mappings
         A regular file of JSON lines or of CSV, or "-" for the standard input. A file that ends in .gz or .zst is
-        decompressed. Blank lines are skipped, and unknown fields ignored. Or the JSON objects themselves, as a list of
-        dicts.
+        decompressed. Blank lines and rows of CSV without prompt tokens are skipped, and unknown fields ignored. Or the
+        JSON objects themselves, as a list of dicts.
     limit : int, optional
         Maximum number of requests; lines after them are not read.
     prefill_only : bool
         Set every `output_length` to 0.
     units : TraceUnits
         Tokens of a hash id, and the unit of timestamps.
+    skipped : SkippedRows, optional
+        Counts the rows without prompt tokens.
 
     Yields
     ------
@@ -138,7 +152,7 @@ def read_trace(
     most = None if limit is None else min(require_int("limit", limit, 0, max=None), sys.maxsize)
     prefill_only, units = flag("prefill_only", prefill_only), as_instance("units", units, TraceUnits)
     latest = -1.0
-    for place, request in islice(_requests(path, units), most):
+    for place, request in islice(_requests(path, units, skipped or SkippedRows()), most):
         if request.timestamp_ms < max(latest, 0.0):
             raise place.refusal(
                 f"the request is {latest - request.timestamp_ms:g} ms earlier than a previous one; sort the trace by "
@@ -150,7 +164,7 @@ def read_trace(
         raise TraceError(f"trace {name} contains no request; expected one on each line")
 
 
-def _requests(trace: Trace, units: TraceUnits) -> Iterator[tuple[TracePlace, TraceRequest]]:
+def _requests(trace: Trace, units: TraceUnits, skipped: SkippedRows) -> Iterator[tuple[TracePlace, TraceRequest]]:
     """Yield the requests with their places; the first line decides the format."""
     table: CsvTrace | None = None
     has_ids: bool | None = None
@@ -159,7 +173,11 @@ def _requests(trace: Trace, units: TraceUnits) -> Iterator[tuple[TracePlace, Tra
         if i == 0 and (table := csv_trace(place, line, units)) is not None:
             continue
         if table is not None:
-            yield place, table.request(place, line, number)
+            request = table.request(place, line, number)
+            if request is None:
+                skipped.count += 1
+                continue
+            yield place, request
         else:
             fields = parse_json(place, line)
             has_ids = has_token_ids(fields) if has_ids is None else has_ids

@@ -4,7 +4,8 @@
     TIMESTAMP,ContextTokens,GeneratedTokens                                  Azure LLM inference traces 2023 and 2024
 
 The first line names the columns. Their order, capitals, spaces and underscores do not matter, and other columns are
-ignored. Times are numbers of seconds, or ISO 8601; these count from the first request.
+ignored. Times are numbers of seconds, or ISO 8601; these count from the first row. Logs have rows of requests that
+failed: a row with a prompt of 0 tokens is checked like any other, and is not a request.
 """
 
 from __future__ import annotations
@@ -55,16 +56,18 @@ class CsvTrace:
     units: TraceUnits
     _first: datetime | float | None = field(default=None, init=False)
 
-    def request(self, place: TracePlace, text: bytes, number: int) -> TraceRequest:
-        """Return the request of a row; raise TraceError if it is malformed."""
+    def request(self, place: TracePlace, text: bytes, number: int) -> TraceRequest | None:
+        """Return the request of a row, or None if its prompt has no tokens; raise TraceError if it is malformed."""
         cells = _cells(place, text)
         if len(cells) != len(self.names):
             raise place.refusal(f"{len(cells)} fields; the header names {len(self.names)}")
         prompt, answer = self.places["prompt"], self.places["answer"]
         lengths = checked_lengths(
-            place, _integer(cells[prompt]), _integer(cells[answer]), (self.names[prompt], self.names[answer])
+            place, _integer(cells[prompt]), _integer(cells[answer]), (self.names[prompt], self.names[answer]), least=0
         )
         milliseconds = self._milliseconds(place, cells[self.places["time"]])
+        if not lengths[0]:
+            return None
         return TraceRequest(number, place.number, milliseconds, *lengths, hash_ids=None)
 
     def _milliseconds(self, place: TracePlace, text: str) -> float:

@@ -103,11 +103,19 @@ def _milliseconds(place: TracePlace, timestamp: Any, units: TraceUnits) -> float
 
 
 def checked_lengths(
-    place: TracePlace, input_length: Any, output_length: Any, names: tuple[str, str] = ("input_length", "output_length")
+    place: TracePlace,
+    input_length: Any,
+    output_length: Any,
+    names: tuple[str, str] = ("input_length", "output_length"),
+    *,
+    least: int = 1,
 ) -> tuple[int, int]:
-    """Return the lengths of prompt and answer as ints; raise TraceError if one is out of range."""
+    """Return the lengths of prompt and answer as ints; raise TraceError if one is out of range.
+
+    `least` is the minimum length of a prompt.
+    """
     lengths = (
-        _integer(place, names[0], input_length, 1),
+        _integer(place, names[0], input_length, least),
         _integer(place, names[1], output_length, 0),
     )
     if sum(lengths) > REQUEST_TOKENS_MAX:

@@ -14,7 +14,7 @@ from pagecore.storage.checks import INT32_MAX, require_int, shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HASH_BLOCK", "MILLISECONDS", "REQUEST_TOKENS_MAX", "TraceRequest", "TraceUnits"]
+__all__ = ["HASH_BLOCK", "MILLISECONDS", "REQUEST_TOKENS_MAX", "SkippedRows", "TraceRequest", "TraceUnits"]
 
 HASH_BLOCK = 512
 HASH_BLOCK_MAX = 1 << 16
@@ -68,6 +68,13 @@ class TraceUnits:
     def time_name(self, default: str = "ms") -> str:
         """Return the name of the unit of timestamps, for messages."""
         return "milliseconds" if (self.time_unit or default) == "ms" else "seconds"
+
+
+@dataclass(slots=True)
+class SkippedRows:
+    """Number of the rows of a CSV trace that a reader has skipped because their prompts have no tokens."""
+
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.serving.checks import as_instance
-from pagecore.serving.replay.trace import Trace
+from pagecore.serving.replay.trace import SkippedRows, Trace
 from pagecore.serving.replay.trace_source import is_records, trace_name
 from pagecore.serving.whatif.lru import Hits, Timeline, fitting, lru_hits, lru_timeline, sampled_hits, timeline_of
 from pagecore.serving.whatif.modelled import ModelledTrace
@@ -58,10 +59,11 @@ def what_if(path: Trace, options: WhatIfOptions | None = None) -> WhatIf:
     curves: list[Curve] = []
     first: WhatIf | None = None
     for block_size in options.block_sizes:
-        chunks = list(read_requests(path, block_size, options.requests, units=options.units))
+        skipped = SkippedRows()
+        chunks = list(read_requests(path, block_size, options.requests, units=options.units, skipped=skipped))
         modelled = ModelledTrace(chunks, options, block_size) if options.is_simulated else None
         curves += [_curve(chunks, modelled, options, block_size, policy) for policy in options.policies]
-        first = first or _summary(path, chunks, modelled, options, block_size)
+        first = first or replace(_summary(path, chunks, modelled, options, block_size), num_skipped=skipped.count)
     assert first is not None
     first.curves.extend(curves)
     return first
@@ -206,11 +208,13 @@ def _tier_hits(options: WhatIfOptions, sizes: list[int], found: NDArray[np.float
 def _sampled(path: Trace, options: WhatIfOptions) -> WhatIf:
     """Return estimates; each block size reads the trace once, in constant memory."""
     curves = []
-    facts = _Facts()
+    facts, skipped = _Facts(), SkippedRows()
     for block_size in options.block_sizes:
-        facts = _Facts()
+        facts, skipped = _Facts(), SkippedRows()
         capacities = [options.capacity(size, block_size) for size in options.sizes]
-        requests = read_requests(path, block_size, options.requests, rate=options.sample, units=options.units)
+        requests = read_requests(
+            path, block_size, options.requests, rate=options.sample, units=options.units, skipped=skipped
+        )
         chunks = facts.watch(requests)
         hits = sampled_hits(chunks, [*capacities, UNBOUNDED], options.sample)
         unbounded = float(hits.blocks[-1] * block_size / facts.tokens)
@@ -227,6 +231,7 @@ def _sampled(path: Trace, options: WhatIfOptions) -> WhatIf:
         unbounded_memory=memory,
         longest_request=facts.longest * options.token_bytes,
         curves=curves,
+        num_skipped=skipped.count,
     )
 
 

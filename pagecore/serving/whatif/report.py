@@ -46,7 +46,8 @@ class WhatIf:
 
     `unbounded_hit_rate` is the hit rate of a cache that evicts nothing, `unbounded_memory` the bytes of all distinct
     blocks and of all states, and `longest_request` the bytes of the longest prompt and its state; they and the timeline
-    are of the first block size. A sampled what-if has no timeline.
+    are of the first block size. A sampled what-if has no timeline. `num_skipped` counts the rows of a CSV trace without
+    prompt tokens, which are not among the requests.
     """
 
     trace: str
@@ -61,6 +62,7 @@ class WhatIf:
     tiers: list[TierHits] = field(default_factory=list)
     timeline: Timeline | None = None
     timeline_memory: list[int] = field(default_factory=list)
+    num_skipped: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """Return the results as a dict of plain values."""

@@ -11,8 +11,10 @@ lengths may have the units of `TraceUnits`; times of events are always seconds.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from pagecore.serving.checks import as_instance
 from pagecore.serving.replay.trace_csv import CsvTrace, csv_trace
 from pagecore.serving.replay.trace_fields import has_token_ids, parse_json, request_of_fields, request_of_token_ids
 from pagecore.serving.replay.trace_file import TraceError, open_trace_file
-from pagecore.serving.replay.trace_request import TraceRequest, TraceUnits
+from pagecore.serving.replay.trace_request import SkippedRows, TraceRequest, TraceUnits
 from pagecore.serving.replay.trace_source import Trace, TracePlace, trace_lines, trace_name
 from pagecore.serving.whatif._stack import Numbers
 from pagecore.serving.whatif.stored import StoredChains
@@ -83,6 +85,7 @@ def read_requests(
     *,
     rate: float = 1.0,
     units: TraceUnits | None = None,
+    skipped: SkippedRows | None = None,
 ) -> Iterator[Requests]:
     """Read a trace as chunks of requests, in constant memory.
 
@@ -93,11 +96,13 @@ def read_requests(
     block_size : int
         Tokens of a block. Traces of KV events have the block size of the engine that wrote them.
     limit : int, optional
-        Maximum number of requests.
+        Maximum number of requests; lines after them are not read.
     rate : float
         Share of the blocks that get a number.
     units : TraceUnits, optional
         Tokens of a hash id, and the unit of timestamps, if they are not those of Mooncake.
+    skipped : SkippedRows, optional
+        Counts the rows of CSV without prompt tokens.
 
     Yields
     ------
@@ -113,14 +118,12 @@ def read_requests(
         `units` are not TraceUnits.
     """
     size = require_int("block_size", block_size)
-    most = None if limit is None else require_int("limit", limit, 0, max=None)
+    most = None if limit is None else min(require_int("limit", limit, 0, max=None), sys.maxsize)
     units = TraceUnits() if units is None else as_instance("units", units, TraceUnits)
     numbers = Numbers(rate)
     prompts: list[Prompt] = []
     blocks = count = 0
-    for prompt in _prompts(path, size, units):
-        if most is not None and count >= most:
-            break
+    for prompt in islice(_prompts(path, size, units, skipped or SkippedRows()), most):
         count += 1
         prompts.append(prompt)
         blocks += len(prompt.hashes)
@@ -146,13 +149,13 @@ def _chunk(prompts: list[Prompt], numbers: Numbers, block_size: int) -> Requests
     )
 
 
-def _prompts(path: Trace, block_size: int, units: TraceUnits) -> Iterator[Prompt]:
+def _prompts(path: Trace, block_size: int, units: TraceUnits, skipped: SkippedRows) -> Iterator[Prompt]:
     table: CsvTrace | None = None
     reader: Any = None
     number, latest = 0, 0.0
     for place, line in trace_lines(path, LINE_BYTES_MAX, open_trace_file, "pass a readable file"):
         if reader is None and (table := csv_trace(place, line, units)) is not None:
-            reader = _Lengths(block_size, table)
+            reader = _Lengths(block_size, table, skipped)
             continue
         content = parse_json(place, line) if table is None else line
         reader = reader or _reader(place, content, block_size, units)
@@ -190,12 +193,17 @@ class _Mooncake:
 
 
 class _Lengths:
-    def __init__(self, block_size: int, table: CsvTrace) -> None:
+    def __init__(self, block_size: int, table: CsvTrace, skipped: SkippedRows) -> None:
         self.block_size = block_size
         self.table = table
+        self.skipped = skipped
 
     def read(self, place: TracePlace, text: bytes, number: int) -> Iterable[Prompt]:
-        return [_prompt(self.table.request(place, text, number), self.block_size)]
+        request = self.table.request(place, text, number)
+        if request is None:
+            self.skipped.count += 1
+            return []
+        return [_prompt(request, self.block_size)]
 
 
 def _prompt(request: TraceRequest, block_size: int) -> Prompt:

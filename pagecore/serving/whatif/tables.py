@@ -13,8 +13,10 @@ Columns = tuple[list[str], list[list[str]]]
 
 def summary_rows(result: WhatIf) -> list[tuple[str, str]]:
     """Return the facts of the trace."""
+    skipped = [("rows skipped", f"{result.num_skipped:,}, without prompt tokens")] if result.num_skipped else []
     return [
         ("requests", f"{result.num_requests:,}"),
+        *skipped,
         ("prompt tokens", f"{result.prompt_tokens:,}"),
         ("longest prompt", human_bytes(result.longest_request)),
         ("all distinct blocks" if result.bytes_per_token else "all states", human_bytes(result.unbounded_memory)),

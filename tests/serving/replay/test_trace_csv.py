@@ -11,7 +11,9 @@ import pytest
 from pagecore.errors import UnsupportedOption
 from pagecore.serving.replay import ReplayOptions, replay
 from pagecore.serving.replay.trace import TraceError, TraceUnits, read_trace, scan_trace
+from pagecore.serving.tables import replay_rows
 from pagecore.serving.whatif import WhatIfOptions, read_requests, what_if
+from pagecore.serving.whatif.tables import summary_rows
 from tests.capabilities import require
 
 BURST = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
@@ -113,6 +115,20 @@ def test_prompts_share_nothing(trace):
     assert checked.rows_checked
 
 
+def test_rows_without_prompt_tokens_are_skipped_and_counted(trace):
+    rest = "0,0,3\n2,50,4\n2,0,0\n3,50,0\n1,0,7\n5,bad,1\n"
+    trace.write_text("timestamp,input_length,output_length\n" + rest)
+    assert rows(trace, limit=2) == [(2000, 50, 4), (3000, 50, 0)]
+    report = replay(trace, ReplayOptions(blocks=40, requests=2))
+    assert (report.requests_total, report.requests_finished, report.requests_skipped) == (2, 2, 2)
+    assert (report.prompt_tokens, report.generated_tokens) == (100, 4)
+    assert ("rows skipped", "2, without prompt tokens") in replay_rows(report)
+    for sample in (1, 0.5):
+        result = what_if(trace, WhatIfOptions(memory="1GiB", requests=2, sample=sample, block_sizes=(16, 32)))
+        assert (result.num_requests, result.prompt_tokens, result.num_skipped) == (2, 100, 2)
+        assert ("rows skipped", "2, without prompt tokens") in summary_rows(result)
+
+
 def test_a_replay_with_a_clock_waits_for_the_rows(trace):
     trace.write_text(AZURE)
     clock = replay(trace, ReplayOptions(blocks=100, prefill_rate=1000, step_ms=10)).clock
@@ -128,7 +144,10 @@ HEADER = "Timestamp,Model,Request tokens,Response tokens"
     [
         ([HEADER, "5,a,1"], "line 2: 3 fields; the header names 4"),
         ([HEADER, "5,a,1,2", "", "6,a,b,1,2"], "line 4: 5 fields; the header names 4"),
-        ([HEADER, "5,a,0,2"], "line 2: Request tokens is 0; expected an integer between 1 and"),
+        ([HEADER, "5,a,-0,2"], "line 2: Request tokens is '-0'; expected an integer between 0 and"),
+        ([HEADER, "5,a,0,x"], "line 2: Response tokens is 'x'; expected an integer between 0 and"),
+        ([HEADER, "x,a,0,2"], "line 2: Timestamp is 'x'; expected a number of seconds"),
+        ([HEADER, "5,a,0,2", "6,a,0,0"], "contains no request"),
         ([HEADER, "5,a,1.5,2"], "line 2: Request tokens is '1.5'; expected an integer"),
         ([HEADER, "5,a,,2"], "Request tokens is ''"),
         ([HEADER, "5,a,1_0,2"], "Request tokens is '1_0'"),
