@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, SupportsFloat, SupportsIndex
 
 from pagecore.cache.demand import blocks_at_once
@@ -204,7 +204,12 @@ def plan_model(
 
     if device_memory is None:
         if options is not None:
-            raise ShapeError("options are given without device_memory; give device_memory instead of memory")
+            as_instance("options", options, DeviceOptions)
+            given = [each.name for each in fields(options) if getattr(options, each.name) != each.default]
+            raise ShapeError(
+                f"options are given without device_memory ({', '.join(given) or 'all have their defaults'}); give "
+                "device_memory instead of memory, or leave them out"
+            )
         assert memory is not None
         return ModelPlan(model, plan(model.layers, memory, ranks))
     if options is not None:

@@ -173,6 +173,8 @@ class ReplayOptions:
             ("memory", self.memory, self.num_blocks),
             ("swap_memory", self.swap_memory, self.num_swap_blocks),
             ("host", self.host, max(self.host_blocks, default=0)),
+            ("swap_memory", self.swap_memory, self.num_swap_states),
+            ("host", self.host, self.host_states),
         )
         for name, memory, blocks in sizes:
             if blocks > INT32_MAX:
@@ -285,8 +287,12 @@ class ReplayOptions:
         """Number of state slots of the swap space, the null slot counted; 0 without `swap_memory` or states."""
         if self.swap_memory is None or not self.states:
             return 0
-        memory = parse_memory(self.swap_memory)
-        return divide_hybrid(self._groups(), self.states, self.block_size, memory, self.state_ratio)[1].num_states
+        given = self.swap_memory
+
+        def divide() -> StateSizes:
+            return divide_hybrid(self._groups(), self.states, self.block_size, parse_memory(given), self.state_ratio)[1]
+
+        return named("swap_memory", divide).num_states
 
     @property
     def host_blocks(self) -> list[int]:
@@ -301,7 +307,10 @@ class ReplayOptions:
     @property
     def host_states(self) -> int:
         """Number of state slots of the host tier, the null slot counted; 0 without `host` or states."""
-        return 0 if self.host is None or not self.states else self._divided(self.host, True)[1].num_states
+        if self.host is None or not self.states:
+            return 0
+        host = self.host
+        return named("host", lambda: self._divided(host, True)[1].num_states)
 
     @property
     def places(self) -> tuple[TierPlace | None, TierPlace | None]:

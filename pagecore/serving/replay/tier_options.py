@@ -33,7 +33,9 @@ def named(name: str, call: Callable[[], T]) -> T:
     try:
         return call()
     except (ShapeError, NotEnoughMemory) as error:
-        raise type(error)(str(error).replace("memory is", f"{name} is", 1)) from None
+        reason = str(error)
+        text = reason.replace("memory is", f"{name} is", 1) if "memory is" in reason else f"{name}: {reason}"
+        raise type(error)(text) from None
 
 
 def parse_place(name: str, value: str | int, attend: bool) -> TierPlace:
