@@ -107,6 +107,29 @@ def test_a_loop_over_steps_writes_in_place(jax, interop):
     assert same(after, expected)
 
 
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_write_under_a_condition_by_masked_slots_or_in_a_branch(jax, interop, is_written):
+    rows, caches, slots = random_write(8)
+
+    def masked(*own, flag):
+        return interop.write_kv(*rows, *own, jax.numpy.where(flag, slots, -1))
+
+    def branch(*own, flag):
+        return jax.lax.cond(flag, lambda *own: interop.write_kv(*rows, *own, slots, copy=None), lambda *own: own, *own)
+
+    def run(step):
+        given = [jax.numpy.array(cache) for cache in caches]
+        before = addresses(given)
+        after = jax.jit(step, donate_argnums=(0, 1))(*given, flag=is_written)
+        return after, addresses(after) == before
+
+    expected = written(rows, caches, slots) if is_written else caches
+    after, is_in_place = run(masked)
+    assert is_in_place
+    assert same(after, expected)
+    assert same(run(branch)[0], expected)
+
+
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_a_scan_over_layers_writes_and_attends_in_stacked_caches_in_place(jax, interop, layout):
     import pagecore
