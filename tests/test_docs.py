@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted(page for page in ROOT.rglob("*.md") if not {".venv", "build"} & set(page.relative_to(ROOT).parts))
 PAGES.remove(ROOT / "CHANGELOG.md")  # it names files that are gone
 # Pages without code of their own.
-PROSE = {"architecture", "glossary", "CONTRIBUTING", "SECURITY", "mooncake"}
+PROSE = {"README", "architecture", "glossary", "CONTRIBUTING", "SECURITY", "mooncake"}
 GUIDES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.stem not in PROSE)]
 FRAMEWORKS = [page for page in PAGES if page.stem in {"numpy", "torch", "jax", "transformers"}]
 
