@@ -109,8 +109,8 @@ def paged_attention(
     causal : bool
         Attend to keys j <= p only.
     window : int or (left, right), optional
-        W: the last W keys up to the query's own, j > p - W. (left, right): p - left <= j <= p + right; a side that is
-        None or -1 is unbounded.
+        W: j > p - W, with `causal` the last W keys up to the query's own, without it later keys, too.
+        (left, right): p - left <= j <= p + right; a side that is None or -1 is unbounded.
     chunk : int, optional
         Attend to the keys of the query's own chunk only, ``j // chunk == p // chunk`` (chunked local attention of Llama
         4). Exclusive with `window`.

@@ -54,7 +54,7 @@ def transfer_blocks(
     Parameters
     ----------
     source_caches : array, [num_blocks, block_size, ...], or list or tuple of arrays
-        Any dtype, strides, and rank of at least 2.
+        Any dtype of `DType`, strides, and rank of at least 2.
     target_caches : array, or list or tuple of arrays
         One target for each source, written in place. Its axes after the first are those of its source. Its dtype is
         that of its source; or both are float32, float16 or bfloat16, and numbers are rounded to nearest even; or one

@@ -82,8 +82,8 @@ def gather_blocks(cache, block_table, seq_lens, *, rows=None, null_block=True, o
     Parameters
     ----------
     cache : array, [num_blocks, block_size, ...], or list or tuple of arrays
-        Any dtype, strides, and rank of at least 2. Caches of a list have one block_size, because they share the table;
-        they may differ otherwise.
+        Any dtype of `DType`, strides, and rank of at least 2. Caches of a list have one block_size, because they share
+        the table; they may differ otherwise.
     block_table : integers, [B, max_blocks], or [more, max_blocks] with `rows`
         Block ids; see `null_block` for block 0. Entries past the length of a sequence are not read.
     seq_lens : integers, [B]
