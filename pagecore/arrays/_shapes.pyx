@@ -34,7 +34,7 @@ def dtype_table():
 
 
 cdef int64_t read_integer(object number, str what) except? -1:
-    if not PyIndex_Check(number):
+    if isinstance(number, bool) or not PyIndex_Check(number):
         raise ShapeError(f"{what} is {shown(number)}; it must be an integer")
     try:
         return PyNumber_AsSsize_t(number, PyExc_OverflowError)
@@ -61,6 +61,8 @@ cdef int read_integers(object numbers, int64_t* out, str what) except -1:
     if PyIndex_Check(numbers) and axes_of(numbers) == 0:
         out[0] = read_integer(numbers, what)
         return 1
+    if isinstance(numbers, (str, bytes, bytearray, dict, set, frozenset)):  # iterable, but not a sequence of lengths
+        raise ShapeError(f"{what} is {shown(numbers)}; it must be an integer or a sequence of integers")
     try:
         items = tuple(islice(numbers, kMaxDims + 1))
     except MemoryError:

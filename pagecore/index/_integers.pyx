@@ -262,9 +262,11 @@ cdef int64_t as_int64(object obj, str what) except? -1:
     cdef long long value
     if not PyLong_CheckExact(obj):
         try:
-            obj = index(obj)
+            obj = None if isinstance(obj, bool) else index(obj)
         except TypeError:
             raise UnsupportedDtype(f"{what} is {type(obj).__name__}; give an int") from None
+        if obj is None:
+            raise UnsupportedDtype(f"{what} is bool; give an int")
     value = PyLong_AsLongLongAndOverflow(obj, &overflow)
     if overflow:
         return INT64_MAX if overflow > 0 else INT64_MIN
@@ -346,7 +348,7 @@ cdef str as_width(object dtype, str what, object error):
     except Exception:  # a foreign object may raise anything
         name = None
     if name not in ("int32", "int64"):
-        raise error(f"{what} is {dtype if isinstance(dtype, str) else type(dtype).__name__}; use int64 or int32")
+        raise error(f"{what} is {dtype[:80] if isinstance(dtype, str) else type(dtype).__name__}; use int64 or int32")
     return str(name)
 
 

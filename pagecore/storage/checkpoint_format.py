@@ -38,7 +38,7 @@ def checked_names(planes: Iterable[Plane], given: object) -> tuple[str, ...]:
     stored = list(planes)
     names = as_tuple("planes", (given,) if isinstance(given, str) else given, "names of planes")  # type: ignore[arg-type]
     for name in names:
-        meant = [plane for plane in stored if plane.name == name]
+        meant = [plane for plane in stored if isinstance(name, str) and plane.name == name]
         if not meant:
             listed = ", ".join(sorted({plane.name for plane in stored}))
             raise UnsupportedOption(f"planes has {shown(name)}; the layers have {listed}")

@@ -32,7 +32,7 @@ LAYERS_MAX = 1 << 16
 def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None = INT32_MAX) -> int:
     """Return `value` as an int; raise ShapeError for non-integers, below `min` and above `max` (None: no limit)."""
     try:
-        number = operator.index(value)
+        number = operator.index(_not_bool(value))
     except TypeError:
         raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {min}") from None
     if number < min:
@@ -40,6 +40,13 @@ def require_int(name: str, value: SupportsIndex, min: int = 1, max: int | None =
     if max is not None and number > max:
         raise ShapeError(f"{name} is {shown(number)}; it must be at most {max}")
     return number
+
+
+def _not_bool(value: SupportsIndex) -> SupportsIndex:
+    """Return `value`; raise TypeError for a bool, which Python would count as 0 or 1."""
+    if isinstance(value, bool):
+        raise TypeError
+    return value
 
 
 def ceil_div(dividend: int, divisor: int) -> int:
@@ -50,7 +57,7 @@ def ceil_div(dividend: int, divisor: int) -> int:
 def member(name: str, value: SupportsIndex, count: int, owner: str, error: type[PagecoreError] = ShapeError) -> int:
     """Return `value` as an int from 0 to ``count - 1``; otherwise raise `error` with the range that `owner` has."""
     try:
-        number = operator.index(value)
+        number = operator.index(_not_bool(value))
     except TypeError:
         number = -1
     if not 0 <= number < count:

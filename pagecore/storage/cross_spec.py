@@ -39,7 +39,8 @@ class CrossSpec(AttentionSpec):
             if getattr(self, name) is not None:
                 raise UnsupportedOption(f"{name} is given, but cross attention sees all encoder tokens; leave it out")
         for name in ("sink_tokens", "lookahead", "key_bounds"):
-            if getattr(self, name):
+            given = getattr(self, name)
+            if given is not False and not (isinstance(given, int) and given == 0):
                 raise UnsupportedOption(f"{name} is given, but cross attention sees all encoder tokens; leave it out")
         super().__post_init__()
         if self.max_tokens is not None:

@@ -111,7 +111,7 @@ class LatentSpec:
             raise UnsupportedDtype(f"dtype is {self.dtype}; a cache stores {', '.join(CACHE_DTYPES)}, or use format=")
         put("joint", flag("joint", self.joint))
         index_format: object = self.index_format
-        if index_format is not None and index_format != INDEX_FORMAT:
+        if index_format is not None and not (isinstance(index_format, str) and index_format == INDEX_FORMAT):
             raise UnsupportedOption(f"index_format is {shown(index_format)}; use {INDEX_FORMAT!r}, or None for `dtype`")
         put("key_scale", as_factor("key_scale", self.key_scale))
         self._check_format()

@@ -41,7 +41,10 @@ def parse_memory(memory: Memory, device: str = "cpu", name: str = "memory") -> i
     ------
     ShapeError
         A negative number, an unknown unit, a fraction outside (0, 1], a str with a fraction of a byte.
+    DeviceError
+        `device` is not the name of a device.
     """
+    device_index(device)
     if isinstance(memory, str):
         match = _BUDGET.fullmatch(memory)
         if match is None or match[2] not in UNITS:

@@ -99,7 +99,7 @@ def test_a_shape_is_an_integer_or_any_sequence_of_them(make, shape):
         (2.0, "2.0"),
         ((2, 2.0), "2.0"),
         (None, "None"),
-        ("34", "'3'"),
+        ("34", "'34'"),
         ((np.array([1, 2]),), "integer"),
         (np.zeros((2, 2), int), "integer"),
     ],

@@ -181,7 +181,7 @@ def test_tables_with_rows_or_other_objects_are_refused():
     tables.add()
     with pytest.raises(UnsupportedOption, match="1 rows"):
         StateTable(tables, 4)
-    with pytest.raises(TypeError):
+    with pytest.raises(UnsupportedOption, match="tables is None"):
         StateTable(None, 4)
     for size, drafts in ((-1, 0), (2**31, 0), (4, -1), (4, 1024)):
         with pytest.raises(ShapeError):

@@ -90,7 +90,7 @@ cdef class PrefixCache:
             self.block_size,
             full=len(full),
             windows=[
-                min(max(keys.window - 1 + keys.lookahead, keys.chunk == 0), INT32_MAX) for keys in self.kept
+                min(max(keys.window - 1 + keys.lookahead, 0 if keys.chunk else 1), INT32_MAX) for keys in self.kept
             ],
             chunks=[keys.chunk for keys in self.kept],
             sinks=[keys.sinks for keys in self.kept],

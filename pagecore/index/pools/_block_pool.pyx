@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport Integers, as_int64, as_integers, const_int32, new_int32
 
-from pagecore.errors import InvalidBlock, OutOfBlocks, ShapeError, UnsupportedOption
+from pagecore.errors import InvalidBlock, OutOfBlocks, ShapeError, UnsupportedOption, shown
 
 ORDERS = ("lifo", "fifo", "address")
 
@@ -57,8 +57,8 @@ Reference-counted block ids.
     """
 
     def __cinit__(self, num_blocks, *, order="lifo"):
-        if order not in ORDERS:
-            raise UnsupportedOption(f"order is {order!r}; use one of {', '.join(ORDERS)}")
+        if not isinstance(order, str) or order not in ORDERS:
+            raise UnsupportedOption(f"order is {shown(order)}; use one of {', '.join(ORDERS)}")
         self.order = str(order)
         cdef int position = ORDERS.index(order)
         self.native.reset(new NativeBlockPool(as_int64(num_blocks, "num_blocks"), <Order> position))

@@ -22,7 +22,15 @@ from pagecore.index.radix._radix_options cimport read_options
 from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Prefix, Query, RetentionHint, States
 from pagecore.index.radix._radix_values cimport array_of
 
-from pagecore.errors import DoubleFree, InvalidSequence, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.errors import (
+    DoubleFree,
+    InvalidSequence,
+    PagecoreError,
+    ShapeError,
+    UnsupportedDtype,
+    UnsupportedOption,
+    shown,
+)
 from pagecore.index.radix._radix_options import POLICIES
 
 # RadixTree::kReservedIds: evict_raw evicts no more in one call, so that it allocates nothing.
@@ -217,12 +225,11 @@ cdef class RadixCore:
     # Arguments.
 
     cdef int32_t _component(self, object component) except -1:
-        try:
-            return self.components.index(component)
-        except ValueError:
+        if not isinstance(component, str) or component not in self.components:
             raise UnsupportedOption(
-                f"component {component!r} does not exist in this tree; use one of {', '.join(self.components)}"
-            ) from None
+                f"component {shown(component)} does not exist in this tree; use one of {', '.join(self.components)}"
+            )
+        return self.components.index(component)
 
     cdef int32_t _lane(self, object lane) except -1:
         cdef int64_t number = as_int64(lane, "lane")

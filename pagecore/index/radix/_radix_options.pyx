@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 from pagecore.index._integers cimport as_int64
 from pagecore.index.radix._radix_native cimport Options, Policy
 
-from pagecore.errors import UnsupportedDtype, UnsupportedOption
+from pagecore.errors import UnsupportedDtype, UnsupportedOption, shown
 
 # In the order of the native Policy.
 POLICIES = ("lru", "lfu", "fifo", "mru", "filo", "slru", "priority", "rank")
@@ -18,9 +18,9 @@ cdef Options read_options(
 ):
     cdef Options options
     if not isinstance(policy, str) or policy not in POLICIES:
-        raise UnsupportedOption(f"policy is {policy!r}; use one of {', '.join(POLICIES)}")
+        raise UnsupportedOption(f"policy is {shown(policy)}; use one of {', '.join(POLICIES)}")
     if not isinstance(states, bool):
-        raise UnsupportedDtype(f"states is {states!r}; use True or False")
+        raise UnsupportedDtype(f"states is {shown(states)}; use True or False")
     options.block_size = as_int64(block_size, "block_size")
     options.full_lanes = as_int64(full, "full")
     read_each(windows, "a window", False, options.windows)
@@ -31,7 +31,7 @@ cdef Options read_options(
         options.state_interval = (-(-64 // options.block_size) * options.block_size if state_interval is None
                                   else as_int64(state_interval, "state_interval"))
     elif state_interval is not None:
-        raise UnsupportedOption(f"state_interval is {state_interval} and the tree has no states; give states=True")
+        raise UnsupportedOption(f"state_interval is {shown(state_interval)} and the tree has no states; give states=True")
     cdef int position = POLICIES.index(policy)
     options.policy = <Policy> position
     return options

@@ -59,13 +59,17 @@ cdef int set_digest(object digest, Digest* out) except -1:
 
 cdef list as_list(object values, str name):
     try:
-        return list(values)
+        if not isinstance(values, (str, bytes, bytearray)):
+            return list(values)
     except TypeError:
-        raise ShapeError(f"{name} is {type(values).__name__}; give a list") from None
+        pass
+    raise ShapeError(f"{name} is {type(values).__name__}; give a list")
 
 
 cdef double as_number(object value, str what) except? -1:
     cdef double number
+    if isinstance(value, (str, bytes, bytearray)):  # float() reads text that spells a number
+        raise UnsupportedDtype(f"{what} is {shown(value)}; give a number")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -167,7 +171,7 @@ cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, ob
     now[0] = as_time(time)
     if priority is not None:
         if policy != "priority":
-            raise UnsupportedOption(f"priority is {priority} and the policy is {policy!r}; use policy \"priority\"")
+            raise UnsupportedOption(f"priority is {shown(priority)} and the policy is {policy!r}; use policy \"priority\"")
         hint.priority = as_number(priority, "priority")
         if not 0 <= hint.priority <= 100:
             raise ShapeError(f"priority is {priority}; use 0 to 100")
@@ -180,7 +184,7 @@ cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, ob
         hint.expiry = now[0] + seconds
     if rank is not None:
         if policy != "rank":
-            raise UnsupportedOption(f"rank is {rank} and the policy is {policy!r}; use policy \"rank\"")
+            raise UnsupportedOption(f"rank is {shown(rank)} and the policy is {policy!r}; use policy \"rank\"")
         hint.rank = as_number(rank, "rank")
     return 0
 

@@ -21,19 +21,21 @@ from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
 
 import math
 
-from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption, shown
 
 
 cdef class StateTableCore:
     """Base of `StateTable`: construction, contents, and calls with converted arguments."""
 
     def __cinit__(
-        self, BlockTables tables not None, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0,
+        self, tables, num_slots, *, chunk=64, interval=256, in_place=True, draft_tokens=0,
         num_checkpoints=None
     ):
         cdef shared_ptr[NativeBlockPool] none
         if in_place is not True and in_place is not False:
             raise UnsupportedOption(f"in_place is {type(in_place).__name__}; use True or False")
+        if not isinstance(tables, BlockTables):
+            raise UnsupportedOption(f"tables is {shown(tables)}; pass the BlockTables whose rows have states")
         if tables.num_rows:
             raise UnsupportedOption(f"the tables have {tables.num_rows} rows; make the state table before adding rows")
         self.tables = tables

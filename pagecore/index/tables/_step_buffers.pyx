@@ -4,7 +4,7 @@ from pagecore.index._integers cimport as_int64
 from pagecore.index._native_view cimport view_of
 from pagecore.index._sealed cimport seal
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 
 
 cdef class StepMemory:
@@ -29,6 +29,8 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
         Groups of layers, as in the tables.
     slot_dtype : {"int64", "int32"}
         int32 is for kernels without 64-bit indices, up to 2**31 slots.
+    tree_words : int
+        64-bit words of a row of `tree_mask`, for steps with trees of drafts; 0 for steps without.
 
     Attributes
     ----------
@@ -58,7 +60,7 @@ Metadata of a forward pass, in arrays allocated once at fixed addresses.
     def __cinit__(self, max_sequences, max_tokens, num_groups=1, slot_dtype="int64", tree_words=0):
         self.slot_dtype = str(slot_dtype)
         if self.slot_dtype not in ("int64", "int32"):
-            raise UnsupportedOption(f"slot_dtype is {slot_dtype!r}; use int64 or int32")
+            raise UnsupportedOption(f"slot_dtype is {shown(slot_dtype)}; use int64 or int32")
         cdef bint is_wide = self.slot_dtype == "int64"
         self.memory = StepMemory.__new__(StepMemory)
         self.memory.native.reset(new NativeStepBuffers(

@@ -184,11 +184,13 @@ cdef double finite_number(object number, str name) except? -1:
 
 cdef int64_t positive(object value, str name) except -1:
     try:
-        number = index(value)
+        number = None if isinstance(value, bool) else index(value)
     except TypeError:
-        raise ShapeError(f"{name} is {shown(value)}; it must be a whole number") from None
+        number = None
+    if number is None:
+        raise ShapeError(f"{name} is {shown(value)}; it must be a whole number")
     if not 1 <= number <= INT32_MAX:
-        raise ShapeError(f"{name} is {number}; it must be 1 to {INT32_MAX}")
+        raise ShapeError(f"{name} is {shown(number)}; it must be 1 to {INT32_MAX}")
     return number
 
 
@@ -205,8 +207,12 @@ cdef bint read_flag(object value, str name) except -1:
     if value is True or value is False:
         return value
     try:
-        if isinstance(value, (int, np.bool_)) or getattr(value, "ndim", None) == 0:
-            return bool(value)
+        if isinstance(value, int) or getattr(value, "ndim", None) == 0:
+            number = value if isinstance(value, int) else value.item()
+            if isinstance(number, int) and 0 <= number <= 1:  # a bool, or the 0 or 1 of a config
+                return number
+    except MemoryError:
+        raise
     except Exception:
         pass
     raise UnsupportedOption(f"{name} is {shown(value)}; it must be True or False")
@@ -226,7 +232,7 @@ cdef int64_t read_side(object number, object window) except? -1:
     cdef int64_t side
     if number is None:
         return -1
-    if not PyIndex_Check(number):
+    if isinstance(number, bool) or not PyIndex_Check(number):
         raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None")
     side = clipped(number, window)
     if side < -1:
@@ -242,7 +248,7 @@ cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) 
         return 0
     if window is not None:
         raise UnsupportedOption(f"chunk is {shown(chunk)} and window is {shown(window)}; use one of them")
-    if not PyIndex_Check(chunk):
+    if isinstance(chunk, bool) or not PyIndex_Check(chunk):
         raise UnsupportedOption(f"chunk is {shown(chunk)}; it counts keys and must be an integer or None")
     size = clipped(chunk, chunk)
     if size < 1:
@@ -256,7 +262,7 @@ cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) ex
     cdef Py_ssize_t count
     if sink_tokens is None:
         return 0
-    if not PyIndex_Check(sink_tokens):
+    if isinstance(sink_tokens, bool) or not PyIndex_Check(sink_tokens):
         raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer or None")
     try:
         count = PyNumber_AsSsize_t(sink_tokens, NULL)

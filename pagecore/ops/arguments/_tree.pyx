@@ -1,6 +1,6 @@
 """Trees of new tokens: the rows of bits that paged_attention takes as tree_mask, and their making from parents."""
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport INT32_MAX, int64_t, uint64_t, uintptr_t
 
 from pagecore.arrays._tensor cimport Tensor, as_tensor
 from pagecore.arrays.codes cimport CPU, INT64
@@ -10,6 +10,8 @@ from pagecore.ops.arguments._indices cimport given_indices, index_tensor
 from pagecore.ops.arguments._overlap cimport check_apart
 from pagecore.ops.arguments._place cimport Place, are_on_host, check_reachable, to_device, to_host
 
+import operator
+from collections.abc import Iterable
 from sys import modules
 
 import numpy as np
@@ -163,15 +165,18 @@ def tree_mask(parents, *, words=None):
     cdef int64_t[::1] given
     cdef uint64_t[:, ::1] rows
     cdef int64_t wanted = 1, begin = 0
-    is_nested = isinstance(parents, (list, tuple)) and len(parents) > 0 and np.ndim(parents[0]) > 0
+    is_nested = isinstance(parents, (list, tuple)) and len(parents) > 0 and is_list(parents[0])
     lists = [parent_array(each) for each in (parents if is_nested else (parents,))]
     for each in lists:
         wanted = max(wanted, (len(each) + WORD_BITS - 1) // WORD_BITS)
     if words is not None:
-        if words < wanted:
-            raise ShapeError(f"words is {words}; the longest sequence needs {wanted} words of 64 bits")
-        wanted = words
-    result = np.zeros((sum(map(len, lists)), wanted), np.uint64)
+        wanted = words_of(words, wanted)
+    try:
+        result = np.zeros((sum(map(len, lists)), wanted), np.uint64)
+    except MemoryError:
+        raise NotEnoughMemory(
+            f"words is {wanted}; the rows of {sum(map(len, lists))} tokens do not fit in memory: pass fewer"
+        ) from None
     rows = result
     for each in lists:
         given = each
@@ -180,6 +185,27 @@ def tree_mask(parents, *, words=None):
             write_tree(&given[0], given.shape[0], wanted, &rows[begin, 0], NULL)
         begin += given.shape[0]
     return result[:, 0].copy() if wanted == 1 else result
+
+
+cdef bint is_list(object parents):
+    """Return True for a list or an array of parents, False for the parent of one token."""
+    axes = getattr(parents, "ndim", None)
+    return isinstance(parents, Iterable) if axes is None else axes > 0
+
+
+cdef int64_t words_of(object words, int64_t least) except -1:
+    """Return the words of a row that the caller asks for, at least `least`."""
+    try:
+        number = None if isinstance(words, bool) else operator.index(words)
+    except TypeError:
+        number = None
+    if number is None:
+        raise ShapeError(f"words is {shown(words)}; expected an integer of at least {least}")
+    if number < least:
+        raise ShapeError(f"words is {shown(number)}; the longest sequence needs {least} words of 64 bits")
+    if number > INT32_MAX:
+        raise ShapeError(f"words is {shown(number)}; expected {least} to {INT32_MAX}")
+    return number
 
 
 cdef object parent_array(object parents):

@@ -504,7 +504,7 @@ cpdef str set_isa(object name):
     UnsupportedOption
         The instruction set is not available on this machine or in this build. Nothing has changed.
     """
-    if name is not None and (not isinstance(name, str) or not name or not name.isascii()):
+    if name is not None and (not isinstance(name, str) or not name.isascii() or not 0 < len(name) < 80):
         raise UnsupportedOption(
             f"instruction set {shown(name)} is unknown; this machine has {', '.join(available_isas())}"
         )

@@ -430,11 +430,13 @@ cdef Tensor checked_query(object query, object stream, Place* place):
 cdef int64_t size_option(object value, str name, int64_t least) except -1:
     """Return an option as an integer of at least `least`."""
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {least}") from None
+        number = None
+    if number is None:
+        raise ShapeError(f"{name} is {shown(value)}; expected an integer of at least {least}")
     if not least <= number <= INT32_MAX:
-        raise ShapeError(f"{name} is {number}; expected {least} to {INT32_MAX}")
+        raise ShapeError(f"{name} is {shown(number)}; expected {least} to {INT32_MAX}")
     return number
 
 

@@ -16,6 +16,10 @@ from pagecore.tiers.disk.slab import PART, check_file, create_slab
 def checked_folder(folder: object) -> Path:
     """Return the path of a folder; raise UnsupportedOption for anything that is not one."""
     path = os.fsdecode(folder) if isinstance(folder, str | bytes | os.PathLike) else ""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:  # a lone surrogate, which no path of this file system holds
+        path = ""
     if not path or "\0" in path:
         raise UnsupportedOption(f"the folder is {shown(folder)}; give the path of a folder on a local disk")
     return Path(path)

@@ -127,7 +127,10 @@ class EventPublisher:
         self._sources = sources_of(parts, tiers, medium)
         if not isinstance(topic, str):
             raise UnsupportedOption(f"topic is {shown(topic)}; expected a str")
-        self._topic = topic.encode()
+        try:
+            self._topic = topic.encode()
+        except UnicodeEncodeError:
+            raise UnsupportedOption(f"topic is {shown(topic)}; expected text that UTF-8 encodes") from None
         self._rank = None if rank is None else require_int("rank", rank, min=0)
         self._interval = None if interval is None else as_float("interval", interval)
         self._encode = encoder()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.index.radix._radix_query import validate_spans
 from pagecore.storage.checks import INT32_MAX, member, shown
 from pagecore.tiers.keys._keys import chain_xxh3, payload_sums
@@ -70,6 +70,8 @@ def content_chain(
     >>> chain.shape
     (2, 16)
     """
+    if not isinstance(fingerprint, Fingerprint):
+        raise UnsupportedOption(f"fingerprint is {shown(fingerprint)}; pass Fingerprint.of(cache, model=...)")
     ids = _token_ids(tokens)
     size = fingerprint.block_size
     digest = namespace_digest(namespace)
@@ -169,7 +171,10 @@ def _sized(tag: bytes, content: bytes) -> bytes:
 
 def _token_ids(tokens: ArrayLike) -> NDArray[np.int32]:
     """Return tokens as a contiguous array of int32; an array of int32 is not copied."""
-    ids = np.asarray(tokens)
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:  # lists of different lengths
+        raise ShapeError(f"tokens is {shown(tokens)}; give a list or a one-dimensional array") from None
     if ids.ndim != 1:
         raise ShapeError(f"tokens have shape {list(ids.shape)}; give a list or a one-dimensional array")
     if ids.size == 0:

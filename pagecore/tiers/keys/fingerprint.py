@@ -86,6 +86,11 @@ class Fingerprint:
         if not isinstance(self.hash, str) or self.hash not in HASHES:
             raise UnsupportedOption(f"hash is {shown(self.hash)}; use one of {', '.join(HASHES)}")
         require_int("block_size", self.block_size)
+        for name in ("lanes", "payload_bytes"):
+            if not isinstance(getattr(self, name), tuple):
+                raise ShapeError(f"{name} is {shown(getattr(self, name))}; give a tuple with an entry for each lane")
+        if any(not isinstance(lane, str) for lane in self.lanes):
+            raise ShapeError(f"lanes is {shown(self.lanes)}; describe each lane by a str")
         if not self.lanes or len(self.lanes) != len(self.payload_bytes):
             raise ShapeError(
                 f"there are {len(self.lanes)} lanes and {len(self.payload_bytes)} payload_bytes; give one for each, "
