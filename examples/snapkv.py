@@ -67,7 +67,7 @@ def main() -> None:
             cache.commit(batch)
         errors.append(float(np.linalg.norm(short - full) / np.linalg.norm(full)))
     print(f"error of 16 decoded tokens against the whole cache: {np.mean(errors):.3f}")
-    print(f"positions go on at {LENGTH}, and the error is below 0.05: {np.mean(errors) < 0.05}")
+    print(f"positions continue at {LENGTH}, and the error is below 0.05: {np.mean(errors) < 0.05}")
 
 
 if __name__ == "__main__":
