@@ -27,6 +27,12 @@ constexpr float kLeastScale = 0x1p-90f;
 
 PC_FORCE_INLINE Shorts load_shorts(const int16_t* p) { return *reinterpret_cast<const LooseShorts*>(p); }
 
+// A pair of integers in all lanes.
+PC_FORCE_INLINE Shorts repeat_pair(const int16_t* p) {
+  typedef int32_t Pair __attribute__((may_alias, aligned(2)));
+  return (Shorts)(IntVec{} + *reinterpret_cast<const Pair*>(p));
+}
+
 // A vector of a row that has `count` more bytes; those past its end are 0. Dims are multiples of 64, so that only the
 // widest vectors end past a row.
 PC_FORCE_INLINE Bytes load_stored(const char* p, [[maybe_unused]] int64_t count) {
@@ -134,39 +140,96 @@ struct Int4Integers : PlainIntegers<2, true> {
   PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return stored & 15; }
 };
 
-// A lane of sums over the words of a key, and a quarter of those over values, has dims of one group.
+// e2m1, with scales of groups of 16.
 struct E2M1Integers {
   static constexpr int kParts = 2, kGroup = 16;
   static constexpr bool kHasZeroPoints = false;
   static constexpr float kUnit = 0.5f;
-  PC_FORCE_INLINE Bytes of_low_nibbles(Bytes stored) const { return look_up(halves_, stored & 15); }
 
 #if defined(__AVX512BW__)
   // The other nibbles of a word are shifted out of its index, or do not count in it.
   template <int kPart>
   PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
-    const auto look_up_words = [this](Words index) __attribute__((always_inline)) {
-      return (Shorts)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, wide_halves_);
-    };
     to[0] = look_up_words((Words)stored >> 4 * kPart);
     to[1] = look_up_words((Words)stored >> (8 + 4 * kPart));
   }
+
+  // Dims of the vectors of values(), of which a group has one.
+  static constexpr int64_t kValueDims = 64;
+  // The numbers of two tokens in turn, in the order of the dims.
+  PC_FORCE_INLINE void values(const char* a, const char* b, Shorts (&to)[4]) const {
+    const auto half = [](const char* row) __attribute__((always_inline)) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row));
+    };
+    const __m512i rows = _mm512_maskz_inserti64x4(0xff, _mm512_castsi256_si512(half(a)), half(b), 1);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const __m512i words = _mm512_maskz_permutexvar_epi16(~__mmask32{0}, _mm512_load_si512(kOrders.words[i]), rows);
+      to[i] = look_up_words((Words)_mm512_maskz_srlv_epi16(~__mmask32{0}, words, _mm512_load_si512(kShifts.words[0])));
+    }
+  }
+  PC_FORCE_INLINE static void order_values(Vec (&)[4]) {}
 #else
   template <int kPart>
   PC_FORCE_INLINE void words(Bytes stored, Shorts (&to)[2]) const {
     split(look_up(halves_, (Bytes)nibbles<kPart>(stored)), to);
   }
+
+  // Dims of the vectors of values(): a group has two, of its even and of its odd dims.
+  static constexpr int64_t kValueDims = 16;
+  // The numbers of two tokens in turn.
+  PC_FORCE_INLINE void values(const char* a, const char* b, Shorts (&to)[2]) const {
+    const auto half = [](const char* row) __attribute__((always_inline)) {
+      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(row));
+    };
+    const __m128i both = _mm_unpacklo_epi8(half(a), half(b)), low = _mm_set1_epi8(15);
+    const auto look_up_bytes = [&](__m128i codes) __attribute__((always_inline)) {
+      const __m128i table = _mm256_castsi256_si128((__m256i)halves_);
+      return (Shorts)_mm256_cvtepi8_epi16(_mm_shuffle_epi8(table, _mm_and_si128(codes, low)));
+    };
+    to[0] = look_up_bytes(both), to[1] = look_up_bytes(_mm_srli_epi16(both, 4));
+  }
+  PC_FORCE_INLINE static void order_values(Vec (&v)[2]) {
+    const Vec low = zip_low(v[0], v[1]), high = zip_high(v[0], v[1]);
+    v[0] = even_quarters(low, high), v[1] = odd_quarters(low, high);
+  }
 #endif
 
  private:
   static constexpr uint8_t kHalves[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, 255, 254, 253, 252, 250, 248, 244};
-  const Bytes halves_ = repeat(kHalves);
 #if defined(__AVX512BW__)
+  template <int kRows>
+  struct WordTable {
+    alignas(64) uint16_t words[kRows][kWordLanes];
+  };
+  // Of two rows of 16 words of codes: pair i of vector n has the words of both with the dim 16 n + i, the nibble i % 4.
+  static constexpr auto kOrders = [] {
+    WordTable<4> table{};
+    for (int n = 0; n < 4; ++n) {
+      for (int i = 0; i < kWordLanes; ++i) table.words[n][i] = static_cast<uint16_t>(4 * n + i / 8 + i % 2 * 16);
+    }
+    return table;
+  }();
+  static constexpr auto kShifts = [] {
+    WordTable<1> table{};
+    for (int i = 0; i < kWordLanes; ++i) table.words[0][i] = static_cast<uint16_t>(i / 2 % 4 * 4);
+    return table;
+  }();
+
+  PC_FORCE_INLINE Shorts look_up_words(Words index) const {
+    return (Shorts)_mm512_maskz_permutexvar_epi16(~__mmask32{0}, (__m512i)index, halves_);
+  }
+
   // Twice the 16 numbers.
-  const __m512i wide_halves_ = _mm512_maskz_cvtepi8_epi16(
+  const __m512i halves_ = _mm512_maskz_cvtepi8_epi16(
       ~__mmask32{0}, _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(kHalves))));
+#else
+  const Bytes halves_ = repeat(kHalves);
 #endif
 };
+
+template <typename Codes>
+constexpr bool kHasGroups = Codes::kGroup != 0;
 
 template <typename Codes>
 constexpr int kOperands = 2 * Codes::kParts;
@@ -189,28 +252,6 @@ PC_FORCE_INLINE void load_zero_points(const StoredTile& tile, float* points) {
     __builtin_memcpy(&bits, tile.scales[t], sizeof bits);
     points[t] = static_cast<float>(bits & 15);
   }
-}
-
-// kLanes scale bytes of groups; 8 of them fill the first lanes.
-PC_FORCE_INLINE __m128i load_scales(const char* p) {
-  return kLanes == 16 ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(p))
-                      : _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-}
-
-// Numbers of the scale bytes of groups of 16.
-PC_FORCE_INLINE Vec numbers_of_scales(Format format, __m128i bytes) {
-#if defined(__AVX512F__)
-  const auto words = (HalfVec)_mm256_cvtepi8_epi16(bytes);
-  const auto codes = (IntVec)_mm512_maskz_cvtepu8_epi32(kAllLanes, bytes);
-#else
-  const auto words = (HalfVec)_mm_cvtepi8_epi16(bytes);
-  const auto codes = (IntVec)_mm256_cvtepu8_epi32(bytes);
-#endif
-  if (format == Format::NVFP4) {  // the bits of a float16 number that is 256 times as small
-    return widen_f16((words << 7 & 0xbfff) | (HalfVec)((words & 0x7f) == 0x7f)) * 256.0f;
-  }
-  const IntVec least = splat_bits(0x00400000);  // 2^-127
-  return (Vec)(max(codes << 23, least) | (IntVec)(codes == 255));
 }
 
 // Calls visit.operator()<Codes>() for the codes of a format.

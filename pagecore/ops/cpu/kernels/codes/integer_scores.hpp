@@ -5,7 +5,7 @@
 // groups in float32.
 #pragma once
 
-#include "pagecore/ops/cpu/kernels/codes/integer_codes.hpp"
+#include "pagecore/ops/cpu/kernels/codes/group_numbers.hpp"
 #include "pagecore/ops/cpu/kernels/products/scores.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -36,12 +36,17 @@ PC_FORCE_INLINE float round_row(const float* row, int64_t dim, float factor, int
   return sum(to_floats(sums));
 }
 
+// Words of an operand that meet different numbers of a query row: those of a lane, which is a key, with groups.
+template <typename Codes>
+constexpr int kQueryWords = kHasGroups<Codes> ? 2 : kWordLanes;
+
 // Writes a row in the order of the operands, each of which has `count` rows in turn.
 template <typename Codes>
 inline void order_integers(const int16_t* row, int64_t dim, int64_t count, int16_t* to) {
-  for (int64_t d = 0; d < dim; d += kBytesDims<Codes>) {
-    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += count * kWordLanes) {
-      for (int word = 0; word < kWordLanes; ++word) {
+  constexpr int kWords = kQueryWords<Codes>;
+  for (int64_t d = 0; d < dim; d += kOperands<Codes> * kWords) {
+    for (int operand = 0; operand < kOperands<Codes>; ++operand, to += count * kWords) {
+      for (int word = 0; word < kWords; ++word) {
         const int64_t at = d + dim_of<Codes>(operand, word);
         to[word] = at < dim ? row[at] : int16_t{0};
       }
@@ -55,7 +60,7 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
                           int16_t* integers, IntegerRow* of_rows) {
   const int64_t dim = cache.dim;
   bool made = true;
-  const auto make = [&](const float* row, IntegerRow& of_row, int64_t together, int16_t* to) {
+  const auto make = [&](const float* row, IntegerRow& of_row, int64_t together, int16_t* to, int64_t r) {
     IntVec bits{};
     for (int64_t d = 0; d < dim; d += kLanes) bits = max(bits, (IntVec)load(row + d) & kMagnitudeBits);
     float factor;
@@ -63,57 +68,15 @@ inline bool make_integers(const float* rows, int64_t stride, int64_t count, cons
     if (!made) return;
     of_row.sum = round_row(row, dim, factor, given);
     with_integers(cache.format, [&]<typename Codes>() {
-      order_integers<Codes>(given, dim, together, to);
+      order_integers<Codes>(given, dim, together, to + r * kQueryWords<Codes>);
       of_row.unit *= Codes::kUnit;
     });
   };
   for_each_even_block(count, [&]<int R>(int64_t first) {
     int16_t* const to = integers + first * integer_padded(dim);
-    for (int r = 0; r < R; ++r) make(rows + (first + r) * stride, of_rows[first + r], R, to + r * kWordLanes);
+    for (int r = 0; r < R; ++r) make(rows + (first + r) * stride, of_rows[first + r], R, to, r);
   });
   return made;
-}
-
-// Stores the scales of 8 groups from lane `first` on twice each; the last 4 of them only if there is a vector for them.
-PC_FORCE_INLINE void store_twice(float* to, Vec scales, [[maybe_unused]] int first, [[maybe_unused]] bool all) {
-#if defined(__AVX512F__)
-  const IntVec order = IntVec{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7} + first;
-  store(to, (Vec)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)order, (__m512)scales));
-#else
-  store(to, (Vec)_mm256_permutevar8x32_ps((__m256)scales, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)));
-  if (all) store(to + kLanes, (Vec)_mm256_permutevar8x32_ps((__m256)scales, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7)));
-#endif
-}
-
-// Eight scale bytes, or four and zeros.
-PC_FORCE_INLINE int64_t scale_bytes(const char* p, bool all) {
-  int64_t eight = 0;
-  uint32_t four = 0;
-  if (!all) {
-    __builtin_memcpy(&four, p, sizeof four);
-    return four;
-  }
-  __builtin_memcpy(&eight, p, sizeof eight);
-  return eight;
-}
-
-// Vectors of stored bytes of a row with the numbers of 16 times `groups` dims, times kLanes.
-PC_FORCE_INLINE int64_t scale_lanes(int64_t groups) { return (2 * groups + kLanes - 1) / kLanes * kLanes; }
-
-// Writes the scales of the lanes of the sums of each key, [64, scale_lanes]: two lanes for each group.
-inline void spread_scales(const Cache& cache, const StoredTile& tile, float* lanes) {
-  constexpr int kTokens = kLanes / 8;  // whose scales fill a vector
-  const int64_t groups = cache.dim / 16, stride = scale_lanes(groups);
-  for (int64_t g = 0; g < groups; g += 8) {
-    const bool all = groups - g >= 8;
-    float* to = lanes + 2 * g;
-    for (int t = 0; t < kTileTokens; t += kTokens, to += kTokens * stride) {
-      const auto bytes = [&](int i) __attribute__((always_inline)) { return scale_bytes(tile.scales[t + i] + g, all); };
-      const Vec scales = numbers_of_scales(cache.format, _mm_set_epi64x(bytes(kTokens - 1), bytes(0)));
-#pragma GCC unroll 2
-      for (int i = 0; i < kTokens; ++i) store_twice(to + i * stride, scales, 8 * i, all);
-    }
-  }
 }
 
 // Keys that are multiplied together, so that their sums do not wait for each other.
@@ -137,78 +100,138 @@ PC_FORCE_INLINE void multiply_part(const Codes& codes, const Bytes (&stored)[kIn
   }
 }
 
-// The lanes of the sums over the dims of some keys and R query rows. `scales` are those of the lanes of the first key.
+// The lanes of the sums over the dims of some keys and R query rows.
 template <typename Codes, int R>
 PC_FORCE_INLINE void multiply_keys(const Codes& codes, const char* const* keys, int64_t bytes, const int16_t* query,
-                                   [[maybe_unused]] const float* scales, [[maybe_unused]] int64_t scale_stride,
-                                   Vec (&lanes)[kIntegerKeys][R]) {
-  IntVec sums[kIntegerKeys][R] = {};
+                                   IntVec (&sums)[kIntegerKeys][R]) {
   for (int64_t at = 0; at < bytes; at += kByteLanes, query += kBytesDims<Codes> * R) {
     Bytes stored[kIntegerKeys];
 #pragma GCC unroll 4
     for (int k = 0; k < kIntegerKeys; ++k) stored[k] = load_stored(keys[k] + at, bytes - at);
     multiply_part<0>(codes, stored, query, sums);
     if constexpr (Codes::kParts == 2) multiply_part<1>(codes, stored, query, sums);
-    if constexpr (Codes::kGroup != 0) {
-#pragma GCC unroll 4
-      for (int k = 0; k < kIntegerKeys; ++k) {
-        const Vec scale = load(scales + k * scale_stride);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          lanes[k][r] = fma(to_floats(sums[k][r]), scale, lanes[k][r]);
-          sums[k][r] = IntVec{};
-        }
-      }
-      scales += kLanes;
-    }
-  }
-  if constexpr (Codes::kGroup == 0) {
-#pragma GCC unroll 4
-    for (int k = 0; k < kIntegerKeys; ++k) {
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) lanes[k][r] = to_floats(sums[k][r]);
-    }
   }
 }
 
 // Scores [R, 64] without the units and the zero points.
 template <typename Codes, int R>
-void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* query, const float* scales,
-                       const RowAhead& next, float* scores) {
+void score_integers_of(const StoredTile& tile, int64_t bytes, const int16_t* query, const RowAhead& next,
+                       float* scores) {
   const RowAhead ahead = next;
   const Codes codes;
-  const int64_t scale_stride = scale_lanes(bytes / 8);
   for (int t = 0; t < kTileTokens; t += kBlockTokens) {
     Vec sums[R][kBlockTokens];
 #pragma GCC unroll 4
     for (int first = 0; first < kBlockTokens; first += kIntegerKeys) {
-      Vec lanes[kIntegerKeys][R] = {};
+      IntVec lanes[kIntegerKeys][R] = {};
 #pragma GCC unroll 4
       for (int k = 0; k < kIntegerKeys; ++k) ahead.prefetch_streams(t + first + k);
-      multiply_keys<Codes, R>(codes, tile.codes + t + first, bytes, query, scales + (t + first) * scale_stride,
-                              scale_stride, lanes);
+      multiply_keys<Codes, R>(codes, tile.codes + t + first, bytes, query, lanes);
 #pragma GCC unroll 4
       for (int k = 0; k < kIntegerKeys; ++k) {
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) sums[r][first + k] = lanes[k][r];
+        for (int r = 0; r < R; ++r) sums[r][first + k] = to_floats(lanes[k][r]);
       }
     }
     store_sums<R>(sums, scores + t);
   }
 }
 
+// ---- with the scales of groups
+
+// Vectors of keys, a key in each lane, that are multiplied together.
+constexpr int kKeyVectors = kLanes == 16 ? 2 : 1;
+constexpr int kVectorKeys = kKeyVectors * kLanes;
+
+// Adds the products of R query rows with 8 numbers of each key.
+template <typename Codes, int R>
+PC_FORCE_INLINE void multiply_dwords(const Codes& codes, const Vec (&stored)[kKeyVectors], const int16_t* query,
+                                     IntVec (&sums)[kKeyVectors][R]) {
+  const auto multiply = [&]<int kPart>() __attribute__((always_inline)) {
+    Shorts words[kKeyVectors][2];
+#pragma GCC unroll 2
+    for (int k = 0; k < kKeyVectors; ++k) codes.template words<kPart>((Bytes)stored[k], words[k]);
+#pragma GCC unroll 2
+    for (int e = 0; e < 2; ++e) {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const Shorts pair = repeat_pair(query + 2 * ((2 * kPart + e) * R + r));
+#pragma GCC unroll 2
+        for (int k = 0; k < kKeyVectors; ++k) sums[k][r] = add_pairs(sums[k][r], words[k][e], pair);
+      }
+    }
+  };
+  multiply.template operator()<0>();
+  multiply.template operator()<1>();
+}
+
+// Scores [R, 64] without the units, with the scales [groups, 64].
+//
+// The codes of keys are transposed by dwords, of which a group has two: a lane has the sums of a key, which are
+// multiplied with the scales of the keys after each group.
+template <typename Codes, int R>
+void score_groups_of(const StoredTile& tile, int64_t dim, const int16_t* given, const float* scales,
+                     const RowAhead& next, float* scores) {
+  constexpr int64_t kDwordDims = 8, kSquareDims = kDwordDims * kLanes;
+  const RowAhead ahead = next;
+  const Codes codes;
+  const int rows_a_group = static_cast<int>((kVectorKeys * Codes::kGroup + dim - 1) / dim);
+  int place = 0;  // of the row that is prefetched next
+  for (int t = 0; t < kTileTokens; t += kVectorKeys) {
+    const int16_t* query = given;
+    const float* scale = scales + t;
+    Vec totals[kKeyVectors][R] = {};
+    for (int64_t d = 0; d < dim; d += kSquareDims) {
+      const int dwords = static_cast<int>((dim - d < kSquareDims ? dim - d : kSquareDims) / kDwordDims);
+      Vec transposed[kLanes][kKeyVectors];
+#pragma GCC unroll 2
+      for (int k = 0; k < kKeyVectors; ++k) {
+        Vec square[kLanes];
+        load_square(tile.codes + t + k * kLanes, d / 2, dwords, square);
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) transposed[i][k] = square[i];
+      }
+      for (int i = 0; i < dwords; i += 2, query += 2 * kDwordDims * R, scale += kTileTokens) {
+        const int end = place + rows_a_group < kTileTokens ? place + rows_a_group : static_cast<int>(kTileTokens);
+        for (; place < end; ++place) ahead.prefetch_streams(place);
+        IntVec sums[kKeyVectors][R] = {};
+        multiply_dwords<Codes, R>(codes, transposed[i], query, sums);
+        multiply_dwords<Codes, R>(codes, transposed[i + 1], query + kDwordDims * R, sums);
+#pragma GCC unroll 2
+        for (int k = 0; k < kKeyVectors; ++k) {
+          const Vec of_keys = load(scale + k * kLanes);
+#pragma GCC unroll 4
+          for (int r = 0; r < R; ++r) totals[k][r] = fma(to_floats(sums[k][r]), of_keys, totals[k][r]);
+        }
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 2
+      for (int k = 0; k < kKeyVectors; ++k) store(scores + r * kTileTokens + t + k * kLanes, totals[k][r]);
+    }
+  }
+}
+
+// ---- both
+
 inline void score_integers(const HeadRows& rows, const Cache& cache, const StoredTile& tile, const NextRows& next_rows,
                            const Scratch& scratch) {
   const int64_t bytes = row_bytes(cache), stride = integer_padded(cache.dim);
   prefetch_all_scales(next_rows);
   with_integers(cache.format, [&]<typename Codes>() {
-    if constexpr (Codes::kGroup != 0) spread_scales(cache, tile, scratch.key);
+    if constexpr (kHasGroups<Codes>) transpose_scales(cache, tile, scratch.key);
     alignas(64) float zero_points[kTileTokens] = {};
     if constexpr (Codes::kHasZeroPoints) load_zero_points(tile, zero_points);
     for_each_even_block(rows.count, [&]<int R>(int64_t row) {
-      const RowAhead ahead = row == 0 && next_rows.rows.base != nullptr ? RowAhead(next_rows) : RowAhead(tile);
+      const RowAhead ahead = row == 0 ? rows_ahead(next_rows, tile) : RowAhead(tile);
+      const int16_t* const query = rows.query_integers + row * stride;
       float* scores = rows.scores + row * kTileTokens;
-      score_integers_of<Codes, R>(tile, bytes, rows.query_integers + row * stride, scratch.key, ahead, scores);
+      if constexpr (kHasGroups<Codes>) {
+        score_groups_of<Codes, R>(tile, cache.dim, query, scratch.key, ahead, scores);
+      } else {
+        score_integers_of<Codes, R>(tile, bytes, query, ahead, scores);
+      }
       for (int r = 0; r < R; ++r, scores += kTileTokens) {
         const IntegerRow query = rows.integer_rows[row + r];
         for (int t = 0; t < kTileTokens; t += kLanes) {

@@ -5,7 +5,7 @@
 //   stored bytes   t      a0 a1 a2 ..     words of both in turn   a0 a1 b0 b1 a2 a3 b2 b3 ..
 //                  t + 1  b0 b1 b2 ..     even, odd bytes         a0 b0 a2 b2 ..    a1 b1 a3 b3 ..
 //
-// Four vectors of sums have 16 dims in each quarter of their lanes, which share a scale.
+// With groups, which have their own weights, a vector has the dims of one.
 #pragma once
 
 #include "pagecore/ops/cpu/kernels/codes/integer_weights.hpp"
@@ -42,7 +42,7 @@ PC_FORCE_INLINE void multiply_values(const StoredTile& tile, int64_t at, int64_t
     if constexpr (kOperandPairs == 2) operand_pair<Codes, kHalf, 1>(codes, a, b, pairs[1]);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const Shorts weight = weight_pair<Codes>(words, r, t);
+      const Shorts weight = repeat_pair(words + r * kTileTokens + t);
 #pragma GCC unroll 4
       for (int i = 0; i < 2 * kOperandPairs; ++i) sums[r][i] = add_pairs(sums[r][i], pairs[i / 2][i % 2], weight);
     }
@@ -78,8 +78,7 @@ void add_values(const HeadRows& rows, int64_t row, const Cache& cache, const Sto
                 const IntegerWeights& weights, PassAhead ahead, int64_t pass) {
   constexpr int64_t kRun = 16 * Codes::kParts;  // dims from one quarter to the next
   const int64_t bytes = row_bytes(cache), first = at * Codes::kParts + 16 * kHalf;
-  const int64_t group = Codes::kGroup == 0 ? 0 : first / 16;
-  const int16_t* const words = words_of<Codes>(weights, group, row);
+  const int16_t* const words = words_of(weights, 0, row);
   Vec sums[R][4];
   multiply_values<Codes, kHalf, 0, R, kPrefetches>(tile, at, bytes, words, ahead, sums);
   if constexpr (kOperandPairs == 1) {
@@ -94,12 +93,91 @@ void add_values(const HeadRows& rows, int64_t row, const Cache& cache, const Sto
     for (int i = 0; i < 4; ++i) {
       const int64_t d = first + i * kLanes / 16 * kRun + i * kLanes % 16;
       if (d >= cache.dim) break;
-      float unit = weights.units[row + r];
-      if constexpr (Codes::kGroup != 0) unit *= weights.of_groups[d / 16];
-      add_product(acc + d, (sums[r][i] - weights.excess[row + r]) * unit, rows.factor + row + r);
+      add_product(acc + d, (sums[r][i] - weights.excess[row + r]) * weights.units[row + r], rows.factor + row + r);
     }
   }
 }
+
+// Adds the products of all rows.
+template <typename Codes>
+inline void add_all_values(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
+                           const IntegerWeights& weights, const NextRows& next_rows) {
+  const int64_t bytes = row_bytes(cache);
+  constexpr int kPasses = 2 / kOperandPairs;
+  PassAhead ahead(next_rows, kPasses * Codes::kParts * ((bytes + kByteLanes - 1) / kByteLanes));
+  for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+    int64_t pass = 0;
+    const auto add = [&]<int kHalf>(int64_t at) {
+      if (row == 0 && ahead.begin(pass)) {
+        add_values<Codes, kHalf, R, true>(rows, row, cache, tile, at, weights, ahead, pass);
+      } else {
+        add_values<Codes, kHalf, R, false>(rows, row, cache, tile, at, weights, ahead, pass);
+      }
+      pass += kPasses;
+    };
+    for (int64_t at = 0; at < bytes; at += kByteLanes) {
+      add.template operator()<0>(at);
+      if constexpr (Codes::kParts == 2) add.template operator()<1>(at);
+    }
+  });
+}
+
+// ---- with the scales of groups
+
+// Adds the sums of R rows over the dims of a step of vectors, from d on.
+template <typename Codes, int R, bool kPrefetches>
+void add_group_values(const HeadRows& rows, int64_t row, const StoredTile& tile, int64_t d,
+                      const IntegerWeights& weights, const PassAhead& next) {
+  constexpr int kVectors = static_cast<int>(Codes::kValueDims) / kLanes, kOfGroup = Codes::kGroup / kLanes;
+  const PassAhead ahead = next;
+  const Codes codes;
+  const int16_t* const words = words_of(weights, d / Codes::kGroup, row);
+  IntVec sums[R][kVectors] = {};
+  for (int t = 0; t < kTileTokens; t += 2) {
+    if constexpr (kPrefetches) ahead.prefetch(t);
+    Shorts pairs[kVectors];
+    codes.values(tile.codes[t] + d / 2, tile.codes[t + 1] + d / 2, pairs);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const int16_t* const weight = words + (v / kOfGroup * kCodeRows + r) * kTileTokens + t;
+        sums[r][v] = add_pairs(sums[r][v], pairs[v], repeat_pair(weight));
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; ++r) {
+    float* const acc = rows.acc + (row + r) * rows.acc_stride + d;
+    Vec of_dims[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) of_dims[v] = to_floats(sums[r][v]);
+    Codes::order_values(of_dims);
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      const float unit = weights.units[row + r] * weights.of_groups[d / Codes::kGroup + v / kOfGroup];
+      add_product(acc + v * kLanes, of_dims[v] * unit, rows.factor + row + r);
+    }
+  }
+}
+
+// Adds the products of all rows.
+template <typename Codes>
+inline void add_all_groups(const HeadRows& rows, const Cache& cache, const StoredTile& tile,
+                           const IntegerWeights& weights, const NextRows& next_rows) {
+  PassAhead ahead(next_rows, cache.dim / Codes::kValueDims);
+  for_each_even_block(rows.count, [&]<int R>(int64_t row) {
+    for (int64_t d = 0; d < cache.dim; d += Codes::kValueDims) {
+      if (row == 0 && ahead.begin(d / Codes::kValueDims)) {
+        add_group_values<Codes, R, true>(rows, row, tile, d, weights, ahead);
+      } else {
+        add_group_values<Codes, R, false>(rows, row, tile, d, weights, ahead);
+      }
+    }
+  });
+}
+
+// ---- both
 
 // Adds the products of all rows, which attend to the same keys. Returns false, having added nothing, if the weights
 // cannot be integers.
@@ -109,24 +187,11 @@ inline bool accumulate_integers(const HeadRows& rows, const Cache& cache, const 
     IntegerWeights weights;
     if (!make_integer_weights<Codes>(rows, cache, tile, scratch, weights)) return false;
     prefetch_all_scales(next_rows);
-    const int64_t bytes = row_bytes(cache);
-    constexpr int kPasses = 2 / kOperandPairs;
-    PassAhead ahead(next_rows, kPasses * Codes::kParts * ((bytes + kByteLanes - 1) / kByteLanes));
-    for_each_even_block(rows.count, [&]<int R>(int64_t row) {
-      int64_t pass = 0;
-      const auto add = [&]<int kHalf>(int64_t at) {
-        if (row == 0 && ahead.begin(pass)) {
-          add_values<Codes, kHalf, R, true>(rows, row, cache, tile, at, weights, ahead, pass);
-        } else {
-          add_values<Codes, kHalf, R, false>(rows, row, cache, tile, at, weights, ahead, pass);
-        }
-        pass += kPasses;
-      };
-      for (int64_t at = 0; at < bytes; at += kByteLanes) {
-        add.template operator()<0>(at);
-        if constexpr (Codes::kParts == 2) add.template operator()<1>(at);
-      }
-    });
+    if constexpr (kHasGroups<Codes>) {
+      add_all_groups<Codes>(rows, cache, tile, weights, next_rows);
+    } else {
+      add_all_values<Codes>(rows, cache, tile, weights, next_rows);
+    }
     return true;
   });
 }

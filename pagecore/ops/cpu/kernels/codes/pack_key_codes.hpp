@@ -11,14 +11,6 @@ namespace {
 
 #if defined(__AVX512VBMI__)
 
-// Loads the dwords of 16 rows from byte `at` on, 16 or 8 of each, and transposes them.
-PC_FORCE_INLINE void load_square(const char* const* rows, int64_t at, int dwords, Vec (&square)[kLanes]) {
-  const auto part = static_cast<__mmask16>(dwords == kLanes ? 0xffff : 0xff);
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) square[i] = (Vec)_mm512_maskz_loadu_epi32(part, rows[i] + at);
-  transpose(square);
-}
-
 PC_FORCE_INLINE void prefetch_square(const NextRows& next, int first, int64_t at) {
   if (next.rows.base == nullptr) return;
   for (int i = 0; i < kLanes; ++i) prefetch_line(next.rows.base + next.rows.offsets[first + i] + at);

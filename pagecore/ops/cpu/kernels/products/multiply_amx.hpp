@@ -9,8 +9,6 @@
 // own rows.
 #pragma once
 
-#include <utility>
-
 #include "pagecore/ops/cpu/kernels/products/multiply.hpp"
 #include "pagecore/ops/cpu/kernels/simd/amx.hpp"
 #if defined(PC_AMX_EMULATED)
@@ -76,13 +74,6 @@ struct AmxProduct {
 struct RowTile {
   int64_t begin, first, last;
 };
-
-// Calls f.template operator()<0>() ... <kCount - 1>(), because instructions encode tile numbers.
-template <int kCount, typename F>
-PC_FORCE_INLINE void for_each_constant(F&& f) {
-  [&]<int... I>(std::integer_sequence<int, I...>)
-      __attribute__((always_inline)) { (f.template operator()<I>(), ...); }(std::make_integer_sequence<int, kCount>{});
-}
 
 template <int R, int N>
 void multiply_amx_block(const AmxProduct& p, const RowTile* rows, int64_t column) {

@@ -1,8 +1,6 @@
 // Transpose of a square of kLanes vectors, on raw bits.
 #pragma once
 
-#include <utility>
-
 #include "pagecore/ops/cpu/kernels/simd/vec.hpp"
 
 namespace pagecore::cpu::PC_ISA {
@@ -67,6 +65,22 @@ PC_FORCE_INLINE void transpose(Vec (&m)[kLanes]) {
     }
   }
 }
+
+#if defined(__AVX2__)
+// Loads the dwords of kLanes rows from byte `at` on, kLanes or 8 of each, and transposes them.
+PC_FORCE_INLINE void load_square(const char* const* rows, int64_t at, [[maybe_unused]] int dwords,
+                                 Vec (&square)[kLanes]) {
+#if defined(__AVX512F__)
+  const auto part = static_cast<__mmask16>(dwords == kLanes ? 0xffff : 0xff);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) square[i] = (Vec)_mm512_maskz_loadu_epi32(part, rows[i] + at);
+#else
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanes; ++i) square[i] = load(reinterpret_cast<const float*>(rows[i] + at));
+#endif
+  transpose(square);
+}
+#endif
 
 }  // namespace
 }  // namespace pagecore::cpu::PC_ISA

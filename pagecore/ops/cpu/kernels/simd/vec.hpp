@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -46,6 +47,13 @@ typedef float LooseVec __attribute__((vector_size(4 * kLanes), aligned(1), may_a
 typedef uint16_t LooseHalfVec __attribute__((vector_size(2 * kLanes), aligned(1), may_alias));
 typedef uint8_t LooseByteVec __attribute__((vector_size(kLanes), aligned(1), may_alias));
 typedef float LooseVec4 __attribute__((vector_size(16), aligned(1), may_alias));
+
+// Calls f.template operator()<0>() ... <kCount - 1>(), for numbers that instructions encode.
+template <int kCount, typename F>
+PC_FORCE_INLINE void for_each_constant(F&& f) {
+  [&]<int... I>(std::integer_sequence<int, I...>)
+      __attribute__((always_inline)) { (f.template operator()<I>(), ...); }(std::make_integer_sequence<int, kCount>{});
+}
 
 PC_FORCE_INLINE Vec splat(float x) { return x - Vec{}; }
 PC_FORCE_INLINE Vec load(const float* p) { return *reinterpret_cast<const LooseVec*>(p); }
