@@ -36,6 +36,8 @@ class CacheRows {
   // The type of the numbers that read() returns.
   [[nodiscard]] Float type() const { return number_type(cache_); }
   [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
+  // True if dot products of pairs read the rows of a head page by page (prefetch.hpp).
+  [[nodiscard]] bool by_pages() const { return kDotsByPages && cache_.token_stride == row_bytes_; }
 
   // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
   // unpacking prefetches `next_rows` and clears it.
@@ -99,7 +101,7 @@ class CacheRows {
 
   // The rows of the head after `head`, whose rows are in use.
   [[nodiscard]] NextRows next_head(const RowOffsets& places, int64_t head) const {
-    if (is_plain(cache_)) return {cache_.head_stride, {}, 0, {}};
+    if (is_plain(cache_)) return {cache_.head_stride, {}, 0, {}, by_pages()};
     return next(places, head + 1);
   }
 

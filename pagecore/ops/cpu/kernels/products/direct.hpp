@@ -44,15 +44,27 @@ void accumulate_rows(const HeadRows& rows, const TokenRows& values, NextRows nex
   });
 }
 
+// Calls visit.template operator()<by pages>().
+template <typename Visit>
+PC_FORCE_INLINE void with_pages(const NextRows& next_rows, Visit&& visit) {
+  if (kDotsByPages && next_rows.by_pages) {
+    visit.template operator()<kDotsByPages>();
+  } else {
+    visit.template operator()<false>();
+  }
+}
+
 // score_rows for pairs of bfloat16.
 inline void score_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unused]] const TokenRows& keys,
                         [[maybe_unused]] const NextRows& next_rows, [[maybe_unused]] int64_t dim) {
 #if defined(__AVX512BF16__)
-  score_blocks(rows, next_rows,
-               [&]<int R>(int64_t row, int token, const NextRows& next) __attribute__((always_inline)) {
-                 dot_score_block<R>(rows.query_pairs + row * rows.query_stride, rows.query_stride, keys, next, token,
-                                    dim, rows.scores + row * kTileTokens);
-               });
+  with_pages(next_rows, [&]<bool kByPages>() __attribute__((always_inline)) {
+    score_blocks(rows, next_rows,
+                 [&]<int R>(int64_t row, int token, const NextRows& next) __attribute__((always_inline)) {
+                   dot_score_block<R, kByPages>(rows.query_pairs + row * rows.query_stride, rows.query_stride, keys,
+                                                next, token, dim, rows.scores + row * kTileTokens);
+                 });
+  });
 #endif
 }
 
@@ -75,7 +87,9 @@ inline void accumulate_pairs([[maybe_unused]] const HeadRows& rows, [[maybe_unus
     const RowSums sums{nullptr, rows.acc + row * rows.acc_stride, rows.acc_stride, rows.factor + row};
     const uint16_t* weights = rows.weights + row * kTileTokens;
     for_each_width<kWidest<R>, 2>(dim / kLanes, [&]<int N>(int64_t vector) __attribute__((always_inline)) {
-      dot_value_block<R, N>(sums, weights, values, next_rows, pairs.first, pairs.last, vector);
+      with_pages(next_rows, [&]<bool kByPages>() __attribute__((always_inline)) {
+        dot_value_block<R, N, kByPages>(sums, weights, values, next_rows, pairs.first, pairs.last, vector);
+      });
     });
     next_rows = {};
   });

@@ -43,7 +43,17 @@ PC_FORCE_INLINE PairVec weave_high(PairVec a, PairVec b) {
                                  26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
 }
 
-template <int R>
+// Prefetches a line of the rows that are needed next: see kDotsByPages.
+template <bool kByPages>
+PC_FORCE_INLINE void prefetch_next(const char* p) {
+  if constexpr (kByPages) {
+    prefetch_line_near(p);
+  } else {
+    prefetch_line(p);
+  }
+}
+
+template <int R, bool kByPages>
 PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, const TokenRows& keys,
                                      const NextRows& next_rows, int token, int64_t dim, float* scores) {
   prefetch_elsewhere(next_rows, token, kBlockTokens);
@@ -54,7 +64,9 @@ PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, cons
   for (int64_t d = 0; d < dim; d += kPairLanes) {
     if (next_rows.distance != 0) {
 #pragma GCC unroll 4
-      for (int t = 0; t < kBlockTokens; ++t) prefetch_line(key[t] + d * kSize<Float::BF16> + next_rows.distance);
+      for (int t = 0; t < kBlockTokens; ++t) {
+        prefetch_next<kByPages>(key[t] + d * kSize<Float::BF16> + next_rows.distance);
+      }
     }
     PairVec k[kBlockTokens];
 #pragma GCC unroll 4
@@ -70,7 +82,7 @@ PC_FORCE_INLINE void dot_score_block(const uint16_t* query, int64_t stride, cons
 }
 
 // Accumulates vectors first_vector .. first_vector + N of the rows' values; N is even.
-template <int R, int N>
+template <int R, int N, bool kByPages>
 PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weights, const TokenRows& values,
                                      const NextRows& next_rows, int first, int last, int64_t first_vector) {
   const int64_t byte = first_vector * kLanes * kSize<Float::BF16>;
@@ -85,8 +97,8 @@ PC_FORCE_INLINE void dot_value_block(const RowSums& rows, const uint16_t* weight
       const PairVec a = load_pairs(p + n * kLanes * kSize<Float::BF16>);
       const PairVec b = load_pairs(q + n * kLanes * kSize<Float::BF16>);
       if (next_rows.distance != 0) {
-        prefetch_line(p + n * kLanes * kSize<Float::BF16> + next_rows.distance);
-        prefetch_line(q + n * kLanes * kSize<Float::BF16> + next_rows.distance);
+        prefetch_next<kByPages>(p + n * kLanes * kSize<Float::BF16> + next_rows.distance);
+        prefetch_next<kByPages>(q + n * kLanes * kSize<Float::BF16> + next_rows.distance);
       }
       v[n] = weave_low(a, b);
       v[n + 1] = weave_high(a, b);

@@ -33,7 +33,11 @@ constexpr Order make_order(int streams, int turn) {
 constexpr Order kNatural = make_order(1, 1), kStreamsOfOne = make_order(kStreams, 1),
                 kStreamsOfTwo = make_order(kStreams, 2);
 
-PC_FORCE_INLINE const Order& streams_for(int64_t row_bytes) { return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne; }
+// The order for rows of `row_bytes`, by pages if `by_pages`.
+PC_FORCE_INLINE const Order& order_for(int64_t row_bytes, bool by_pages) {
+  if (by_pages && row_bytes >= 256) return kNatural;
+  return row_bytes <= 256 ? kStreamsOfTwo : kStreamsOfOne;
+}
 
 // Offsets of the rows of a tile, of their codes and of their scales. Plain rows have no scales.
 struct RowOffsets {
