@@ -88,9 +88,9 @@ cdef int64_t evict_saved_states(CacheState state, HostIndex host, int64_t wanted
     cdef PrefixCache prefix = state.prefix
     cdef int32_t component = <int32_t>len(prefix.tree.components) - 1
     cdef int64_t evicted = 0, freed = 0
-    cdef int32_t node, count
+    cdef int32_t node
     while wanted > 0:
-        node = prefix.tree.next_victim_raw(component, &count)
+        node = prefix.tree.native.next_victim(component)
         if node < 0:
             break
         save_path(state, host, node, copy, done)
