@@ -64,7 +64,7 @@ servers: $(VENV)/.created
 	@echo 'Installing Redis, Valkey, moto, Azurite and Mooncake, unless they are installed (about 1 min)'
 	$(Q)$(call logged,servers,tests/tiers/install_servers.sh)
 
-# Every case of the matrix of CUDA kernels in the emulator; make test runs a part of it.
+# Every case of the matrix of CUDA kernels in the emulator (about 10 min on two cores); make test runs a part of it.
 emulate: $(VENV)/.test build
 	PAGECORE_EMULATE=full $(BIN)/python -m pytest $(PARALLEL) tests/cuda tests/emulator --runtime emulator
 

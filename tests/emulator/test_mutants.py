@@ -174,8 +174,13 @@ KERNELS = {
 }
 
 
+# Barriers that the present division of work among lanes does without: each lane of general reads only the numbers that
+# it has widened itself, of every dim. They stay for a division without that property.
+UNNEEDED = {"stored": ["attention/general/stored.cuh:85: pc_sync_warp();"]}
+
+
 @pytest.mark.skipif(not FULL, reason="needs PAGECORE_EMULATE=full")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_synchronisation_can_be_removed(tmp_path, kernel):
     files, work = KERNELS[kernel]
-    assert survivors(tmp_path, files, work) == []
+    assert survivors(tmp_path, files, work) == UNNEEDED.get(kernel, [])
