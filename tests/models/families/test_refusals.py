@@ -65,8 +65,8 @@ def test_a_count_that_is_not_a_positive_integer_raises(field, value):
         ),
         (
             "k-exaone",
-            {"layer_types": None, "sliding_window_pattern": "LLLG"},
-            'sliding_window_pattern is "LLLG"',
+            {"layer_types": None, "sliding_window_pattern": "LLXG"},
+            'sliding_window_pattern is "LLXG"',
         ),
         ("llama-3-8b", {"max_position_embeddings": "8k"}, 'max_position_embeddings is "8k"'),
         ("llama-3-8b", {"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
