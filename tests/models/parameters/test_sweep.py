@@ -72,7 +72,8 @@ LATENT_TYPES = {name for name, family in FAMILIES.items() if family.stores_laten
 # Families without groups of queries, and those whose default head_dim suits only their own sizes.
 MULTI_HEAD = {*LATENT_TYPES, "gpt2", "gpt_neox", "mistral_large4", "persimmon"}
 OF_WIDTH = {"helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "ministral"}
-WRAPPED = {text: whole for whole, text in TEXT_MODELS.items()}
+# transformers has neither of the two types of published files.
+WRAPPED = {text: whole for whole, text in TEXT_MODELS.items() if whole not in ("dots_ocr", "ernie4_5_moe_vl")}
 # transformers serves kimi_k2 as deepseek_v3, and has minimax alone of the three.
 TYPES = sorted(STRUCTURES.keys() - COUNTED_ELSEWHERE - {"kimi_k2", "minimax_m1", "minimax_text_01"})
 CLIP = {"model_type": "clip_vision_model", "image_size": 42, "patch_size": 14}
