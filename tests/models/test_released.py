@@ -1,7 +1,8 @@
-"""Config files as they are released, with fields that no default has, and their sizes by hand.
+"""Config files as they are released, with fields that no default has, and their sizes.
 
-Bytes are those of a token in all layers that attend. Parameters are those that the checkpoints state, without the
-biases by which DeepSeek and GLM choose their experts, which transformers keeps as buffers.
+Bytes are those of a token in all layers that attend. Parameters are recorded counts, which a change must not move;
+those of Grok-1 and Kimi-VL are derived below. They leave out the biases by which DeepSeek and GLM choose their experts,
+which transformers keeps as buffers.
 """
 
 import json
