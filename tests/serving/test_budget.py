@@ -205,7 +205,11 @@ def test_a_device_smaller_than_the_weights_is_refused_with_what_is_missing(argum
     [
         ({}, ShapeError, "give exactly one of them"),
         ({"memory": "1GiB", "device_memory": "80GiB"}, ShapeError, "give exactly one of them"),
-        ({"memory": "1GiB", "options": DeviceOptions()}, ShapeError, r"without device_memory \(all have their defaults"),
+        (
+            {"memory": "1GiB", "options": DeviceOptions()},
+            ShapeError,
+            r"without device_memory \(all have their defaults",
+        ),
         ({"memory": "1GiB", "options": DeviceOptions(weights="fp8", images=2)}, ShapeError, r"\(weights, images\)"),
         ({"device_memory": 0.5}, ShapeError, "device_memory is 0.5; give bytes"),
         ({"device_memory": "lots"}, ShapeError, "device_memory is 'lots'"),

@@ -251,7 +251,7 @@ cdef class RadixInsertion(RadixLookup):
         return insertion
 
     cdef Insertion _entry(self, object time, object entry):
-        """Return the Insertion of one entry of a batch. A call with keywords would take half as long as an insertion."""
+        """Return the Insertion of one entry of a batch. A call with keywords takes half as long as an insertion."""
         cdef dict given
         cdef bint has_tokens = False
         cdef bint has_blocks = False

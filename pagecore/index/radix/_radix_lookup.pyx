@@ -264,7 +264,7 @@ cdef class RadixLookup(RadixCore):
         return 0
 
     cdef object _copy_blocks(self, object lanes, int32_t node, int32_t offset, int64_t count):
-        """Return the ids of a prefix: an array for one lane; for several `lanes`, a new tuple, with an array in each."""
+        """Return the ids of a prefix: an array for one lane, and for several `lanes` a new tuple of arrays."""
         cdef int32_t* data = NULL
         cdef int32_t lane
         for lane in range(self.num_lanes):

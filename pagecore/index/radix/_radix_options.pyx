@@ -31,7 +31,9 @@ cdef Options read_options(
         options.state_interval = (-(-64 // options.block_size) * options.block_size if state_interval is None
                                   else as_int64(state_interval, "state_interval"))
     elif state_interval is not None:
-        raise UnsupportedOption(f"state_interval is {shown(state_interval)} and the tree has no states; give states=True")
+        raise UnsupportedOption(
+            f"state_interval is {shown(state_interval)} and the tree has no states; give states=True"
+        )
     cdef int position = POLICIES.index(policy)
     options.policy = <Policy> position
     return options

@@ -171,7 +171,9 @@ cdef int read_hint(RetentionHint* hint, double* now, str policy, object time, ob
     now[0] = as_time(time)
     if priority is not None:
         if policy != "priority":
-            raise UnsupportedOption(f"priority is {shown(priority)} and the policy is {policy!r}; use policy \"priority\"")
+            raise UnsupportedOption(
+                f"priority is {shown(priority)} and the policy is {policy!r}; use policy \"priority\""
+            )
         hint.priority = as_number(priority, "priority")
         if not 0 <= hint.priority <= 100:
             raise ShapeError(f"priority is {priority}; use 0 to 100")

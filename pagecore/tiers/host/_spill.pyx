@@ -84,7 +84,7 @@ cdef int64_t evict_saved(
 
 
 cdef int64_t evict_saved_states(CacheState state, HostIndex host, int64_t wanted, copy, done) except -1:
-    """Evict states until `wanted` slots are free, one after the other, each after it was copied; return their number."""
+    """Evict states until `wanted` slots are free, each after it was copied; return the number of states."""
     cdef PrefixCache prefix = state.prefix
     cdef int32_t component = <int32_t>len(prefix.tree.components) - 1
     cdef int64_t evicted = 0, freed = 0

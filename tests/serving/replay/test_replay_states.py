@@ -172,7 +172,11 @@ def test_a_layer_with_both_counts_both(chats):
         ({"num_states": 5}, UnsupportedOption, "num_states is 5, but the model has no"),
         ({"model": SMALL, "num_states": 2}, ShapeError, "num_states is 2"),
         ({"model": SMALL, "state_ratio": 0}, ShapeError, "state_ratio is 0"),
-        ({"model": SMALL, "swap_memory": "20MiB"}, NotEnoughMemory, "^swap_memory: .* two state slots of 19316736 bytes"),
+        (
+            {"model": SMALL, "swap_memory": "20MiB"},
+            NotEnoughMemory,
+            "^swap_memory: .* two state slots of 19316736 bytes",
+        ),
         ({"model": SMALL, "host": "20MiB"}, NotEnoughMemory, "^host: .* two state slots of 19316736 bytes"),
         ({"model": HYBRIDS["mamba-2.8b"], "blocks": 9}, UnsupportedOption, "blocks is 9, but no layer of the model"),
         ({"model": HYBRIDS["mamba-2.8b"], "host": "20MiB"}, NotEnoughMemory, "^host: .* two state slots of 24903680"),
