@@ -179,7 +179,8 @@ void IoQueue::end(State& state, std::unique_lock<std::mutex>& lock, Job& job) {
 }
 
 void IoQueue::cancel_waiting(State& state, Job& job) {
-  if (job.next == job.transfers.size()) return;
+  // With nothing left the job is being finished, without the lock: finish() may change the transfers.
+  if (job.left == 0 || job.next == job.transfers.size()) return;
   std::deque<Job*>& waiting = job.direction == Direction::Load ? state.loads : state.stores;
   waiting.erase(std::find(waiting.begin(), waiting.end(), &job));
   for (; job.next < job.transfers.size(); ++job.next) {
