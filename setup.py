@@ -40,7 +40,7 @@ STANDARD_HEADERS = (
 )
 GENERATED_HEADERS = (
     *("<Python.h>", "<frameobject.h>", "<pythread.h>", "<structmember.h>", *STANDARD_HEADERS),
-    *(f'"pagecore/{name}.hpp"' for name in ("native/translate", "arrays/array_view", "arrays/dtype")),
+    *(f'"pagecore/{name}.hpp"' for name in ("native/translate", "arrays/views/array_view", "arrays/dtypes/dtype")),
 )
 # Inline functions of a header are instantiated again by each file that begins with it, used or not: each prelude has
 # only headers of its rooms.

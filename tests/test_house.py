@@ -146,7 +146,7 @@ def test_native_code_knows_its_own_room_and_no_python(path):
     room = room_of(path)
     allowed = {f"pagecore/{room}", "pagecore/native"}
     if room == "ops":  # the one list of dtypes
-        allowed.add("pagecore/arrays/dtype.hpp")
+        allowed.add("pagecore/arrays/dtypes/dtype.hpp")
     if room == "interop":  # native code of other frameworks, which has no interpreter to call the operations through
         allowed.add("pagecore/ops/cpu/host_calls.hpp")
     for include in re.findall(r'#include\s+[<"]([^>"]+)[>"]', path.read_text()):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pagecore
 from bench.harness.runner import Bench, Job, Work
-from pagecore.arrays.cuda import runtime
+from pagecore.arrays.cuda.current import runtime
 
 # More than four times the L2 of an H200 (60 MB): reading this many bytes evicts everything that was in it.
 COLD_BYTES = 256 << 20

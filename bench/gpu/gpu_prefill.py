@@ -30,7 +30,7 @@ from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_PREFILL_RATIO_MIN
 from bench.host.attention_load import Shape
 from bench.host.formats import ERROR_MAX, PLAIN, bits_of
-from pagecore.arrays.formats import FORMATS, Format
+from pagecore.arrays.dtypes.formats import FORMATS, Format
 
 CLOCK = clock
 # A prompt of 2,048 tokens takes 100 us or more, so the launch of a graph is negligible; 64 of the longest prompts would

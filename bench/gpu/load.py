@@ -7,7 +7,7 @@ from typing import Any
 import pagecore
 from bench.gpu.device import Gpu
 from bench.host.attention_load import Shape
-from pagecore.arrays.formats import Format
+from pagecore.arrays.dtypes.formats import Format
 
 
 class GpuLoad:

@@ -22,7 +22,7 @@ from bench.host.attention_controls import on_threads, thread_counts
 from bench.host.attention_load import Load, Paged, Shape
 from bench.peers import PeerMissing, openvino
 from pagecore import paged_attention, write_kv
-from pagecore.arrays.formats import FORMATS, Format
+from pagecore.arrays.dtypes.formats import FORMATS, Format
 
 PLAIN, BLOCK = "bfloat16", 16
 DRAM = Shape(32, 8, 128, 8, 16384)

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
-from pagecore.arrays.array_view cimport ArrayView
-from pagecore.arrays.codes cimport LAST_FLOAT, CPU
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU
+from pagecore.arrays.tensors._tensor cimport Tensor, last_axis_contiguous, new_tensor, tensor_of
+from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.arguments._checks cimport any_tensor, check_rank
 from pagecore.ops.arguments._formats cimport plain_cache
 from pagecore.ops.arguments._overlap cimport shares_memory
@@ -13,8 +13,8 @@ from pagecore.ops.cpu._cpu cimport write_kv as run_write
 import numpy as np
 
 from pagecore.arrays import cuda
-from pagecore.arrays.streams import await_producer, stream_handle
-from pagecore.arrays.uploads import to_device
+from pagecore.arrays.tensors.streams import await_producer, stream_handle
+from pagecore.arrays.tensors.uploads import to_device
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops import write_kv
 from pagecore.storage.checks import shown

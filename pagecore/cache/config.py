@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.devices import device_name
+from pagecore.arrays.cuda.devices import device_name
 from pagecore.cache.layers import Layers
 from pagecore.cache.limits import cache_device, refuse_unserved, scrub_option, slot_dtype
 from pagecore.cache.paged import PagedKVCache

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pagecore.arrays import Tensor
-from pagecore.arrays.uploads import to_device
+from pagecore.arrays.tensors.uploads import to_device
 from pagecore.cache.step.batch import Batch, BatchGroup
 from pagecore.cache.step.selection import num_listed, padded_selection
 from pagecore.errors import ShapeError, UnsupportedOption

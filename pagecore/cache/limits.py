@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pagecore.arrays.devices import device_name
+from pagecore.arrays.cuda.devices import device_name
 from pagecore.cache.demand import divide_memory, longest_sequence
 from pagecore.cache.layers import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption

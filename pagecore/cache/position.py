@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.arrays import as_tensor
-from pagecore.arrays.frameworks import is_instance
+from pagecore.arrays.exchange.frameworks import is_instance
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import shown
 

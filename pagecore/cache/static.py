@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from pagecore.arrays import Tensor
-from pagecore.arrays.devices import device_name
+from pagecore.arrays.cuda.devices import device_name
 from pagecore.cache.layers import Layers, arrange, layer_number
 from pagecore.cache.position import position_number
 from pagecore.cache.static_arrays import StaticArrays, alike_planes, encoder_capacity

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
 from pagecore.storage.spec import CACHE_DTYPES

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "pagecore/arrays/dtype.hpp"
+#include "pagecore/arrays/dtypes/dtype.hpp"
 #include "pagecore/ops/format.hpp"
 
 #define PC_FORCE_INLINE [[gnu::always_inline]] inline

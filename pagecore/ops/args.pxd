@@ -6,8 +6,8 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport DType, INT64
+from pagecore.arrays.dtypes.codes cimport DType, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor
 
 
 cdef extern from "pagecore/ops/format.hpp" namespace "pagecore" nogil:

@@ -1,4 +1,4 @@
-// Formats of stored keys and values; arrays/formats.py describes them.
+// Formats of stored keys and values; arrays/dtypes/formats.py describes them.
 #pragma once
 
 #include <cstdint>

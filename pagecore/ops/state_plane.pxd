@@ -1,7 +1,7 @@
 # Declarations of state_plane.hpp.
 from libc.stdint cimport int8_t, int64_t
 
-from pagecore.arrays.codes cimport DType
+from pagecore.arrays.dtypes.codes cimport DType
 
 
 cdef extern from "pagecore/ops/state_plane.hpp" namespace "pagecore" nogil:

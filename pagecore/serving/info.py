@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from pagecore.arrays.cuda import runtime
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cpu import available_isas, isa, num_threads
 from pagecore.ops.cpu_count import usable_cores

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pagecore.arrays import Tensor, as_tensor, cuda, strided
-from pagecore.arrays.devices import device_index
+from pagecore.arrays.cuda.devices import device_index
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.storage.checks import shown
 

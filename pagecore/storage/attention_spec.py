@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, SupportsFloat
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.formats import as_format
+from pagecore.arrays.dtypes.formats import as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
 from pagecore.storage.parallel import TensorParallel

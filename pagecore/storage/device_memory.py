@@ -7,9 +7,9 @@ import weakref
 from dataclasses import dataclass
 
 from pagecore.arrays import Tensor, cuda
-from pagecore.arrays._make import mapped
-from pagecore.arrays.devices import device_index
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.devices import device_index
+from pagecore.arrays.cuda.protocol import Runtime
+from pagecore.arrays.tensors._make import mapped
 from pagecore.errors import PagecoreError
 from pagecore.storage.checks import ceil_div
 

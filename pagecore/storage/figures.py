@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from pagecore.arrays import cuda
-from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.cuda.devices import check_device, device_index
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import shown
 from pagecore.storage.memory import free_memory

@@ -15,8 +15,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 
 from pagecore.arrays import Tensor, as_tensor, cuda
-from pagecore.arrays._make import mapped
-from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.cuda.devices import check_device, device_index
+from pagecore.arrays.tensors._make import mapped
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.checks import ceil_div, flag, require_int
 from pagecore.storage.memory import free_memory

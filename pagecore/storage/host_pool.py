@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, strided
-from pagecore.arrays.devices import check_device, device_index, device_name
+from pagecore.arrays.cuda.devices import check_device, device_index, device_name
 from pagecore.errors import DeviceError, InvalidBlock, ShapeError
 from pagecore.storage.checks import member
 from pagecore.storage.host_memory import PAGE, HostMemory

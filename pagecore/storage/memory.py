@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from pagecore.arrays import cuda
-from pagecore.arrays.devices import check_device, device_index
+from pagecore.arrays.cuda.devices import check_device, device_index
 from pagecore.errors import NotEnoughMemory, ShapeError
 from pagecore.storage.checks import shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import SupportsIndex
 
 from pagecore.arrays import Tensor, empty, strided, zeros
-from pagecore.arrays.devices import device_name
+from pagecore.arrays.cuda.devices import device_name
 from pagecore.errors import NotEnoughMemory, UnsupportedOption
 from pagecore.storage.adoption import Span, adopt
 from pagecore.storage.allocation import Allocator, allocated, checked_allocator, fill_zeros

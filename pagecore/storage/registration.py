@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Sequence
 
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.protocol import Runtime
 
 # One call for 512 GiB fails on current drivers.
 CHUNK_BYTES_MAX = 64 << 30

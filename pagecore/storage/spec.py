@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.formats import Format, as_format
+from pagecore.arrays.dtypes.formats import Format, as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_tuple, require_int, shown
 

@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 import numpy as np
 
 from pagecore.arrays import Tensor, empty, strided, zeros
-from pagecore.arrays.devices import device_name
+from pagecore.arrays.cuda.devices import device_name
 from pagecore.errors import (
     InvalidBlock,
     NotEnoughMemory,

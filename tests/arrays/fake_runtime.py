@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pagecore.arrays.runtime import DeviceProperties
+from pagecore.arrays.cuda.protocol import DeviceProperties
 from pagecore.errors import NotEnoughMemory
 
 

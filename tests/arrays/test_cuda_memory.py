@@ -10,8 +10,8 @@ import pytest
 
 import pagecore
 from pagecore.arrays import strided
-from pagecore.arrays.cuda import use_runtime
-from pagecore.arrays.streams import note_work
+from pagecore.arrays.cuda.current import use_runtime
+from pagecore.arrays.tensors.streams import note_work
 from tests.arrays.fake_runtime import FakeRuntime
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("pagecore", "bench", "examples", "tests/arrays", "tests/cuda", "tests/gpu", "tests/ops/cuda")
 # Variables and attributes that hold a part of CuPy, by file; a plain "cupy" and "_cupy" are CuPy in every file.
 HELD = {
-    "pagecore/arrays/cupy_runtime.py": {
+    "pagecore/arrays/cuda/cupy_runtime.py": {
         "runtime": "cuda.runtime",
         "_runtime": "cuda.runtime",
         "driver": "cuda.driver",
@@ -94,16 +94,16 @@ def test_every_name_that_is_used_exists(cupy):
 def test_names_in_use_are_found():
     found = uses()
     expected = {
-        "cuda.runtime.memcpyAsync": "pagecore/arrays/cupy_runtime.py",
-        "cuda.runtime.getDeviceCount": "pagecore/arrays/cupy_runtime.py",
-        "cuda.driver.launchKernel": "pagecore/arrays/cupy_runtime.py",
-        "cuda.alloc_pinned_memory": "pagecore/arrays/cupy_runtime.py",
-        "cuda.ExternalStream": "pagecore/arrays/cupy_runtime.py",
+        "cuda.runtime.memcpyAsync": "pagecore/arrays/cuda/cupy_runtime.py",
+        "cuda.runtime.getDeviceCount": "pagecore/arrays/cuda/cupy_runtime.py",
+        "cuda.driver.launchKernel": "pagecore/arrays/cuda/cupy_runtime.py",
+        "cuda.alloc_pinned_memory": "pagecore/arrays/cuda/cupy_runtime.py",
+        "cuda.ExternalStream": "pagecore/arrays/cuda/cupy_runtime.py",
         "cuda.nvrtc.getCUBIN": "pagecore/ops/cuda/compiler.py",
         "cuda.nvrtc.getVersion": "pagecore/ops/cuda/compiler.py",
-        "cuda.UnownedMemory": "pagecore/arrays/foreign.py",
-        "cuda.Device": "pagecore/arrays/results.py",
-        "cuda.get_current_stream": "pagecore/arrays/streams.py",
+        "cuda.UnownedMemory": "pagecore/arrays/exchange/foreign.py",
+        "cuda.Device": "pagecore/arrays/tensors/results.py",
+        "cuda.get_current_stream": "pagecore/arrays/tensors/streams.py",
         "cuda.Stream": "tests/cuda/kit.py",
         "empty": "tests/arrays/test_streams.py",
     }
@@ -111,7 +111,7 @@ def test_names_in_use_are_found():
 
 
 def test_a_name_that_cupy_lacks_is_found(cupy):
-    held = HELD["pagecore/arrays/cupy_runtime.py"]
+    held = HELD["pagecore/arrays/cuda/cupy_runtime.py"]
     (name,) = names_in("self._runtime.errorMemoryAllocation", held) - {"cuda.runtime"}
     assert missing_from(cupy, name) == "cuda.runtime.errorMemoryAllocation"
 

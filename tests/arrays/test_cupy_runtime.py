@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays import cuda, cupy_runtime, driver_memory
-from pagecore.arrays.cuda import use_runtime
-from pagecore.arrays.cupy_runtime import CupyRuntime, external_stream
-from pagecore.arrays.runtime import DeviceProperties
+from pagecore.arrays import cuda
+from pagecore.arrays.cuda.cupy_runtime import CupyRuntime, external_stream
+from pagecore.arrays.cuda.current import cupy_runtime, driver_memory, use_runtime
+from pagecore.arrays.cuda.protocol import DeviceProperties
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
 from tests.capabilities import require

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import as_dtype, as_tensor, empty, zeros
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import PagecoreError
 from tests.arrays.producers import capsule_name, read_capsule
 

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from pagecore.arrays import driver_memory
+from pagecore.arrays.cuda.current import driver_memory
 from pagecore.errors import DeviceError, NotEnoughMemory
 
 PAGE = 2 << 20

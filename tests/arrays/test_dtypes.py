@@ -10,7 +10,7 @@ import pytest
 
 import pagecore.arrays
 from pagecore.arrays import DType, as_dtype
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import UnsupportedDtype
 
 # name: DLPack code and bits, bytes, what CuPy stores; written out so that a slip in the table shows.

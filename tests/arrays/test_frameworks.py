@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import Tensor, as_tensor, empty, like, zeros
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import DeviceError, PagecoreError, UnsupportedDtype, UnsupportedOption
 
 rng = np.random.default_rng(3)

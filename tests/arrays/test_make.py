@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import Tensor, as_tensor, empty, strided, zeros
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import DeviceError, NotEnoughMemory, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 
 MIB = 1 << 20

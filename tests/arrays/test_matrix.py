@@ -17,7 +17,7 @@ import pytest
 
 from pagecore import ops
 from pagecore.arrays import Tensor, as_tensor, empty, like
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.capabilities import require
 

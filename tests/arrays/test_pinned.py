@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore.arrays import uploads
-from pagecore.arrays.cuda import use_runtime
-from pagecore.arrays.pinned import PinnedRing
+from pagecore.arrays.cuda.current import use_runtime
+from pagecore.arrays.cuda.pinned import PinnedRing
+from pagecore.arrays.tensors import uploads
 from pagecore.errors import DeviceError
 from tests.arrays.fake_runtime import FakeRuntime
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays._import import work_stream
-from pagecore.arrays.cuda import use_runtime
-from pagecore.arrays.dtypes import DType
-from pagecore.arrays.results import finished_result, lasts_for_graphs, new_result
-from pagecore.arrays.streams import await_producer, note_work, stream_handle
+from pagecore.arrays.cuda.current import use_runtime
+from pagecore.arrays.dtypes.dtype import DType
+from pagecore.arrays.exchange._import import work_stream
+from pagecore.arrays.tensors.results import finished_result, lasts_for_graphs, new_result
+from pagecore.arrays.tensors.streams import await_producer, note_work, stream_handle
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import FakeCuda, make_cupy
 from tests.arrays.fake_frameworks import Array, Streams, fake_jax, fake_torch

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore.arrays import Tensor, as_tensor, empty, zeros
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
 
 rng = np.random.default_rng(7)

@@ -22,7 +22,7 @@ from bench.gpu.device import COLD_BYTES, Gpu, GpuMissing, in_turn, num_sets, req
 from bench.gpu.load import GpuLoad
 from bench.harness.runner import Bench
 from bench.host.attention_load import Shape
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.arrays.fake_runtime import FakeRuntime
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ from pagecore import (
     SwapSpace,
     TensorParallel,
 )
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.cache.caches import Planes, normal, owned_memory
 from tests.ops import formats_twin as twin

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, StateSpec
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from pagecore.storage.state_shapes import delta_planes
 from tests.arrays.fake_runtime import FakeRuntime

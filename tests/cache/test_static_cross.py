@@ -18,7 +18,7 @@ from pagecore import (
     make_cache,
     paged_attention,
 )
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.models import specs_from_config
 from tests.cache.caches import SPEC, normal

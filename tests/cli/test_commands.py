@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.cache import PagedKVCache
 from pagecore.errors import DeviceError
 from pagecore.serving import info

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.cuda.runtimes import GpuModule, gpu_kit, require_compiler, selected_runtimes

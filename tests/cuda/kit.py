@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagecore.arrays import Tensor, as_dtype, as_tensor, strided
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.protocol import Runtime
 
 
 class DeviceBytes:

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from pagecore.arrays.cuda import runtime
+from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import DeviceError
 from tests.capabilities import missing, required
 from tests.cuda.kit import Kit

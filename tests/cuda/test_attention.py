@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore.arrays import results, strided
+from pagecore.arrays import strided
+from pagecore.arrays.tensors import results
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, paged_attention, plan_attention
 from pagecore.ops.cuda._device_plan import plan_lengths, plan_shape

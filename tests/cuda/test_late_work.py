@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays.results import finished_result, new_result
+from pagecore.arrays.tensors.results import finished_result, new_result
 from pagecore.errors import DeviceError
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
-from pagecore.arrays import streams
+from pagecore.arrays.tensors import streams
 from pagecore.errors import DeviceError
 from tests.cuda.caches import (
     assert_device_batch,

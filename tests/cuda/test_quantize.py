@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import dequantize, errors, quantize
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from tests.cuda.test_write_codes import WRITTEN, numbers
 from tests.ops.cases import DTYPES
 

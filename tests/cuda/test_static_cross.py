@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, CrossSpec, StaticKVCache, TensorParallel, as_dtype
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from tests.cuda.caches import requests_of
 from tests.ops import formats_twin as twin

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops import paged_attention, plan_attention
 from tests.cuda.attention_cases import LIMITS, SINKS, SLOPES
 from tests.cuda.kit import Kit

@@ -8,8 +8,8 @@ import pytest
 
 import pagecore
 from pagecore.arrays import strided
-from pagecore.arrays.streams import note_work
-from pagecore.arrays.uploads import NUM_SLOTS, SLOT_BYTES_MAX, to_device, upload
+from pagecore.arrays.tensors.streams import note_work
+from pagecore.arrays.tensors.uploads import NUM_SLOTS, SLOT_BYTES_MAX, to_device, upload
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int64", "bool"])

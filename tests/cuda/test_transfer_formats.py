@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import errors, transfer_blocks, write_latent
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from tests.cuda.memory import calls_of
 from tests.ops.test_transfer_formats import LATENT_ROWS, PAIRS, Side, latents, sides
 

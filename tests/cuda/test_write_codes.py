@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from tests.cuda.kit import Kit, extent, whole
 from tests.cuda.memory import calls_of
 from tests.ops import formats_twin as twin

@@ -2,7 +2,7 @@
 
 native/     host bodies of the primitives; threads are fibers, and one block runs at a time
 build.py    compiles an instance of the manifest into build/emulator when a test first needs it
-runtime.py  implements `pagecore.arrays.cuda.Runtime`, so that public functions run as on a device
+runtime.py  implements `pagecore.arrays.cuda.current.Runtime`, so that public functions run as on a device
 streams.py  streams, events and graphs of that runtime
 faults.py   plants faults in marked lines of kernels; mutants.py removes synchronisations
 kernels/    kernels of the emulator's own tests

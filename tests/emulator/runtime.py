@@ -1,4 +1,4 @@
-"""Emulated CUDA runtime: implements `pagecore.arrays.cuda.Runtime` on host memory."""
+"""Emulated CUDA runtime: implements `pagecore.arrays.cuda.current.Runtime` on host memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.runtime import DeviceProperties, Event
+from pagecore.arrays.cuda.protocol import DeviceProperties, Event
 from pagecore.errors import DeviceError, UnsupportedOption
 from tests.emulator import build
 from tests.emulator.streams import Marker, Streams

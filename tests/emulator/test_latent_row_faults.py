@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import gather_latent, index_scores, transfer_blocks
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda import test_index, test_latent_rows
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pagecore
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.ops.cuda.variants import use_prefill_variant
 from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda.attention_cases import BF16, DeviceCase, compare, in_last_slot, poisoned
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pagecore.arrays import strided
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.errors import DeviceError
 from tests.cuda.kit import DeviceBytes, Kit
 from tests.emulator.probing import KERNELS, Probe, enum_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import ops
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda import test_sparse
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases

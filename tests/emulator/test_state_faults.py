@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda import test_state_codec
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import cases
 from tests.cuda.test_stored import check, low_scores_first, scaled_values

@@ -39,7 +39,7 @@ def test_another_process_opens_the_pool_without_a_copy(cuda, layout):
 
 
 def test_pinned_memory_has_no_handle(cuda):
-    from pagecore.arrays._make import pinned
+    from pagecore.arrays.tensors._make import pinned
 
     held = KVPool(SPEC, 1, 3, 16, device="cuda", buffers=pinned(KVPool(SPEC, 1, 3, 16).nbytes, "cuda:0"))
     with pytest.raises(UnsupportedOption, match="has no IPC handle"):

@@ -159,7 +159,7 @@ def test_a_whole_cache_can_be_driven_by_operators():
 # ---- planes and tables as torch tensors
 
 
-@pytest.mark.parametrize("dtype", pagecore.arrays.dtypes.DTYPES)
+@pytest.mark.parametrize("dtype", pagecore.arrays.dtypes.dtype.DTYPES)
 def test_as_torch_aliases_tensors_of_every_dtype(dtype):
     tensor = pagecore.zeros((3, 4), dtype)
     view = interop.as_torch(tensor)

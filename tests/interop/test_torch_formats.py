@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import ops
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import PagecoreError, UnsupportedOption
 from tests.interop.steps import torch
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import UnsupportedOption
 from tests.interop.families import dynamic_cache, left_padded, make_cache, make_model, prompts, torch
 from tests.interop.generations import run

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from pagecore.arrays.dtypes import as_dtype
+from pagecore.arrays.dtypes.dtype import as_dtype
 from tests.ops.cases import DTYPES, empty_cache
 
 ANY_DTYPE = ["float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "float8_e4m3fn", "float8_e5m2"]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pagecore import ops
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from tests.ops import formats_twin as twin
 from tests.ops.cases import Array, Case, Shape, assert_lse_close, assert_output_close, empty_cache, make_case
 from tests.reference import attention as reference

@@ -31,7 +31,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

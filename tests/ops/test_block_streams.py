@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import ops
-from pagecore.arrays.dtypes import as_dtype
+from pagecore.arrays.dtypes.dtype import as_dtype
 from tests.ops.block_cases import batch_of, poisoned, random_cache, random_numbers, untouched_beside
 from tests.reference import blocks as reference
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pagecore import errors, ops
 from pagecore.arrays import as_tensor, zeros
-from pagecore.arrays.dtypes import as_dtype
+from pagecore.arrays.dtypes.dtype import as_dtype
 from tests.ops.block_cases import (
     ANY_DTYPE,
     RANKS,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore import errors, ops
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cpu import _cpu, set_num_threads
 from tests.ops.cases import DTYPES
 from tests.ops.written_cases import ALL, LAYOUTS, Stored, hard_numbers

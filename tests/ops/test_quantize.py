@@ -11,7 +11,7 @@ import pytest
 
 import pagecore
 from pagecore import errors
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagecore import KVPool, errors, ops
-from pagecore.arrays.dtypes import as_dtype
+from pagecore.arrays.dtypes.dtype import as_dtype
 from pagecore.storage import AttentionSpec
 from tests.ops.block_cases import ANY_DTYPE, RANKS, random_bytes, random_cache, random_numbers, shuffled_axes, twin_of
 from tests.ops.cases import DTYPES, LAYOUTS, snapshot

@@ -20,7 +20,7 @@ from pagecore import (
     transfer_blocks,
     write_latent,
 )
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cpu import _cpu
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES

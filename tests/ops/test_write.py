@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import errors, ops
-from pagecore.arrays.dtypes import as_dtype
+from pagecore.arrays.dtypes.dtype import as_dtype
 from tests.ops.block_cases import ANY_DTYPE
 from tests.ops.cases import DTYPES, LAYOUTS, empty_cache, snapshot
 from tests.reference import attention as reference

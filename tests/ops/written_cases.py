@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pagecore.arrays.formats import FORMATS, Format, as_format
+from pagecore.arrays.dtypes.formats import FORMATS, Format, as_format
 from tests.ops import formats_twin as twin
 from tests.ops.cases import DTYPES
 

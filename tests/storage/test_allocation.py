@@ -18,7 +18,7 @@ from pagecore import (
     empty,
     make_cache,
 )
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption
 from pagecore.storage import HostMemory
 from pagecore.storage.state_shapes import delta_planes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import free_memory
 from pagecore.storage.figures import memory_figures

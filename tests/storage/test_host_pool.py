@@ -18,7 +18,7 @@ from pagecore import (
     set_isa,
     transfer_blocks,
 )
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import (
     DeviceError,
     InvalidBlock,

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pagecore.arrays.formats import FORMATS, as_format
+from pagecore.arrays.dtypes.formats import FORMATS, as_format
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import AttentionSpec, TensorParallel
 

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, cuda, empty, strided, zeros
-from pagecore.arrays.devices import check_device, device_index
-from pagecore.arrays.pinned import PinnedRing
-from pagecore.arrays.streams import note_work, stream_handle
+from pagecore.arrays.cuda.devices import check_device, device_index
+from pagecore.arrays.cuda.pinned import PinnedRing
+from pagecore.arrays.tensors.streams import note_work, stream_handle
 from pagecore.cache.step._staging import (
     COUNT_BYTES,
     ENTRY_BYTES,

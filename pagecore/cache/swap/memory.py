@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from pagecore.arrays import DType, as_dtype, strided
-from pagecore.arrays._make import pinned
+from pagecore.arrays.tensors._make import pinned
 from pagecore.cache.layers import Group
 from pagecore.cache.limits import count_blocks
 from pagecore.cache.parts import CacheParts

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pagecore.arrays.formats import FORMATS, Format
+from pagecore.arrays.dtypes.formats import FORMATS, Format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 from pagecore.interop.jax import _xla
 from pagecore.interop.jax.arguments import FLOATS, indices, scales, without_empty

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pagecore.arrays import Tensor
-from pagecore.arrays.frameworks import refuse_negative_strides
+from pagecore.arrays.exchange.frameworks import refuse_negative_strides
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 
 

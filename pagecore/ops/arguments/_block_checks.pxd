@@ -1,7 +1,7 @@
 # Checks of the arguments of gather, scatter, transfer and copy; see _block_checks.pyx.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 
 

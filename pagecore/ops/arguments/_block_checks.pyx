@@ -6,8 +6,8 @@ messages. Only an error creates the name of an argument.
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport LAST_FLOAT, CPU
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_writable
 from pagecore.ops.arguments._indices cimport given_indices
 from pagecore.ops.arguments._numbers cimport read_flag

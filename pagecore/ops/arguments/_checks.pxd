@@ -1,7 +1,7 @@
 # Checks of arrays; see _checks.pyx. `name` is that of the argument, for messages.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, size_of
+from pagecore.arrays.tensors._tensor cimport Tensor, size_of
 
 
 # A view of any array on the host or CUDA.

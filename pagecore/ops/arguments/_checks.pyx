@@ -7,11 +7,11 @@ wait for the device.
 
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor
-from pagecore.arrays.codes cimport LAST_FLOAT, UINT8
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
 from pagecore.ops.arguments._overlap cimport check_own_elements
 
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
 

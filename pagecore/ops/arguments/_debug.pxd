@@ -1,7 +1,7 @@
 # Checks of index arrays in device memory, made under `debug`; see _debug.pyx. They raise as the host kernels do.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.arguments._selected cimport Selected
 from pagecore.ops.arguments._tree cimport TreeMask

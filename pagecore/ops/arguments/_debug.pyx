@@ -6,7 +6,7 @@ are copied to the host, and the checks of the host kernels decide and raise.
 
 from libc.stdint cimport INT64_MIN, int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport check_length
 from pagecore.ops.arguments._place cimport Place, to_device, to_host
 from pagecore.ops.cpu._cpu cimport (

@@ -1,7 +1,7 @@
 # Caches with their formats; see _formats.pyx.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.arguments._place cimport Place
 

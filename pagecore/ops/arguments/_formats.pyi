@@ -1,4 +1,4 @@
-from pagecore.arrays.formats import FORMATS as FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS as FORMATS
 
 NAMES: tuple[str | None, ...]
 FOUR_OVER_SIX: str

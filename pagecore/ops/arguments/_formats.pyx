@@ -3,8 +3,8 @@
 cimport cython
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport LAST_FLOAT, UINT8
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._checks cimport (
     check_aligned,
@@ -18,8 +18,8 @@ from pagecore.ops.arguments._numbers cimport finite_number
 from pagecore.ops.arguments._overlap cimport are_nested, check_apart, check_own_elements, range_of, ranges_meet
 from pagecore.ops.arguments._place cimport Place, check_place
 
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
-from pagecore.arrays.formats import FORMATS
 
 # The table by the numbers of the enum; a format without stored scales has NO_SCALES.
 NAMES = (None, *FORMATS)

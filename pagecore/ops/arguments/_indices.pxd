@@ -1,5 +1,5 @@
 # Index arrays and masks as Tensors; see _indices.pyx. `name` and `axes` are for messages.
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 
 

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport INT64_MAX
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, last_axis_contiguous
-from pagecore.arrays.codes cimport BOOL, CPU, INT32, INT64
+from pagecore.arrays.dtypes.codes cimport BOOL, CPU, INT32, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, last_axis_contiguous
 from pagecore.ops.arguments._checks cimport any_tensor, check_aligned, check_last_axis, check_rank, is_aligned
 from pagecore.ops.arguments._place cimport Place, check_reachable, to_device
 

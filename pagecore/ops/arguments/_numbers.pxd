@@ -1,7 +1,7 @@
 # Options and per-head numbers as C values and Tensors; see _numbers.pyx. `name` is that of the argument, for messages.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 
 

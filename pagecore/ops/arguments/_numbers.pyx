@@ -4,8 +4,8 @@ from cpython.object cimport PyObject
 from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, int64_t
 
-from pagecore.arrays._tensor cimport ArrayView, Tensor, as_tensor, new_tensor, size_of, tensor_of
-from pagecore.arrays.codes cimport LAST_FLOAT, CPU, FLOAT32
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU, FLOAT32
+from pagecore.arrays.tensors._tensor cimport ArrayView, Tensor, as_tensor, new_tensor, size_of, tensor_of
 from pagecore.ops.arguments._checks cimport check_aligned, check_last_axis, is_aligned
 from pagecore.ops.arguments._indices cimport viewed
 from pagecore.ops.arguments._place cimport Place, check_reachable, to_device

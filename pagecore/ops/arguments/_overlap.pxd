@@ -3,7 +3,7 @@
 # check takes nanoseconds if the byte ranges are disjoint.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 
 
 # The bytes from the first to the last element of an array; an empty range without elements.

@@ -7,8 +7,8 @@ Kernels write in an unspecified order on several threads, so the result of overl
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.overlap cimport Layout, SharedPair, find_shared, overlap, overlaps_itself
+from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.arrays.views.overlap cimport Layout, SharedPair, find_shared, overlap, overlaps_itself
 
 from pagecore.errors import ShapeError, UnsupportedOption
 

@@ -2,7 +2,7 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 
 
 # The device of a call, which is that of its first array, and the stream that the call works on.

@@ -3,17 +3,19 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous, new_tensor, size_of, tensor_of
-from pagecore.arrays.array_view cimport ArrayView, Extent, checked_extent
-from pagecore.arrays.codes cimport CPU, UINT8
+from pagecore.arrays.dtypes.codes cimport CPU, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous, new_tensor, size_of, tensor_of
+from pagecore.arrays.views.array_view cimport ArrayView, Extent, checked_extent
 
 from sys import modules
 
 import numpy as np
 
-from pagecore.arrays import cuda, empty, like, results, streams
-from pagecore.arrays.dtypes import DTYPES
-from pagecore.arrays.uploads import upload
+from pagecore.arrays import cuda, empty, like
+from pagecore.arrays.dtypes.dtype import DTYPES
+from pagecore.arrays.tensors import results
+from pagecore.arrays.tensors import streams
+from pagecore.arrays.tensors.uploads import upload
 from pagecore.errors import DeviceError, UnsupportedOption, shown
 
 

@@ -1,7 +1,7 @@
 # The blocks or tokens that key heads select, as paged_attention takes them; see _selected.pyx.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.args cimport Selection
 

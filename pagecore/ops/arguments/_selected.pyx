@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Indices, index_array
 from pagecore.ops.arguments._checks cimport check_length
 from pagecore.ops.arguments._indices cimport given_indices

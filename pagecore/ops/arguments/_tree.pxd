@@ -1,7 +1,7 @@
 # Trees of new tokens: their bits and positions as Tensors; see _tree.pyx.
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.args cimport Tree
 

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport INT32_MAX, int64_t, uint64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor
-from pagecore.arrays.codes cimport CPU, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_aligned, check_length
 from pagecore.ops.arguments._indices cimport given_indices, index_tensor

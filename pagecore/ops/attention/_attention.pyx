@@ -3,8 +3,8 @@
 from libc.math cimport sqrt
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, FLOAT32
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport check_length, float_tensor
 from pagecore.ops.arguments._debug cimport debug_attention, debugging
 from pagecore.ops.arguments._formats cimport StoredCache, check_stored, given_factor, stored_cache

@@ -1,6 +1,6 @@
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._formats cimport StoredCache
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.arguments._selected cimport Selected

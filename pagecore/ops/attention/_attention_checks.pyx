@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, UINT8
+from pagecore.arrays.dtypes.codes cimport CPU, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport any_tensor, check_last_axis, check_length, check_rank, check_result
 from pagecore.ops.arguments._formats cimport StoredCache, is_plain
 from pagecore.ops.arguments._overlap cimport check_apart, check_apart_or_same

@@ -1,7 +1,7 @@
 """merge_attention: join attention over two sets of keys."""
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, FLOAT32
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport (
     any_tensor,
     check_aligned,

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport INT32_MAX, int64_t
 
-from pagecore.arrays._tensor cimport as_tensor
+from pagecore.arrays.tensors._tensor cimport as_tensor
 from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._numbers cimport positive
 

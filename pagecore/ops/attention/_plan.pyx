@@ -4,7 +4,7 @@ cimport cython
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._numbers cimport chunk_of, read_flag, read_reach, read_sink_tokens
@@ -16,9 +16,9 @@ from sys import modules
 
 import numpy as np
 
-from pagecore.arrays.cuda import runtime
-from pagecore.arrays.devices import check_device, device_index
-from pagecore.arrays.streams import stream_handle
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.cuda.devices import check_device, device_index
+from pagecore.arrays.tensors.streams import stream_handle
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption, shown
 
 cdef extern from "pagecore/ops/cpu/ops.hpp" namespace "pagecore::cpu" nogil:

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, tensor_of
-from pagecore.arrays.array_view cimport ArrayView
-from pagecore.arrays.codes cimport CPU, UINT8
+from pagecore.arrays.dtypes.codes cimport CPU, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, tensor_of
+from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.arguments._checks cimport check_length
 from pagecore.ops.arguments._formats cimport StoredCache, given_factor, is_plain, native_cache, stored_cache

@@ -1,5 +1,5 @@
 # quantize and dequantize of arrays in CUDA memory; see _device_codec.pyx.
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._place cimport Place
 

@@ -4,8 +4,8 @@ from itertools import product
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, tensor_of
-from pagecore.arrays.array_view cimport ArrayView
+from pagecore.arrays.tensors._tensor cimport Tensor, tensor_of
+from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.arguments._numbers cimport divisors, scale_stride
 from pagecore.ops.arguments._place cimport Place, note_written

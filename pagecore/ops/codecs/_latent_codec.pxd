@@ -1,5 +1,5 @@
 # Rows of the packed latent formats as codes; see _latent_codec.pyx.
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 
 
 # True for the name of a packed latent format.

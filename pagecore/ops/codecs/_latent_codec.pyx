@@ -1,7 +1,7 @@
 """Rows of the packed latent formats, for quantize and dequantize."""
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport UINT8, DType
+from pagecore.arrays.dtypes.codes cimport UINT8, DType
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.cpu._cpu cimport convert_latent_rows
 from pagecore.ops.cpu.conversions cimport LatentConversion
 from pagecore.ops.cpu.latent cimport LatentCache, LatentFormat, kFp8RowBytes, kPackedLatentDim, kPackedRopeDim

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, tensor_of
-from pagecore.arrays.array_view cimport ArrayView
-from pagecore.arrays.codes cimport LAST_FLOAT, CPU, UINT8, DType
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, CPU, UINT8, DType
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, tensor_of
+from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.args cimport Format
 from pagecore.ops.arguments._checks cimport any_tensor, check_aligned, check_last_axis, check_length, float_array
 from pagecore.ops.arguments._formats cimport code_dtype, group_of, is_cast, is_packed, named_format, scale_dtype
@@ -19,7 +19,7 @@ from pagecore.ops.cpu.latent cimport LatentFormat
 
 import numpy as np
 
-from pagecore.arrays.dtypes import DTYPES, as_dtype
+from pagecore.arrays.dtypes.dtype import DTYPES, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops.arguments._formats import NAMES as _NAMES
 from pagecore.ops.latent._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES, PACKED_LATENT_DIMS as _LATENT_DIMS

@@ -5,7 +5,7 @@
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.arguments._formats cimport StoredCache
 from pagecore.ops.arguments._tree cimport TreeMask

@@ -3,8 +3,8 @@
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport DType
+from pagecore.arrays.dtypes.codes cimport DType
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport (
     BlockArray,

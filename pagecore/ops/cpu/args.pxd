@@ -4,7 +4,7 @@ from libcpp cimport bool as cbool
 from libcpp.string cimport string
 from libcpp.vector cimport vector
 
-from pagecore.arrays.codes cimport DType
+from pagecore.arrays.dtypes.codes cimport DType
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport (
     BlockArray,

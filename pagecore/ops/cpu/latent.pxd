@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 
-from pagecore.arrays.codes cimport DType
+from pagecore.arrays.dtypes.codes cimport DType
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices, ScalePlane, Table, TokenArray
 from pagecore.ops.cpu.args cimport AttentionArgs, PackedSequences, PlanView

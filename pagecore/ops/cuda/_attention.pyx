@@ -3,8 +3,8 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport INT64
+from pagecore.arrays.dtypes.codes cimport INT64
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, index_array, table_array, token_array
 from pagecore.ops.arguments._formats cimport StoredCache, is_plain, native_cache
 from pagecore.ops.arguments._numbers cimport scale_stride
@@ -29,7 +29,7 @@ from pagecore.ops.cuda.abi_attention cimport (
     kMaxGeneralDim,
 )
 
-from pagecore.arrays.cuda import runtime
+from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel
 

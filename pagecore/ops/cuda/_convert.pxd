@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.arguments._place cimport Place

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, pair_column
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda._latent_rows cimport LatentPlaneSizes, fill_planes

@@ -1,7 +1,7 @@
 # Plans made by a kernel of lengths in device memory, and plans in arrays of the caller.
 from libc.stdint cimport uint64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda._plan cimport PcPlanLayout
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams

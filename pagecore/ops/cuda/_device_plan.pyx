@@ -3,8 +3,8 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CUDA, UINT8
+from pagecore.arrays.dtypes.codes cimport CUDA, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_result, check_writable
 from pagecore.ops.arguments._indices cimport index_tensor

@@ -2,7 +2,7 @@
 # the device; kernels skip invalid slots, read invalid blocks as block 0, and give invalid positions the slot -1.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, ScalePlane, TokenArray
 from pagecore.ops.arguments._place cimport Place
 

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport INT64, DType
+from pagecore.arrays.dtypes.codes cimport INT64, DType
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices, ScalePlane, Table, TokenArray, index_array, table_array, token_array
 from pagecore.ops.arguments._place cimport Place, note_written

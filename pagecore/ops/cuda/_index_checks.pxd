@@ -2,7 +2,7 @@
 # invalid. The kernels are stricter than the calls that they check for: the host's checks decide and raise.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 
 

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport INT64
+from pagecore.arrays.dtypes.codes cimport INT64
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Indices, Table, index_array, pair_column, table_array
 from pagecore.ops.arguments._place cimport Place, new_at, to_host
 

@@ -1,7 +1,7 @@
 # Latent attention on CUDA: parameters and launches. Arguments are what pagecore/ops/latent/_latent.pyx has checked.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.attention._plan cimport AttentionPlan
 

@@ -4,7 +4,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uintptr_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport TokenArray, index_array, table_array, token_array
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.attention._plan cimport AttentionPlan
@@ -29,7 +29,7 @@ from pagecore.ops.cuda.abi_attention cimport (
     device_tokens,
 )
 
-from pagecore.arrays.cuda import runtime
+from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp cimport bool as cbool
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport BlockArray, TokenArray
 from pagecore.ops.arguments._place cimport Place
 

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport (
     Indices,

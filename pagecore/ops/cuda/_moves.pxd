@@ -2,7 +2,7 @@
 # kernels skip invalid entries there.
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache
 from pagecore.ops.arguments._place cimport Place
 

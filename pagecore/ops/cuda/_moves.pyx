@@ -3,8 +3,8 @@
 from libc.stdint cimport int32_t, int64_t, uintptr_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor, size_of
-from pagecore.arrays.codes cimport CPU, DType
+from pagecore.arrays.dtypes.codes cimport CPU, DType
+from pagecore.arrays.tensors._tensor cimport Tensor, size_of
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport (
     BlockArray,
@@ -23,7 +23,8 @@ from pagecore.ops.args cimport (
 from pagecore.ops.arguments._numbers cimport scale_stride
 from pagecore.ops.arguments._place cimport Place, note_written
 
-from pagecore.arrays import cuda, streams
+from pagecore.arrays import cuda
+from pagecore.arrays.tensors import streams
 from pagecore.ops.cuda import kernels
 
 cdef extern from "cuda_src/abi/moves.h" nogil:

@@ -7,9 +7,9 @@ from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions
 
 import numpy as np
 
-from pagecore.arrays.cuda import runtime
-from pagecore.arrays.device_memory import DeviceMemory
-from pagecore.arrays.pinned import PinnedRing
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.cuda.device_memory import DeviceMemory
+from pagecore.arrays.cuda.pinned import PinnedRing
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:

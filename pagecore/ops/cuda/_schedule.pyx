@@ -4,8 +4,8 @@ from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, CUDA, UINT8
+from pagecore.arrays.dtypes.codes cimport CPU, CUDA, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._numbers cimport chunk_of
 from pagecore.ops.arguments._place cimport Place, are_on_host, new_at, new_result, to_device
@@ -31,8 +31,8 @@ from pagecore.ops.cuda._plan cimport (
 from pagecore.ops.cuda.abi_attention cimport PcAttentionParams, device_indices, kFoldTokens
 from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 
-from pagecore.arrays.cuda import runtime
-from pagecore.arrays import results
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.tensors import results
 from pagecore.errors import DeviceError, ShapeError
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:

@@ -147,7 +147,7 @@ def attention_kernel(
     head_dim, value_dim : int
     query_dtype, key_dtype, value_dtype : {"float32", "float16", "bfloat16"}
     key_format, value_format : int
-        By the order of `pagecore.arrays.formats.FORMATS`, from 1 on; 0 for a cache without a format.
+        By the order of `pagecore.arrays.dtypes.formats.FORMATS`, from 1 on; 0 for a cache without a format.
     aligned : bool
         True if every row of query, keys, values and output begins at a multiple of 16 bytes.
     aligned_scales : bool

@@ -3,12 +3,12 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
 from libc.string cimport memset
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport INT64
+from pagecore.arrays.dtypes.codes cimport INT64
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport new_at
 
-from pagecore.arrays.cuda import runtime
-from pagecore.arrays.uploads import upload
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.tensors.uploads import upload
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.cuda.kernels import kernel as load_kernel
 

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uintptr_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays.codes cimport FLOAT32, DType
+from pagecore.arrays.dtypes.codes cimport FLOAT32, DType
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.state_plane cimport StatePlane

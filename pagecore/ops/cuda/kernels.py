@@ -6,8 +6,8 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from pagecore.arrays.cuda import runtime
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.current import runtime
+from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cuda.compiler import check_architecture
 from pagecore.ops.cuda.cubins import cubin

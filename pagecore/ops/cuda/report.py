@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pagecore.arrays.cuda import runtime
+from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import PagecoreError
 from pagecore.ops.cpu_count import usable_cores
 from pagecore.ops.cuda._shapes import attention_kernel, launch_shape

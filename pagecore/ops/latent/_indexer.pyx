@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU, FLOAT32, LAST_FLOAT, DType
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, LAST_FLOAT, DType
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, ScalePlane, index_array, table_array, token_array
 from pagecore.ops.arguments._checks cimport (
     any_tensor,
@@ -43,7 +43,7 @@ import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 
-cdef extern from "pagecore/arrays/dtype.hpp" nogil:
+cdef extern from "pagecore/arrays/dtypes/dtype.hpp" nogil:
     enum:
         E4M3_CODE "static_cast<int>(pagecore::DType::F8E4M3FN)"
 

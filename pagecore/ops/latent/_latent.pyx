@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.arrays._tensor cimport Tensor, new_tensor
-from pagecore.arrays.codes cimport CPU, INT32, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, INT32, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor, new_tensor
 from pagecore.ops.args cimport index_array, lse_array, per_head, table_array, token_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_last_axis, check_length, check_result, float_tensor
 from pagecore.ops.arguments._debug cimport debugging

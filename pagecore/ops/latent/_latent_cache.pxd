@@ -1,7 +1,7 @@
 # The planes of a latent cache; see _latent_cache.pyx.
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport TokenArray
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.latent cimport LatentCache

@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int64_t, uintptr_t
 
-from pagecore.arrays._tensor cimport Tensor, tensor_of
-from pagecore.arrays.array_view cimport ArrayView
-from pagecore.arrays.codes cimport LAST_FLOAT, DType, UINT8
+from pagecore.arrays.dtypes.codes cimport LAST_FLOAT, DType, UINT8
+from pagecore.arrays.tensors._tensor cimport Tensor, tensor_of
+from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.args cimport TokenArray
 from pagecore.ops.arguments._checks cimport (
     any_tensor,
@@ -29,7 +29,7 @@ from pagecore.ops.cpu.latent cimport (
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
 
-cdef extern from "pagecore/arrays/dtype.hpp" nogil:
+cdef extern from "pagecore/arrays/dtypes/dtype.hpp" nogil:
     enum:
         E4M3_CODE "static_cast<int>(pagecore::DType::F8E4M3FN)"
 

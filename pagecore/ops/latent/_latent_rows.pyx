@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._block_checks cimport UNKNOWN, Sequences, lowest_block, read_sequences, send_sequences
 from pagecore.ops.arguments._checks cimport (
@@ -40,7 +40,7 @@ from pagecore.ops.latent._latent_cache cimport (
 )
 
 from pagecore.arrays import as_dtype
-from pagecore.arrays.dtypes import DTYPES
+from pagecore.arrays.dtypes.dtype import DTYPES
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.ops.moves._write import write_kv
 

@@ -3,8 +3,8 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libc.string cimport memset
 
-from pagecore.arrays._tensor cimport Tensor, contiguous
-from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor, contiguous
 from pagecore.ops.args cimport Indices, index_array, table_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_result, float_tensor
 from pagecore.ops.arguments._debug cimport debugging

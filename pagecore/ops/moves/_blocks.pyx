@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._block_checks cimport (
     Sequences,
     UNKNOWN,

@@ -3,8 +3,8 @@
 from libc.stdint cimport int64_t
 from libcpp.unordered_set cimport unordered_set
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._block_checks cimport check_targets, first_tensors, label
 from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._overlap cimport check_all_apart

@@ -2,7 +2,7 @@
 from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.cpu.slot_moves cimport BoundedKeys
 from pagecore.ops.cuda._sparse cimport DeviceMoves

@@ -3,8 +3,8 @@
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport cache_array, fill_block_arrays
 from pagecore.ops.arguments._place cimport note_written

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int64_t
 
-from pagecore.arrays._tensor cimport Tensor
-from pagecore.arrays.codes cimport CPU
+from pagecore.arrays.dtypes.codes cimport CPU
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport check_length, float_tensor
 from pagecore.ops.arguments._debug cimport debug_slots, debugging
 from pagecore.ops.arguments._formats cimport (

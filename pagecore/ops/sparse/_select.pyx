@@ -3,8 +3,8 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
-from pagecore.arrays.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT32, INT64
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.ops.args cimport Indices, cache_array, index_array, table_array, token_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_aligned, check_length, float_tensor, is_aligned
 from pagecore.ops.arguments._debug cimport debug_scores, debugging

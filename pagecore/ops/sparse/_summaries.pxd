@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor
+from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.select cimport SummaryArgs

@@ -3,8 +3,8 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays._tensor cimport Tensor, as_tensor, contiguous
-from pagecore.arrays.codes cimport CPU, INT32, INT64, DType
+from pagecore.arrays.dtypes.codes cimport CPU, INT32, INT64, DType
+from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.ops.args cimport Cache, cache_array, index_array, token_array
 from pagecore.ops.arguments._checks cimport check_aligned, check_length, check_rank, check_writable, float_tensor
 from pagecore.ops.arguments._indices cimport given_indices, viewed

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import SupportsIndex
 
 from pagecore.arrays import Tensor, cuda, strided
-from pagecore.arrays._make import mapped
-from pagecore.arrays.devices import check_device, device_index, device_name
-from pagecore.arrays.runtime import Runtime
+from pagecore.arrays.cuda.devices import check_device, device_index, device_name
+from pagecore.arrays.cuda.protocol import Runtime
+from pagecore.arrays.tensors._make import mapped
 from pagecore.errors import DeviceError, PeerError, ShapeError, UnsupportedOption
 from pagecore.storage import KVLayout, KVPool, Spec
 from pagecore.storage.checks import LAYERS_MAX, require_int, shown

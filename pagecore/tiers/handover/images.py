@@ -7,7 +7,7 @@ from collections.abc import Sequence as Listed
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.runtime import Event
+from pagecore.arrays.cuda.protocol import Event
 from pagecore.cache.parts import CacheParts
 from pagecore.storage import HostPool, Region, Spec, StateSpec
 from pagecore.tiers.host.copies import BlockCopies

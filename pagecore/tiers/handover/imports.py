@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from typing import Any
 
-from pagecore.arrays.runtime import Event
+from pagecore.arrays.cuda.protocol import Event
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.cross.build import cross_namespace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagecore.arrays.runtime import Event, Runtime
+from pagecore.arrays.cuda.protocol import Event, Runtime
 from pagecore.cache.layers import Layer
 from pagecore.cache.step.staging import Staging
 

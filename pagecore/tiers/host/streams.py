@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.arrays.runtime import Event
+from pagecore.arrays.cuda.protocol import Event
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import HostPool

@@ -9,7 +9,7 @@ import pytest
 
 import pagecore
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.jax.on_jax import laid_out, same
 from tests.ops.cases import DTYPES

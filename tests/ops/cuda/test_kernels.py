@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cuda import kernels
 from pagecore.ops.cuda.compiler import Cubin

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from pagecore.arrays.cuda import use_runtime
-from pagecore.arrays.formats import FORMATS
+from pagecore.arrays.cuda.current import use_runtime
+from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.ops.cuda import report, usage
 from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
 from pagecore.ops.cuda.compiler import ARCHITECTURES

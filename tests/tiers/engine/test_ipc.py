@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, KVPool
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, PeerError, ShapeError, UnsupportedOption
 from pagecore.tiers.engine import IpcHandle, export_ipc, open_ipc
 from pagecore.tiers.engine.geometry import packed

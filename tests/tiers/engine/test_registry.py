@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, KVLayout, KVPool, LatentSpec, PagedKVCache, Plane, StateSpec
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import (
     DeviceError,
     InvalidBlock,

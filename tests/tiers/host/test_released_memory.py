@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, StateSpec
-from pagecore.arrays.cuda import use_runtime
+from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.tiers import Tiers

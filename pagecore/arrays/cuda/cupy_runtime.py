@@ -1,0 +1,460 @@
+"""CUDA devices through CuPy: its memory pools and its bindings of the CUDA runtime and driver.
+
+CuPy is imported when a `CupyRuntime` is created. Errors of CuPy and CUDA are raised as DeviceError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.arrays.cuda import driver_memory
+from pagecore.arrays.cuda.protocol import DeviceProperties, Event
+from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
+
+INSTALL = "install pagecore[cuda12] or pagecore[cuda13] to match the driver's CUDA version"
+# A kernel needs an attribute to use more dynamic shared memory than this.
+_PLAIN_SHARED_BYTES = 48 * 1024
+# cudaErrorMemoryAllocation; CuPy does not export it.
+_ERROR_MEMORY_ALLOCATION = 2
+# cudaHostRegisterPortable | cudaHostRegisterMapped; CuPy does not export them.
+_REGISTER_FLAGS = 3
+# cudaErrorInvalidValue and cudaErrorNotSupported: replies to memory that other processes cannot open.
+_ERRORS_NOT_SHAREABLE = (1, 801)
+# Major versions with architecture-specific instructions (sm_90a); their cubins run on that one architecture.
+_ARCHITECTURE_SPECIFIC = {9, 10, 11}
+
+
+class CupyRuntime:
+    """The `Runtime` of pagecore on CuPy; see `pagecore.arrays.cuda.protocol` for its methods.
+
+    Each call makes its device current in the calling thread, and restores the device that was current before.
+
+    Raises
+    ------
+    DeviceError
+        CuPy is missing or broken, or there is no usable device.
+    """
+
+    def __init__(self) -> None:
+        self._cupy = import_cupy()
+        self._runtime = self._cupy.cuda.runtime
+        self._driver = self._cupy.cuda.driver
+        self._num_devices = _count_devices(self._runtime)
+        self._properties: dict[int, DeviceProperties] = {}
+        self._streams: list[Any] = []
+        self._thread = threading.local()
+
+    def num_devices(self) -> int:
+        """Return the number of devices that the process sees."""
+        return self._num_devices
+
+    def properties(self, device: int) -> DeviceProperties:
+        """Return the properties of a device; they are queried once."""
+        if device not in self._properties:
+            with self._on(device):
+                self._properties[device] = self._query_properties(device)
+        return self._properties[device]
+
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """Return the free and the total memory of a device in bytes; blocks cached by CuPy's pool are not free."""
+        with self._on(device):
+            free, total = self._runtime.memGetInfo()
+        return int(free), int(total)
+
+    def current_stream(self, device: int) -> int:
+        """Return CuPy's current stream."""
+        with self._on(device):
+            return int(self._cupy.cuda.get_current_stream(device).ptr)
+
+    def allocate(self, num_bytes: int, device: int, stream: int) -> tuple[int, object]:
+        """Allocate device memory from CuPy's pool for work of `stream`."""
+        with self._on(device), external_stream(self._cupy, stream, device):
+            try:
+                memory = self._cupy.cuda.alloc(num_bytes)
+            except MemoryError as error:
+                raise NotEnoughMemory(f"cuda:{device} cannot allocate {num_bytes:,} bytes: {error}") from error
+        return int(memory.ptr), memory
+
+    def allocate_pinned(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Allocate page-locked host memory from CuPy's pool."""
+        with self._on(None):
+            try:
+                memory = self._cupy.cuda.alloc_pinned_memory(max(num_bytes, 1))
+            except (MemoryError, self._runtime.CUDARuntimeError) as error:  # the pool does not convert errors of CUDA
+                if not isinstance(error, MemoryError) and error.status != _ERROR_MEMORY_ALLOCATION:
+                    raise
+                raise NotEnoughMemory(
+                    f"the host cannot allocate {num_bytes:,} bytes of pinned memory: {error}"
+                ) from error
+        return np.ndarray(num_bytes, np.uint8, memory)
+
+    def register_host(self, address: int, num_bytes: int, device: int) -> None:
+        """Page-lock host memory by cudaHostRegister."""
+        with self._on(device):
+            try:
+                self._runtime.hostRegister(address, num_bytes, _REGISTER_FLAGS)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _ERROR_MEMORY_ALLOCATION:
+                    raise
+                raise NotEnoughMemory(
+                    f"the host cannot page-lock {num_bytes:,} bytes: {error}; raise `ulimit -l`, or use less memory"
+                ) from error
+            if int(self._runtime.pointerGetAttributes(address).devicePointer) != address:
+                self._runtime.hostUnregister(address)
+                raise DeviceError(
+                    f"cuda:{device} sees registered host memory at another address than the host does; use memory that "
+                    "CUDA allocates, such as a SwapSpace"
+                )
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`."""
+        with self._on(None):
+            self._runtime.hostUnregister(address)
+
+    def export_ipc(self, address: int, device: int) -> tuple[bytes, int]:
+        """Return the handle of cudaIpcGetMemHandle and the offset in the allocation."""
+        with self._on(device):
+            try:
+                handle = bytes(self._runtime.ipcGetMemHandle(address))
+            except self._runtime.CUDARuntimeError as error:
+                if error.status not in _ERRORS_NOT_SHAREABLE:
+                    raise
+                raise UnsupportedOption(
+                    f"the memory at {address:#x} of cuda:{device} has no IPC handle ({error}): memory of cuMemCreate, "
+                    "such as torch's expandable_segments, of cudaMallocAsync and of the host has none; allocate the "
+                    "pool with cudaMalloc, or share host memory by a descriptor"
+                ) from error
+            return handle, address - allocation_start(address)
+
+    def open_ipc(self, handle: bytes, device: int) -> int:
+        """Map an allocation by cudaIpcOpenMemHandle."""
+        with self._on(device):
+            try:
+                return int(self._runtime.ipcOpenMemHandle(handle))
+            except self._runtime.CUDARuntimeError as error:
+                raise DeviceError(
+                    f"cuda:{device} cannot open the IPC handle ({error}); the exporting process must be another one, "
+                    "still alive, and on the same device"
+                ) from error
+
+    def close_ipc(self, address: int, device: int) -> None:
+        """Unmap an allocation by cudaIpcCloseMemHandle."""
+        with self._on(device):
+            self._runtime.ipcCloseMemHandle(address)
+
+    def memory_granularity(self, device: int) -> int:
+        """Return the least size of memory that cuMemCreate makes."""
+        with self._on(device):
+            return driver_memory.granularity(device)
+
+    def reserve_address(self, num_bytes: int, device: int) -> int:
+        """Reserve addresses by cuMemAddressReserve."""
+        with self._on(device):
+            return driver_memory.reserve_address(num_bytes)
+
+    def map_memory(self, address: int, num_bytes: int, device: int) -> None:
+        """Put memory at reserved addresses by cuMemCreate, cuMemMap and cuMemSetAccess."""
+        with self._on(device):
+            driver_memory.map_memory(address, num_bytes, device)
+
+    def unmap_memory(self, address: int, num_bytes: int, device: int) -> None:
+        """Wait for the device, which cuMemUnmap does not, and give memory back."""
+        with self._on(device):
+            self._runtime.deviceSynchronize()
+            driver_memory.unmap_memory(address, num_bytes)
+
+    def free_address(self, address: int, num_bytes: int, device: int) -> None:
+        """Give addresses back by cuMemAddressFree."""
+        with self._on(device):
+            driver_memory.free_address(address, num_bytes)
+
+    def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
+        """Copy bytes between any two addresses."""
+        # Any device may be current for a copy on a created stream. A default stream is that of the current device.
+        with self._on(self._device_of(target, source) if _is_default(stream) else None):
+            self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, stream)
+
+    def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
+        """Set bytes of device memory."""
+        with self._on(self._device_of(target)):
+            self._runtime.memsetAsync(target, byte, num_bytes, stream)
+
+    def make_stream(self, device: int) -> int:
+        """Return a new non-blocking stream, which the runtime keeps."""
+        with self._on(device):
+            stream = self._cupy.cuda.Stream(non_blocking=True)
+        self._streams.append(stream)
+        return int(stream.ptr)
+
+    def make_event(self, device: int) -> CupyEvent:
+        """Return a new event without timing."""
+        with self._on(device):
+            return CupyEvent(self, device, self._cupy.cuda.Event(disable_timing=True))
+
+    def wait_event(self, stream: int, event: Event) -> None:
+        """Make later work of `stream` wait for an event."""
+        assert isinstance(event, CupyEvent)
+        with self._on(event.device):
+            self._runtime.streamWaitEvent(stream, event.event.ptr)
+
+    def synchronize(self, stream: int, device: int | None = None) -> None:
+        """Wait for all work of a stream. A default stream is that of `device`, or of every device if it is None.
+
+        Pass `device` if it is known: making a device current creates a context on it, which takes memory.
+        """
+        devices = range(self._num_devices) if device is None and _is_default(stream) else [device]
+        for each in devices:
+            with self._on(each):
+                self._runtime.streamSynchronize(stream)
+
+    def is_capturing(self, stream: int) -> bool:
+        """Return True if work submitted to `stream` is captured in a graph."""
+        if stream in (0, 1):  # never captured; querying them while another stream is being captured is an error
+            return False
+        with self._on(None):
+            return bool(self._runtime.streamIsCapturing(stream))
+
+    def load(self, name: str, device: int, image: Callable[[], tuple[bytes, str]], shared_bytes: int) -> CupyKernel:
+        """Load a cubin; it stays loaded for the life of the process."""
+        code, symbol = image()
+        with self._on(device):
+            try:
+                module = self._driver.moduleLoadData(code)
+            except self._driver.CUDADriverError as error:
+                properties = self.properties(device)
+                raise DeviceError(
+                    f"cuda:{device} ({properties.name}, {properties.architecture}) cannot load the machine code of "
+                    f"{name}: {error}. If the driver is older than the compiler, install a newer driver or an older "
+                    "nvidia-cuda-nvrtc, and clear the folder of pagecore.ops.cuda.cubins.cache_folder()"
+                ) from error
+            function = self._driver.moduleGetFunction(module, symbol)
+            if shared_bytes > _PLAIN_SHARED_BYTES:
+                attribute = self._driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._driver.funcSetAttribute(function, attribute, shared_bytes)
+        return CupyKernel(name, device, module, function)
+
+    def launch(
+        self,
+        kernel: CupyKernel,
+        grid: tuple[int, int, int],
+        num_threads: int,
+        shared_bytes: int,
+        stream: int,
+        parameters: int,
+    ) -> None:
+        """Launch a kernel whose one parameter is the struct at the address `parameters`."""
+        slot = self._parameter_slot()
+        slot.value = parameters
+        with self._on(kernel.device):
+            address = ctypes.addressof(slot)
+            self._driver.launchKernel(kernel.function, *grid, num_threads, 1, 1, shared_bytes, stream, address, 0)
+
+    def _parameter_slot(self) -> ctypes.c_void_p:
+        """Return the array of one pointer that launches of this thread pass; the launch reads it without the GIL."""
+        slot: ctypes.c_void_p | None = getattr(self._thread, "slot", None)
+        if slot is None:
+            slot = self._thread.slot = ctypes.c_void_p()
+        return slot
+
+    def _on(self, device: int | None) -> _Current:
+        return _Current(self._runtime, self._driver, self._thread, device)
+
+    def _device_of(self, *addresses: int) -> int | None:
+        """Return the device of the first address that is in device memory; None if there is one device only."""
+        if self._num_devices == 1:
+            return None
+        for address in addresses:
+            try:
+                attributes = self._runtime.pointerGetAttributes(address)
+            except self._runtime.CUDARuntimeError as error:
+                raise _failure(None, error) from error
+            if attributes.devicePointer and attributes.type in (2, 3):  # device or managed memory, not pinned
+                return int(attributes.device)
+        return None
+
+    def _query_properties(self, device: int) -> DeviceProperties:
+        fields = self._runtime.getDeviceProperties(device)
+        major, minor = fields["major"], fields["minor"]
+        return DeviceProperties(
+            name=fields["name"].decode(),
+            architecture=f"sm_{major}{minor}{'a' if major in _ARCHITECTURE_SPECIFIC else ''}",
+            num_multiprocessors=fields["multiProcessorCount"],
+            shared_bytes_per_block=fields["sharedMemPerBlockOptin"],
+            shared_bytes_per_multiprocessor=fields["sharedMemPerMultiprocessor"],
+        )
+
+
+@dataclass(frozen=True)
+class CupyKernel:
+    """A loaded kernel: driver handles, valid on one device."""
+
+    name: str
+    device: int
+    module: int
+    function: int
+
+
+class CupyEvent:
+    """A point in the work of a stream."""
+
+    def __init__(self, runtime: CupyRuntime, device: int, event: Any) -> None:
+        self._owner = runtime
+        self.device = device
+        self.event = event
+
+    def record(self, stream: int) -> None:
+        """Record the work submitted to `stream` so far."""
+        with self._owner._on(self.device):
+            self._owner._runtime.eventRecord(self.event.ptr, stream)
+
+    def synchronize(self) -> None:
+        """Wait until the recorded work is done; return at once if nothing was recorded."""
+        with self._owner._on(self.device):
+            self._owner._runtime.eventSynchronize(self.event.ptr)
+
+    def is_done(self) -> bool:
+        """Return True if the recorded work is done, or nothing was recorded; the host does not wait."""
+        with self._owner._on(self.device):
+            return bool(self.event.done)
+
+
+class _Current:
+    """Context that makes a device current in this thread and raises errors of CUDA as DeviceError."""
+
+    __slots__ = ("_before", "_device", "_driver", "_runtime", "_thread")
+
+    def __init__(self, runtime: Any, driver: Any, thread: threading.local, device: int | None) -> None:
+        self._runtime = runtime
+        self._driver = driver
+        self._thread = thread
+        self._device = device
+        self._before: int | None = None
+
+    def __enter__(self) -> None:
+        try:
+            before = self._runtime.getDevice()
+            device = before if self._device is None else self._device
+            if device != before:
+                self._runtime.setDevice(device)
+                self._before = before
+            elif not getattr(self._thread, "has_context", False):
+                self._runtime.setDevice(device)  # driver calls need a context, which a new thread lacks
+        except self._runtime.CUDARuntimeError as error:
+            raise _failure(self._device, error) from error
+        self._thread.has_context = True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            try:
+                self._runtime.setDevice(self._before)
+            except self._runtime.CUDARuntimeError as late:
+                if error is None:  # otherwise the error of the block is raised
+                    raise _failure(self._before, late) from late
+        if isinstance(error, (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)):
+            raise _failure(self._device, error) from error
+
+
+def _failure(device: int | None, error: BaseException) -> DeviceError:
+    return DeviceError(f"CUDA failed on {'the current device' if device is None else f'cuda:{device}'}: {error}")
+
+
+def external_stream(cupy: Any, stream: int, device: int) -> Any:
+    """Return a context in which CuPy works on a stream that CuPy does not own; its device must be current."""
+    return _borrowed_stream_class(cupy)(stream, -1 if _is_default(stream) else device)
+
+
+@cache
+def _borrowed_stream_class(cupy: Any) -> Any:
+    external = cupy.cuda.ExternalStream
+
+    class BorrowedStream(external):  # type: ignore[misc, valid-type]
+        """A stream that CuPy neither created nor destroys.
+
+        CuPy 14 deprecates ExternalStream. Its successor, Stream.from_external, is missing from CuPy 13 and destroys the
+        stream in some versions.
+        """
+
+        def __init__(self, handle: int, device: int) -> None:
+            super(external, self).__init__(handle, device)
+
+    return BorrowedStream
+
+
+def _is_default(stream: int) -> bool:
+    """Return True for the handles of default streams, which every device has."""
+    return stream in (0, 1, 2)
+
+
+def import_cupy() -> Any:
+    """Import and return CuPy; raise DeviceError if it is missing, broken, or not built for CUDA."""
+    try:
+        import cupy
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            raise DeviceError(f"CUDA needs CuPy, which is not installed: {INSTALL}") from error
+        raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
+    except Exception as error:  # a broken installation can fail in any way
+        raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
+    if getattr(cupy.cuda.runtime, "is_hip", False):
+        raise DeviceError(f"CuPy is built for ROCm, which is not supported: {INSTALL}")
+    return cupy
+
+
+def allocation_start(address: int) -> int:
+    """Return the start of the allocation that holds a device address (cuMemGetAddressRange; CuPy lacks it)."""
+    base, size = ctypes.c_uint64(), ctypes.c_size_t()
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"the CUDA driver cannot be loaded: {error}") from error
+    status = libcuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    if status:
+        raise DeviceError(f"cuMemGetAddressRange failed with status {status} for address {address:#x}")
+    return base.value
+
+
+def _count_devices(runtime: Any) -> int:
+    """Return the number of devices; raise DeviceError if it is 0."""
+    try:
+        count = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
+        raise _no_device(runtime, error) from error
+    if count == 0:
+        raise _no_device(runtime, None)
+    return count
+
+
+def _no_device(runtime: Any, error: Exception | None) -> DeviceError:
+    driver = runtime.driverGetVersion()
+    if driver == 0:
+        return DeviceError("no CUDA driver found: install NVIDIA's driver, and give containers access to it")
+    if "InsufficientDriver" in str(error):
+        built = runtime.runtimeGetVersion()
+        return DeviceError(
+            f"the driver supports CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: install "
+            f"pagecore[cuda{driver // 1000}], or a newer driver"
+        )
+    return DeviceError(
+        f"the CUDA driver sees no device ({error or 'it counts 0'}): check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    )
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of its message with text in it."""
+    lines = [line for line in str(error).splitlines() if line.strip(" =")]
+    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"

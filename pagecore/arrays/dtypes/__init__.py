@@ -1,0 +1,1 @@
+"""Dtypes, and the formats of stored keys and values."""

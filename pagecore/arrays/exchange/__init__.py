@@ -1,0 +1,1 @@
+"""Arrays of others: DLPack, the buffer protocol, array interfaces, and frameworks."""

@@ -1,0 +1,1 @@
+"""Tensors: the class, their memory, and their streams."""

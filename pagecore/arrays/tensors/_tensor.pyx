@@ -1,0 +1,456 @@
+"""Tensor: an address, a shape, strides, a dtype, a device, and the owner of the memory."""
+
+cimport cython
+from cpython.buffer cimport (
+    PyBUF_ANY_CONTIGUOUS,
+    PyBUF_C_CONTIGUOUS,
+    PyBUF_F_CONTIGUOUS,
+    PyBUF_FORMAT,
+    PyBUF_ND,
+    PyBUF_STRIDES,
+    PyBUF_WRITABLE,
+    Py_buffer,
+    PyObject_CheckBuffer,
+)
+from cpython.object cimport PyObject, PyObject_TypeCheck, PyTypeObject
+from cpython.pycapsule cimport PyCapsule_CheckExact
+from libc.stdint cimport int64_t, uintptr_t
+from libc.string cimport memcpy
+
+from pagecore.arrays.dtypes.codes cimport CPU, CUDA, kDTypes
+from pagecore.arrays.exchange._buffer cimport Span, import_buffer, span_of
+from pagecore.arrays.exchange._export cimport export_capsule
+from pagecore.arrays.exchange._import cimport Exchange, exchange_of, import_capsule, import_exchange, import_producer
+from pagecore.arrays.tensors._memory cimport Allocation, allocate
+from pagecore.arrays.views._shapes cimport apply_axes, apply_index, apply_shape, read_integers
+from pagecore.arrays.views.array_view cimport (
+    ArrayView,
+    check_layout,
+    checked_element_count,
+    element_count,
+    is_contiguous,
+    item_bytes,
+    kMaxDims,
+    set_contiguous_strides,
+)
+
+import numpy as np
+
+from pagecore.arrays.dtypes.dtype import DTYPES, as_dtype
+from pagecore.arrays.exchange import foreign
+from pagecore.arrays.refusals import ExportRefused
+from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedOption, shown
+
+cdef extern from "pagecore/arrays/tensors/numpy_array.hpp" namespace "pagecore" nogil:
+    cdef struct NumPyArray:
+        char* data
+        int ndim
+        Py_ssize_t* shape
+        Py_ssize_t* strides
+        PyObject* descr
+        int flags
+
+    const int kNumPyWriteable
+
+cdef type _ndarray = np.ndarray
+cdef tuple _dtypes = DTYPES
+# NumPy has one object for each native dtype, so identity finds the code without a call.
+cdef tuple _numpy_dtypes = tuple(dtype.numpy for dtype in DTYPES)
+
+
+@cython.final
+@cython.freelist(64)
+@cython.no_gc_clear
+cdef class Tensor:
+    """A strided view of memory on the host or a CUDA device, independent of any framework.
+
+    `empty`, `zeros`, `as_tensor`, `strided` and indexing return tensors. Each holds a reference to the allocation, not
+    to the tensor that it was indexed from. Tensors compare by identity.
+    """
+
+    def __cinit__(self):
+        # Tensor.__new__ alone returns a valid tensor without elements.
+        self.ndim = 1
+        self.itemsize = 4
+        self.strides_[0] = 4
+        self.device_type = CPU
+
+    def __init__(self):
+        raise UnsupportedOption("Tensor() cannot be called; use empty(), zeros(), as_tensor() or strided()")
+
+    cdef ArrayView view(self) noexcept:
+        cdef ArrayView view
+        view.data = self.data
+        view.ndim = self.ndim
+        memcpy(view.shape, self.shape_, sizeof(self.shape_))
+        memcpy(view.strides, self.strides_, sizeof(self.strides_))
+        view.dtype = self.dtype_code
+        view.device_type = self.device_type
+        view.device_id = self.device_id
+        view.readonly = self.readonly
+        return view
+
+    @property
+    def shape(self):
+        """Length of each axis."""
+        return tuple(self.shape_[i] for i in range(self.ndim))
+
+    @property
+    def strides(self):
+        """Bytes from one element to the next along each axis."""
+        return tuple(self.strides_[i] for i in range(self.ndim))
+
+    @property
+    def ndim(self):
+        """Number of axes, at most 8."""
+        return self.ndim
+
+    @property
+    def size(self):
+        """Number of elements."""
+        return size_of(self)
+
+    @property
+    def itemsize(self):
+        """Bytes of one element."""
+        return self.itemsize
+
+    @property
+    def nbytes(self):
+        """Bytes of all elements, without the gaps that strides leave."""
+        return size_of(self) * self.itemsize
+
+    @property
+    def dtype(self):
+        """The DType."""
+        return _dtypes[self.dtype_code]
+
+    @property
+    def device(self):
+        """``"cpu"`` or ``"cuda:0"``."""
+        return "cpu" if self.device_type == CPU else f"cuda:{self.device_id}"
+
+    @property
+    def pointer(self):
+        """Address of element 0."""
+        return <uintptr_t>self.data
+
+    @property
+    def allocation(self):
+        """The owner of the memory: an allocation of pagecore, or the array that the tensor views."""
+        return self.owner
+
+    @property
+    def readonly(self):
+        """True if the memory must not be written."""
+        return bool(self.readonly)
+
+    def __repr__(self):
+        mode = ", readonly" if self.readonly else ""
+        return f"Tensor(shape={self.shape}, dtype={self.dtype}, device={self.device}{mode})"
+
+    def __getitem__(self, index):
+        cdef ArrayView view = self.view()
+        apply_index(&view, index)
+        return tensor_of(view, self.owner)
+
+    def __setitem__(self, index, value):
+        foreign.assign(self[index], value, as_tensor)
+
+    def __len__(self):
+        if self.ndim == 0:
+            raise ShapeError("a tensor without axes has no length; read its value with .item()")
+        return self.shape_[0]
+
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self):
+        return bool(self.item())
+
+    def reshape(self, *shape):
+        """Return a view of another shape over the same elements in row-major order; one length may be -1.
+
+        Raises
+        ------
+        ShapeError
+            The number of elements differs, or the strides would need a copy.
+        """
+        cdef ArrayView view = self.view()
+        apply_shape(&view, shape[0] if len(shape) == 1 else shape)
+        return tensor_of(view, self.owner)
+
+    def transpose(self, *axes):
+        """Return a view with the axes permuted; reversed when none are given."""
+        cdef ArrayView view = self.view()
+        if len(axes) <= 1:
+            apply_axes(&view, axes[0] if axes else None)
+        else:
+            apply_axes(&view, axes)
+        return tensor_of(view, self.owner)
+
+    def numpy(self):
+        """Return an ndarray over the same memory, with dtypes of ml_dtypes for bfloat16 and float8.
+
+        Raises
+        ------
+        DeviceError
+            The tensor is on a CUDA device.
+        """
+        if self.device_type != CPU:
+            raise DeviceError(f"the tensor is on {self.device}, which NumPy cannot read; use .cupy()")
+        cdef Py_ssize_t offset
+        cdef Span span = span_of(self.view(), self.owner, &offset)
+        return _ndarray(self.shape, self.dtype.numpy, span, offset, self.strides)
+
+    def cupy(self):
+        """Return a CuPy array over the same CUDA memory (unsigned integers for bfloat16 and float8).
+
+        Raises
+        ------
+        DeviceError
+            The tensor is on the host, or CuPy is not installed.
+        """
+        return foreign.cupy_view(self)
+
+    def item(self):
+        """Return the only element as a Python number; raise ShapeError unless there is exactly one."""
+        return foreign.item(self)
+
+    def tolist(self):
+        """Return the elements as nested lists of Python numbers."""
+        return foreign.tolist(self)
+
+    def __array__(self, dtype=None, copy=None):
+        return foreign.as_array(self, dtype, copy)
+
+    @property
+    def __array_interface__(self):
+        return foreign.array_interface(self)
+
+    @property
+    def __cuda_array_interface__(self):
+        return foreign.cuda_array_interface(self)
+
+    def __dlpack_device__(self):
+        return (self.device_type, self.device_id)
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """Return a DLPack capsule over the same memory, as the array API specifies.
+
+        Raises
+        ------
+        ExportRefused
+            Another device is requested, a stream for host memory, a copy of CUDA memory, a read-only tensor by a
+            consumer older than DLPack 1.0, or strides are not multiples of the item size. Also a BufferError.
+        """
+        if dl_device is not None and not is_device(dl_device, self.device_type, self.device_id):
+            raise ExportRefused(
+                f"the tensor is on {self.device}, not on DLPack device {shown(dl_device)}; copy it there"
+            )
+        if copy is not None and copy is not True and copy is not False:
+            raise ExportRefused(f"copy is {shown(copy)}; it must be True, False or None")
+        if self.device_type != CPU:
+            if copy:
+                raise ExportRefused("only host memory can be copied by export; copy the CUDA tensor in its framework")
+            foreign.order_streams(self.owner, stream)
+        elif stream is not None:
+            raise ExportRefused(f"stream is {shown(stream)}; host memory has no streams: pass None")
+        if copy:
+            owned = copy_of(self)
+            return export_capsule(owned.view(), owned.owner, max_version, True)
+        return export_capsule(self.view(), self.owner, max_version, False)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        cdef const char* format = kDTypes[self.dtype_code].format
+        if self.device_type != CPU or format == NULL:
+            raise ExportRefused(f"the buffer protocol cannot describe {self.dtype} on {self.device}; use DLPack")
+        if flags & PyBUF_WRITABLE and self.readonly:
+            raise ExportRefused("the tensor is read-only; copy it first, e.g. t.numpy().copy()")
+        if needs_contiguous(flags) and not contiguous(self):
+            raise ExportRefused("the tensor is not contiguous; copy it first, e.g. t.numpy().copy()")
+        buffer.buf = self.data
+        buffer.obj = self
+        buffer.len = size_of(self) * self.itemsize
+        buffer.itemsize = self.itemsize
+        buffer.readonly = self.readonly
+        buffer.ndim = self.ndim
+        buffer.format = <char*>format if flags & PyBUF_FORMAT else NULL
+        buffer.shape = <Py_ssize_t*>self.shape_ if flags & PyBUF_ND else NULL
+        buffer.strides = <Py_ssize_t*>self.strides_ if flags & PyBUF_STRIDES == PyBUF_STRIDES else NULL
+        buffer.suboffsets = NULL
+        buffer.internal = NULL
+
+
+cdef bint is_device(object device, int device_type, int device_id):
+    """Return True if `device`, a DLPack pair (type, number), is the given one; its type may be an enum."""
+    try:
+        kind, number = device
+        return bool(int(kind) == device_type and int(number) == device_id)
+    except Exception:
+        return False
+
+
+cdef Tensor tensor_of(const ArrayView& view, object owner):
+    cdef Tensor tensor = Tensor.__new__(Tensor)
+    tensor.data = view.data
+    tensor.ndim = view.ndim
+    memcpy(tensor.shape_, view.shape, sizeof(tensor.shape_))
+    memcpy(tensor.strides_, view.strides, sizeof(tensor.strides_))
+    tensor.dtype_code = view.dtype
+    tensor.itemsize = item_bytes(view)
+    tensor.device_type = view.device_type
+    tensor.device_id = view.device_id
+    tensor.readonly = view.readonly
+    tensor.owner = owner
+    return tensor
+
+
+cdef Tensor new_tensor(int ndim, const int64_t* shape, int dtype_code, bint zeroed):
+    cdef ArrayView view
+    cdef int i
+    view.dtype = dtype_code
+    cdef int64_t size = checked_element_count(ndim, shape, item_bytes(view))
+    view.ndim = ndim
+    for i in range(ndim):
+        view.shape[i] = shape[i]
+    set_contiguous_strides(view)
+    cdef Allocation memory = allocate(<size_t>(size * item_bytes(view)), zeroed)
+    view.data = memory.memory.data()
+    return tensor_of(view, memory)
+
+
+cdef bint last_axis_contiguous(Tensor tensor) noexcept:
+    cdef int last = tensor.ndim - 1
+    return last < 0 or tensor.shape_[last] <= 1 or tensor.strides_[last] == tensor.itemsize
+
+
+cdef bint contiguous(Tensor tensor) noexcept:
+    return is_contiguous(tensor.view())
+
+
+cdef int64_t size_of(Tensor tensor) noexcept:
+    return element_count(tensor.ndim, tensor.shape_)
+
+
+cdef Tensor tensor_of_numpy(object array):
+    cdef NumPyArray* head = <NumPyArray*><PyObject*>array
+    cdef ArrayView view
+    cdef int i
+    if head.ndim > kMaxDims:
+        raise ShapeError(f"the array has {head.ndim} axes; a tensor has at most {kMaxDims}")
+    view.data = head.data
+    view.ndim = head.ndim
+    for i in range(head.ndim):
+        view.shape[i] = head.shape[i]
+        view.strides[i] = head.strides[i]
+    view.dtype = numpy_dtype_code(<object>head.descr)
+    view.readonly = not head.flags & kNumPyWriteable
+    check_layout(view)
+    return tensor_of(view, array)
+
+
+cdef int numpy_dtype_code(object dtype) except -1:
+    cdef int code
+    for code in range(len(_numpy_dtypes)):
+        if <PyObject*>dtype == <PyObject*>_numpy_dtypes[code]:
+            return code
+    return as_dtype(dtype).code
+
+
+cdef bint needs_contiguous(int flags) noexcept:
+    cdef int kind
+    for kind in (PyBUF_C_CONTIGUOUS, PyBUF_F_CONTIGUOUS, PyBUF_ANY_CONTIGUOUS):
+        if flags & kind == kind:
+            return True
+    return flags & PyBUF_STRIDES != PyBUF_STRIDES
+
+
+cdef Tensor copy_of(Tensor tensor):
+    """Return a C-contiguous host copy."""
+    cdef Tensor copied = new_tensor(tensor.ndim, tensor.shape_, tensor.dtype_code, False)
+    copied.numpy()[...] = tensor.numpy()
+    return copied
+
+
+cpdef Tensor as_tensor(object obj):
+    """Return a zero-copy view of an array.
+
+    Parameters
+    ----------
+    obj : Tensor, numpy.ndarray, torch.Tensor, jax.Array, cupy.ndarray, any DLPack producer, a DLPack capsule, an
+        object with an array interface, or one with the buffer protocol
+        Up to 8 axes and a dtype of the table. A Tensor is returned as it is.
+
+    Returns
+    -------
+    Tensor
+        A view of the same memory, which it keeps alive. It is read-only if the source is; JAX arrays always are. CUDA
+        memory is viewed without waiting for its streams. A later change of the memory of the source (``tensor.data =``
+        in torch, ``resize`` in NumPy) does not change the view.
+
+    Raises
+    ------
+    UnsupportedDtype
+        The dtype is not in the table, or `obj` (a list, a number, None) has no memory to view.
+    ShapeError, DeviceError
+        More than 8 axes or sizes past 2^63; a device other than the host and CUDA.
+    UnsupportedOption
+        A view would silently lose gradients or a mask, or the producer fails to export (then also a BufferError).
+    """
+    cdef ArrayView view
+    cdef Exchange exchange
+    if type(obj) is Tensor:
+        return <Tensor>obj
+    if type(obj) is _ndarray:
+        return tensor_of_numpy(obj)
+    exchange = exchange_of(type(obj))
+    if exchange is not None:
+        owner = import_exchange(obj, exchange, &view)
+        return tensor_of(view, owner)
+    try:
+        return foreign_tensor(obj)
+    except (PagecoreError, MemoryError):
+        raise
+    except Exception as error:
+        raise ExportRefused(f"the {type(obj).__name__} cannot be viewed: {shown(error)}") from error
+
+
+cdef Tensor foreign_tensor(object obj):
+    cdef ArrayView view
+    if PyObject_TypeCheck(obj, <PyTypeObject*>_ndarray):  # isinstance would accept a false __class__
+        return tensor_of_numpy(foreign.without_mask(obj))
+    if PyCapsule_CheckExact(obj):
+        owner = import_capsule(obj, &view)
+        return tensor_of(view, owner)
+    if isinstance(obj, (np.generic, type)):
+        raise foreign.not_viewable(obj)
+    if hasattr(obj, "__dlpack__") and hasattr(obj, "__dlpack_device__"):
+        owner = import_producer(obj, &view)
+        return tensor_of(view, owner)
+    if hasattr(obj, "__cuda_array_interface__"):
+        return tensor_at(foreign.read_cuda_interface(obj), obj)
+    if hasattr(obj, "__array_interface__"):
+        return tensor_of_numpy(foreign.numpy_without_copy(obj))
+    if PyObject_CheckBuffer(obj):
+        owner = import_buffer(obj, &view)
+        return tensor_of(view, owner)
+    raise foreign.not_viewable(obj)
+
+
+cdef Tensor tensor_at(tuple interface, object owner):
+    """Return a view of CUDA memory described by an array interface. Interfaces lack a device; device 0 is assumed."""
+    pointer, shape, strides, dtype, readonly = interface
+    cdef ArrayView view
+    view.data = <char*><uintptr_t>pointer
+    view.dtype = dtype.code
+    view.device_type = CUDA
+    view.readonly = readonly
+    view.ndim = read_integers(shape, view.shape, "shape")
+    checked_element_count(view.ndim, view.shape, item_bytes(view))
+    if strides is None:
+        set_contiguous_strides(view)
+    elif read_integers(strides, view.strides, "strides") != view.ndim:
+        raise ShapeError(f"{strides} are not {view.ndim} strides")
+    check_layout(view)
+    return tensor_of(view, owner)

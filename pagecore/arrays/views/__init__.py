@@ -1,0 +1,1 @@
+"""Strided views of memory: shapes, strides, indices and overlap."""
