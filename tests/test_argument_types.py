@@ -16,7 +16,7 @@ from pagecore import (
 )
 from pagecore.errors import PagecoreError
 from pagecore.serving import plan_memory
-from pagecore.storage.checkpoint_format import checked_names
+from pagecore.storage.specs.checkpoint_format import checked_names
 from pagecore.tiers import DiskStore, EventPublisher, Fingerprint, content_chain
 
 SPEC = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)

@@ -7,7 +7,7 @@ from pagecore.cache.cross._contents import CrossContent, CrossContents
 from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.cache.prefix.observer import PrefixObserver
 from pagecore.index import BlockTables, StateTable
-from pagecore.storage.attended import AttendedKeys
+from pagecore.storage.specs.attended import AttendedKeys
 
 class CacheState:
     observer: PrefixObserver | None

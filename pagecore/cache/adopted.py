@@ -9,10 +9,10 @@ from pagecore.arrays import Tensor
 from pagecore.cache.layers import Group
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import KVLayout, KVPool
-from pagecore.storage.adoption import Span, refuse_overlap, tensors_of
-from pagecore.storage.allocation import checked_allocator
 from pagecore.storage.checks import INT32_MAX, shown
-from pagecore.storage.layout import as_layout
+from pagecore.storage.pools.adoption import Span, refuse_overlap, tensors_of
+from pagecore.storage.pools.allocation import checked_allocator
+from pagecore.storage.pools.layout import as_layout
 
 
 def buffers_of(

@@ -30,10 +30,10 @@ from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
-from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import INT32_MAX, ceil_div, flag, require_int
-from pagecore.storage.memory import Memory
-from pagecore.storage.parallel import as_parallel
+from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.pools.allocation import Allocator
+from pagecore.storage.specs.parallel import as_parallel
 
 
 def build_parts(

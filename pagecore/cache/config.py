@@ -18,11 +18,11 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_memory
-from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import flag, require_int, shown
-from pagecore.storage.layout import as_layout
-from pagecore.storage.memory import Memory
-from pagecore.storage.state_pool import checked_ratio
+from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.pools.allocation import Allocator
+from pagecore.storage.pools.layout import as_layout
+from pagecore.storage.pools.state_pool import checked_ratio
 
 # Fraction of the free memory for a config without num_blocks and memory.
 DEFAULT_MEMORY = 0.5

@@ -17,7 +17,7 @@ from collections.abc import Sequence as Listed
 from pagecore.cache.layers import Group
 from pagecore.errors import NotEnoughMemory
 from pagecore.storage.checks import INT32_MAX, ceil_div
-from pagecore.storage.pool import blocks_within
+from pagecore.storage.pools.pool import blocks_within
 
 # Tokens of the sequence by whose demand a memory is divided among groups: windows save most of a long sequence, and
 # a division by a longer one would leave short sequences without room in the windows.

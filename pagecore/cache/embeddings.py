@@ -13,7 +13,7 @@ from typing import Any
 from pagecore.arrays import as_tensor
 from pagecore.errors import InvalidSequence, NotEnoughMemory, UnsupportedDtype
 from pagecore.storage.checks import shown
-from pagecore.storage.memory import Memory, parse_memory
+from pagecore.storage.memory.budgets import Memory, parse_memory
 
 Key = bytes | int | str
 

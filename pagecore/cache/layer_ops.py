@@ -19,8 +19,8 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, latent_attention, paged_attention, write_kv, write_latent
 from pagecore.ops.arguments._checks import float_array
 from pagecore.storage import AttentionSpec, CrossSpec, KVPool, LatentSpec, Spec
-from pagecore.storage.attended import attended_keys
-from pagecore.storage.spec import format_of, stores_key_and_value
+from pagecore.storage.specs.attended import attended_keys
+from pagecore.storage.specs.spec import format_of, stores_key_and_value
 
 # Options that limit the keys of a query; one of them replaces all of a spec.
 LIMITS = ("window", "chunk", "sink_tokens")

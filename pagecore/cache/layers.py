@@ -9,11 +9,11 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Alias, Spec, StateSpec, TensorParallel
-from pagecore.storage.attended import AttendedKeys, attended_keys
 from pagecore.storage.checks import LAYERS_MAX, member, require_int, shown
-from pagecore.storage.cross_spec import CrossSpec, is_cross
-from pagecore.storage.pool import bytes_per_block
-from pagecore.storage.spec import check_spec, is_spec, window_of
+from pagecore.storage.pools.pool import bytes_per_block
+from pagecore.storage.specs.attended import AttendedKeys, attended_keys
+from pagecore.storage.specs.cross_spec import CrossSpec, is_cross
+from pagecore.storage.specs.spec import check_spec, is_spec, window_of
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOpt
 from pagecore.index import POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int, shown
-from pagecore.storage.memory import Memory
+from pagecore.storage.memory.budgets import Memory
 
 # Tokens of a row by default in a cache whose layers all keep states: no pool limits it.
 TOKENS_WITHOUT_BLOCKS = 1 << 20

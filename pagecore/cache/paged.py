@@ -22,9 +22,9 @@ from pagecore.cache.saver import SaverMethods
 from pagecore.cache.step.methods import StepMethods
 from pagecore.cache.swap.methods import SwapMethods
 from pagecore.storage import KVLayout, TensorParallel
-from pagecore.storage.allocation import Allocator
 from pagecore.storage.checks import require_int
-from pagecore.storage.memory import Memory
+from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.pools.allocation import Allocator
 
 
 class PagedKVCache(StepMethods, SwapMethods, CompactMethods, SaverMethods, CacheReader):

@@ -12,7 +12,7 @@ from pagecore.cache.prefix._evict import unused_states
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import HostMemory
 from pagecore.storage.checks import flag, shown
-from pagecore.storage.device_memory import DeviceMemory
+from pagecore.storage.memory.device_memory import DeviceMemory
 
 TAGS = ("kv",)
 

@@ -11,7 +11,7 @@ from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.index import BlockTables, StateTable
 from pagecore.storage import StatePool, StateSpec, parse_memory, state_budget
 from pagecore.storage.checks import INT32_MAX, require_int, shown
-from pagecore.storage.memory import Memory
+from pagecore.storage.memory.budgets import Memory
 
 RULES = ("chunk", "interval", "in_place", "draft_tokens", "checkpoint_format")
 

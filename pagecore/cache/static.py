@@ -15,8 +15,8 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.arguments._checks import float_array
 from pagecore.storage import Spec, TensorParallel
 from pagecore.storage.checks import require_int, shown
-from pagecore.storage.cross_spec import is_cross
-from pagecore.storage.parallel import as_parallel
+from pagecore.storage.specs.cross_spec import is_cross
+from pagecore.storage.specs.parallel import as_parallel
 
 
 class StaticKVCache:

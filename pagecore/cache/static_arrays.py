@@ -10,7 +10,7 @@ from pagecore.cache.layer_ops import given_factors
 from pagecore.cache.layers import Group
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec
-from pagecore.storage.spec import format_of
+from pagecore.storage.specs.spec import format_of
 
 
 class StaticArrays:

@@ -16,8 +16,8 @@ from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.index import StateBuffers
 from pagecore.ops import copy_blocks, transfer_blocks
 from pagecore.storage import CheckpointPool, KVLayout, KVPool, Region, StatePool, StateSpec
-from pagecore.storage.allocation import Allocator
-from pagecore.storage.layout import as_layout
+from pagecore.storage.pools.allocation import Allocator
+from pagecore.storage.pools.layout import as_layout
 
 NO_STATES = StateSizes()
 

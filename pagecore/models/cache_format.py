@@ -13,7 +13,7 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import FORMATS
 from pagecore.errors import UnsupportedDtype, UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.storage.spec import CACHE_DTYPES
+from pagecore.storage.specs.spec import CACHE_DTYPES
 
 __all__ = ["quantization_of", "requested_format", "stored_dtype"]
 

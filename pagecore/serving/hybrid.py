@@ -11,8 +11,8 @@ from pagecore.cache.limits import count_blocks
 from pagecore.cache.state_layers import StateLayers, StateSizes, size_states, state_layers
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import StateSpec, TensorParallel
-from pagecore.storage.checkpoint_format import checked_format
 from pagecore.storage.checks import INT32_MAX
+from pagecore.storage.specs.checkpoint_format import checked_format
 
 __all__ = ["arrange_hybrid", "checkpoints_held", "divide_hybrid", "slots_held", "with_checkpoints"]
 

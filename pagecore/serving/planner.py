@@ -20,8 +20,8 @@ from pagecore.serving.hybrid import arrange_hybrid, checkpoints_held, divide_hyb
 from pagecore.serving.plans import ContextPlan, GroupPlan, MemoryPlan, ModelPlan, StatePlan
 from pagecore.storage import Spec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, require_int, shown
-from pagecore.storage.memory import Memory
-from pagecore.storage.state_pool import checked_ratio
+from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.pools.state_pool import checked_ratio
 
 __all__ = [
     "ContextPlan",

@@ -8,9 +8,9 @@ from typing import Any
 from pagecore.models import ModelConfig
 from pagecore.serving.budget.classes import DevicePlan
 from pagecore.storage import Spec, StateSpec
-from pagecore.storage.attended import chunk_of, sink_tokens_of
-from pagecore.storage.cross_spec import is_cross
-from pagecore.storage.spec import window_of
+from pagecore.storage.specs.attended import chunk_of, sink_tokens_of
+from pagecore.storage.specs.cross_spec import is_cross
+from pagecore.storage.specs.spec import window_of
 
 __all__ = ["ContextPlan", "GroupPlan", "MemoryPlan", "ModelPlan", "StatePlan"]
 

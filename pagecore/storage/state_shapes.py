@@ -9,7 +9,7 @@ from __future__ import annotations
 from pagecore.arrays import DType
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import require_int
-from pagecore.storage.spec import Plane
+from pagecore.storage.specs.spec import Plane
 
 CONV_DTYPE = "bfloat16"
 STATE_DTYPE = "float32"

@@ -140,7 +140,7 @@ def test_the_clock_is_that_of_the_paged_cache():
 
 def test_memory_is_the_budget_and_half_of_the_free_memory_by_default(monkeypatch):
     assert make_cache(PagedCacheConfig(memory=2**20), SPEC, num_layers=2).num_blocks == (2**20 // (2 * 16 * 128),)
-    monkeypatch.setattr("pagecore.storage.memory.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("pagecore.storage.memory.budgets.free_memory", lambda device: 2**20)
     assert make_cache(PagedCacheConfig(), SPEC).num_blocks == (2**19 // (16 * 128),)
     with pytest.raises(NotEnoughMemory):
         make_cache(PagedCacheConfig(memory=100), SPEC)

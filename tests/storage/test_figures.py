@@ -11,7 +11,7 @@ from pagecore import AttentionSpec, PagedKVCache
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import free_memory
-from pagecore.storage.figures import memory_figures
+from pagecore.storage.memory.figures import memory_figures
 from tests.arrays.fake_runtime import FakeRuntime
 
 COUNTS = {"bytes_in_use": 5, "pool_bytes": 9, "peak_bytes_in_use": 7}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pagecore.storage import free_memory, memory
+from pagecore.storage import free_memory
+from pagecore.storage.memory.budgets import budgets as memory
 
 GIB = 1 << 30
 

@@ -28,9 +28,9 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 from pagecore.storage import HostMemory, HostPool, KVPool
-from pagecore.storage.host_pool import _chunks
-from pagecore.storage.pool_geometry import checked_geometry
-from pagecore.storage.state_memory import slot_offsets
+from pagecore.storage.pools.host_pool import _chunks
+from pagecore.storage.pools.pool_geometry import checked_geometry
+from pagecore.storage.pools.state_memory import slot_offsets
 from pagecore.storage.state_shapes import delta_planes, short_conv_planes
 from tests.arrays.fake_runtime import FakeRuntime
 
@@ -316,7 +316,7 @@ def test_a_pool_over_too_little_memory_is_refused():
 def test_chunks_are_whole_pages_and_none_ends_within_an_entry(monkeypatch, page):
     geometry = checked_geometry(GROUPS, 96, STATES, [90, 70, 30], 50, "HND")
     assert {step // 4096 for step in geometry.slot_bytes} >= {1, 3, 6}
-    from pagecore.storage import host_pool
+    from pagecore.storage.pools import host_pool
 
     whole, join = host_pool.whole_chunks, host_pool.joined
     monkeypatch.setattr(host_pool, "PAGE", page)

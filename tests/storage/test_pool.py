@@ -38,14 +38,18 @@ def test_views_have_the_logical_shape_in_every_layout(order):
 
 @pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNCHD"])
 def test_the_null_block_is_zero_initially(layout, monkeypatch):
-    monkeypatch.setattr("pagecore.storage.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype)))
+    monkeypatch.setattr(
+        "pagecore.storage.pools.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype))
+    )
     pool = KVPool(SPEC, num_layers=2, num_blocks=3, block_size=4, layout=layout)
     assert all(not view.numpy()[0].any() and view.numpy()[1:].all() for view in pool.planes())
 
 
 @pytest.mark.parametrize("layout", ["layerwise", "blockwise", "BNHD"])
 def test_a_pool_that_scrubs_begins_with_zeros_in_every_block(layout, monkeypatch):
-    monkeypatch.setattr("pagecore.storage.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype)))
+    monkeypatch.setattr(
+        "pagecore.storage.pools.pool.empty", lambda shape, dtype, device: as_tensor(np.full(shape, 7, dtype))
+    )
     pool = KVPool(SPEC, num_layers=2, num_blocks=3, block_size=4, layout=layout, scrub=True)
     assert not any(view.numpy().any() for view in pool.planes())
     pool.key(1)[2] = 3.0

@@ -17,7 +17,7 @@ from pagecore import (
 from pagecore.cache import PagedCacheConfig
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.serving.planner import blocks_held, plan_memory
-from pagecore.storage.spec import check_spec
+from pagecore.storage.specs.spec import check_spec
 
 KEY, VALUE = Plane("key", (2, 8), "float32"), Plane("value", (2, 8), "float32")
 STATE = Plane("state", (4, 16), "float32", per="sequence")

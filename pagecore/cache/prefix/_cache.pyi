@@ -3,7 +3,7 @@ from collections.abc import Callable
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._watched import WatchedPool
 from pagecore.index import BlockTables, RadixTree, StateTable
-from pagecore.storage.attended import AttendedKeys
+from pagecore.storage.specs.attended import AttendedKeys
 
 class PrefixCache:
     @property

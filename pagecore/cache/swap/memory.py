@@ -16,9 +16,9 @@ from pagecore.errors import NotEnoughMemory, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory
 from pagecore.storage.checks import INT32_MAX, flag, require_int
-from pagecore.storage.layout import as_layout
-from pagecore.storage.memory import Memory
-from pagecore.storage.spec import CACHE_DTYPES
+from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.pools.layout import as_layout
+from pagecore.storage.specs.spec import CACHE_DTYPES
 
 
 class SharedHost(Protocol):

@@ -20,7 +20,7 @@ from pagecore.cache.swap.memory import SharedHost, own_memory, quantises, shared
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage import KVLayout
 from pagecore.storage.checks import shown
-from pagecore.storage.memory import Memory
+from pagecore.storage.memory.budgets import Memory
 
 NONE = np.zeros(0, np.int32)
 T = TypeVar("T")

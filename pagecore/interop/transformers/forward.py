@@ -21,7 +21,7 @@ from pagecore.interop.transformers.rows import BatchRows
 from pagecore.interop.transformers.states import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import CrossSpec, LatentSpec
-from pagecore.storage.attended import chunk_of
+from pagecore.storage.specs.attended import chunk_of
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -17,7 +17,7 @@ from pagecore.interop.transformers.specs import attention_specs, count_layers, l
 from pagecore.interop.transformers.state_layers import PagedStateLayer
 from pagecore.interop.transformers.state_specs import layer_kinds, modules_of, state_specs
 from pagecore.storage import Spec
-from pagecore.storage.attended import attended_keys
+from pagecore.storage.specs.attended import attended_keys
 
 
 @dataclass(frozen=True)

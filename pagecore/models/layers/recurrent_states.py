@@ -15,7 +15,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.layers.hybrid_kinds import kimi_fields
 from pagecore.storage import Plane, StateSpec
 from pagecore.storage.checks import ceil_div
-from pagecore.storage.spec import CACHE_DTYPES
+from pagecore.storage.specs.spec import CACHE_DTYPES
 from pagecore.storage.state_shapes import (
     STATE_DTYPE,
     cca_planes,

@@ -20,8 +20,8 @@ from pagecore.serving.scheduling.limits import check_order
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES, check_policy
 from pagecore.storage import Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
-from pagecore.storage.pool import blocks_within
-from pagecore.storage.state_pool import checked_ratio
+from pagecore.storage.pools.pool import blocks_within
+from pagecore.storage.pools.state_pool import checked_ratio
 
 __all__ = ["DEFAULT_BYTES_PER_TOKEN", "DEFAULT_MEMORY", "UNBOUNDED", "ReplayOptions"]
 

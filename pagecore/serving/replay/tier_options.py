@@ -10,7 +10,7 @@ from typing import TypeVar
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, as_tuple, shown
-from pagecore.storage.memory import UNITS
+from pagecore.storage.memory.budgets import UNITS
 
 __all__ = ["MEDIA", "TierPlace", "named", "parse_bandwidth", "parse_place"]
 

@@ -18,7 +18,7 @@ from pagecore.serving.replay.trace import HASH_BLOCK, TraceUnits
 from pagecore.serving.scheduling.reuse import NO_REUSE, POLICIES
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import as_float, as_tuple, require_int, shown
-from pagecore.storage.pool import blocks_within
+from pagecore.storage.pools.pool import blocks_within
 
 LRU = "lru"
 # Sizes of a policy that has to be simulated at each.

@@ -9,7 +9,7 @@ from typing import SupportsFloat
 from pagecore.errors import NotEnoughMemory
 from pagecore.storage import parse_memory, state_budget
 from pagecore.storage.checks import require_int
-from pagecore.storage.state_pool import checked_ratio
+from pagecore.storage.pools.state_pool import checked_ratio
 from pagecore.tiers.disk.header import SlabHeader
 from pagecore.tiers.keys.fingerprint import Fingerprint
 

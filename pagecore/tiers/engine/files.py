@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pagecore.errors import InvalidBlock, NotEnoughMemory, UnsupportedOption
 from pagecore.storage import KVLayout
 from pagecore.storage.checks import require_int, shown
-from pagecore.storage.state_pool import slot_numbers
+from pagecore.storage.pools.state_pool import slot_numbers
 
 # Errors of a file system without room.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

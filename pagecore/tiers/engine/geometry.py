@@ -10,7 +10,7 @@ from typing import Any, SupportsIndex
 from pagecore.errors import PagecoreError, PeerError, ShapeError
 from pagecore.storage import KVLayout, Plane, Spec, StateSpec
 from pagecore.storage.checks import as_tuple, shown
-from pagecore.storage.pool_geometry import PoolGeometry, checked_geometry
+from pagecore.storage.pools.pool_geometry import PoolGeometry, checked_geometry
 
 VERSION = 1
 

@@ -15,7 +15,7 @@ from pagecore.arrays.tensors._make import mapped
 from pagecore.errors import DeviceError, PeerError, ShapeError, UnsupportedOption
 from pagecore.storage import KVLayout, KVPool, Spec
 from pagecore.storage.checks import LAYERS_MAX, require_int, shown
-from pagecore.storage.spec import check_spec
+from pagecore.storage.specs.spec import check_spec
 from pagecore.tiers.engine.geometry import StoredPlanes, layout_values, packed, read_layout, unpacked
 
 KIND = "CUDA pool"

@@ -10,10 +10,10 @@ from typing import Any, SupportsIndex
 from pagecore.cache.parts import PartsOwner, parts_of
 from pagecore.errors import DeviceError, NotRegistered, ShapeError, UnsupportedOption
 from pagecore.storage import HostPool, KVLayout, KVPool, Spec
-from pagecore.storage.adoption import tensors_of
 from pagecore.storage.checks import require_int, shown
-from pagecore.storage.layout import as_layout
-from pagecore.storage.spec import check_spec
+from pagecore.storage.pools.adoption import tensors_of
+from pagecore.storage.pools.layout import as_layout
+from pagecore.storage.specs.spec import check_spec
 from pagecore.tiers.engine.files import DiskFiles, same_block
 from pagecore.tiers.engine.handle import DeviceType, StorageHandle
 from pagecore.tiers.store import BlockStore

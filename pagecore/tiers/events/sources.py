@@ -10,8 +10,8 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
 from pagecore.index import Change, RadixTree
 from pagecore.storage import LatentSpec
-from pagecore.storage.attended import attended_keys
 from pagecore.storage.checks import shown
+from pagecore.storage.specs.attended import attended_keys
 from pagecore.tiers.events.wire import REMOVED, STORED, Event
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.manager.ledger import Ledger

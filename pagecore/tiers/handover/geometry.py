@@ -9,7 +9,7 @@ from typing import Any
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.storage import Plane, Spec, StateSpec, TensorParallel
-from pagecore.storage.attended import attended_keys
+from pagecore.storage.specs.attended import attended_keys
 from pagecore.tiers.handover.manifest import QUANTISED, Geometry, GroupShape, Manifest, PlaneShape
 
 # Fields of a spec that stored bytes depend on in addition to the planes.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor
 from pagecore.storage import KVPool, StatePool
-from pagecore.storage.spec import Plane
+from pagecore.storage.specs.spec import Plane
 
 Pieces = NDArray[np.uint64]
 Ends = NDArray[np.int64]

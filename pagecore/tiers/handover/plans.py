@@ -14,8 +14,8 @@ from pagecore.cache.parts import CacheParts
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import CheckpointPool, KVPool, StatePool
-from pagecore.storage.attended import AttendedKeys
 from pagecore.storage.checks import ceil_div
+from pagecore.storage.specs.attended import AttendedKeys
 from pagecore.tiers.handover.geometry import Share
 from pagecore.tiers.handover.images import RUNNING, HostImage, numbered
 from pagecore.tiers.handover.manifest import Manifest

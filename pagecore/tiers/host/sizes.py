@@ -12,8 +12,8 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory
 from pagecore.storage.checks import INT32_MAX, as_float, ceil_div, require_int, shown
-from pagecore.storage.memory import Memory
-from pagecore.storage.pool_geometry import LANE_ALIGNMENT, SLOT_ALIGNMENT
+from pagecore.storage.memory.budgets import Memory
+from pagecore.storage.pools.pool_geometry import LANE_ALIGNMENT, SLOT_ALIGNMENT
 
 
 def size_tier(

@@ -12,7 +12,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
 from pagecore.storage import HostPool, KVPool, StatePool
 from pagecore.storage.checks import flag, shown
-from pagecore.storage.memory import Memory
+from pagecore.storage.memory.budgets import Memory
 from pagecore.tiers.host import _lease
 from pagecore.tiers.host._index import HostIndex
 from pagecore.tiers.host.backups import BackupMethods

@@ -14,8 +14,8 @@ from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Spec
 from pagecore.storage.checks import require_int, shown
-from pagecore.storage.pool_geometry import checked_geometry
-from pagecore.storage.spec import Plane
+from pagecore.storage.pools.pool_geometry import checked_geometry
+from pagecore.storage.specs.spec import Plane
 from pagecore.tiers.keys._keys import SECRET_BYTES
 
 Hash = Literal["xxh3_128", "sha256"]

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from pagecore.errors import OutOfBlocks
 from pagecore.index import RadixTree
-from pagecore.storage.attended import attended_keys
+from pagecore.storage.specs.attended import attended_keys
 from tests.capabilities import require
 from tests.tiers.events.following import BLOCK, MODELS, contents, make, state_of, tree_of
 

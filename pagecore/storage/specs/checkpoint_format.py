@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_tuple, shown
-from pagecore.storage.spec import Plane
+from pagecore.storage.specs.spec import Plane
 
 FORMATS = ("int8",)
 # Dtypes of planes that int8 codes and scales can represent.

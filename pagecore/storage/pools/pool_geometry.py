@@ -9,11 +9,11 @@ from typing import SupportsIndex
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_tuple, ceil_div, require_int, shown
-from pagecore.storage.layout import KVLayout
-from pagecore.storage.spec import Spec, check_spec
-from pagecore.storage.state_memory import slot_offsets
-from pagecore.storage.state_pool import listed_specs
-from pagecore.storage.state_spec import StateSpec
+from pagecore.storage.pools.layout import KVLayout
+from pagecore.storage.pools.state_memory import slot_offsets
+from pagecore.storage.pools.state_pool import listed_specs
+from pagecore.storage.specs.spec import Spec, check_spec
+from pagecore.storage.specs.state_spec import StateSpec
 
 # Alignment of an entry: direct I/O needs it, and registration of chunks.
 SLOT_ALIGNMENT = 4096

@@ -11,9 +11,9 @@ from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.dtypes.formats import as_format
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import as_factor, as_float, as_tuple, flag, require_int, shown
-from pagecore.storage.parallel import TensorParallel
-from pagecore.storage.sparse_spec import Channels, checked_channels, summary_planes
-from pagecore.storage.spec import CACHE_DTYPES, Plane
+from pagecore.storage.specs.parallel import TensorParallel
+from pagecore.storage.specs.sparse_spec import Channels, checked_channels, summary_planes
+from pagecore.storage.specs.spec import CACHE_DTYPES, Plane
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from typing import SupportsIndex
 from pagecore.arrays import Tensor, empty, strided, zeros
 from pagecore.arrays.cuda.devices import device_name
 from pagecore.errors import NotEnoughMemory, UnsupportedOption
-from pagecore.storage.adoption import Span, adopt
-from pagecore.storage.allocation import Allocator, allocated, checked_allocator, fill_zeros
 from pagecore.storage.checks import LAYERS_MAX, flag, member, require_int, shown
-from pagecore.storage.layout import KVLayout, as_layout
-from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.regions import Region
-from pagecore.storage.spec import Plane, Spec, check_spec
+from pagecore.storage.memory.budgets import Memory, parse_memory
+from pagecore.storage.pools.adoption import Span, adopt
+from pagecore.storage.pools.allocation import Allocator, allocated, checked_allocator, fill_zeros
+from pagecore.storage.pools.layout import KVLayout, as_layout
+from pagecore.storage.pools.regions import Region
+from pagecore.storage.specs.spec import Plane, Spec, check_spec
 
 
 class KVPool:

@@ -19,9 +19,9 @@ from pagecore.arrays.cuda.devices import check_device, device_index
 from pagecore.arrays.tensors._make import mapped
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage.checks import ceil_div, flag, require_int
-from pagecore.storage.memory import free_memory
-from pagecore.storage.numa import bind, checked_node, cpus_of
-from pagecore.storage.registration import Chunk, Registration, whole_chunks
+from pagecore.storage.memory.budgets import free_memory
+from pagecore.storage.memory.numa import bind, checked_node, cpus_of
+from pagecore.storage.memory.registration import Chunk, Registration, whole_chunks
 
 PAGE = mmap.PAGESIZE
 HUGE_PAGE = 1 << 21

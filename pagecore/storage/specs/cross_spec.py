@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.errors import UnsupportedOption
-from pagecore.storage.attention_spec import AttentionSpec
 from pagecore.storage.checks import require_int
-from pagecore.storage.spec import Spec
+from pagecore.storage.specs.attention_spec import AttentionSpec
+from pagecore.storage.specs.spec import Spec
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import ceil_div, require_int
-from pagecore.storage.spec import Spec, window_of
+from pagecore.storage.specs.spec import Spec, window_of
 
 
 @dataclass(frozen=True, slots=True)

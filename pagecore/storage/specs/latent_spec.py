@@ -10,8 +10,8 @@ from types import MappingProxyType
 from pagecore.arrays import DType, as_dtype
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import INT32_MAX, as_factor, as_float, flag, require_int, shown
-from pagecore.storage.parallel import TensorParallel
-from pagecore.storage.spec import CACHE_DTYPES, Plane
+from pagecore.storage.specs.parallel import TensorParallel
+from pagecore.storage.specs.spec import CACHE_DTYPES, Plane
 
 # Formats whose rows are records of bytes, and the bytes of a row of 512 + 64 numbers.
 #   fp8_ds_mla    512 e4m3 | 4 float32 scales, one for 128 numbers | 64 bfloat16 of the rope part

@@ -13,14 +13,14 @@ from pagecore.arrays import Tensor, strided
 from pagecore.arrays.cuda.devices import check_device, device_index, device_name
 from pagecore.errors import DeviceError, InvalidBlock, ShapeError
 from pagecore.storage.checks import member
-from pagecore.storage.host_memory import PAGE, HostMemory
-from pagecore.storage.pool import KVPool
-from pagecore.storage.pool_geometry import PoolGeometry, checked_geometry
-from pagecore.storage.regions import Region
-from pagecore.storage.registration import joined, whole_chunks
-from pagecore.storage.spec import Spec
-from pagecore.storage.state_pool import StatePool, slot_numbers
-from pagecore.storage.state_spec import StateSpec
+from pagecore.storage.memory.host_memory import PAGE, HostMemory
+from pagecore.storage.memory.registration import joined, whole_chunks
+from pagecore.storage.pools.pool import KVPool
+from pagecore.storage.pools.pool_geometry import PoolGeometry, checked_geometry
+from pagecore.storage.pools.regions import Region
+from pagecore.storage.pools.state_pool import StatePool, slot_numbers
+from pagecore.storage.specs.spec import Spec
+from pagecore.storage.specs.state_spec import StateSpec
 
 
 class HostPool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pagecore.arrays import DType
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import as_tuple, require_int
-from pagecore.storage.spec import Plane
+from pagecore.storage.specs.spec import Plane
 
 Channels = tuple[tuple[int, ...], ...]
 

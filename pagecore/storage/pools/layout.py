@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex
 
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_tuple, ceil_div, member, require_int, shown
-from pagecore.storage.spec import Plane, Spec
+from pagecore.storage.specs.spec import Plane, Spec
 
 # Axes: L(ayer) B(lock) C(plane) N(token) H(ead) D(im). A named order fixes the outer three, and `heads` the others.
 NAMED = {"layerwise": "LCB", "blockwise": "BLC"}

@@ -12,13 +12,19 @@ from pagecore.arrays import Tensor
 from pagecore.errors import InvalidBlock, ShapeError, UnsupportedOption
 from pagecore.ops import transfer_blocks
 from pagecore.ops.codecs._state_codec import convert_slots
-from pagecore.storage.allocation import Allocator
-from pagecore.storage.checkpoint_format import RECURRENT, checked_format, checked_names, checkpoint_planes, scale_name
 from pagecore.storage.checks import INT32_MAX, require_int, shown
-from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.pool import blocks_within
-from pagecore.storage.state_pool import Specs, StatePool, listed_specs, slot_numbers
-from pagecore.storage.state_spec import StateSpec
+from pagecore.storage.memory.budgets import Memory, parse_memory
+from pagecore.storage.pools.allocation import Allocator
+from pagecore.storage.pools.pool import blocks_within
+from pagecore.storage.pools.state_pool import Specs, StatePool, listed_specs, slot_numbers
+from pagecore.storage.specs.checkpoint_format import (
+    RECURRENT,
+    checked_format,
+    checked_names,
+    checkpoint_planes,
+    scale_name,
+)
+from pagecore.storage.specs.state_spec import StateSpec
 
 
 class CheckpointPool:

@@ -7,10 +7,10 @@ from itertools import accumulate
 
 from pagecore.arrays import Tensor, as_tensor, strided
 from pagecore.errors import DeviceError, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.storage.adoption import Span, refuse_overlap
-from pagecore.storage.allocation import Allocator, allocated, fill_zeros
 from pagecore.storage.checks import as_tuple, ceil_div
-from pagecore.storage.spec import Plane
+from pagecore.storage.pools.adoption import Span, refuse_overlap
+from pagecore.storage.pools.allocation import Allocator, allocated, fill_zeros
+from pagecore.storage.specs.spec import Plane
 
 
 def slot_offsets(planes: Sequence[Plane]) -> tuple[list[int], int]:

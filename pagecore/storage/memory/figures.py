@@ -15,7 +15,7 @@ from pagecore.arrays import cuda
 from pagecore.arrays.cuda.devices import check_device, device_index
 from pagecore.errors import UnsupportedOption
 from pagecore.storage.checks import shown
-from pagecore.storage.memory import free_memory
+from pagecore.storage.memory.budgets import free_memory
 
 __all__ = ["FRAMEWORKS", "MemoryFigures", "memory_figures"]
 

@@ -19,12 +19,12 @@ from pagecore.errors import (
     UnsupportedOption,
 )
 from pagecore.ops import copy_blocks, transfer_blocks
-from pagecore.storage.allocation import Allocator, checked_allocator
 from pagecore.storage.checks import INT32_MAX, LAYERS_MAX, as_float, as_tuple, member, require_int, shown
-from pagecore.storage.memory import Memory, parse_memory
-from pagecore.storage.regions import Region
-from pagecore.storage.state_memory import adopted_views, allocated_views, slotwise_views
-from pagecore.storage.state_spec import StateSpec
+from pagecore.storage.memory.budgets import Memory, parse_memory
+from pagecore.storage.pools.allocation import Allocator, checked_allocator
+from pagecore.storage.pools.regions import Region
+from pagecore.storage.pools.state_memory import adopted_views, allocated_views, slotwise_views
+from pagecore.storage.specs.state_spec import StateSpec
 
 Specs = StateSpec | Iterable[StateSpec]
 Slots = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -10,7 +10,7 @@ from typing import Any
 from pagecore.arrays import Tensor, as_tensor, strided
 from pagecore.errors import DeviceError, PagecoreError, ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage.checks import shown
-from pagecore.storage.layout import KVLayout
+from pagecore.storage.pools.layout import KVLayout
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.storage.checkpoint_format import (
+from pagecore.storage.checks import as_tuple, flag, require_int, shown
+from pagecore.storage.specs.checkpoint_format import (
     RECURRENT,
     check_quantised,
     checked_format,
     checkpoint_planes,
     scale_name,
 )
-from pagecore.storage.checks import as_tuple, flag, require_int, shown
-from pagecore.storage.parallel import TensorParallel
-from pagecore.storage.spec import Plane
+from pagecore.storage.specs.parallel import TensorParallel
+from pagecore.storage.specs.spec import Plane
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
-from pagecore.storage.spec import Spec, is_spec
+from pagecore.storage.specs.spec import Spec, is_spec
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Memory of hosts and devices: budgets, figures, mappings, page-locking."""

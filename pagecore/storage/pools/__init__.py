@@ -1,0 +1,1 @@
+"""Pools of blocks and states, and their layouts."""

@@ -1,0 +1,1 @@
+"""Specs of layers, and the planes that they store."""
