@@ -62,7 +62,7 @@ PRELUDES = {
         *(
             f'"pagecore/index/{name}.hpp"'
             for name in (
-                *("pools/block_pool", "radix/journal", "radix/tree", "slots", "states/state_table"),
+                *("pools/block_pool", "radix/tree/journal", "radix/tree/tree", "slots", "states/state_table"),
                 "tables/block_tables",
             )
         ),
@@ -102,8 +102,8 @@ ABSENT = "build/absent_isas.cpp"
 JOINED = (
     "pagecore/index/tables/block_tables*.cpp",
     "pagecore/index/states/state_table*.cpp",
-    "pagecore/index/radix/node_store*.cpp",
-    "pagecore/index/radix/tree*.cpp",
+    "pagecore/index/radix/nodes/*.cpp",
+    "pagecore/index/radix/tree/tree*.cpp",
     "pagecore/ops/cpu/*.cpp",
 )
 # The drivers of tests/native compile this source again, to emulate AMX, and wrap the function that it defines.

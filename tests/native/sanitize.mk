@@ -38,7 +38,7 @@ MARCH_v4_amx := -march=x86-64-v4 -mavx512bf16 -mavx512vbmi -mavx512vnni
 MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
-CODE_index := $(wildcard pagecore/index/*/*.cpp) $(HARNESS)
+CODE_index := $(wildcard pagecore/index/*/*.cpp pagecore/index/radix/*/*.cpp) $(HARNESS)
 CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) \
             $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/latent_%.cpp) $(HARNESS)
 CODE_tiers := $(wildcard pagecore/tiers/*.cpp pagecore/tiers/*/*.cpp) $(HARNESS)

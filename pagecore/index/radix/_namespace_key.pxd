@@ -1,6 +1,6 @@
 from libc.stdint cimport uint64_t
 
-cdef extern from "pagecore/index/radix/content_hash.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/nodes/content_hash.hpp" namespace "pagecore::radix" nogil:
     uint64_t hash_bytes(const char* bytes, size_t size, uint64_t seed)
 
 # The key of a namespace. Keys are equal iff the namespaces are equal in value and type. Keys consist of built-in types

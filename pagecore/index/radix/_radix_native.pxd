@@ -7,7 +7,7 @@ from libcpp.vector cimport vector
 from pagecore.index.radix._radix_query cimport Mark, Marks, Offer, Query, RetentionHint
 from pagecore.native.translate cimport raise_python_error
 
-cdef extern from "pagecore/index/radix/journal.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/tree/journal.hpp" namespace "pagecore::radix" nogil:
     cdef cppclass ChangeRecord:
         cbool is_stored
         int32_t component
@@ -27,12 +27,12 @@ cdef extern from "pagecore/index/radix/journal.hpp" namespace "pagecore::radix" 
     uint64_t hash_block(uint64_t parent, const int32_t* tokens, int64_t block_size, Marks marks, int64_t block)
 
 
-cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore::radix" nogil:
     cdef enum class Policy(int):
         pass
 
 
-cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree" nogil:
+cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore::RadixTree" nogil:
     cdef cppclass Options:
         int64_t block_size
         int64_t full_lanes
@@ -71,7 +71,7 @@ cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore::RadixTree"
         NativeInserted answer
 
 
-cdef extern from "pagecore/index/radix/tree.hpp" namespace "pagecore" nogil:
+cdef extern from "pagecore/index/radix/tree/tree.hpp" namespace "pagecore" nogil:
     ctypedef span[Offer] Offers "std::span<const pagecore::radix::Offer>"
 
     cdef cppclass NativeRadixTree "pagecore::RadixTree":

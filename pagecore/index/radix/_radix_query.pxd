@@ -7,7 +7,7 @@ from pagecore.index._integers cimport Integers, const_int32
 ctypedef const int32_t* Int32Pointer
 
 
-cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/retention/claims.hpp" namespace "pagecore::radix" nogil:
     ctypedef span[const_int32] Int32s "std::span<const int32_t>"
 
     cdef cppclass Bytes32 "std::array<uint8_t, 32>":
@@ -43,7 +43,7 @@ cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" n
     ctypedef span[HintRange] HintRanges "std::span<const pagecore::radix::HintRange>"
 
 
-cdef extern from "pagecore/index/radix/claims.hpp" namespace "pagecore::radix" nogil:
+cdef extern from "pagecore/index/radix/retention/claims.hpp" namespace "pagecore::radix" nogil:
     cdef cppclass State:
         int64_t blocks
         int32_t id

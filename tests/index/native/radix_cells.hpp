@@ -11,7 +11,7 @@
 #include <set>
 #include <vector>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 #include "tests/native/harness.hpp"
 
 namespace pagecore::test {

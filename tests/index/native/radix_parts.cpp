@@ -4,11 +4,11 @@
 #include <set>
 #include <tuple>
 
-#include "pagecore/index/radix/child_map.hpp"
-#include "pagecore/index/radix/held_ids.hpp"
-#include "pagecore/index/radix/namespaces.hpp"
-#include "pagecore/index/radix/node_heap.hpp"
-#include "pagecore/index/radix/node_storage.hpp"
+#include "pagecore/index/radix/nodes/child_map.hpp"
+#include "pagecore/index/radix/nodes/namespaces.hpp"
+#include "pagecore/index/radix/nodes/node_heap.hpp"
+#include "pagecore/index/radix/nodes/node_storage.hpp"
+#include "pagecore/index/radix/retention/held_ids.hpp"
 #include "tests/index/native/radix_memory.hpp"
 #include "tests/native/harness.hpp"
 

@@ -1,7 +1,7 @@
 // Planted faults inside a radix tree: check_invariants() must report each.
 #include <vector>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 #include "tests/index/native/radix_reach.hpp"
 #include "tests/native/harness.hpp"
 

@@ -1,4 +1,4 @@
-#include "pagecore/index/radix/pins.hpp"
+#include "pagecore/index/radix/retention/pins.hpp"
 
 #include <vector>
 

@@ -17,12 +17,12 @@
 #include <span>
 #include <vector>
 
-#include "pagecore/index/radix/claims.hpp"
-#include "pagecore/index/radix/eviction_queues.hpp"
-#include "pagecore/index/radix/journal.hpp"
-#include "pagecore/index/radix/namespaces.hpp"
-#include "pagecore/index/radix/node_store.hpp"
-#include "pagecore/index/radix/pins.hpp"
+#include "pagecore/index/radix/nodes/namespaces.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
+#include "pagecore/index/radix/retention/claims.hpp"
+#include "pagecore/index/radix/retention/eviction_queues.hpp"
+#include "pagecore/index/radix/retention/pins.hpp"
+#include "pagecore/index/radix/tree/journal.hpp"
 
 namespace pagecore {
 

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "pagecore/index/radix/key.hpp"
+#include "pagecore/index/radix/nodes/key.hpp"
 #include "pagecore/native/checks.hpp"
 
 namespace pagecore::radix {

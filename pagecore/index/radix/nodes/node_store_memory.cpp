@@ -3,7 +3,7 @@
 #include <limits>
 #include <new>
 
-#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
 
 namespace pagecore::radix {
 

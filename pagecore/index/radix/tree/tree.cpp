@@ -1,5 +1,5 @@
 // Construction, structure and receipts of the tree.
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 
 #include <algorithm>
 #include <random>

@@ -14,7 +14,7 @@
 #include <limits>
 #include <vector>
 
-#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
 
 namespace pagecore::radix {
 

@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "pagecore/index/radix/held_ids.hpp"
-#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
+#include "pagecore/index/radix/retention/held_ids.hpp"
 
 namespace pagecore::radix {
 

@@ -1,5 +1,5 @@
 // Lookup and changes of nodes.
-#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "pagecore/index/radix/eviction_queues.hpp"
+#include "pagecore/index/radix/retention/eviction_queues.hpp"
 
 #include <new>
 

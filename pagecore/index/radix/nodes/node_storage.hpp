@@ -19,7 +19,7 @@
 #include <span>
 #include <vector>
 
-#include "pagecore/index/radix/key.hpp"
+#include "pagecore/index/radix/nodes/key.hpp"
 
 namespace pagecore::radix {
 

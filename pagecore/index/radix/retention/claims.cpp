@@ -1,4 +1,4 @@
-#include "pagecore/index/radix/claims.hpp"
+#include "pagecore/index/radix/retention/claims.hpp"
 
 #include <algorithm>
 

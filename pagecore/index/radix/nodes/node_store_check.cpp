@@ -1,7 +1,7 @@
 // Recount of the nodes.
 #include <algorithm>
 
-#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
 
 namespace pagecore::radix {
 

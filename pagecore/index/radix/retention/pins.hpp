@@ -16,8 +16,8 @@
 
 #include <cstdint>
 
-#include "pagecore/index/radix/eviction_queues.hpp"
-#include "pagecore/index/radix/node_store.hpp"
+#include "pagecore/index/radix/nodes/node_store.hpp"
+#include "pagecore/index/radix/retention/eviction_queues.hpp"
 
 namespace pagecore::radix {
 

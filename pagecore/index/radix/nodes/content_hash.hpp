@@ -15,7 +15,7 @@
 #define XXH_INLINE_ALL
 #include "xxhash.h"
 
-#include "pagecore/index/radix/key.hpp"
+#include "pagecore/index/radix/nodes/key.hpp"
 
 namespace pagecore::radix {
 

@@ -23,10 +23,10 @@
 #include <utility>
 #include <vector>
 
-#include "pagecore/index/radix/child_map.hpp"
-#include "pagecore/index/radix/components.hpp"
-#include "pagecore/index/radix/node_storage.hpp"
-#include "pagecore/index/radix/policy.hpp"
+#include "pagecore/index/radix/nodes/child_map.hpp"
+#include "pagecore/index/radix/nodes/components.hpp"
+#include "pagecore/index/radix/nodes/node_storage.hpp"
+#include "pagecore/index/radix/nodes/policy.hpp"
 
 namespace pagecore::radix {
 

@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "pagecore/index/radix/content_hash.hpp"
+#include "pagecore/index/radix/nodes/content_hash.hpp"
 
 namespace pagecore::radix {
 

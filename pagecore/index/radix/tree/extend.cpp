@@ -8,7 +8,7 @@
 // The fallible part comes first, as in insert.cpp.
 #include <algorithm>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
 

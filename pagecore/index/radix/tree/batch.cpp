@@ -10,7 +10,7 @@
 #include <tuple>
 #include <unordered_map>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
 

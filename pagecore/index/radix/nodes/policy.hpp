@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "pagecore/index/radix/node_heap.hpp"
+#include "pagecore/index/radix/nodes/node_heap.hpp"
 
 namespace pagecore::radix {
 

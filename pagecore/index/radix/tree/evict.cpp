@@ -1,7 +1,7 @@
 // Eviction, worst first. The caller owns the references: it frees the ids that are returned.
 #include <algorithm>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
 

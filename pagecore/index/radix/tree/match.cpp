@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <array>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
 

@@ -12,7 +12,7 @@
 #include <limits>
 #include <vector>
 
-#include "pagecore/index/radix/key.hpp"
+#include "pagecore/index/radix/nodes/key.hpp"
 #include "pagecore/native/checks.hpp"
 
 namespace pagecore::radix {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
-#include "pagecore/index/radix/tree.hpp"
+#include "pagecore/index/radix/tree/tree.hpp"
 
 namespace pagecore {
 
