@@ -7,7 +7,7 @@ from pagecore.cache.inspect.block_map import BlockMap
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.protocol import KVCache
-from pagecore.cache.static import StaticKVCache
+from pagecore.cache.static.static import StaticKVCache
 from pagecore.cache.step.batch import Batch, BatchGroup, CrossArrays
 from pagecore.cache.swap.space import SwapSpace
 from pagecore.storage import Alias

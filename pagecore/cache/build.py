@@ -9,11 +9,11 @@ from typing import SupportsFloat, SupportsIndex
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import lifecycle
 from pagecore.cache._state import CacheState
-from pagecore.cache.adopted import buffers_of, check_source, count_adopted
 from pagecore.cache.cross.build import make_cross
 from pagecore.cache.layer_ops import LayerOps, layer_ops
-from pagecore.cache.layers import Group, Layer, Layers, arrange
-from pagecore.cache.limits import (
+from pagecore.cache.layers.adopted import buffers_of, check_source, count_adopted
+from pagecore.cache.layers.groups import Group, Layer, Layers, arrange
+from pagecore.cache.layers.limits import (
     cache_device,
     check_slots,
     count_blocks,
@@ -23,9 +23,9 @@ from pagecore.cache.limits import (
     scrub_option,
     slot_dtype,
 )
+from pagecore.cache.layers.states import size_states, state_layers
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.saver import checked_saver
-from pagecore.cache.state_layers import size_states, state_layers
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store
 from pagecore.index import BlockPool, BlockTables

@@ -12,10 +12,10 @@ import numpy as np
 
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.cuda.devices import device_name
-from pagecore.cache.layers import Layers
-from pagecore.cache.limits import cache_device, refuse_unserved, scrub_option, slot_dtype
+from pagecore.cache.layers.groups import Layers
+from pagecore.cache.layers.limits import cache_device, refuse_unserved, scrub_option, slot_dtype
 from pagecore.cache.paged import PagedKVCache
-from pagecore.cache.static import StaticKVCache
+from pagecore.cache.static.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from pagecore.storage import KVLayout, Spec, StateSpec, TensorParallel, parse_memory
 from pagecore.storage.checks import flag, require_int, shown

@@ -15,8 +15,8 @@ from pagecore.cache.build import build_parts
 from pagecore.cache.compact.methods import CompactMethods
 from pagecore.cache.cross.build import cross_namespace, cross_request
 from pagecore.cache.inspect.reader import CacheReader
-from pagecore.cache.layers import Layers
-from pagecore.cache.limits import check_length
+from pagecore.cache.layers.groups import Layers
+from pagecore.cache.layers.limits import check_length
 from pagecore.cache.prefix.retention import Priority, Spans, checked_rank, retention_options, reusable
 from pagecore.cache.saver import SaverMethods
 from pagecore.cache.step.methods import StepMethods

@@ -13,7 +13,7 @@ from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache._state import CacheState
 from pagecore.cache.cross._contents import CrossContents
 from pagecore.cache.layer_ops import LayerOps
-from pagecore.cache.layers import Group, Layer, layer_number
+from pagecore.cache.layers.groups import Group, Layer, layer_number
 from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.cache.step.staging import Staging
 from pagecore.cache.store import Store

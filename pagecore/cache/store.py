@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, strided, zeros
-from pagecore.cache.adopted import refuse_shared
-from pagecore.cache.layers import Group, Layer
-from pagecore.cache.state_layers import StateSizes
+from pagecore.cache.layers.adopted import refuse_shared
+from pagecore.cache.layers.groups import Group, Layer
+from pagecore.cache.layers.states import StateSizes
 from pagecore.errors import DeviceError, UnsupportedOption
 from pagecore.index import StateBuffers
 from pagecore.ops import copy_blocks, transfer_blocks

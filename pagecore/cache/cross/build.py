@@ -7,7 +7,7 @@ from collections.abc import Sequence as Listed
 from typing import SupportsIndex
 
 from pagecore.cache.cross._contents import CrossContents, content_key
-from pagecore.cache.layers import Group
+from pagecore.cache.layers.groups import Group
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.step.staging import Staging
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption

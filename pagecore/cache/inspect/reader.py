@@ -14,12 +14,12 @@ from pagecore.cache import lifecycle
 from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache.cross.build import cross_namespace
-from pagecore.cache.demand import block_limit, longest_sequence, longest_step
 from pagecore.cache.inspect.block_map import BlockMap, map_blocks, map_contents
 from pagecore.cache.inspect.occupancy import measure
 from pagecore.cache.inspect.states import check_states
 from pagecore.cache.inspect.stats import CacheStats
-from pagecore.cache.layers import group_number
+from pagecore.cache.layers.demand import block_limit, longest_sequence, longest_step
+from pagecore.cache.layers.groups import group_number
 from pagecore.cache.parts import CacheParts, PartsOwner
 from pagecore.cache.prefix._inspect import cached_blocks, cached_length, cached_states, check_prefixes
 from pagecore.cache.prefix.retention import Spans, retention_options, reusable

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor
 from pagecore.cache._state import CacheState
-from pagecore.cache.layers import layer_number
+from pagecore.cache.layers.groups import layer_number
 from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._step import BatchTicket, Step
 from pagecore.cache.step.arrays import StateArrays, arrays_of

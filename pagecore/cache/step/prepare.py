@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pagecore.cache._sequence import Sequence, as_list
-from pagecore.cache.limits import with_evictable
+from pagecore.cache.layers.limits import with_evictable
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.prefix._evict import evictable
 from pagecore.cache.step._cross import CrossStep

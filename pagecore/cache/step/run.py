@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pagecore.cache.layers import Layer
+from pagecore.cache.layers.groups import Layer
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption

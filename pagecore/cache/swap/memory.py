@@ -8,10 +8,10 @@ from typing import Protocol
 
 from pagecore.arrays import DType, as_dtype, strided
 from pagecore.arrays.tensors._make import pinned
-from pagecore.cache.layers import Group
-from pagecore.cache.limits import count_blocks
+from pagecore.cache.layers.groups import Group
+from pagecore.cache.layers.limits import count_blocks
+from pagecore.cache.layers.states import StateSizes
 from pagecore.cache.parts import CacheParts
-from pagecore.cache.state_layers import StateSizes
 from pagecore.errors import NotEnoughMemory, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool, StateTable
 from pagecore.storage import CrossSpec, KVLayout, KVPool, Plane, StatePool, StateSpec, parse_memory

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pagecore.cache.layers import Group
-from pagecore.cache.state_layers import StateLayers, StateSizes
+from pagecore.cache.layers.groups import Group
+from pagecore.cache.layers.states import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagecore.arrays.cuda.protocol import Event, Runtime
-from pagecore.cache.layers import Layer
+from pagecore.cache.layers.groups import Layer
 from pagecore.cache.step.staging import Staging
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from pagecore.cache.layers import Group
+from pagecore.cache.layers.groups import Group
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.errors import ShapeError, UnsupportedOption

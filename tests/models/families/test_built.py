@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagecore import Alias, AttentionSpec, LatentSpec, PagedKVCache, StateSpec, TensorParallel, UnsupportedOption
-from pagecore.cache.layers import arrange
+from pagecore.cache.layers.groups import arrange
 from pagecore.models import ConfigError, read_model_config, specs_from_config
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.models.encoders.cross_attention import COMPOSED, CROSS_DECODERS

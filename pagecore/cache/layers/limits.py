@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from pagecore.arrays.cuda.devices import device_name
-from pagecore.cache.demand import divide_memory, longest_sequence
-from pagecore.cache.layers import Group
+from pagecore.cache.layers.demand import divide_memory, longest_sequence
+from pagecore.cache.layers.groups import Group
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from pagecore.index import POLICIES
 from pagecore.storage import parse_memory

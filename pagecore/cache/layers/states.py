@@ -6,7 +6,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 from typing import NoReturn, SupportsFloat, SupportsIndex
 
-from pagecore.cache.layers import Layer
+from pagecore.cache.layers.groups import Layer
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.index import BlockTables, StateTable
 from pagecore.storage import StatePool, StateSpec, parse_memory, state_budget

@@ -8,9 +8,9 @@ import numpy as np
 
 from pagecore.arrays import Tensor
 from pagecore.arrays.cuda.devices import device_name
-from pagecore.cache.layers import Layers, arrange, layer_number
-from pagecore.cache.position import position_number
-from pagecore.cache.static_arrays import StaticArrays, alike_planes, encoder_capacity
+from pagecore.cache.layers.groups import Layers, arrange, layer_number
+from pagecore.cache.static.position import position_number
+from pagecore.cache.static.static_arrays import StaticArrays, alike_planes, encoder_capacity
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.ops.arguments._checks import float_array
 from pagecore.storage import Spec, TensorParallel

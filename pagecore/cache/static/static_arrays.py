@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagecore.arrays import Tensor, zeros
-from pagecore.cache._static import StaticRoom
 from pagecore.cache.layer_ops import given_factors
-from pagecore.cache.layers import Group
+from pagecore.cache.layers.groups import Group
+from pagecore.cache.static._static import StaticRoom
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec
 from pagecore.storage.specs.spec import format_of

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Listed
 
-from pagecore.cache.layers import Group
+from pagecore.cache.layers.groups import Group
 from pagecore.errors import NotEnoughMemory
 from pagecore.storage.checks import INT32_MAX, ceil_div
 from pagecore.storage.pools.pool import blocks_within

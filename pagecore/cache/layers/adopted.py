@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Listed
 
 from pagecore.arrays import Tensor
-from pagecore.cache.layers import Group
+from pagecore.cache.layers.groups import Group
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import KVLayout, KVPool
 from pagecore.storage.checks import INT32_MAX, shown

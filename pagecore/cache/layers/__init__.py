@@ -1,0 +1,1 @@
+"""Layers in groups: their blocks, states, limits and demand."""

@@ -1,0 +1,1 @@
+"""The static cache, which has no blocks."""
