@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecore.serving.demo.verify import Verdict
-from pagecore.tiers.host.records import HostStats
+from pagecore.tiers.host.methods.records import HostStats
 
 __all__ = ["DemoReport", "StateFigures"]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pagecore.arrays.cuda.protocol import Event
 from pagecore.cache.parts import CacheParts
 from pagecore.storage import HostPool, Region, Spec, StateSpec
-from pagecore.tiers.host.copies import BlockCopies
+from pagecore.tiers.host.copies.copies import BlockCopies
 
 # Slots of the running state and of the checkpoint in an image.
 RUNNING, CHECKPOINT = 1, 2

@@ -13,17 +13,17 @@ from pagecore.index import POLICIES, BlockPool, RadixTree
 from pagecore.storage import HostPool, KVPool, StatePool
 from pagecore.storage.checks import flag, shown
 from pagecore.storage.memory.budgets import Memory
-from pagecore.tiers.host import _lease
-from pagecore.tiers.host._index import HostIndex
-from pagecore.tiers.host.backups import BackupMethods
-from pagecore.tiers.host.copies import BlockCopies, check_io
-from pagecore.tiers.host.entries import EntryMethods
-from pagecore.tiers.host.evicting import EvictMethods
-from pagecore.tiers.host.layer_copies import CopyMethods
-from pagecore.tiers.host.promoting import PromoteMethods
-from pagecore.tiers.host.records import Backup, HostStats
+from pagecore.tiers.host.copies.copies import BlockCopies, check_io
+from pagecore.tiers.host.copies.streams import make_transfers
+from pagecore.tiers.host.methods.backups import BackupMethods
+from pagecore.tiers.host.methods.entries import EntryMethods
+from pagecore.tiers.host.methods.evicting import EvictMethods
+from pagecore.tiers.host.methods.layer_copies import CopyMethods
+from pagecore.tiers.host.methods.promoting import PromoteMethods
+from pagecore.tiers.host.methods.records import Backup, HostStats
+from pagecore.tiers.host.operations import _lease
+from pagecore.tiers.host.operations._index import HostIndex
 from pagecore.tiers.host.sizes import size_tier
-from pagecore.tiers.host.streams import make_transfers
 
 # Records of ended backups that `poll` returns at once; callers without stores never ask for them.
 MAX_RECORDS = 1024

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.index import BlockPool, RadixTree
-from pagecore.tiers.host._backup import options_of
+from pagecore.tiers.host.operations._backup import options_of
 
 
 class SecondHits:

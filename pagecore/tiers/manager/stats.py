@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pagecore.tiers.host.records import HostStats
+from pagecore.tiers.host.methods.records import HostStats
 from pagecore.tiers.store import StoreStats
 
 __all__ = ["RequestStats", "TierStats"]

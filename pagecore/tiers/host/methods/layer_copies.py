@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.index._integers import int32_array
 from pagecore.storage.checks import member
-from pagecore.tiers.host.parts import TierParts
+from pagecore.tiers.host.methods.parts import TierParts
 
 
 class CopyMethods(TierParts):

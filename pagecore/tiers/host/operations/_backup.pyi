@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pagecore.cache._sequence import Sequence
 from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.tiers.host._index import HostIndex
+from pagecore.tiers.host.operations._index import HostIndex
 
 class Backup:
     @property

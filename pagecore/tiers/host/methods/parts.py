@@ -15,9 +15,9 @@ from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_o
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import HostPool
-from pagecore.tiers.host import _lease
-from pagecore.tiers.host._index import HostIndex
-from pagecore.tiers.host.streams import Transfers
+from pagecore.tiers.host.copies.streams import Transfers
+from pagecore.tiers.host.operations import _lease
+from pagecore.tiers.host.operations._index import HostIndex
 
 Options = tuple[NDArray[np.int32], RetentionOptions, int]
 

@@ -11,9 +11,9 @@ from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Query, RetentionHint, State, States
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
 from pagecore.index.radix._radix_values cimport array_of
-from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport EntryHold, PrefixKey
-from pagecore.tiers.host._path cimport Path
+from pagecore.tiers.host.operations._index cimport HostIndex, space_of
+from pagecore.tiers.host.operations._lease cimport EntryHold, PrefixKey
+from pagecore.tiers.host.operations._path cimport Path
 
 from pagecore.errors import NotEnoughMemory
 

@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import Spans
 from pagecore.storage.checks import require_int
-from pagecore.tiers.host import _spill
-from pagecore.tiers.host.parts import TierParts
+from pagecore.tiers.host.methods.parts import TierParts
+from pagecore.tiers.host.operations import _spill
 
 
 class EvictMethods(TierParts):

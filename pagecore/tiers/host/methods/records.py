@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import UnsupportedDtype
-from pagecore.tiers.host._backup import Backup as RunningBackup
-from pagecore.tiers.host.namespaces import namespace_of
+from pagecore.tiers.host.methods.namespaces import namespace_of
+from pagecore.tiers.host.operations._backup import Backup as RunningBackup
 
 Spans = tuple[tuple[int, int, bytes | int], ...]
 

@@ -16,9 +16,9 @@ from pagecore.index._integers cimport new_int32
 from pagecore.index.radix._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport NativeMatch
 from pagecore.index.radix._radix_values cimport array_of
-from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport PrefixKey, spans_of, take_lease
-from pagecore.tiers.host._path cimport Path, publish
+from pagecore.tiers.host.operations._index cimport HostIndex, space_of
+from pagecore.tiers.host.operations._lease cimport PrefixKey, spans_of, take_lease
+from pagecore.tiers.host.operations._path cimport Path, publish
 
 
 cdef class Backup:

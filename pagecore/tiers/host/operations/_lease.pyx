@@ -10,8 +10,8 @@ from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport HintRanges, Int32s, Marks, Query, RetentionHint, read_marks
 from pagecore.index.radix._radix_tree cimport NativeMatch
-from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._path cimport Path, publish
+from pagecore.tiers.host.operations._index cimport HostIndex, space_of
+from pagecore.tiers.host.operations._path cimport Path, publish
 
 import numpy as np
 

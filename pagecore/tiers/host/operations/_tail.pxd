@@ -3,9 +3,9 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._state cimport CacheState
 from pagecore.index.radix._radix_query cimport Mark
-from pagecore.tiers.host._backup cimport Backup
-from pagecore.tiers.host._index cimport HostIndex
-from pagecore.tiers.host._lease cimport EntryLease, PrefixKey
+from pagecore.tiers.host.operations._backup cimport Backup
+from pagecore.tiers.host.operations._index cimport HostIndex
+from pagecore.tiers.host.operations._lease cimport EntryLease, PrefixKey
 
 
 cdef class SpilledPart:

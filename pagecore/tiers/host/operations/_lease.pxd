@@ -4,7 +4,7 @@ from libcpp.vector cimport vector
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index.radix._radix_query cimport Mark, Query
 from pagecore.index.radix._radix_tree cimport Receipt
-from pagecore.tiers.host._index cimport HostIndex
+from pagecore.tiers.host.operations._index cimport HostIndex
 
 
 cdef class EntryLease:

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from pagecore.cache.prefix.retention import RetentionOptions
 from pagecore.errors import PagecoreError, UnsupportedOption
-from pagecore.tiers.host import _backup, _spill, _tail
-from pagecore.tiers.host.parts import TierParts
-from pagecore.tiers.host.records import Backup
+from pagecore.tiers.host.methods.parts import TierParts
+from pagecore.tiers.host.methods.records import Backup
+from pagecore.tiers.host.operations import _backup, _spill, _tail
 
 
 class SpillMethods(TierParts):
-    """`HostTier.spill`, and the ends of paths that wait for their beginnings; see `pagecore.tiers.host._spill`."""
+    """`HostTier.spill`, and the ends of paths that wait for their beginnings; see `operations._spill`."""
 
     policy: str
     _ended: deque[Backup]

@@ -6,9 +6,9 @@ from pagecore.cache._lock cimport Held
 from pagecore.cache._state cimport CacheState
 from pagecore.index.radix._radix_query cimport Query
 from pagecore.index.radix._radix_tree cimport NativeMatch
-from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport PrefixKey, prefix_key
-from pagecore.tiers.host._promotion cimport Promotion
+from pagecore.tiers.host.operations._index cimport HostIndex, space_of
+from pagecore.tiers.host.operations._lease cimport PrefixKey, prefix_key
+from pagecore.tiers.host.operations._promotion cimport Promotion
 
 
 def promote(

@@ -5,9 +5,9 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt
-from pagecore.tiers.host._index cimport HostIndex
-from pagecore.tiers.host._lease cimport EntryHold, PrefixKey
-from pagecore.tiers.host._path cimport Path
+from pagecore.tiers.host.operations._index cimport HostIndex
+from pagecore.tiers.host.operations._lease cimport EntryHold, PrefixKey
+from pagecore.tiers.host.operations._path cimport Path
 
 
 cdef class Promotion:

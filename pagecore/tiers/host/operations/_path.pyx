@@ -6,7 +6,7 @@ from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Int32s, Query, RetentionHint, State, States
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree
-from pagecore.tiers.host._index cimport HostIndex, space_of
+from pagecore.tiers.host.operations._index cimport HostIndex, space_of
 
 from pagecore.errors import NotEnoughMemory
 

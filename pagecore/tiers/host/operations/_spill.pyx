@@ -16,11 +16,11 @@ from pagecore.cache.prefix._evict cimport evict, evict_states
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Mark
 from pagecore.index.radix._radix_values cimport array_of
-from pagecore.tiers.host._backup cimport Backup
-from pagecore.tiers.host._index cimport HostIndex
-from pagecore.tiers.host._lease cimport PrefixKey, prefix_key
-from pagecore.tiers.host._path cimport Path
-from pagecore.tiers.host._tail cimport SpilledPart, SpilledTail, new_tail
+from pagecore.tiers.host.operations._backup cimport Backup
+from pagecore.tiers.host.operations._index cimport HostIndex
+from pagecore.tiers.host.operations._lease cimport PrefixKey, prefix_key
+from pagecore.tiers.host.operations._path cimport Path
+from pagecore.tiers.host.operations._tail cimport SpilledPart, SpilledTail, new_tail
 
 
 def save_victims(CacheState state not None, HostIndex host not None, missing, copy, done):

@@ -6,9 +6,9 @@ from numpy.typing import NDArray
 
 from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
-from pagecore.tiers.host._backup import Backup
-from pagecore.tiers.host._index import HostIndex
-from pagecore.tiers.host._tail import SpilledPart
+from pagecore.tiers.host.operations._backup import Backup
+from pagecore.tiers.host.operations._index import HostIndex
+from pagecore.tiers.host.operations._tail import SpilledPart
 
 def save_victims(
     state: CacheState,

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
 from pagecore.storage.checks import require_int
-from pagecore.tiers.host import _promote
-from pagecore.tiers.host.spilling import SpillMethods
+from pagecore.tiers.host.methods.spilling import SpillMethods
+from pagecore.tiers.host.operations import _promote
 
 
 class PromoteMethods(SpillMethods):

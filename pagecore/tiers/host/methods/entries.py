@@ -12,9 +12,9 @@ from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import Spans
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import require_int
-from pagecore.tiers.host import _lease, _promote, _spill
-from pagecore.tiers.host.leases import Hold, Lease
-from pagecore.tiers.host.spilling import SpillMethods
+from pagecore.tiers.host.methods.leases import Hold, Lease
+from pagecore.tiers.host.methods.spilling import SpillMethods
+from pagecore.tiers.host.operations import _lease, _promote, _spill
 
 
 class EntryMethods(SpillMethods):

@@ -14,11 +14,11 @@ from pagecore.cache.parts import CacheParts
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import HostPool
 from pagecore.storage.checks import shown
-from pagecore.tiers.host._backup import Backup
-from pagecore.tiers.host._lease import EntryHold, release
-from pagecore.tiers.host._tail import SpilledPart
-from pagecore.tiers.host.arriving import LayerEvents
-from pagecore.tiers.host.copies import BlockCopies
+from pagecore.tiers.host.copies.arriving import LayerEvents
+from pagecore.tiers.host.copies.copies import BlockCopies
+from pagecore.tiers.host.operations._backup import Backup
+from pagecore.tiers.host.operations._lease import EntryHold, release
+from pagecore.tiers.host.operations._tail import SpilledPart
 
 Pairs = list[NDArray[np.int32]]
 Saved = Backup | SpilledPart

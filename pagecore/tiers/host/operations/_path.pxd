@@ -3,7 +3,7 @@ from libcpp.vector cimport vector
 
 from pagecore.index.radix._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport RadixTree, Receipt
-from pagecore.tiers.host._index cimport HostIndex
+from pagecore.tiers.host.operations._index cimport HostIndex
 
 
 cdef class Path:

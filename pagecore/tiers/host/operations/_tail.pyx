@@ -9,10 +9,10 @@ from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.index.radix._radix_query cimport Mark, Query
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree
 from pagecore.index.radix._radix_values cimport array_of
-from pagecore.tiers.host._backup cimport Backup
-from pagecore.tiers.host._index cimport HostIndex, space_of
-from pagecore.tiers.host._lease cimport EntryLease, PrefixKey, take_lease
-from pagecore.tiers.host._path cimport Path
+from pagecore.tiers.host.operations._backup cimport Backup
+from pagecore.tiers.host.operations._index cimport HostIndex, space_of
+from pagecore.tiers.host.operations._lease cimport EntryLease, PrefixKey, take_lease
+from pagecore.tiers.host.operations._path cimport Path
 
 
 cdef class SpilledPart:

@@ -6,9 +6,9 @@ from pagecore.cache._state cimport CacheState
 from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index.radix._radix_query cimport HintRange, RetentionHint
 from pagecore.index.radix._radix_tree cimport Receipt
-from pagecore.tiers.host._index cimport HostIndex
-from pagecore.tiers.host._lease cimport EntryLease, PrefixKey
-from pagecore.tiers.host._path cimport Path
+from pagecore.tiers.host.operations._index cimport HostIndex
+from pagecore.tiers.host.operations._lease cimport EntryLease, PrefixKey
+from pagecore.tiers.host.operations._path cimport Path
 
 
 cdef class Backup:

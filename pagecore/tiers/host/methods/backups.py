@@ -8,9 +8,9 @@ from pagecore.cache._lock import Held
 from pagecore.cache._sequence import Sequence, as_list
 from pagecore.errors import InvalidSequence
 from pagecore.storage.checks import require_int
-from pagecore.tiers.host import _backup
-from pagecore.tiers.host.records import Backup
-from pagecore.tiers.host.spilling import SpillMethods
+from pagecore.tiers.host.methods.records import Backup
+from pagecore.tiers.host.methods.spilling import SpillMethods
+from pagecore.tiers.host.operations import _backup
 
 
 class BackupMethods(SpillMethods):

@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.tiers.host._lease import EntryHold
+from pagecore.tiers.host.operations._lease import EntryHold
 
 class Promotion:
     @property
