@@ -46,7 +46,7 @@ def require_chromium() -> str:
 def require_nvrtc() -> Any:
     """Return the NVRTC binding of CuPy, which works without a device; skip the test if it is absent."""
     from pagecore.errors import DeviceError
-    from pagecore.ops.cuda.compiler import nvrtc
+    from pagecore.ops.cuda.compilation.compiler import nvrtc
 
     try:
         return nvrtc()

@@ -18,8 +18,8 @@ ROOT = Path(__file__).parent.parent
 TRY = """
 import numpy as np, pagecore
 assert "site-packages" in pagecore.__file__, pagecore.__file__
-from pagecore.ops.cuda.manifest import instances
-from pagecore.ops.cuda.sources import source_folder, with_headers
+from pagecore.ops.cuda.compilation.manifest import instances
+from pagecore.ops.cuda.compilation.sources import source_folder, with_headers
 assert source_folder().parent.name == "pagecore", source_folder()
 for source in {each.source for each in instances()}:
     assert "cuda_src/abi/types.h" in with_headers(source)[1], source

@@ -10,7 +10,7 @@ from pagecore.arrays.cuda.protocol import Runtime
 from pagecore.errors import DeviceError
 from pagecore.ops.cpu import available_isas, isa, num_threads
 from pagecore.ops.cpu_count import usable_cores
-from pagecore.ops.cuda.compiler import compiler_version
+from pagecore.ops.cuda.compilation.compiler import compiler_version
 
 __all__ = ["cuda_status", "info_rows", "installed_version"]
 

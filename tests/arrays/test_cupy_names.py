@@ -22,7 +22,7 @@ HELD = {
         "driver": "cuda.driver",
         "_driver": "cuda.driver",
     },
-    "pagecore/ops/cuda/compiler.py": {"cuda": "cuda", "binding": "cuda.nvrtc", "nvrtc()": "cuda.nvrtc"},
+    "pagecore/ops/cuda/compilation/compiler.py": {"cuda": "cuda", "binding": "cuda.nvrtc", "nvrtc()": "cuda.nvrtc"},
     "tests/ops/cuda/test_compiler.py": {"nvrtc": "cuda.nvrtc"},
 }
 # Of the objects that CuPy returns, the attributes that pagecore reads.
@@ -99,8 +99,8 @@ def test_names_in_use_are_found():
         "cuda.driver.launchKernel": "pagecore/arrays/cuda/cupy_runtime.py",
         "cuda.alloc_pinned_memory": "pagecore/arrays/cuda/cupy_runtime.py",
         "cuda.ExternalStream": "pagecore/arrays/cuda/cupy_runtime.py",
-        "cuda.nvrtc.getCUBIN": "pagecore/ops/cuda/compiler.py",
-        "cuda.nvrtc.getVersion": "pagecore/ops/cuda/compiler.py",
+        "cuda.nvrtc.getCUBIN": "pagecore/ops/cuda/compilation/compiler.py",
+        "cuda.nvrtc.getVersion": "pagecore/ops/cuda/compilation/compiler.py",
         "cuda.UnownedMemory": "pagecore/arrays/exchange/foreign.py",
         "cuda.Device": "pagecore/arrays/tensors/results.py",
         "cuda.get_current_stream": "pagecore/arrays/tensors/streams.py",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import UnsupportedOption
-from pagecore.ops.cuda.variants import use_prefill_variant
+from pagecore.ops.cuda.attention.variants import use_prefill_variant
 from tests.cuda.attention_cases import (
     BF16,
     F16,

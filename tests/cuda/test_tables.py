@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pagecore.ops.cuda._moves import scatter_entries
+from pagecore.ops.cuda.moves._moves import scatter_entries
 from tests.cuda.kit import Kit
 from tests.cuda.memory import calls_of
 

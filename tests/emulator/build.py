@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pagecore.ops.cuda.manifest import Instance, parse_manifest
+from pagecore.ops.cuda.compilation.manifest import Instance, parse_manifest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent / "native"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pagecore.ops.cuda.manifest import Instance
+from pagecore.ops.cuda.compilation.manifest import Instance
 from tests.emulator import build
 from tests.emulator.faults import Fault, plant
 from tests.emulator.probing import KERNELS
@@ -86,7 +86,8 @@ def test_an_entry_that_is_not_in_its_source_is_refused(sources, tmp_path):
 
 def test_several_processes_may_build_one_kernel_at_once(sources, tmp_path):
     code = (
-        "from pathlib import Path; from tests.emulator import build; from pagecore.ops.cuda.manifest import Instance\n"
+        "from pathlib import Path; from tests.emulator import build\n"
+        "from pagecore.ops.cuda.compilation.manifest import Instance\n"
         "import ctypes, sys; build.engine()\n"
         "i = Instance('scale<int,5>', 'scale', 'scale.cu', ('int', '5'))\n"
         "ctypes.CDLL(str(build.instance_path(i, Path(sys.argv[1]), Path(sys.argv[2])))).pc_instance"

@@ -9,7 +9,7 @@ import pytest
 
 import pagecore
 from pagecore.arrays.cuda.current import use_runtime
-from pagecore.ops.cuda.variants import use_prefill_variant
+from pagecore.ops.cuda.attention.variants import use_prefill_variant
 from tests.cuda.attention_cases import BF16, DeviceCase, check
 from tests.cuda.kit import Kit
 from tests.cuda.matrix import FULL

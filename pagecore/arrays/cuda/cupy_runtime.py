@@ -234,7 +234,7 @@ class CupyRuntime:
                 raise DeviceError(
                     f"cuda:{device} ({properties.name}, {properties.architecture}) cannot load the machine code of "
                     f"{name}: {error}. If the driver is older than the compiler, install a newer driver or an older "
-                    "nvidia-cuda-nvrtc, and clear the folder of pagecore.ops.cuda.cubins.cache_folder()"
+                    "nvidia-cuda-nvrtc, and clear the folder of pagecore.ops.cuda.compilation.cubins.cache_folder()"
                 ) from error
             function = self._driver.moduleGetFunction(module, symbol)
             if shared_bytes > _PLAIN_SHARED_BYTES:

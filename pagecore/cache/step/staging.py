@@ -47,7 +47,7 @@ from pagecore.cache.store import Store
 from pagecore.errors import DeviceError
 from pagecore.index import BlockTables, StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan
-from pagecore.ops.cuda._moves import scatter_entries
+from pagecore.ops.cuda.moves._moves import scatter_entries
 from pagecore.storage.checks import ceil_div
 
 # Entries in addition to those of a usual step: forked and removed rows change many.

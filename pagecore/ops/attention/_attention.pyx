@@ -43,7 +43,7 @@ from pagecore.ops.attention._attention_checks cimport (
 from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention
 from pagecore.ops.cpu.args cimport Selection
-from pagecore.ops.cuda._attention cimport attention as launch_attention
+from pagecore.ops.cuda.attention._attention cimport attention as launch_attention
 
 from pagecore.errors import ShapeError
 

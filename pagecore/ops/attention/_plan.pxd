@@ -2,7 +2,7 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.cuda._plan cimport CudaPlan
+from pagecore.ops.cuda.plan._plan cimport CudaPlan
 from pagecore.ops.plan cimport Plan
 
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 
-from pagecore.ops.cuda._plan import CudaPlan
+from pagecore.ops.cuda.plan._plan import CudaPlan
 
 class AttentionPlan:
     """Work items of the attention of one batch; see `plan_attention`."""

@@ -4,7 +4,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
-from pagecore.ops.cuda._convert cimport DeviceConversions
+from pagecore.ops.cuda.codecs._convert cimport DeviceConversions
 
 
 # The conversions of one call, and the arrays of scales and factors that they use.

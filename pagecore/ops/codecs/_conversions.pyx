@@ -13,8 +13,8 @@ from pagecore.ops.arguments._numbers cimport divisors, scale_numbers, scale_stri
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
-from pagecore.ops.cuda._convert cimport DeviceConversions, Factors
-from pagecore.ops.cuda._latent_rows cimport LatentPlaneSizes
+from pagecore.ops.cuda.codecs._convert cimport DeviceConversions, Factors
+from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes
 from pagecore.ops.latent._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes
 
 import numpy as np

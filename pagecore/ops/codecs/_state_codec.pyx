@@ -18,7 +18,7 @@ from pagecore.ops.arguments._place cimport (
     note_written,
 )
 from pagecore.ops.cpu._cpu cimport convert_states as run_convert
-from pagecore.ops.cuda._states cimport convert_states as launch_convert
+from pagecore.ops.cuda.codecs._states cimport convert_states as launch_convert
 from pagecore.ops.state_plane cimport StatePlane
 
 from pagecore.errors import ShapeError, UnsupportedDtype

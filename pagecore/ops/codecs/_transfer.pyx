@@ -28,7 +28,7 @@ from pagecore.ops.cpu._cpu cimport (
     convert_blocks as run_convert,
     transfer_blocks as run_transfer,
 )
-from pagecore.ops.cuda._moves cimport transfer_blocks as launch_transfer
+from pagecore.ops.cuda.moves._moves cimport transfer_blocks as launch_transfer
 
 import numpy as np
 

@@ -9,7 +9,7 @@ from pagecore.ops.arguments._place cimport Place, new_at, to_host
 
 from pagecore.arrays import cuda
 from pagecore.errors import UnsupportedOption
-from pagecore.ops.cuda import kernels
+from pagecore.ops.cuda.compilation import kernels
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
     int64_t ceil_div(int64_t n, int64_t by)

@@ -14,11 +14,11 @@ from typing import Any
 from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import PagecoreError
 from pagecore.ops.cpu_count import usable_cores
-from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
-from pagecore.ops.cuda.compiler import ARCHITECTURES, check_architecture, compiler_version
-from pagecore.ops.cuda.cubins import set_cache_folder
-from pagecore.ops.cuda.manifest import Instance, instances
-from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, resident_blocks
+from pagecore.ops.cuda.attention._shapes import attention_kernel, launch_shape
+from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES, check_architecture, compiler_version
+from pagecore.ops.cuda.compilation.cubins import set_cache_folder
+from pagecore.ops.cuda.compilation.manifest import Instance, instances
+from pagecore.ops.cuda.compilation.usage import Failure, Usage, measure, must_not_spill, resident_blocks
 
 LEGEND = (
     "shared: dynamic shared bytes per block, if they do not depend on the call\n"

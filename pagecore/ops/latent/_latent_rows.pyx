@@ -29,7 +29,7 @@ from pagecore.ops.arguments._place cimport (
 )
 from pagecore.ops.cpu._cpu cimport check_slots, gather_latent as run_gather, write_latent as run_write
 from pagecore.ops.cpu.latent cimport LatentWriteArgs
-from pagecore.ops.cuda._latent_rows cimport LatentPlaneSizes, gather_rows, write_rows
+from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes, gather_rows, write_rows
 from pagecore.ops.latent._latent_cache cimport (
     LatentPlanes,
     columns_of,

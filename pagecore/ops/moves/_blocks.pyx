@@ -32,7 +32,7 @@ from pagecore.ops.cpu._cpu cimport (
     gather_blocks as run_gather,
     scatter_blocks as run_scatter,
 )
-from pagecore.ops.cuda._moves cimport (
+from pagecore.ops.cuda.moves._moves cimport (
     copy_blocks as launch_copy,
     gather_blocks as launch_gather,
     scatter_blocks as launch_scatter,

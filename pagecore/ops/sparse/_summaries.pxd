@@ -6,7 +6,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cpu.select cimport SummaryArgs
-from pagecore.ops.cuda._sparse cimport KeySummaryPlanes
+from pagecore.ops.cuda.sparse._sparse cimport KeySummaryPlanes
 
 
 cdef class KeySummary:

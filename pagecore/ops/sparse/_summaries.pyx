@@ -11,7 +11,12 @@ from pagecore.ops.arguments._indices cimport given_indices, viewed
 from pagecore.ops.arguments._overlap cimport check_apart, check_own_elements
 from pagecore.ops.arguments._place cimport Place, check_place, note_written, to_device
 from pagecore.ops.cpu._cpu cimport summarise
-from pagecore.ops.cuda._sparse cimport KeySummaryPlanes, check_summary, summarise as launch_summary, summary_kernel
+from pagecore.ops.cuda.sparse._sparse cimport (
+    KeySummaryPlanes,
+    check_summary,
+    summarise as launch_summary,
+    summary_kernel,
+)
 
 import numpy as np
 

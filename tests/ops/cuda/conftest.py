@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagecore.ops.cuda import cubins, manifest, sources
+from pagecore.ops.cuda.compilation import cubins, manifest, sources
 from tests.capabilities import require_nvrtc
 
 TOY = """\

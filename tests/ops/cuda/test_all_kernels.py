@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from pagecore.ops.cuda.compiler import ARCHITECTURES
-from pagecore.ops.cuda.cubins import cache_key, set_cache_folder
-from pagecore.ops.cuda.manifest import instances
+from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES
+from pagecore.ops.cuda.compilation.cubins import cache_key, set_cache_folder
+from pagecore.ops.cuda.compilation.manifest import instances
+from pagecore.ops.cuda.compilation.usage import measure
 from pagecore.ops.cuda.report import faults
-from pagecore.ops.cuda.usage import measure
 from tests.ops.cuda import usage_record
 from tests.ops.cuda.usage_record import FOLDER, SOURCES, compiled_always, of_source, recorded
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pagecore.errors import CompileError, DeviceError
-from pagecore.ops.cuda import compiler
-from pagecore.ops.cuda.compiler import (
+from pagecore.ops.cuda.compilation import compiler
+from pagecore.ops.cuda.compilation.compiler import (
     ARCHITECTURES,
     FLAGS,
     check_architecture,
@@ -21,7 +21,7 @@ from pagecore.ops.cuda.compiler import (
     compiler_version,
     complete_image,
 )
-from pagecore.ops.cuda.manifest import instances
+from pagecore.ops.cuda.compilation.manifest import instances
 
 
 def test_instances_of_a_source_become_one_image_with_one_symbol_each(nvrtc, toys):

@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from pagecore.ops.cuda import cubins
-from pagecore.ops.cuda.compiler import Cubin
-from pagecore.ops.cuda.cubins import cache_folder, cache_key, cubin, read_cubin, set_cache_folder, write_cubin
-from pagecore.ops.cuda.manifest import Instance, instance
+from pagecore.ops.cuda.compilation import cubins
+from pagecore.ops.cuda.compilation.compiler import Cubin
+from pagecore.ops.cuda.compilation.cubins import (
+    cache_folder,
+    cache_key,
+    cubin,
+    read_cubin,
+    set_cache_folder,
+    write_cubin,
+)
+from pagecore.ops.cuda.compilation.manifest import Instance, instance
 
 ONE = Cubin(b"\x7fELF\n\0image\n\n", {"add<float,1>": "_Z3add"}, "Used 3 registers\n")
 
@@ -340,7 +347,7 @@ def test_readers_see_one_whole_file_while_several_processes_write_it(tmp_path):
 
 
 def compile_toy(folder, cache, queue):
-    from pagecore.ops.cuda import sources
+    from pagecore.ops.cuda.compilation import sources
 
     sources.source_folder = lambda: folder
     set_cache_folder(cache)

@@ -8,9 +8,9 @@ import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError
-from pagecore.ops.cuda import kernels
-from pagecore.ops.cuda.compiler import Cubin
-from pagecore.ops.cuda.kernels import kernel, launch
+from pagecore.ops.cuda.compilation import kernels
+from pagecore.ops.cuda.compilation.compiler import Cubin
+from pagecore.ops.cuda.compilation.kernels import kernel, launch
 from tests.arrays.fake_runtime import FakeRuntime
 
 

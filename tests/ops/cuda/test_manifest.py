@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from pagecore.errors import DeviceError
-from pagecore.ops.cuda import sources
-from pagecore.ops.cuda.manifest import Instance, instance, instances, parse_manifest
-from pagecore.ops.cuda.sources import read_source, source_folder, with_headers
+from pagecore.ops.cuda.compilation import sources
+from pagecore.ops.cuda.compilation.manifest import Instance, instance, instances, parse_manifest
+from pagecore.ops.cuda.compilation.sources import read_source, source_folder, with_headers
 
 
 def test_an_entry_is_built_for_the_cross_product_of_its_values():
@@ -68,6 +68,6 @@ def test_a_source_is_read_with_all_headers_that_it_includes(toys):
 
 
 def test_a_package_without_sources_names_the_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(sources, "__file__", str(tmp_path / "pagecore" / "ops" / "cuda" / "sources.py"))
+    monkeypatch.setattr(sources, "__file__", str(tmp_path / "pagecore" / "ops" / "cuda" / "compilation" / "sources.py"))
     with pytest.raises(DeviceError, match=r"CUDA sources are neither in .* nor next to it: install pagecore again"):
         source_folder.__wrapped__()

@@ -9,12 +9,13 @@ import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.arrays.dtypes.formats import FORMATS
-from pagecore.ops.cuda import report, usage
-from pagecore.ops.cuda._shapes import attention_kernel, launch_shape
-from pagecore.ops.cuda.compiler import ARCHITECTURES
-from pagecore.ops.cuda.manifest import Instance, instance, instances
+from pagecore.ops.cuda import report
+from pagecore.ops.cuda.attention._shapes import attention_kernel, launch_shape
+from pagecore.ops.cuda.compilation import usage
+from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES
+from pagecore.ops.cuda.compilation.manifest import Instance, instance, instances
+from pagecore.ops.cuda.compilation.usage import Failure, Usage, measure, must_not_spill, read_usage
 from pagecore.ops.cuda.report import main, paths, paths_table
-from pagecore.ops.cuda.usage import Failure, Usage, measure, must_not_spill, read_usage
 from tests.arrays.fake_runtime import FakeRuntime
 
 LOG = """\

@@ -16,10 +16,10 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from pagecore.ops.cuda.compiler import ARCHITECTURES
-from pagecore.ops.cuda.cubins import cache_key, set_cache_folder
-from pagecore.ops.cuda.manifest import Instance, instances
-from pagecore.ops.cuda.usage import Failure, Usage, measure
+from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES
+from pagecore.ops.cuda.compilation.cubins import cache_key, set_cache_folder
+from pagecore.ops.cuda.compilation.manifest import Instance, instances
+from pagecore.ops.cuda.compilation.usage import Failure, Usage, measure
 
 # Cubins of earlier runs, shared by the processes of a run.
 FOLDER = Path(__file__).parents[3] / "build" / "cubins"

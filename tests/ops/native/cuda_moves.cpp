@@ -6,9 +6,9 @@
 #include <set>
 #include <utility>
 
-#include "pagecore/ops/cuda/merge_launch.hpp"
-#include "pagecore/ops/cuda/move_launch.hpp"
-#include "pagecore/ops/cuda/write_launch.hpp"
+#include "pagecore/ops/cuda/moves/merge_launch.hpp"
+#include "pagecore/ops/cuda/moves/move_launch.hpp"
+#include "pagecore/ops/cuda/moves/write_launch.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore;

@@ -1,7 +1,7 @@
 // Promises C1 to C3 of CUDA plans, in a buffer that ends where its layout ends.
 #include <map>
 
-#include "pagecore/ops/cuda/cuda_plan.hpp"
+#include "pagecore/ops/cuda/plan/cuda_plan.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore;

@@ -1,0 +1,1 @@
+"""Launches of conversions of stored rows and states."""

@@ -1,0 +1,1 @@
+"""Launches of latent attention, of its indexer, and of writes of latents."""

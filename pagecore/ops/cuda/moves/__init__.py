@@ -1,0 +1,1 @@
+"""Launches of writes, copies, moves and merges."""

@@ -1,0 +1,1 @@
+"""Plans of attention on a device, and their schedule."""

@@ -1,0 +1,39 @@
+# The plan and the workspace of an attention call on CUDA; see _schedule.pyx.
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libcpp.vector cimport vector
+
+from pagecore.arrays.tensors._tensor cimport Tensor
+from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.attention._plan cimport AttentionPlan
+from pagecore.ops.cuda.plan._plan cimport PcPlanLayout, Workspace
+from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams
+
+
+# The plan and the workspace of a call.
+cdef struct Work:
+    PcPlanLayout layout
+    uint64_t buffer
+    int64_t num_items[2]  # -1 if only the device knows
+    bint has_plan  # the caller passed the plan, and later calls with it may be captured
+    bint batch_invariant  # of the plan that the call makes
+    Workspace workspace
+
+
+# Takes or makes the plan of a call, and fills the lengths, the schedule and the workspace of `params`; the other fields
+# must be set, and `work` zeroed but for `batch_invariant`. Returns what must live until the kernels are launched.
+# Arguments are those of `attention`, see _attention.pxd.
+cdef list schedule(
+    PcAttentionParams* params, Work* work, Tensor seq_lens, Tensor cu_query_lens, AttentionPlan plan,
+    Tensor planned, bint checks_plan, object example, const Place* place)
+
+# Finds the mask entries of each sequence, which a plan of selected keys does not: by a plan of all keys. Returns it.
+cdef Tensor place_mask(PcAttentionParams* p, object example, const Place* place)
+
+# True if a section of the plan may have items, and if it may have some with other lengths.
+cdef bint may_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept
+cdef bint could_have_items(const PcAttentionParams& p, const Work& work, int section) noexcept
+
+# ShapeError, with the words of a call on the host, for lengths and offsets that do not fit queries and a table whose
+# rows have `width` blocks. `cu` is empty if every sequence has one query.
+cdef int check_lengths(
+    vector[int32_t]& lens, vector[int32_t]& cu, int64_t num_tokens, int64_t width, int64_t block_size) except -1
