@@ -52,8 +52,8 @@ PRELUDES = {
         *(
             f'"pagecore/ops/cpu/{name}.hpp"'
             for name in (
-                *("codec", "conversions", "dispatch", "host_calls", "latent", "ops", "select", "slot_moves"),
-                "state_codec",
+                *("codec", "codecs/conversions", "codecs/state_codec", "dispatch", "host_calls", "latent/latent"),
+                *("moves/slot_moves", "ops", "sparse/select"),
             )
         ),
     ),
@@ -99,15 +99,16 @@ ABSENT = "build/absent_isas.cpp"
 # Sources that are compiled as one file, in half the time: each alone would instantiate the same templates of the
 # standard library. They have no private names in common, and an extension that links one of them links all. Insertions
 # into the tree, compiled with the rest of it, take a sixth longer: the compiler then inlines other calls.
-JOINED = (
-    "pagecore/index/tables/block_tables*.cpp",
-    "pagecore/index/states/state_table*.cpp",
-    "pagecore/index/radix/nodes/*.cpp",
-    "pagecore/index/radix/tree/tree*.cpp",
-    "pagecore/ops/cpu/*.cpp",
-)
-# The drivers of tests/native compile this source again, to emulate AMX, and wrap the function that it defines.
-ALONE = {"pagecore/ops/cpu/dispatch.cpp"}
+JOINED = {
+    "build/block_tables.cpp": ("pagecore/index/tables/block_tables*.cpp",),
+    "build/state_table.cpp": ("pagecore/index/states/state_table*.cpp",),
+    "build/radix_nodes.cpp": ("pagecore/index/radix/nodes/*.cpp",),
+    "build/radix_tree.cpp": ("pagecore/index/radix/tree/tree*.cpp",),
+    "build/cpu.cpp": ("pagecore/ops/cpu/*.cpp", "pagecore/ops/cpu/*/*.cpp"),
+}
+# Each instruction set has flags of its own. The drivers of tests/native compile dispatch.cpp again, to emulate AMX, and
+# wrap the function that it defines.
+ALONE = ("pagecore/ops/cpu/dispatch.cpp", "pagecore/ops/cpu/isa/*.cpp")
 
 # The other rooms whose headers a room's native code includes; every room includes its own and native's. Checked by
 # tests/test_house.py.
@@ -147,12 +148,15 @@ def library(room: str, name: str, files: list[str], flags: list[str]) -> tuple[s
 
 
 def units(files: list[str]) -> dict[str, list[str]]:
-    """Return the files to compile, and the sources in each: those of a pattern of JOINED are in one file."""
+    """Return the files to compile, and the sources in each: those of an entry of JOINED are in one file."""
+
+    def matches(file: str, patterns: tuple[str, ...]) -> bool:
+        return any(Path(file).match(pattern) for pattern in patterns)
+
     found: dict[str, list[str]] = {}
     for file in files:
-        pattern = next((each for each in JOINED if file not in ALONE and Path(file).match(each)), None)
-        unit = file if pattern is None else f"build/{pattern.removesuffix('*.cpp').strip('/').replace('/', '_')}.cpp"
-        found.setdefault(unit, []).append(file)
+        joined = () if matches(file, ALONE) else (unit for unit, parts in JOINED.items() if matches(file, parts))
+        found.setdefault(next(iter(joined), file), []).append(file)
     return found
 
 
@@ -202,7 +206,8 @@ def folder_libraries(isas: list[str]) -> list[tuple[str, dict[str, object]]]:
     built = [library("index", "index", sources("pagecore/index/**/*.cpp"), flags)]
     built.append(library("tiers", "tiers", sources("pagecore/tiers/**/*.cpp"), flags))
     # The linker reads libraries in order: the kernels come after the dispatcher that names them.
-    built.append(library("ops", "cpu", sources("pagecore/ops/cpu/*.cpp"), flags))
+    host = [file for file in sources("pagecore/ops/cpu/**/*.cpp") if "/isa/" not in file]
+    built.append(library("ops", "cpu", host, flags))
     for isa in isas:
         files = [f"pagecore/ops/cpu/isa/{isa}.cpp", f"pagecore/ops/cpu/isa/latent_{isa}.cpp"]
         built.append(library("ops", f"cpu_{isa}", files, [*CXX, *ISA_FLAGS[isa], *KERNEL_FLAGS]))

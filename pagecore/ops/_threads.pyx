@@ -9,7 +9,7 @@ from operator import index
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.ops.cpu_count import usable_cores
 
-cdef extern from "pagecore/ops/cpu/threads.hpp" namespace "pagecore::cpu" nogil:
+cdef extern from "pagecore/ops/cpu/threads/threads.hpp" namespace "pagecore::cpu" nogil:
     const int64_t kMaxThreads
 
 cdef atomic[int64_t] current  # 0: default not read yet; atomic, because native threads read it while Python writes

@@ -39,7 +39,8 @@ MARCH_neon := -march=armv8-a
 
 HARNESS := tests/native/main.cpp tests/native/sanitizers.cpp
 CODE_index := $(wildcard pagecore/index/*/*.cpp pagecore/index/radix/*/*.cpp) $(HARNESS)
-CODE_ops := $(wildcard pagecore/ops/cpu/*.cpp) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) \
+HOST_ops := $(filter-out pagecore/ops/cpu/isa/%,$(wildcard pagecore/ops/cpu/*.cpp pagecore/ops/cpu/*/*.cpp))
+CODE_ops := $(HOST_ops) $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/%.cpp) \
             $(ISAS_$(MACHINE):%=pagecore/ops/cpu/isa/latent_%.cpp) $(HARNESS)
 CODE_tiers := $(wildcard pagecore/tiers/*.cpp pagecore/tiers/*/*.cpp) $(HARNESS)
 ifdef LIBRARIES

@@ -3,7 +3,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
+from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cuda.codecs._convert cimport DeviceConversions
 
 

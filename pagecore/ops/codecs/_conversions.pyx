@@ -11,8 +11,8 @@ from pagecore.ops.arguments._formats cimport StoredCache, given_factor, is_plain
 from pagecore.ops.arguments._indices cimport viewed
 from pagecore.ops.arguments._numbers cimport divisors, scale_numbers, scale_stride
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
-from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
+from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
+from pagecore.ops.cpu.latent.latent cimport kPackedLatentDim, kPackedRopeDim
 from pagecore.ops.cuda.codecs._convert cimport DeviceConversions, Factors
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes
 from pagecore.ops.latent._latent_cache cimport LatentPlanes, columns_of, latent_factor, latent_planes

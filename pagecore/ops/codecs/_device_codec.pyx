@@ -9,7 +9,7 @@ from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.args cimport Cache, Format, cache_array
 from pagecore.ops.arguments._numbers cimport divisors, scale_stride
 from pagecore.ops.arguments._place cimport Place, note_written
-from pagecore.ops.cpu.latent cimport kPackedLatentDim, kPackedRopeDim
+from pagecore.ops.cpu.latent.latent cimport kPackedLatentDim, kPackedRopeDim
 from pagecore.ops.cuda.codecs._convert cimport DeviceConversions, Factors
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes
 

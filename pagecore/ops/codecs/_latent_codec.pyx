@@ -3,8 +3,8 @@
 from pagecore.arrays.dtypes.codes cimport UINT8, DType
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.cpu._cpu cimport convert_latent_rows
-from pagecore.ops.cpu.conversions cimport LatentConversion
-from pagecore.ops.cpu.latent cimport LatentCache, LatentFormat, kFp8RowBytes, kPackedLatentDim, kPackedRopeDim
+from pagecore.ops.cpu.codecs.conversions cimport LatentConversion
+from pagecore.ops.cpu.latent.latent cimport LatentCache, LatentFormat, kFp8RowBytes, kPackedLatentDim, kPackedRopeDim
 
 from pagecore.ops.latent._latent_cache import LATENT_ROW_BYTES as _ROW_BYTES
 

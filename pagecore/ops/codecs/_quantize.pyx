@@ -15,7 +15,7 @@ from pagecore.ops.codecs._device_codec cimport convert_latent_rows, convert_rows
 from pagecore.ops.codecs._latent_codec cimport convert_latents, is_latent_format
 from pagecore.ops.cpu._cpu cimport dequantize as run_dequantize, quantize as run_quantize
 from pagecore.ops.cpu.args cimport Codec
-from pagecore.ops.cpu.latent cimport LatentFormat
+from pagecore.ops.cpu.latent.latent cimport LatentFormat
 
 import numpy as np
 

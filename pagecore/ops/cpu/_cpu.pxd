@@ -11,8 +11,8 @@ from pagecore.ops.arguments._formats cimport StoredCache
 from pagecore.ops.arguments._tree cimport TreeMask
 from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
-from pagecore.ops.cpu.conversions cimport BlockConversion, LatentConversion
-from pagecore.ops.cpu.latent cimport (
+from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
+from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
     LatentArgs,
@@ -21,8 +21,8 @@ from pagecore.ops.cpu.latent cimport (
     SlotsArgs,
     TopkArgs,
 )
-from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
-from pagecore.ops.cpu.slot_moves cimport BoundedKeys
+from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
+from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
 from pagecore.ops.state_plane cimport StatePlane
 
 

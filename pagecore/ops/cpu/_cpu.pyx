@@ -51,13 +51,14 @@ from pagecore.ops.cpu.args cimport (
     run_write,
     sum_lengths,
 )
-from pagecore.ops.cpu.conversions cimport (
+from pagecore.ops.cpu.codecs.conversions cimport (
     BlockConversion,
     LatentConversion,
     run_convert_blocks,
     run_convert_latent_rows,
 )
-from pagecore.ops.cpu.latent cimport (
+from pagecore.ops.cpu.codecs.state_codec cimport run_dequantize_states, run_quantize_states
+from pagecore.ops.cpu.latent.latent cimport (
     IndexScoreCall,
     IndexWriteArgs,
     LatentArgs,
@@ -75,7 +76,8 @@ from pagecore.ops.cpu.latent cimport (
     run_write_index,
     run_write_latent,
 )
-from pagecore.ops.cpu.select cimport (
+from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
+from pagecore.ops.cpu.sparse.select cimport (
     ScoreArgs,
     ScoreBatch,
     SelectArgs,
@@ -84,8 +86,6 @@ from pagecore.ops.cpu.select cimport (
     run_select,
     run_summarise,
 )
-from pagecore.ops.cpu.slot_moves cimport BoundedKeys, run_move_slots, run_renew_bounds
-from pagecore.ops.cpu.state_codec cimport run_dequantize_states, run_quantize_states
 
 from pagecore.errors import UnsupportedOption, shown
 

@@ -35,7 +35,7 @@ from pagecore.ops.cpu._cpu cimport (
     index_scores as run_scores,
     write_index as run_write,
 )
-from pagecore.ops.cpu.latent cimport IndexScoreCall, IndexWriteArgs, kLatentWidthMax
+from pagecore.ops.cpu.latent.latent cimport IndexScoreCall, IndexWriteArgs, kLatentWidthMax
 from pagecore.ops.cuda.latent._index cimport score_keys, write_keys
 from pagecore.ops.latent._latent_cache cimport columns_of, one_head
 

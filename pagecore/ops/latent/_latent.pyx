@@ -24,7 +24,7 @@ from pagecore.ops.arguments._place cimport (
 )
 from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport check_latent, latent_attention as run_attention
-from pagecore.ops.cpu.latent cimport LatentArgs
+from pagecore.ops.cpu.latent.latent cimport LatentArgs
 from pagecore.ops.cuda._index_checks cimport check_not_captured
 from pagecore.ops.cuda.latent._latent cimport LatentOptions, LatentRows, attend_latent
 from pagecore.ops.latent._latent_cache cimport LatentPlanes, latent_factor, latent_planes, rope_part

@@ -4,7 +4,7 @@ from libc.stdint cimport int64_t
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport TokenArray
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.cpu.latent cimport LatentCache
+from pagecore.ops.cpu.latent.latent cimport LatentCache
 
 
 # The checked planes of a call. `rope` is None if `latent` holds both parts of a row. Plain numbers have the format "".

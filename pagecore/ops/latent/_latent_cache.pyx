@@ -16,7 +16,7 @@ from pagecore.ops.arguments._checks cimport (
 )
 from pagecore.ops.arguments._numbers cimport finite_number
 from pagecore.ops.arguments._place cimport Place, check_place
-from pagecore.ops.cpu.latent cimport (
+from pagecore.ops.cpu.latent.latent cimport (
     LatentCache,
     LatentFormat,
     kFp8RowBytes,

@@ -28,7 +28,7 @@ from pagecore.ops.arguments._place cimport (
     to_device,
 )
 from pagecore.ops.cpu._cpu cimport check_slots, gather_latent as run_gather, write_latent as run_write
-from pagecore.ops.cpu.latent cimport LatentWriteArgs
+from pagecore.ops.cpu.latent.latent cimport LatentWriteArgs
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes, gather_rows, write_rows
 from pagecore.ops.latent._latent_cache cimport (
     LatentPlanes,

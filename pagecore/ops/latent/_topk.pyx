@@ -23,7 +23,7 @@ from pagecore.ops.arguments._place cimport (
     to_host,
 )
 from pagecore.ops.cpu._cpu cimport select_topk as run_select, slots_of as run_slots
-from pagecore.ops.cpu.latent cimport SlotsArgs, TopkArgs
+from pagecore.ops.cpu.latent.latent cimport SlotsArgs, TopkArgs
 from pagecore.ops.cuda._index_checks cimport check_not_captured
 from pagecore.ops.cuda.latent._index cimport find_slots
 from pagecore.ops.cuda.sparse._sparse cimport Selecting, select as launch_select

@@ -4,7 +4,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport BlockArray
-from pagecore.ops.cpu.slot_moves cimport BoundedKeys
+from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cuda.sparse._sparse cimport DeviceMoves
 
 

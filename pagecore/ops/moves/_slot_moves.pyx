@@ -9,7 +9,7 @@ from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.args cimport cache_array, fill_block_arrays
 from pagecore.ops.arguments._place cimport note_written
 from pagecore.ops.cpu._cpu cimport isa, move_slots
-from pagecore.ops.cpu.slot_moves cimport BoundedKeys
+from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cuda.sparse._sparse cimport DeviceMoves, KeySummaryPlanes
 from pagecore.ops.sparse._summaries cimport bounds_cache
 

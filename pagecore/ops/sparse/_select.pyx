@@ -23,7 +23,7 @@ from pagecore.ops.arguments._place cimport (
 )
 from pagecore.ops.attention._plan cimport copy_lens
 from pagecore.ops.cpu._cpu cimport check_scored, score as run_score, select as run_select
-from pagecore.ops.cpu.select cimport ScoreArgs, ScoreBatch, SelectArgs
+from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch, SelectArgs
 from pagecore.ops.cuda.plan._schedule cimport check_lengths
 from pagecore.ops.cuda.sparse._sparse cimport (
     ScoreSources,

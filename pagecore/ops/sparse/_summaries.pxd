@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.cpu.select cimport SummaryArgs
+from pagecore.ops.cpu.sparse.select cimport SummaryArgs
 from pagecore.ops.cuda.sparse._sparse cimport KeySummaryPlanes
 
 

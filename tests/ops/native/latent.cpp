@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "pagecore/ops/cpu/dispatch.hpp"
-#include "pagecore/ops/cpu/latent.hpp"
+#include "pagecore/ops/cpu/latent/latent.hpp"
 #include "tests/ops/native/floats.hpp"
 
 using namespace pagecore;

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <thread>
 
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore::test;

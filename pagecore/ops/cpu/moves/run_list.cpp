@@ -1,4 +1,4 @@
-#include "pagecore/ops/cpu/run_list.hpp"
+#include "pagecore/ops/cpu/moves/run_list.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -3,7 +3,7 @@
 // select() finds the budget-th best score of a row by a radix select: digits of 11, 11 and 10 bits, each among the keys
 // that agree with the digits before it. One ascending pass then takes all better scores and the first of the equal
 // ones. Cost: O(width) a row.
-#include "pagecore/ops/cpu/select.hpp"
+#include "pagecore/ops/cpu/sparse/select.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/batch.hpp"
-#include "pagecore/ops/cpu/cost.hpp"
+#include "pagecore/ops/cpu/attention/batch.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

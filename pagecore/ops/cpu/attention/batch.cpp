@@ -1,4 +1,4 @@
-#include "pagecore/ops/cpu/batch.hpp"
+#include "pagecore/ops/cpu/attention/batch.hpp"
 
 #include <algorithm>
 #include <limits>

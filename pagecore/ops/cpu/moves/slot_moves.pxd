@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 from pagecore.ops.args cimport BlockArray, Cache
 
 
-cdef extern from "pagecore/ops/cpu/slot_moves.hpp" namespace "pagecore::cpu" nogil:
+cdef extern from "pagecore/ops/cpu/moves/slot_moves.hpp" namespace "pagecore::cpu" nogil:
     cdef cppclass BoundedKeys:
         Cache key
         Cache low

@@ -1,12 +1,12 @@
-#include "pagecore/ops/cpu/slot_moves.hpp"
+#include "pagecore/ops/cpu/moves/slot_moves.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/select_args.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

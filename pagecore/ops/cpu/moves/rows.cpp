@@ -3,11 +3,11 @@
 #include <cstddef>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/moves.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

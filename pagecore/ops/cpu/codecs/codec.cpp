@@ -1,10 +1,10 @@
 // quantize and dequantize: division of the rows among threads.
 #include <algorithm>
 
-#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

@@ -1,12 +1,12 @@
-#include "pagecore/ops/cpu/state_codec.hpp"
+#include "pagecore/ops/cpu/codecs/state_codec.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 
-#include "pagecore/ops/cpu/bfloat16.hpp"
-#include "pagecore/ops/cpu/cost.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/codecs/bfloat16.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "pagecore/ops/cpu/latent_args.hpp"
-#include "pagecore/ops/cpu/run_list.hpp"
+#include "pagecore/ops/cpu/moves/run_list.hpp"
 
 namespace pagecore::cpu {
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "pagecore/ops/cpu/latent.hpp"
+#include "pagecore/ops/cpu/latent/latent.hpp"
 
 namespace pagecore::cpu {
 

@@ -6,7 +6,7 @@ from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices, Table, TokenArray
 
 
-cdef extern from "pagecore/ops/cpu/select.hpp" namespace "pagecore::cpu" nogil:
+cdef extern from "pagecore/ops/cpu/sparse/select.hpp" namespace "pagecore::cpu" nogil:
     cdef cppclass ScoreArgs:
         TokenArray query
         Cache low

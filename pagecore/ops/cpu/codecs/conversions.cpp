@@ -1,5 +1,5 @@
 // Conversions of stored rows between formats, divided among threads by blocks.
-#include "pagecore/ops/cpu/conversions.hpp"
+#include "pagecore/ops/cpu/codecs/conversions.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "pagecore/ops/cpu/codec.hpp"
-#include "pagecore/ops/cpu/cost.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
-#include "pagecore/ops/cpu/run_list.hpp"
-#include "pagecore/ops/cpu/scratch_buffer.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/moves/run_list.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/scratch_buffer.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 #include <linux/futex.h>
 #include <pthread.h>

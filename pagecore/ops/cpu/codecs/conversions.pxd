@@ -5,10 +5,10 @@ from libcpp.vector cimport vector
 
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices
-from pagecore.ops.cpu.latent cimport LatentCache
+from pagecore.ops.cpu.latent.latent cimport LatentCache
 
 
-cdef extern from "pagecore/ops/cpu/conversions.hpp" namespace "pagecore::cpu" nogil:
+cdef extern from "pagecore/ops/cpu/codecs/conversions.hpp" namespace "pagecore::cpu" nogil:
     cdef cppclass BlockConversion:
         Cache source
         Cache target

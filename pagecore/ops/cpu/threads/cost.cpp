@@ -1,4 +1,4 @@
-#include "pagecore/ops/cpu/cost.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
 
 #include <unistd.h>
 

@@ -8,7 +8,7 @@ from pagecore.ops.args cimport Cache, Indices, ScalePlane, Table, TokenArray
 from pagecore.ops.cpu.args cimport AttentionArgs, PackedSequences, PlanView
 
 
-cdef extern from "pagecore/ops/cpu/latent.hpp" namespace "pagecore::cpu" nogil:
+cdef extern from "pagecore/ops/cpu/latent/latent.hpp" namespace "pagecore::cpu" nogil:
     enum class LatentFormat(int32_t):
         Plain
         E4M3

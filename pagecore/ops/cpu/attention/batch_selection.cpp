@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/batch.hpp"
+#include "pagecore/ops/cpu/attention/batch.hpp"
 
 namespace pagecore::cpu {
 namespace {

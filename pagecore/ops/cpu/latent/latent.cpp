@@ -1,15 +1,15 @@
-#include "pagecore/ops/cpu/latent.hpp"
+#include "pagecore/ops/cpu/latent/latent.hpp"
 
 #include <algorithm>
 #include <vector>
 
 #include "pagecore/native/checks.hpp"
-#include "pagecore/ops/cpu/batch.hpp"
-#include "pagecore/ops/cpu/cost.hpp"
+#include "pagecore/ops/cpu/attention/batch.hpp"
 #include "pagecore/ops/cpu/dispatch.hpp"
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/cpu/scratch_buffer.hpp"
-#include "pagecore/ops/cpu/threads.hpp"
+#include "pagecore/ops/cpu/threads/cost.hpp"
+#include "pagecore/ops/cpu/threads/scratch_buffer.hpp"
+#include "pagecore/ops/cpu/threads/threads.hpp"
 
 namespace pagecore::cpu {
 namespace {

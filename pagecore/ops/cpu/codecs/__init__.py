@@ -1,0 +1,1 @@
+"""Conversions of stored rows and states."""

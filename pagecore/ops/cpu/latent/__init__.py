@@ -1,0 +1,1 @@
+"""Latent attention, its indexer, and writes of latents."""

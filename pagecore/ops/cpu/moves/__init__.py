@@ -1,0 +1,1 @@
+"""Writes, copies and moves of blocks and slots."""

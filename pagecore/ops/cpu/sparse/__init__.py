@@ -1,0 +1,1 @@
+"""Scores and selections of sparse attention."""
