@@ -48,7 +48,7 @@ PRELUDES = {
     "standard": STANDARD_HEADERS,
     "arrays": (
         *GENERATED_HEADERS,
-        *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "plan", "tree", "cuda/plan/cuda_plan")),
+        *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "planning/plan", "tree", "cuda/plan/cuda_plan")),
         *(
             f'"pagecore/ops/cpu/{name}.hpp"'
             for name in (

@@ -13,7 +13,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.cross._contents cimport CrossContent, CrossContents
 from pagecore.index.tables._block_tables_native cimport Int32s
 from pagecore.index.tables._step_buffers cimport SlotType, StepBuffers
-from pagecore.ops.attention._plan cimport AttentionPlan
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 import numpy as np
 

@@ -6,8 +6,8 @@ from libc.string cimport memcpy, memset
 from pagecore.index.states._state_buffers cimport StateBuffers
 from pagecore.index.tables._block_tables cimport BlockTables, ChangedEntry
 from pagecore.index.tables._step_buffers cimport StepBuffers
-from pagecore.ops.attention._plan cimport AttentionPlan
-from pagecore.ops.plan cimport PlanBatch
+from pagecore.ops.planning._plan cimport AttentionPlan
+from pagecore.ops.planning.plan cimport PlanBatch
 
 cdef extern from *:
     """

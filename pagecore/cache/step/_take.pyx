@@ -11,7 +11,7 @@ from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.cache.step._tree cimport StepTree
 from pagecore.index.states._state_table cimport StateTable
-from pagecore.ops.attention._plan cimport AttentionPlan
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 
 cdef bint take(StepRecord step, list plans, copy) except -1:

@@ -6,7 +6,6 @@ from libc.stdint cimport int64_t
 from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport check_length, float_tensor
-from pagecore.ops.arguments._debug cimport debug_attention, debugging
 from pagecore.ops.arguments._formats cimport StoredCache, check_stored, given_factor, stored_cache
 from pagecore.ops.arguments._indices cimport flat_mask, given_indices
 from pagecore.ops.arguments._numbers cimport (
@@ -40,10 +39,11 @@ from pagecore.ops.attention._attention_checks cimport (
     planned_tensor,
     refuse_dim,
 )
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu._cpu cimport attention as run_attention
 from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda.attention._attention cimport attention as launch_attention
+from pagecore.ops.index_checks._debug cimport debug_attention, debugging
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 from pagecore.errors import ShapeError
 

@@ -4,7 +4,18 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
-from pagecore.ops.arguments._block_checks cimport (
+from pagecore.ops.arguments._numbers cimport read_flag
+from pagecore.ops.arguments._overlap cimport check_all_apart
+from pagecore.ops.arguments._place cimport Place, await_arrays, note_written
+from pagecore.ops.codecs._conversions cimport Conversions, add_caches, add_latents, are_latents
+from pagecore.ops.cpu._cpu cimport (
+    check_independent,
+    check_transferred,
+    convert_blocks as run_convert,
+    transfer_blocks as run_transfer,
+)
+from pagecore.ops.cuda.moves._moves cimport transfer_blocks as launch_transfer
+from pagecore.ops.index_checks._block_checks cimport (
     check_axes,
     check_cast,
     check_index_apart,
@@ -17,18 +28,7 @@ from pagecore.ops.arguments._block_checks cimport (
     pair_ids,
     tensors_at,
 )
-from pagecore.ops.arguments._debug cimport debug_transferred, debugging
-from pagecore.ops.arguments._numbers cimport read_flag
-from pagecore.ops.arguments._overlap cimport check_all_apart
-from pagecore.ops.arguments._place cimport Place, await_arrays, note_written
-from pagecore.ops.codecs._conversions cimport Conversions, add_caches, add_latents, are_latents
-from pagecore.ops.cpu._cpu cimport (
-    check_independent,
-    check_transferred,
-    convert_blocks as run_convert,
-    transfer_blocks as run_transfer,
-)
-from pagecore.ops.cuda.moves._moves cimport transfer_blocks as launch_transfer
+from pagecore.ops.index_checks._debug cimport debug_transferred, debugging
 
 import numpy as np
 

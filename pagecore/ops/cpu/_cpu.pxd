@@ -9,7 +9,6 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport BlockArray
 from pagecore.ops.arguments._formats cimport StoredCache
 from pagecore.ops.arguments._tree cimport TreeMask
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport Codec, HostCalls, Selection
 from pagecore.ops.cpu.codecs.conversions cimport BlockConversion, LatentConversion
 from pagecore.ops.cpu.latent.latent cimport (
@@ -23,6 +22,7 @@ from pagecore.ops.cpu.latent.latent cimport (
 )
 from pagecore.ops.cpu.moves.slot_moves cimport BoundedKeys
 from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch, SelectArgs, SummaryArgs
+from pagecore.ops.planning._plan cimport AttentionPlan
 from pagecore.ops.state_plane cimport StatePlane
 
 

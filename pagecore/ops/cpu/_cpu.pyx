@@ -22,7 +22,6 @@ from pagecore.ops.args cimport (
 )
 from pagecore.ops.arguments._formats cimport StoredCache, native_cache
 from pagecore.ops.arguments._tree cimport TreeMask
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
     Codec,
@@ -86,6 +85,7 @@ from pagecore.ops.cpu.sparse.select cimport (
     run_select,
     run_summarise,
 )
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 from pagecore.errors import UnsupportedOption, shown
 

@@ -15,7 +15,6 @@ from pagecore.ops.arguments._checks cimport (
     check_writable,
     float_tensor,
 )
-from pagecore.ops.arguments._debug cimport debug_scores, debug_slots, debugging
 from pagecore.ops.arguments._indices cimport given_indices
 from pagecore.ops.arguments._numbers cimport read_flag
 from pagecore.ops.arguments._overlap cimport check_apart, check_own_elements
@@ -37,6 +36,7 @@ from pagecore.ops.cpu._cpu cimport (
 )
 from pagecore.ops.cpu.latent.latent cimport IndexScoreCall, IndexWriteArgs, kLatentWidthMax
 from pagecore.ops.cuda.latent._index cimport score_keys, write_keys
+from pagecore.ops.index_checks._debug cimport debug_scores, debug_slots, debugging
 from pagecore.ops.latent._latent_cache cimport columns_of, one_head
 
 import numpy as np

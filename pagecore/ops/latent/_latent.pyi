@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pagecore.ops.attention._plan import AttentionPlan
+from pagecore.ops.planning._plan import AttentionPlan
 
 def latent_attention(
     query_latent: Any,

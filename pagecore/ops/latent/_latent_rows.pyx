@@ -5,7 +5,6 @@ from libc.stdint cimport int64_t
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
-from pagecore.ops.arguments._block_checks cimport UNKNOWN, Sequences, lowest_block, read_sequences, send_sequences
 from pagecore.ops.arguments._checks cimport (
     any_tensor,
     check_last_axis,
@@ -14,7 +13,6 @@ from pagecore.ops.arguments._checks cimport (
     check_writable,
     float_tensor,
 )
-from pagecore.ops.arguments._debug cimport debug_sequences, debug_slots, debugging
 from pagecore.ops.arguments._indices cimport given_indices
 from pagecore.ops.arguments._overlap cimport check_apart, check_own_elements
 from pagecore.ops.arguments._place cimport (
@@ -30,6 +28,8 @@ from pagecore.ops.arguments._place cimport (
 from pagecore.ops.cpu._cpu cimport check_slots, gather_latent as run_gather, write_latent as run_write
 from pagecore.ops.cpu.latent.latent cimport LatentWriteArgs
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes, gather_rows, write_rows
+from pagecore.ops.index_checks._block_checks cimport UNKNOWN, Sequences, lowest_block, read_sequences, send_sequences
+from pagecore.ops.index_checks._debug cimport debug_sequences, debug_slots, debugging
 from pagecore.ops.latent._latent_cache cimport (
     LatentPlanes,
     columns_of,

@@ -7,7 +7,6 @@ from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT32, INT64
 from pagecore.arrays.tensors._tensor cimport Tensor, contiguous
 from pagecore.ops.args cimport Indices, index_array, table_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_result, float_tensor
-from pagecore.ops.arguments._debug cimport debugging
 from pagecore.ops.arguments._indices cimport given_indices, viewed
 from pagecore.ops.arguments._numbers cimport positive
 from pagecore.ops.arguments._overlap cimport check_apart
@@ -27,6 +26,7 @@ from pagecore.ops.cpu.latent.latent cimport SlotsArgs, TopkArgs
 from pagecore.ops.cuda._index_checks cimport check_not_captured
 from pagecore.ops.cuda.latent._index cimport find_slots
 from pagecore.ops.cuda.sparse._sparse cimport Selecting, select as launch_select
+from pagecore.ops.index_checks._debug cimport debugging
 
 import numpy as np
 

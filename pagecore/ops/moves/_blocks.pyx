@@ -4,7 +4,22 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._block_checks cimport (
+from pagecore.ops.arguments._numbers cimport read_flag
+from pagecore.ops.arguments._overlap cimport check_all_apart
+from pagecore.ops.arguments._place cimport Place, await_arrays, finished
+from pagecore.ops.cpu._cpu cimport (
+    check_copied,
+    check_independent,
+    copy_blocks as run_copy,
+    gather_blocks as run_gather,
+    scatter_blocks as run_scatter,
+)
+from pagecore.ops.cuda.moves._moves cimport (
+    copy_blocks as launch_copy,
+    gather_blocks as launch_gather,
+    scatter_blocks as launch_scatter,
+)
+from pagecore.ops.index_checks._block_checks cimport (
     Sequences,
     UNKNOWN,
     matching_arrays,
@@ -21,22 +36,7 @@ from pagecore.ops.arguments._block_checks cimport (
     read_sequences,
     send_sequences,
 )
-from pagecore.ops.arguments._debug cimport debug_copied, debug_sequences, debugging
-from pagecore.ops.arguments._numbers cimport read_flag
-from pagecore.ops.arguments._overlap cimport check_all_apart
-from pagecore.ops.arguments._place cimport Place, await_arrays, finished
-from pagecore.ops.cpu._cpu cimport (
-    check_copied,
-    check_independent,
-    copy_blocks as run_copy,
-    gather_blocks as run_gather,
-    scatter_blocks as run_scatter,
-)
-from pagecore.ops.cuda.moves._moves cimport (
-    copy_blocks as launch_copy,
-    gather_blocks as launch_gather,
-    scatter_blocks as launch_scatter,
-)
+from pagecore.ops.index_checks._debug cimport debug_copied, debug_sequences, debugging
 
 from pagecore.errors import ShapeError, UnsupportedOption
 

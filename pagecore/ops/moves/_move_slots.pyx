@@ -5,10 +5,10 @@ from libcpp.unordered_set cimport unordered_set
 
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor
-from pagecore.ops.arguments._block_checks cimport check_targets, first_tensors, label
 from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._overlap cimport check_all_apart
 from pagecore.ops.arguments._place cimport Place, await_arrays
+from pagecore.ops.index_checks._block_checks cimport check_targets, first_tensors, label
 from pagecore.ops.moves._slot_moves cimport SlotMoves
 
 import numpy as np

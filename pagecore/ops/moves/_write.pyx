@@ -5,7 +5,6 @@ from libc.stdint cimport int64_t
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport check_length, float_tensor
-from pagecore.ops.arguments._debug cimport debug_slots, debugging
 from pagecore.ops.arguments._formats cimport (
     StoredCache,
     check_apart_from,
@@ -21,6 +20,7 @@ from pagecore.ops.arguments._numbers cimport divisors, scale_numbers
 from pagecore.ops.arguments._place cimport Place, await_arrays, check_place, find_place, to_device
 from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
 from pagecore.ops.cuda.moves._moves cimport write_kv as launch_write
+from pagecore.ops.index_checks._debug cimport debug_slots, debugging
 from pagecore.ops.sparse._summaries cimport KeySummary, read_summary
 
 from pagecore.errors import ShapeError

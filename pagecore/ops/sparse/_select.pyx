@@ -7,7 +7,6 @@ from pagecore.arrays.dtypes.codes cimport CPU, FLOAT32, INT32, INT64
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor, contiguous
 from pagecore.ops.args cimport Indices, cache_array, index_array, table_array, token_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_aligned, check_length, float_tensor, is_aligned
-from pagecore.ops.arguments._debug cimport debug_scores, debugging
 from pagecore.ops.arguments._indices cimport given_indices, viewed
 from pagecore.ops.arguments._numbers cimport read_flag
 from pagecore.ops.arguments._place cimport (
@@ -21,16 +20,17 @@ from pagecore.ops.arguments._place cimport (
     note_written,
     to_device,
 )
-from pagecore.ops.attention._plan cimport copy_lens
 from pagecore.ops.cpu._cpu cimport check_scored, score as run_score, select as run_select
 from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch, SelectArgs
-from pagecore.ops.cuda.plan._schedule cimport check_lengths
+from pagecore.ops.cuda.schedule._schedule cimport check_lengths
 from pagecore.ops.cuda.sparse._sparse cimport (
     ScoreSources,
     Selecting,
     score as launch_score,
     select as launch_select,
 )
+from pagecore.ops.index_checks._debug cimport debug_scores, debugging
+from pagecore.ops.planning._plan cimport copy_lens
 from pagecore.ops.sparse._summaries cimport bounds_cache, listed_channels
 
 import operator

@@ -6,7 +6,7 @@ from pagecore.ops.arguments._formats cimport StoredCache
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.arguments._selected cimport Selected
 from pagecore.ops.arguments._tree cimport TreeMask
-from pagecore.ops.attention._plan cimport AttentionPlan
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 
 # Launches paged attention. seq_lens and cu_query_lens may be on the host; all other Tensors are on the device of the

@@ -11,10 +11,8 @@ from pagecore.ops.arguments._numbers cimport scale_stride
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.arguments._selected cimport Selected
 from pagecore.ops.arguments._tree cimport TreeMask
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda.attention._shapes cimport KernelQuery, select_kernel
 from pagecore.ops.cuda.plan._plan cimport PC_DECODE, PC_NUM_SECTIONS, PC_PROMPTS
-from pagecore.ops.cuda.plan._schedule cimport Work, could_have_items, may_have_items, place_mask, schedule
 from pagecore.ops.cuda.plan.abi_attention cimport (
     PC_PLAIN,
     PcAttentionParams,
@@ -28,6 +26,8 @@ from pagecore.ops.cuda.plan.abi_attention cimport (
     device_tokens,
     kMaxGeneralDim,
 )
+from pagecore.ops.cuda.schedule._schedule cimport Work, could_have_items, may_have_items, place_mask, schedule
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import ShapeError, UnsupportedOption

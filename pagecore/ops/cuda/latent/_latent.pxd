@@ -3,7 +3,7 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.attention._plan cimport AttentionPlan
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 
 # The rows of a latent cache; strides count bytes. `format` is a PcLatentFormat, `type` the dtype of plain rows.

@@ -7,7 +7,6 @@ from libcpp cimport bool as cbool
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport TokenArray, index_array, table_array, token_array
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda.attention._latent_shapes cimport (
     PcDivisor,
     PcLatentFormat,
@@ -18,7 +17,6 @@ from pagecore.ops.cuda.attention._latent_shapes cimport (
     select_latent_kernel,
 )
 from pagecore.ops.cuda.plan._plan cimport PC_DECODE, PC_NUM_SECTIONS, PC_PROMPTS
-from pagecore.ops.cuda.plan._schedule cimport Work, could_have_items, may_have_items, schedule
 from pagecore.ops.cuda.plan.abi_attention cimport (
     PcAttentionParams,
     PcCache,
@@ -28,6 +26,8 @@ from pagecore.ops.cuda.plan.abi_attention cimport (
     device_table,
     device_tokens,
 )
+from pagecore.ops.cuda.schedule._schedule cimport Work, could_have_items, may_have_items, schedule
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.errors import ShapeError, UnsupportedOption

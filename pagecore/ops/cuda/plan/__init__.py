@@ -1,1 +1,1 @@
-"""Plans of attention on a device, and their schedule."""
+"""Plans of attention in device memory, and the structs that kernels take."""

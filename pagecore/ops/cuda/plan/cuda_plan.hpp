@@ -19,7 +19,7 @@
 #include "cuda_src/abi/plan.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/native/rounding.hpp"
-#include "pagecore/ops/plan.hpp"
+#include "pagecore/ops/planning/plan.hpp"
 
 namespace pagecore {
 

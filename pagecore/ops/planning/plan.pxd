@@ -17,7 +17,7 @@ cdef extern from "cuda_src/abi/types.h" nogil:
         int32_t num_splits
 
 
-cdef extern from "pagecore/ops/plan.hpp" namespace "pagecore" nogil:
+cdef extern from "pagecore/ops/planning/plan.hpp" namespace "pagecore" nogil:
     cdef cppclass PlanOptions:
         int64_t num_query_heads
         int64_t num_kv_heads

@@ -10,7 +10,6 @@ from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_resu
 from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._numbers cimport read_reach, read_sink_tokens
 from pagecore.ops.arguments._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda.plan._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
@@ -25,7 +24,8 @@ from pagecore.ops.cuda.plan._plan cimport (
     make_layout,
 )
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams, PcPlanParams, device_indices
-from pagecore.ops.plan cimport PcWorkItem, PlanOptions
+from pagecore.ops.planning._plan cimport AttentionPlan
+from pagecore.ops.planning.plan cimport PcWorkItem, PlanOptions
 
 from pagecore.arrays import cuda
 from pagecore.errors import DeviceError, ShapeError

@@ -4,9 +4,9 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
-from pagecore.ops.attention._plan cimport AttentionPlan
 from pagecore.ops.cuda.plan._plan cimport PcPlanLayout, Workspace
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams
+from pagecore.ops.planning._plan cimport AttentionPlan
 
 
 # The plan and the workspace of a call.

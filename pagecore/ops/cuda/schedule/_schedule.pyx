@@ -9,14 +9,6 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._numbers cimport chunk_of
 from pagecore.ops.arguments._place cimport Place, are_on_host, new_at, new_result, to_device
-from pagecore.ops.attention._plan cimport AttentionPlan, copy_lens
-from pagecore.ops.cuda.plan._device_plan cimport (
-    check_planned,
-    launch_plan,
-    options_of,
-    planned_counters,
-    planned_layout,
-)
 from pagecore.ops.cuda.plan._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
@@ -29,7 +21,15 @@ from pagecore.ops.cuda.plan._plan cimport (
     planned_bytes,
 )
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams, device_indices, kFoldTokens
-from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
+from pagecore.ops.cuda.schedule._device_plan cimport (
+    check_planned,
+    launch_plan,
+    options_of,
+    planned_counters,
+    planned_layout,
+)
+from pagecore.ops.planning._plan cimport AttentionPlan, copy_lens
+from pagecore.ops.planning.plan cimport PlanBatch, PlanOptions, check_plan_batch
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.tensors import results

@@ -1,0 +1,1 @@
+"""Schedules of attention on a device: plans made there, and the order of their items."""

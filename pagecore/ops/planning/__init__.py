@@ -1,0 +1,1 @@
+"""The planner of attention: the work items of a batch."""
