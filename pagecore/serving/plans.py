@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pagecore.models import ModelConfig
-from pagecore.serving.budget.classes import DevicePlan
+from pagecore.serving.memory_classes import DevicePlan
 from pagecore.storage import Spec, StateSpec
 from pagecore.storage.specs.attended import chunk_of, sink_tokens_of
 from pagecore.storage.specs.cross_spec import is_cross

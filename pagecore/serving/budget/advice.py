@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from pagecore.serving.budget.classes import Advice, DevicePlan
 from pagecore.serving.budget.presets import GIB, LEAST_CHUNK, chunk_bytes
+from pagecore.serving.memory_classes import Advice, DevicePlan
 
 __all__ = ["advise", "advise_contexts"]
 

@@ -19,11 +19,11 @@ from pagecore.models.parameters import (
     weight_format,
 )
 from pagecore.serving.budget.advice import advise, advise_contexts
-from pagecore.serving.budget.classes import DevicePlan, MemoryClass
 from pagecore.serving.budget.images import ImageMemory, image_memory
 from pagecore.serving.budget.options import Config, DeviceOptions, device_bytes
 from pagecore.serving.budget.presets import GIB, Preset, draft_bytes, reserved_bytes, vision_factor
 from pagecore.serving.budget.stages import Stage, stages_of
+from pagecore.serving.memory_classes import DevicePlan, MemoryClass
 from pagecore.serving.plans import MemoryPlan, ModelPlan
 from pagecore.storage import Alias, Spec
 from pagecore.storage.checks import require_int
