@@ -228,6 +228,13 @@ def extension(pyx: str) -> Extension:
     return Extension(module, [pyx], language="c++", include_dirs=INCLUDE, depends=depends, extra_compile_args=flags)
 
 
+def remove_extensions_without_source(suffix: str) -> None:
+    """Remove extensions that were built in place from sources that are gone, such as those of a folder that moved."""
+    for path in ROOT.glob(f"pagecore/*/**/_*{suffix}"):  # SHARED, which has no source, is in none of the folders
+        if not path.with_name(f"{path.name.removesuffix(suffix)}.pyx").exists():
+            path.unlink()
+
+
 def modified(path: str | Path) -> float:
     """Return the time of the last change of a file; 0 if it does not exist."""
     return (ROOT / path).stat().st_mtime if (ROOT / path).exists() else 0.0
@@ -308,6 +315,8 @@ class BuildExtensions(build_ext):
             preludes = ("arrays", "index")
             list(pool.map(lambda name: compile_prelude(name, self.compiler, [*CXX, *GENERATED]), preludes))
         super().build_extensions()
+        if self.inplace:
+            remove_extensions_without_source(self.get_ext_filename(""))
 
 
 def native_parts() -> dict[str, object]:

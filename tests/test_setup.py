@@ -61,6 +61,17 @@ def test_a_prelude_is_compiled_again_with_other_flags(setup):
     assert not compiles(setup, "-g")
 
 
+def test_extensions_of_sources_that_are_gone_are_removed(setup):
+    folder = setup.ROOT / "pagecore" / "index" / "radix"
+    for name in ("_kept.pyx", "_kept.abi.so", "_gone.abi.so", "_kept.other.so"):
+        (folder / name).touch()
+    shared = setup.ROOT / "pagecore" / "_cython.abi.so"
+    shared.touch()
+    setup.remove_extensions_without_source(".abi.so")
+    assert sorted(path.name for path in folder.glob("_*")) == ["_kept.abi.so", "_kept.other.so", "_kept.pyx"]
+    assert shared.exists()
+
+
 def test_every_source_is_in_one_unit(setup):
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "pagecore").rglob("*.cpp"))
     units = setup.units(files)

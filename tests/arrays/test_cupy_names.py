@@ -16,12 +16,9 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("pagecore", "bench", "examples", "tests/arrays", "tests/cuda", "tests/gpu", "tests/ops/cuda")
 # Variables and attributes that hold a part of CuPy, by file; a plain "cupy" and "_cupy" are CuPy in every file.
 HELD = {
-    "pagecore/arrays/cuda/cupy_runtime.py": {
-        "runtime": "cuda.runtime",
-        "_runtime": "cuda.runtime",
-        "driver": "cuda.driver",
-        "_driver": "cuda.driver",
-    },
+    "pagecore/arrays/cuda/cupy_runtime.py": {"_runtime": "cuda.runtime", "_driver": "cuda.driver"},
+    "pagecore/arrays/cuda/cupy_current.py": {"_runtime": "cuda.runtime", "_driver": "cuda.driver"},
+    "pagecore/arrays/cuda/cupy_library.py": {"runtime": "cuda.runtime"},
     "pagecore/ops/cuda/compilation/compiler.py": {"cuda": "cuda", "binding": "cuda.nvrtc", "nvrtc()": "cuda.nvrtc"},
     "tests/ops/cuda/test_compiler.py": {"nvrtc": "cuda.nvrtc"},
 }
@@ -95,10 +92,10 @@ def test_names_in_use_are_found():
     found = uses()
     expected = {
         "cuda.runtime.memcpyAsync": "pagecore/arrays/cuda/cupy_runtime.py",
-        "cuda.runtime.getDeviceCount": "pagecore/arrays/cuda/cupy_runtime.py",
+        "cuda.runtime.getDeviceCount": "pagecore/arrays/cuda/cupy_library.py",
         "cuda.driver.launchKernel": "pagecore/arrays/cuda/cupy_runtime.py",
         "cuda.alloc_pinned_memory": "pagecore/arrays/cuda/cupy_runtime.py",
-        "cuda.ExternalStream": "pagecore/arrays/cuda/cupy_runtime.py",
+        "cuda.ExternalStream": "pagecore/arrays/cuda/cupy_current.py",
         "cuda.nvrtc.getCUBIN": "pagecore/ops/cuda/compilation/compiler.py",
         "cuda.nvrtc.getVersion": "pagecore/ops/cuda/compilation/compiler.py",
         "cuda.UnownedMemory": "pagecore/arrays/exchange/foreign.py",

@@ -12,8 +12,9 @@ import pytest
 
 import pagecore
 from pagecore.arrays import cuda
-from pagecore.arrays.cuda.cupy_runtime import CupyRuntime, external_stream
-from pagecore.arrays.cuda.current import cupy_runtime, driver_memory, use_runtime
+from pagecore.arrays.cuda import driver_memory, use_runtime
+from pagecore.arrays.cuda.cupy_current import external_stream
+from pagecore.arrays.cuda.cupy_runtime import CupyRuntime
 from pagecore.arrays.cuda.protocol import DeviceProperties
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 from tests.arrays.fake_cupy import CUDADriverError, CUDARuntimeError, FakeCuda, OutOfMemoryError, make_cupy
@@ -153,7 +154,7 @@ def test_memory_that_cannot_be_page_locked_is_an_error(fake, runtime):
 
 
 def test_memory_is_shared_by_the_handle_of_its_allocation(fake, runtime, monkeypatch):
-    monkeypatch.setattr(cupy_runtime, "allocation_start", lambda address: 4096)
+    monkeypatch.setattr(driver_memory, "allocation_start", lambda address: 4096)
     assert runtime.export_ipc(5000, 1) == (bytes(range(64)), 904)
     assert ("ipcGetMemHandle", 1, 5000) in fake.calls
     assert runtime.open_ipc(b"handle", 1) == 12_345

@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from pagecore.arrays.cuda.current import driver_memory
+from pagecore.arrays.cuda import driver_memory
 from pagecore.errors import DeviceError, NotEnoughMemory
 
 PAGE = 2 << 20
@@ -93,5 +93,5 @@ def test_a_full_device_and_an_old_driver_are_distinct_errors(monkeypatch):
     with pytest.raises(NotEnoughMemory, match="free some and call again"):
         driver_memory.map_memory(1 << 40, PAGE, 0)
     install(monkeypatch, cuMemAddressReserve="missing")
-    with pytest.raises(DeviceError, match="no virtual memory"):
+    with pytest.raises(DeviceError, match="the CUDA driver lacks cuMemAddressReserve"):
         driver_memory.reserve_address(PAGE)

@@ -34,7 +34,7 @@ def abbreviated(name):
 
 
 def test_the_table_is_in_the_order_of_the_native_enum():
-    header = (Path(pagecore.arrays.__file__).parent / "dtype.hpp").read_text()
+    header = (Path(pagecore.arrays.__file__).parent / "dtypes" / "dtype.hpp").read_text()
     enum = re.findall(r"^  (\w+) = (\d+),$", header, re.MULTILINE)
     assert [int(code) for _, code in enum] == list(range(10))
     assert [name.lower() for name, _ in enum] == [abbreviated(name) for name in TABLE]

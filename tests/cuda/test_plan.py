@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagecore.arrays.cuda.current import pinned
+from pagecore.arrays.cuda import pinned
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from pagecore.ops import AttentionPlan, plan_attention
 from pagecore.ops.cuda.plan._plan import items_in

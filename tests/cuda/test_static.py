@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, KVCache, StaticCacheConfig, StaticKVCache, as_dtype, make_cache
-from pagecore.cache.static.static import _static
+from pagecore.cache.static import _static
 from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
 from tests.cuda.caches import requests_of
 from tests.cuda.kit import Kit

@@ -3,7 +3,7 @@
 import pytest
 
 from pagecore.storage import free_memory
-from pagecore.storage.memory.budgets import budgets as memory
+from pagecore.storage.memory import budgets
 
 GIB = 1 << 30
 
@@ -30,6 +30,6 @@ GIB = 1 << 30
 def test_free_memory_within_a_cgroup(tmp_path, monkeypatch, files, expected):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    monkeypatch.setattr(memory, "_host_available", lambda: 100 * GIB)
+    monkeypatch.setattr(budgets, "CGROUP", tmp_path)
+    monkeypatch.setattr(budgets, "_host_available", lambda: 100 * GIB)
     assert free_memory() == expected

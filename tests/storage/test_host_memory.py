@@ -11,7 +11,7 @@ import pytest
 
 from pagecore.arrays.cuda.current import use_runtime
 from pagecore.errors import DeviceError, NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.storage.memory.budgets import host_memory
+from pagecore.storage.memory import host_memory
 from pagecore.storage.memory.host_memory import PAGE, HostMemory
 from pagecore.storage.memory.registration import CHUNK_BYTES_MAX, joined, whole_chunks
 from tests.arrays.fake_runtime import FakeRuntime

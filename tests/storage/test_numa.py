@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
-from pagecore.storage.memory.budgets import numa
+from pagecore.storage.memory import numa
 from pagecore.storage.memory.host_memory import HostMemory
 
 GET_MEMPOLICY = {"x86_64": 239, "aarch64": 236}

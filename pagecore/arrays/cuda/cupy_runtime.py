@@ -9,18 +9,17 @@ import ctypes
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays.cuda import driver_memory
+from pagecore.arrays.cuda.cupy_current import CurrentDevice, external_stream, failure, is_default
+from pagecore.arrays.cuda.cupy_library import count_devices, import_cupy
 from pagecore.arrays.cuda.protocol import DeviceProperties, Event
 from pagecore.errors import DeviceError, NotEnoughMemory, UnsupportedOption
 
-INSTALL = "install pagecore[cuda12] or pagecore[cuda13] to match the driver's CUDA version"
 # A kernel needs an attribute to use more dynamic shared memory than this.
 _PLAIN_SHARED_BYTES = 48 * 1024
 # cudaErrorMemoryAllocation; CuPy does not export it.
@@ -48,7 +47,7 @@ class CupyRuntime:
         self._cupy = import_cupy()
         self._runtime = self._cupy.cuda.runtime
         self._driver = self._cupy.cuda.driver
-        self._num_devices = _count_devices(self._runtime)
+        self._num_devices = count_devices(self._runtime)
         self._properties: dict[int, DeviceProperties] = {}
         self._streams: list[Any] = []
         self._thread = threading.local()
@@ -133,7 +132,7 @@ class CupyRuntime:
                     "such as torch's expandable_segments, of cudaMallocAsync and of the host has none; allocate the "
                     "pool with cudaMalloc, or share host memory by a descriptor"
                 ) from error
-            return handle, address - allocation_start(address)
+            return handle, address - driver_memory.allocation_start(address)
 
     def open_ipc(self, handle: bytes, device: int) -> int:
         """Map an allocation by cudaIpcOpenMemHandle."""
@@ -180,7 +179,7 @@ class CupyRuntime:
     def copy(self, target: int, source: int, num_bytes: int, stream: int) -> None:
         """Copy bytes between any two addresses."""
         # Any device may be current for a copy on a created stream. A default stream is that of the current device.
-        with self._on(self._device_of(target, source) if _is_default(stream) else None):
+        with self._on(self._device_of(target, source) if is_default(stream) else None):
             self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, stream)
 
     def fill(self, target: int, byte: int, num_bytes: int, stream: int) -> None:
@@ -211,7 +210,7 @@ class CupyRuntime:
 
         Pass `device` if it is known: making a device current creates a context on it, which takes memory.
         """
-        devices = range(self._num_devices) if device is None and _is_default(stream) else [device]
+        devices = range(self._num_devices) if device is None and is_default(stream) else [device]
         for each in devices:
             with self._on(each):
                 self._runtime.streamSynchronize(stream)
@@ -265,8 +264,8 @@ class CupyRuntime:
             slot = self._thread.slot = ctypes.c_void_p()
         return slot
 
-    def _on(self, device: int | None) -> _Current:
-        return _Current(self._runtime, self._driver, self._thread, device)
+    def _on(self, device: int | None) -> CurrentDevice:
+        return CurrentDevice(self._runtime, self._driver, self._thread, device)
 
     def _device_of(self, *addresses: int) -> int | None:
         """Return the device of the first address that is in device memory; None if there is one device only."""
@@ -276,7 +275,7 @@ class CupyRuntime:
             try:
                 attributes = self._runtime.pointerGetAttributes(address)
             except self._runtime.CUDARuntimeError as error:
-                raise _failure(None, error) from error
+                raise failure(None, error) from error
             if attributes.devicePointer and attributes.type in (2, 3):  # device or managed memory, not pinned
                 return int(attributes.device)
         return None
@@ -325,136 +324,3 @@ class CupyEvent:
         """Return True if the recorded work is done, or nothing was recorded; the host does not wait."""
         with self._owner._on(self.device):
             return bool(self.event.done)
-
-
-class _Current:
-    """Context that makes a device current in this thread and raises errors of CUDA as DeviceError."""
-
-    __slots__ = ("_before", "_device", "_driver", "_runtime", "_thread")
-
-    def __init__(self, runtime: Any, driver: Any, thread: threading.local, device: int | None) -> None:
-        self._runtime = runtime
-        self._driver = driver
-        self._thread = thread
-        self._device = device
-        self._before: int | None = None
-
-    def __enter__(self) -> None:
-        try:
-            before = self._runtime.getDevice()
-            device = before if self._device is None else self._device
-            if device != before:
-                self._runtime.setDevice(device)
-                self._before = before
-            elif not getattr(self._thread, "has_context", False):
-                self._runtime.setDevice(device)  # driver calls need a context, which a new thread lacks
-        except self._runtime.CUDARuntimeError as error:
-            raise _failure(self._device, error) from error
-        self._thread.has_context = True
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._before is not None:
-            try:
-                self._runtime.setDevice(self._before)
-            except self._runtime.CUDARuntimeError as late:
-                if error is None:  # otherwise the error of the block is raised
-                    raise _failure(self._before, late) from late
-        if isinstance(error, (self._runtime.CUDARuntimeError, self._driver.CUDADriverError)):
-            raise _failure(self._device, error) from error
-
-
-def _failure(device: int | None, error: BaseException) -> DeviceError:
-    return DeviceError(f"CUDA failed on {'the current device' if device is None else f'cuda:{device}'}: {error}")
-
-
-def external_stream(cupy: Any, stream: int, device: int) -> Any:
-    """Return a context in which CuPy works on a stream that CuPy does not own; its device must be current."""
-    return _borrowed_stream_class(cupy)(stream, -1 if _is_default(stream) else device)
-
-
-@cache
-def _borrowed_stream_class(cupy: Any) -> Any:
-    external = cupy.cuda.ExternalStream
-
-    class BorrowedStream(external):  # type: ignore[misc, valid-type]
-        """A stream that CuPy neither created nor destroys.
-
-        CuPy 14 deprecates ExternalStream. Its successor, Stream.from_external, is missing from CuPy 13 and destroys the
-        stream in some versions.
-        """
-
-        def __init__(self, handle: int, device: int) -> None:
-            super(external, self).__init__(handle, device)
-
-    return BorrowedStream
-
-
-def _is_default(stream: int) -> bool:
-    """Return True for the handles of default streams, which every device has."""
-    return stream in (0, 1, 2)
-
-
-def import_cupy() -> Any:
-    """Import and return CuPy; raise DeviceError if it is missing, broken, or not built for CUDA."""
-    try:
-        import cupy
-    except ImportError as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
-            raise DeviceError(f"CUDA needs CuPy, which is not installed: {INSTALL}") from error
-        raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
-    except Exception as error:  # a broken installation can fail in any way
-        raise DeviceError(f"CuPy is installed and does not work ({first_line(error)}): {INSTALL}") from error
-    if getattr(cupy.cuda.runtime, "is_hip", False):
-        raise DeviceError(f"CuPy is built for ROCm, which is not supported: {INSTALL}")
-    return cupy
-
-
-def allocation_start(address: int) -> int:
-    """Return the start of the allocation that holds a device address (cuMemGetAddressRange; CuPy lacks it)."""
-    base, size = ctypes.c_uint64(), ctypes.c_size_t()
-    try:
-        libcuda = ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"the CUDA driver cannot be loaded: {error}") from error
-    status = libcuda.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-    if status:
-        raise DeviceError(f"cuMemGetAddressRange failed with status {status} for address {address:#x}")
-    return base.value
-
-
-def _count_devices(runtime: Any) -> int:
-    """Return the number of devices; raise DeviceError if it is 0."""
-    try:
-        count = int(runtime.getDeviceCount())
-    except runtime.CUDARuntimeError as error:
-        raise _no_device(runtime, error) from error
-    if count == 0:
-        raise _no_device(runtime, None)
-    return count
-
-
-def _no_device(runtime: Any, error: Exception | None) -> DeviceError:
-    driver = runtime.driverGetVersion()
-    if driver == 0:
-        return DeviceError("no CUDA driver found: install NVIDIA's driver, and give containers access to it")
-    if "InsufficientDriver" in str(error):
-        built = runtime.runtimeGetVersion()
-        return DeviceError(
-            f"the driver supports CUDA {_version(driver)} and CuPy is built for CUDA {_version(built)}: install "
-            f"pagecore[cuda{driver // 1000}], or a newer driver"
-        )
-    return DeviceError(
-        f"the CUDA driver sees no device ({error or 'it counts 0'}): check nvidia-smi and CUDA_VISIBLE_DEVICES"
-    )
-
-
-def _version(number: int) -> str:
-    return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def first_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message with text in it."""
-    lines = [line for line in str(error).splitlines() if line.strip(" =")]
-    return f"{type(error).__name__}: {lines[0].strip() if lines else ''}"

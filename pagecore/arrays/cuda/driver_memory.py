@@ -1,4 +1,4 @@
-"""Virtual memory of CUDA devices through the driver: addresses that stay, and memory that comes and goes.
+"""Memory of CUDA devices through the driver: addresses that stay, memory that comes and goes, starts of allocations.
 
 The functions are those of libcuda, because CuPy has no binding for them. The context of the device must be current.
 """
@@ -50,6 +50,7 @@ _SIGNATURES = {
     "cuMemRelease": (c_uint64,),
     "cuMemMap": (c_uint64, c_size_t, c_size_t, c_uint64, c_uint64),
     "cuMemUnmap": (c_uint64, c_size_t),
+    "cuMemGetAddressRange_v2": (POINTER(c_uint64), POINTER(c_size_t), c_uint64),
     "cuMemSetAccess": (c_uint64, c_size_t, POINTER(_Access), c_size_t),
 }
 
@@ -59,6 +60,13 @@ def granularity(device: int) -> int:
     found = c_size_t()
     _call("cuMemGetAllocationGranularity", byref(found), byref(_properties(device)), _MINIMUM)
     return found.value
+
+
+def allocation_start(address: int) -> int:
+    """Return the start of the allocation that holds a device address."""
+    base, size = c_uint64(), c_size_t()
+    _call("cuMemGetAddressRange_v2", byref(base), byref(size), address)
+    return base.value
 
 
 def reserve_address(num_bytes: int) -> int:
@@ -108,7 +116,7 @@ def _call(name: str, *arguments: object) -> None:
     try:
         function = getattr(ctypes.CDLL("libcuda.so.1"), name)
     except (OSError, AttributeError) as error:
-        raise DeviceError(f"the CUDA driver has no virtual memory ({error}); update the driver") from error
+        raise DeviceError(f"the CUDA driver lacks {name} ({error}); update the driver") from error
     function.argtypes = _SIGNATURES[name]
     status = function(*arguments)
     if status == _OUT_OF_MEMORY:

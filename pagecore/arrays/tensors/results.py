@@ -78,6 +78,6 @@ def _torch_stream(torch: Any, stream: int, place: Any) -> Any:
 
 
 def _cupy_stream(cupy: Any, stream: int, device: int) -> Any:
-    from pagecore.arrays.cuda.cupy_runtime import external_stream
+    from pagecore.arrays.cuda.cupy_current import external_stream
 
     return external_stream(cupy, stream, device)

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pagecore.arrays.cuda.cupy_runtime import INSTALL, first_line, import_cupy
+from pagecore.arrays.cuda.cupy_library import INSTALL, first_line, import_cupy
 from pagecore.errors import CompileError, DeviceError, PagecoreError
 from pagecore.ops.cuda.compilation.manifest import Instance
 from pagecore.ops.cuda.compilation.sources import with_headers
