@@ -16,7 +16,8 @@ from pagecore.ops.moves._blocks import copy_blocks, gather_blocks, scatter_block
 from pagecore.ops.moves._move_slots import move_slots
 from pagecore.ops.moves._write import write_kv
 from pagecore.ops.planning._plan import AttentionPlan, plan_attention
-from pagecore.ops.sparse._select import score_blocks, score_tokens, select
+from pagecore.ops.sparse._score import score_blocks, score_tokens
+from pagecore.ops.sparse._select import select
 
 __all__ = [
     "AttentionPlan",

@@ -24,13 +24,7 @@ cdef double finite_number(object number, str name) except? -1
 # A cap of scores: 0 for none, or a number by which a score can be divided.
 cdef double read_softcap(object softcap) except? -1
 cdef bint read_flag(object value, str name) except -1
-# An integer from 1 to the largest int32.
-cdef int64_t positive(object value, str name) except -1
-
-# Reads a window as keys before and after a query's own position, -1 for no bound. A window of W keys counts the query's
-# own, so it is (W - 1, no bound).
-cdef int read_window(object window, int64_t* left, int64_t* right) except -1
-cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) except -1
-cdef object chunk_of(int64_t left)
-# The number of sink tokens of a window whose left side is `left`; 0 for None.
-cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) except -1
+# An integer from `least` to the largest int32.
+cdef int64_t read_size(object value, str name, int64_t least) except -1
+# The index of one of the names in `options`.
+cdef int read_choice(object value, str name, tuple options) except -1

@@ -1,6 +1,5 @@
-"""Options and per-head numbers: scales, sinks, slopes, windows, flags."""
+"""Options and per-head numbers: scales, sinks, slopes, sizes, flags."""
 
-from cpython.object cimport PyObject
 from libc.math cimport isfinite
 from libc.stdint cimport INT32_MAX, int64_t
 
@@ -15,10 +14,6 @@ from operator import index
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption, shown
-
-cdef extern from "Python.h":
-    bint PyIndex_Check(object value)
-    Py_ssize_t PyNumber_AsSsize_t(object value, PyObject* overflow) except? -1
 
 # A score divided by a smaller cap may overflow float32.
 cdef double smallest_softcap = 1e-30
@@ -182,16 +177,22 @@ cdef double finite_number(object number, str name) except? -1:
     return value
 
 
-cdef int64_t positive(object value, str name) except -1:
+cdef int64_t read_size(object value, str name, int64_t least) except -1:
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
     if number is None:
         raise ShapeError(f"{name} is {shown(value)}; it must be a whole number")
-    if not 1 <= number <= INT32_MAX:
-        raise ShapeError(f"{name} is {shown(number)}; it must be 1 to {INT32_MAX}")
+    if not least <= number <= INT32_MAX:
+        raise ShapeError(f"{name} is {shown(number)}; it must be {least} to {INT32_MAX}")
     return number
+
+
+cdef int read_choice(object value, str name, tuple options) except -1:
+    if not isinstance(value, str) or value not in options:
+        raise UnsupportedOption(f"{name} is {shown(value)}; use {' or '.join([repr(each) for each in options])}")
+    return options.index(value)
 
 
 cdef double read_softcap(object softcap) except? -1:
@@ -216,92 +217,3 @@ cdef bint read_flag(object value, str name) except -1:
     except Exception:
         pass
     raise UnsupportedOption(f"{name} is {shown(value)}; it must be True or False")
-
-
-cdef Py_ssize_t clipped(object number, object window) except? -1:
-    try:
-        return PyNumber_AsSsize_t(number, NULL)
-    except MemoryError:
-        raise
-    except Exception:  # PyIndex_Check accepts an array of several numbers
-        raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None") from None
-
-
-cdef int64_t read_side(object number, object window) except? -1:
-    """Return one side of a window; -1 for None, and for bounds past the longest sequence."""
-    cdef int64_t side
-    if number is None:
-        return -1
-    if isinstance(number, bool) or not PyIndex_Check(number):
-        raise UnsupportedOption(f"window is {shown(window)}; it counts keys and must hold integers or None")
-    side = clipped(number, window)
-    if side < -1:
-        raise UnsupportedOption(f"window is {shown(window)}; a side must be at least 0, or None or -1 for no bound")
-    return side if side < INT32_MAX else -1
-
-
-cdef int read_reach(object window, object chunk, int64_t* left, int64_t* right) except -1:
-    """Read a window, or chunks: those are a left side below -1, as in key_range.hpp."""
-    cdef Py_ssize_t size
-    read_window(window, left, right)
-    if chunk is None:
-        return 0
-    if window is not None:
-        raise UnsupportedOption(f"chunk is {shown(chunk)} and window is {shown(window)}; use one of them")
-    if isinstance(chunk, bool) or not PyIndex_Check(chunk):
-        raise UnsupportedOption(f"chunk is {shown(chunk)}; it counts keys and must be an integer or None")
-    size = clipped(chunk, chunk)
-    if size < 1:
-        raise UnsupportedOption(f"chunk is {shown(chunk)}; it must be at least 1, or None for no chunks")
-    if size < INT32_MAX:  # longer than any sequence otherwise
-        left[0] = -1 - <int64_t>size
-    return 0
-
-
-cdef int64_t read_sink_tokens(object sink_tokens, object chunk, int64_t left) except -1:
-    cdef Py_ssize_t count
-    if sink_tokens is None:
-        return 0
-    if isinstance(sink_tokens, bool) or not PyIndex_Check(sink_tokens):
-        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer or None")
-    try:
-        count = PyNumber_AsSsize_t(sink_tokens, NULL)
-    except MemoryError:
-        raise
-    except Exception:
-        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it counts keys and must be an integer") from None
-    if count < 0:
-        raise UnsupportedOption(f"sink_tokens is {shown(sink_tokens)}; it must be at least 0")
-    if count > 0 and chunk is not None:
-        raise UnsupportedOption(
-            f"sink_tokens is {shown(sink_tokens)} and chunk is {shown(chunk)}; sink tokens belong to a window: pass "
-            "window, or leave sink_tokens out"
-        )
-    if count > 0 and left == -1:
-        raise UnsupportedOption(
-            f"sink_tokens is {shown(sink_tokens)} and the window is unbounded to the left, so that all earlier keys "
-            "are attended to; pass window, or leave sink_tokens out"
-        )
-    return min(<int64_t>count, <int64_t>INT32_MAX)
-
-
-cdef object chunk_of(int64_t left):
-    """Return the chunk of the left side of a window; None if it has none."""
-    return -1 - left if left < -1 else None
-
-
-cdef int read_window(object window, int64_t* left, int64_t* right) except -1:
-    left[0] = right[0] = -1
-    if window is None:
-        return 0
-    if isinstance(window, (tuple, list)):
-        if len(window) != 2:
-            raise UnsupportedOption(f"window is {shown(window)}; it must be a number of keys, or (left, right)")
-        left[0] = read_side(window[0], window)
-        right[0] = read_side(window[1], window)
-        return 0
-    if PyIndex_Check(window) and clipped(window, window) < 1:
-        raise UnsupportedOption(f"window is {shown(window)}; it must be at least 1, the query's own key, or None")
-    left[0] = read_side(window, window)
-    left[0] -= left[0] > 0
-    return 0

@@ -12,8 +12,6 @@ from pagecore.ops.arguments._numbers cimport (
     finite_number,
     head_numbers,
     read_flag,
-    read_reach,
-    read_sink_tokens,
     read_softcap,
     scale_numbers,
 )
@@ -28,6 +26,7 @@ from pagecore.ops.arguments._place cimport (
 )
 from pagecore.ops.arguments._selected cimport Selected, read_selected
 from pagecore.ops.arguments._tree cimport TreeMask, read_tree
+from pagecore.ops.arguments._windows cimport read_reach, read_sink_tokens
 from pagecore.ops.attention._attention_checks cimport (
     cache_hint,
     check_given_batch,

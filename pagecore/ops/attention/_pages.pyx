@@ -4,7 +4,7 @@ from libc.stdint cimport INT32_MAX, int64_t
 
 from pagecore.arrays.tensors._tensor cimport as_tensor
 from pagecore.ops.arguments._indices cimport index_tensor
-from pagecore.ops.arguments._numbers cimport positive
+from pagecore.ops.arguments._numbers cimport read_size
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def table_from_pages(indptr, indices, last_page_len, block_size):
     >>> table.tolist(), lens.tolist()
     ([[7, 4], [9, 0]], [19, 16])
     """
-    size = positive(block_size, "block_size")
+    size = read_size(block_size, "block_size", 1)
     offsets = integers(indptr, "indptr", 1, "[num_sequences + 1]")
     pages = integers(indices, "indices", 1, "[num_blocks]")
     counts = page_counts(offsets, pages.size)
@@ -103,7 +103,7 @@ def pages_from_table(block_table, seq_lens, block_size, *, rows=None):
     >>> [array.tolist() for array in lists]
     [[0, 2, 3], [7, 4, 9], [3, 16]]
     """
-    size = positive(block_size, "block_size")
+    size = read_size(block_size, "block_size", 1)
     table = index_tensor(block_table, "block_table", 2, "[num_sequences, max_blocks]", NULL).numpy()
     lens = integers(seq_lens, "seq_lens", 1, "[num_sequences]")
     picked = picked_rows(table, rows, lens.size)

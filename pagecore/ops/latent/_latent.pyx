@@ -7,7 +7,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor, new_tensor
 from pagecore.ops.args cimport index_array, lse_array, per_head, table_array, token_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_last_axis, check_length, check_result, float_tensor
 from pagecore.ops.arguments._indices cimport given_indices
-from pagecore.ops.arguments._numbers cimport finite_number, head_numbers, read_flag, read_window
+from pagecore.ops.arguments._numbers cimport finite_number, head_numbers, read_flag
 from pagecore.ops.arguments._overlap cimport check_apart, check_apart_or_same
 from pagecore.ops.arguments._place cimport (
     Place,
@@ -21,6 +21,7 @@ from pagecore.ops.arguments._place cimport (
     to_device,
     to_host,
 )
+from pagecore.ops.arguments._windows cimport read_window
 from pagecore.ops.cpu._cpu cimport check_latent, latent_attention as run_attention
 from pagecore.ops.cpu.latent.latent cimport LatentArgs
 from pagecore.ops.cuda._index_checks cimport check_not_captured

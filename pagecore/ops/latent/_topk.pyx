@@ -8,7 +8,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor, contiguous
 from pagecore.ops.args cimport Indices, index_array, table_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_result, float_tensor
 from pagecore.ops.arguments._indices cimport given_indices, viewed
-from pagecore.ops.arguments._numbers cimport positive
+from pagecore.ops.arguments._numbers cimport read_size
 from pagecore.ops.arguments._overlap cimport check_apart
 from pagecore.ops.arguments._place cimport (
     Place,
@@ -71,7 +71,7 @@ def select_topk(scores, k, lens=None, *, stream=None):
         counts = given_indices(lens, "lens", 1, "[num_tokens]", &place)
         check_length(counts, "lens", 0, given.shape_[0], "one for each row of scores")
     cdef int64_t shape[2]
-    shape[0], shape[1] = given.shape_[0], positive(k, "k")
+    shape[0], shape[1] = given.shape_[0], read_size(k, "k", 1)
     cdef Tensor result = new_result(2, shape, INT32, scores, &place)
     cdef TopkArgs args
     args.scores, args.score_stride = <const float*>given.data, given.strides_[0] // 4
@@ -143,7 +143,7 @@ def slots_of(positions, block_table, block_size, *, rows=None, cu_query_lens=Non
     UnsupportedDtype, UnsupportedOption, DeviceError, NotEnoughMemory
         Arrays are not supported.
     """
-    cdef int64_t tokens = positive(block_size, "block_size")
+    cdef int64_t tokens = read_size(block_size, "block_size", 1)
     cdef Place place
     cdef Tensor first = viewed(positions, "positions")
     if first is not None and first.device_type != CPU:

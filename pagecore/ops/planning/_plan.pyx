@@ -7,7 +7,8 @@ from libcpp.vector cimport vector
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops._threads cimport threads_of_a_call
 from pagecore.ops.arguments._indices cimport index_tensor
-from pagecore.ops.arguments._numbers cimport chunk_of, read_flag, read_reach, read_sink_tokens
+from pagecore.ops.arguments._numbers cimport read_flag
+from pagecore.ops.arguments._windows cimport chunk_of, read_reach, read_sink_tokens
 from pagecore.ops.cuda.plan._plan cimport CudaPlan
 from pagecore.ops.planning.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
 

@@ -39,7 +39,7 @@ cdef extern from "cuda_src/abi/plan.h" nogil:
         int64_t num_bytes
 
 
-cdef extern from "pagecore/ops/cuda/plan/cuda_plan.hpp" namespace "pagecore" nogil:
+cdef extern from "pagecore/ops/cuda/plan/plan_layout.hpp" namespace "pagecore" nogil:
     cdef cppclass CudaPlanShape:
         int64_t num_query_heads
         int64_t num_kv_heads
@@ -55,6 +55,8 @@ cdef extern from "pagecore/ops/cuda/plan/cuda_plan.hpp" namespace "pagecore" nog
     PcPlanLayout make_layout(const CudaPlanShape& shape) except +raise_python_error
     int64_t planned_bytes(const PcPlanLayout& layout)
 
+
+cdef extern from "pagecore/ops/cuda/plan/cuda_plan.hpp" namespace "pagecore" nogil:
     cdef cppclass CudaPlanner:
         int64_t plan_into(
             const PcPlanLayout& layout, const PlanOptions& options, const PlanBatch& batch, void* buffer

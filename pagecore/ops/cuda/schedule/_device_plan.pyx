@@ -8,8 +8,8 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
 from pagecore.ops.arguments._checks cimport any_tensor, check_length, check_result, check_writable
 from pagecore.ops.arguments._indices cimport index_tensor
-from pagecore.ops.arguments._numbers cimport read_reach, read_sink_tokens
 from pagecore.ops.arguments._place cimport Place, await_arrays, check_place, find_place, new_at, note_written, to_host
+from pagecore.ops.arguments._windows cimport read_reach, read_sink_tokens
 from pagecore.ops.cuda.plan._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,

@@ -7,8 +7,8 @@ from libcpp.vector cimport vector
 from pagecore.arrays.dtypes.codes cimport CPU, CUDA, UINT8
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport index_array
-from pagecore.ops.arguments._numbers cimport chunk_of
 from pagecore.ops.arguments._place cimport Place, are_on_host, new_at, new_result, to_device
+from pagecore.ops.arguments._windows cimport chunk_of
 from pagecore.ops.cuda.plan._plan cimport (
     PC_DECODE,
     PC_NUM_SECTIONS,
