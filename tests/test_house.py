@@ -283,7 +283,7 @@ def test_setup_knows_the_rooms_whose_headers_an_extension_is_compiled_from():
 MESSAGES = {
     b"it is the null block, which has no references": "pagecore.index.pools._block_pool",
     b" was freed by another holder of the pool": "pagecore.index.tables._block_tables_core",
-    b" cannot be freed: it neither starts block ": "pagecore.index.slots._slot_allocator",
+    b" cannot be freed: it neither starts block ": "pagecore.index.slots._slot_methods",
     b" does not fit a table of int32": "pagecore.index.slots._request_table",
     b" is not in use in the state table; use a row": "pagecore.index.states._state_table_core",
     b" is in the tree already, at another place": "pagecore.index.radix._radix_core",

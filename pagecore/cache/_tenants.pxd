@@ -2,7 +2,8 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
-from pagecore.index.tables._block_tables cimport BlockCopy, BlockTables
+from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.index.tables._block_tables_native cimport BlockCopy
 
 
 cdef class Tenants:

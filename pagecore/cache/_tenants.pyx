@@ -20,7 +20,8 @@ from libcpp.vector cimport vector
 
 from pagecore.cache._sequence cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
-from pagecore.index.tables._block_tables cimport BlockCopy, BlockTables, Int32s
+from pagecore.index.tables._block_tables cimport BlockTables
+from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
 
 from pagecore.errors import PagecoreError
 

@@ -8,8 +8,8 @@ from pagecore.cache.step._cross cimport CrossStep
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._tree cimport StepTree
 from pagecore.index.states._state_buffers cimport StateBuffers
-from pagecore.index.tables._block_tables cimport BlockCopy, StepBuffers
-from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
+from pagecore.index.tables._step_buffers cimport StepBuffers
 
 
 cdef class StepRecord:

@@ -10,8 +10,8 @@ from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport new_int32, new_int64
 from pagecore.index.states._state_buffers cimport StateBuffers
-from pagecore.index.tables._block_tables cimport BlockCopy, StepBuffers
-from pagecore.index.tables._block_tables_native cimport Int32s
+from pagecore.index.tables._block_tables_native cimport BlockCopy, Int32s
+from pagecore.index.tables._step_buffers cimport StepBuffers
 
 from pagecore.errors import InvalidSequence
 

@@ -5,7 +5,7 @@ from libcpp.vector cimport vector
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport Slots
 from pagecore.index.states._state_buffers cimport StateBuffers
-from pagecore.index.tables._block_tables cimport StepBuffers
+from pagecore.index.tables._step_buffers cimport StepBuffers
 
 
 cdef class StepTree:

@@ -6,7 +6,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport Slots, as_slots
 from pagecore.index.states._state_buffers cimport StateBuffers
-from pagecore.index.tables._block_tables cimport StepBuffers
+from pagecore.index.tables._step_buffers cimport StepBuffers
 from pagecore.ops.arguments._tree cimport first_wrong_parent, write_chain, write_tree
 
 from pagecore.errors import ShapeError, UnsupportedOption

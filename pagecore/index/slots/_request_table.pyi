@@ -3,7 +3,7 @@ from typing import Self, SupportsIndex, overload
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from pagecore.index.slots._slot_allocator import IndexDtype
+from pagecore.index.slots._slot_methods import IndexDtype
 from pagecore.index.tables._step_buffers import SlotArray
 
 class RequestTable:

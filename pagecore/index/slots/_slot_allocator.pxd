@@ -1,66 +1,6 @@
-from libc.stdint cimport int32_t, int64_t
-from libcpp.memory cimport shared_ptr, unique_ptr
-from libcpp.span cimport span
-
-from pagecore.index._integers cimport const_int32, const_int64
-from pagecore.index.pools._block_pool cimport BlockPool, NativeBlockPool
-from pagecore.index.tables._step_buffers cimport SlotsOut
-from pagecore.native.translate cimport raise_python_error
-
-
-cdef extern from "pagecore/index/slots/slot_allocator.hpp" namespace "pagecore" nogil:
-    ctypedef span[const_int32] Lengths "std::span<const int32_t>"
-    ctypedef span[const_int64] SlotIds "std::span<const int64_t>"
-
-    cdef cppclass NativeSlotAllocator "pagecore::SlotAllocator":
-        NativeSlotAllocator(shared_ptr[NativeBlockPool] pool, int64_t block_size) except +raise_python_error
-        NativeSlotAllocator(
-            shared_ptr[NativeBlockPool] pool, int64_t block_size, shared_ptr[NativeBlockPool] window
-        ) except +raise_python_error
-        int64_t plan_allocate(int64_t num_tokens) except +raise_python_error
-        int64_t plan_extend(Lengths prefix_lens, Lengths seq_lens, SlotIds last_slots) except +raise_python_error
-        int64_t plan_decode(Lengths seq_lens, SlotIds last_slots) except +raise_python_error
-        bint has_room() except +raise_python_error
-        bint try_commit(const SlotsOut& out) except +raise_python_error
-        void fail_out_of_blocks() except +raise_python_error
-        int32_t free(SlotIds slots) except +raise_python_error
-        int32_t release_window(SlotIds slots) except +raise_python_error
-        void share(SlotIds slots) except +raise_python_error
-        int32_t* window_map()
-        int64_t window_map_size()
-        void begin_group()
-        int32_t end_group() except +raise_python_error
-        int64_t block_size()
-        int64_t num_slots()
-        int64_t num_available() except +raise_python_error
-        size_t nbytes()
-        void check_invariants() except +raise_python_error
-
-
-cdef class SlotMethods:
-    cdef unique_ptr[NativeSlotAllocator] native
-    cdef readonly str index_dtype
-
-    # The native allocator; raises TypeError for an object made by hand, which has none.
-    cdef NativeSlotAllocator* made(self) except NULL
-    # Makes the native allocator, with a window pool unless `window` is None, and checks the dtype of its slots.
-    cdef int make(self, BlockPool pool, BlockPool window, object block_size, object index_dtype) except -1
-    # The methods of a WindowSlotAllocator that only this module's native code can call.
-    cdef int32_t drop_window(self, object slots) except -1
-    cdef int add_references(self, object slots) except -1
-    cdef int check(self) except -1
-    cdef object _extend(self, object prefix_lens, object seq_lens, object last_slots, object out, bint must)
-    cdef object _decode(self, object seq_lens, object last_slots, object out, bint must)
-    cdef object _allocate(self, object n, object out, bint must)
-    cdef object _target(self, object target, int64_t num_slots, SlotsOut* out)
-    cdef object _refuse(self, bint must)
+from pagecore.index.pools._block_pool cimport BlockPool
+from pagecore.index.slots._slot_methods cimport SlotMethods
 
 
 cdef class SlotAllocator(SlotMethods):
     cdef readonly BlockPool pool
-
-
-cdef class FreeGroup:
-    cdef readonly SlotMethods allocator
-    cdef readonly int32_t num_freed
-    cdef bint is_open

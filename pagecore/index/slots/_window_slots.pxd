@@ -1,5 +1,5 @@
 from pagecore.index.pools._block_pool cimport BlockPool
-from pagecore.index.slots._slot_allocator cimport SlotMethods
+from pagecore.index.slots._slot_methods cimport SlotMethods
 
 
 cdef class WindowSlotAllocator(SlotMethods):

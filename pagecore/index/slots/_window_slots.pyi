@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pagecore.index.pools._block_pool import BlockPool
-from pagecore.index.slots._slot_allocator import IndexDtype, SlotMethods
+from pagecore.index.slots._slot_methods import IndexDtype, SlotMethods
 
 class WindowSlotAllocator(SlotMethods):
     @property

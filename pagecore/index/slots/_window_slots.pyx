@@ -2,7 +2,7 @@
 
 from pagecore.index._native_view cimport view_of
 from pagecore.index.pools._block_pool cimport BlockPool
-from pagecore.index.slots._slot_allocator cimport SlotMethods
+from pagecore.index.slots._slot_methods cimport SlotMethods
 
 from pagecore.errors import UnsupportedOption
 

@@ -1,14 +1,5 @@
-from libc.stdint cimport int32_t, int64_t
-from libcpp.vector cimport vector
-
-from pagecore.index._integers cimport Integers
-from pagecore.index.tables._block_tables_core cimport TablesCore
-from pagecore.index.tables._block_tables_native cimport BlockCopy, ChangedEntry, Int32s
-from pagecore.index.tables._step_buffers cimport StepBuffers
+from pagecore.index.tables._table_steps cimport TableSteps
 
 
-cdef class BlockTables(TablesCore):
-    cdef object _extend(self, object rows, object counts, object out, bint must)
-    cdef list _slot_targets(self, object out, int64_t num_tokens)
-    cdef bint _is_short(self, Integers rows, Integers counts) except -1
-    cdef int _read_first_blocks(self, object first_blocks, vector[int32_t]& out) except -1
+cdef class BlockTables(TableSteps):
+    pass

@@ -1,7 +1,7 @@
 """Native side of the block tables: construction, contents, and the C interface that the cache calls.
 
-`_block_tables.BlockTables` adds the methods that change rows. This module alone calls the native tables, so that the
-native library is linked once.
+`_table_steps.TableSteps` and `_block_tables.BlockTables` add the methods that change rows. This module alone calls the
+native tables, so that the native library is linked once.
 """
 
 from cython.operator cimport dereference as deref
