@@ -45,6 +45,13 @@ def require_gpu() -> Gpu:
     return Gpu(torch)
 
 
+def described_gpu(bench: Bench) -> Gpu:
+    """Return the first GPU, with facts about it added to the bench."""
+    gpu = require_gpu()
+    gpu.describe(bench)
+    return gpu
+
+
 def clock() -> float:
     """Wait for all work of the device; return the time in seconds."""
     torch = sys.modules.get("torch")

@@ -7,20 +7,19 @@ Batches with different blocks alternate in a graph until they have read several 
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import pagecore
+from bench.gpu.checks import TOLERANCE, assert_close, run_over_nan
 from bench.gpu.controls import COPY, FLASHINFER, SDPA, flashinfer_decode, load_flashinfer, optional_control, sdpa
-from bench.gpu.device import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
+from bench.gpu.device import Call, Gpu, clock, copies, described_gpu, in_turn, num_sets
 from bench.gpu.load import GpuLoad
 from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_DECODE_ONE_US_MAX, GPU_DECODE_RATIO_MIN
 from bench.host.attention_load import Shape
 
 CLOCK = clock
-TOLERANCE = {"float32": 1e-5, "float16": 3e-3, "bfloat16": 2e-2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +61,13 @@ SMOKE = (Case(Shape(4, 2, 64, 2, 96)), Case(Shape(4, 4, 64, 2, 40), "float32", 8
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Run the figures with targets or a peer; a full run adds block sizes, dtypes, dims and groups."""
-    gpu = require_gpu()
-    gpu.describe(bench)
-    run_on(bench, gpu)
+    run_on(bench, described_gpu(bench))
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
     """Run all figures on one device."""
     flashinfer = load_flashinfer(bench)
-    for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
-        with bench.case(case.title):
-            _decode(bench, gpu, flashinfer, case)
+    bench.each(bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN), lambda case: _decode(bench, gpu, flashinfer, case))
 
 
 def _decode(bench: Bench, gpu: Gpu, flashinfer: Any, case: Case) -> None:
@@ -109,18 +104,10 @@ def _call(query: Any, load: GpuLoad, table: Any, out: Any, plan: pagecore.Attent
 
 def _check(load: GpuLoad, case: Case, query: Any, outs: Any, subject: Job) -> None:
     """Require finite rows, and compare some rows of the first and last batch with float64."""
-    outs.fill_(math.nan)
-    subject.run()
-    assert outs.isfinite().all(), "a row was not written"
+    run_over_nan(subject, outs)
     shape = load.shape
     for batch in {0, len(outs) - 1}:
         for sequence, head in ((0, 0), (shape.sequences - 1, shape.query_heads - 1)):
             got = outs[batch, sequence, head].double()
             expected = load.expected(batch, query[sequence, head], shape.context - 1, sequence, head)
             assert_close(got, expected, TOLERANCE[case.dtype])
-
-
-def assert_close(got: Any, expected: Any, tolerance: float) -> None:
-    """Fail if the relative error of a row exceeds the tolerance."""
-    error = float((got - expected).norm() / expected.norm())
-    assert error <= tolerance, f"a row is off by {error:.1e}, more than {tolerance:.0e}"

@@ -8,14 +8,13 @@ L2.
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import pagecore
+from bench.gpu.checks import TOLERANCE, assert_close, run_over_nan
 from bench.gpu.controls import COPY
-from bench.gpu.device import Gpu, clock, copies, in_turn, num_sets, require_gpu
-from bench.gpu.gpu_decode import TOLERANCE, assert_close
+from bench.gpu.device import Gpu, clock, copies, described_gpu, in_turn, num_sets
 from bench.harness.runner import Bench
 from bench.harness.targets import GPU_DECODE_RATIO_MIN
 
@@ -86,16 +85,12 @@ class Load:
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Run 16 heads, as of a model in 8 parts, and 128; a full run adds other numbers of heads."""
-    gpu = require_gpu()
-    gpu.describe(bench)
-    run_on(bench, gpu)
+    run_on(bench, described_gpu(bench))
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
     """Run all figures on one device."""
-    for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
-        with bench.case(case.title):
-            _decode(bench, gpu, case)
+    bench.each(bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN), lambda case: _decode(bench, gpu, case))
 
 
 def _decode(bench: Bench, gpu: Gpu, case: Case) -> None:
@@ -105,9 +100,7 @@ def _decode(bench: Bench, gpu: Gpu, case: Case) -> None:
     subject = gpu.job(in_turn([load.call(table, out) for table, out in zip(load.tables, outs, strict=True)]))
 
     def check() -> None:
-        outs.fill_(math.nan)
-        subject.run()
-        assert outs.isfinite().all(), "a row was not written"
+        run_over_nan(subject, outs)
         for batch in {0, sets - 1}:
             for sequence, head in ((0, 0), (case.sequences - 1, case.heads - 1)):
                 assert_close(

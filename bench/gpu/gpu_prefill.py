@@ -7,12 +7,12 @@ is by the Frobenius norm.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pagecore
+from bench.gpu.checks import TOLERANCE, assert_close, relative_error, run_over_nan
 from bench.gpu.controls import (
     FLASHINFER,
     MATMUL,
@@ -23,8 +23,7 @@ from bench.gpu.controls import (
     optional_control,
     sdpa,
 )
-from bench.gpu.device import Call, Gpu, clock, in_turn, require_gpu
-from bench.gpu.gpu_decode import TOLERANCE, assert_close
+from bench.gpu.device import Call, Gpu, clock, described_gpu, in_turn
 from bench.gpu.load import GpuLoad, GpuStored
 from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_PREFILL_RATIO_MIN
@@ -79,17 +78,13 @@ STORED_QUICK = ("float8_e4m3fn", "int8_token", "nvfp4", "mxfp8")
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Run the figures with a target or a peer; a full run adds lengths, dims, heads and dtypes."""
-    gpu = require_gpu()
-    gpu.describe(bench)
-    run_on(bench, gpu)
+    run_on(bench, described_gpu(bench))
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
     """Run all figures on one device."""
     flashinfer = load_flashinfer(bench)
-    for case in bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN):
-        with bench.case(case.title):
-            _prefill(bench, gpu, flashinfer, case)
+    bench.each(bench.pick((*MAIN, *MORE), SMOKE, quick=MAIN), lambda case: _prefill(bench, gpu, flashinfer, case))
     shape = bench.pick(STORED, STORED_SMOKE)
     for name in bench.pick(tuple(FORMATS), tuple(FORMATS), quick=STORED_QUICK):
         with bench.case(_stored_title(shape, name)):
@@ -147,10 +142,9 @@ def _prefill_stored(bench: Bench, gpu: Gpu, shape: Shape, format: Format) -> Non
 
     def check() -> None:
         for got, expected in _checked_rows(load, query, out, subject):
-            error = float((got - expected).norm() / expected.norm())
-            assert error <= ERROR_MAX[bits_of(format)], f"a row is off: relative error {error:.3g}"
+            assert_close(got, expected, ERROR_MAX[bits_of(format)])
         control.run()
-        error = float((out.double() - exact.double()).norm() / exact.double().norm())
+        error = relative_error(out.double(), exact.double())
         bench.fact(f"error of {_stored_title(shape, format.name)}", error)
 
     bench.compare(
@@ -193,9 +187,7 @@ def _check(load: GpuLoad, case: Case, query: Any, out: Any, subject: Job) -> Non
 
 def _checked_rows(load: GpuLoad, query: Any, out: Any, subject: Job) -> Iterator[tuple[Any, Any]]:
     """Run into a poisoned output, require finite rows, and yield some of them with the rows of the oracle."""
-    out.fill_(math.nan)
-    subject.run()
-    assert out.isfinite().all(), "a row was not written"
+    run_over_nan(subject, out)
     shape = load.shape
     for sequence, position, head in (
         (0, 0, 0),

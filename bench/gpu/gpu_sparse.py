@@ -7,14 +7,13 @@ of full attention is not: engines plan a step once for all layers, and each laye
 from __future__ import annotations
 
 import argparse
-import math
 from functools import partial
 from typing import Any
 
 import pagecore
+from bench.gpu.checks import TOLERANCE, assert_close, run_over_nan
 from bench.gpu.controls import COPY
-from bench.gpu.device import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
-from bench.gpu.gpu_decode import TOLERANCE, assert_close
+from bench.gpu.device import Call, Gpu, clock, copies, described_gpu, in_turn, num_sets
 from bench.gpu.load import GpuLoad
 from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_SELECTED_RATIO_MIN
@@ -29,9 +28,7 @@ SMOKE = (Shape(4, 2, 64, 2, 256),)
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Run decode steps of 8 sequences of 16,384 tokens, and of one of 131,072."""
-    gpu = require_gpu()
-    gpu.describe(bench)
-    run_on(bench, gpu)
+    run_on(bench, described_gpu(bench))
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:
@@ -147,9 +144,7 @@ class Step:
         return call
 
     def _check_written(self, subject: Job) -> None:
-        self.outs.fill_(math.nan)
-        subject.run()
-        assert self.outs.isfinite().all(), "a row was not written"
+        run_over_nan(subject, self.outs)
         assert float(self.outs.std()) > 0, "a row is that of every other"
 
     def _check(self, subject: Job) -> None:

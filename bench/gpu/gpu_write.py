@@ -14,7 +14,7 @@ from typing import Any
 
 import pagecore
 from bench.gpu.controls import optional_control
-from bench.gpu.device import Call, Gpu, clock, copies, in_turn, num_sets, require_gpu
+from bench.gpu.device import Call, Gpu, clock, copies, described_gpu, in_turn, num_sets
 from bench.harness.arrays import DTYPES
 from bench.harness.runner import Bench, Job
 from bench.harness.targets import GPU_MOVE_RATIO_MIN
@@ -30,9 +30,7 @@ MIB = 1 << 20
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
     """Run writes of 64 to 65,536 tokens, copies, gathers and scatters of 16 and 256 MiB, and checkpoints of states."""
-    gpu = require_gpu()
-    gpu.describe(bench)
-    run_on(bench, gpu)
+    run_on(bench, described_gpu(bench))
 
 
 def run_on(bench: Bench, gpu: Gpu) -> None:

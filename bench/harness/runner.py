@@ -10,10 +10,10 @@ from __future__ import annotations
 import gc
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from bench.harness.figures import Control, Figure, Spread, table_of
 
@@ -21,6 +21,16 @@ Kind = Literal["full", "quick", "smoke"]
 Work = Callable[[], object]
 Timer = Callable[[Work], float]
 T = TypeVar("T")
+
+
+class Case(Protocol):
+    """A case of a bench: its sizes, under a title."""
+
+    @property
+    def title(self) -> str: ...
+
+
+C = TypeVar("C", bound=Case)
 
 
 def _nothing() -> None:
@@ -112,6 +122,12 @@ class Bench:
             self.failures.append({"name": name, "error": f"{type(error).__name__}: {error}"})
             self._write(f"  FAILED {name}: {type(error).__name__}: {error}")
             self._on_change()
+
+    def each(self, cases: Iterable[C], run: Callable[[C], object]) -> None:
+        """Run every case; the exception of one is recorded, and the next follows."""
+        for case in cases:
+            with self.case(case.title):
+                run(case)
 
     def note(self, text: str) -> None:
         """Print and keep a note for readers of the figures, such as an omitted control."""
