@@ -22,6 +22,7 @@ PROMISED = {
     "transformers_whisper": "whisper  identical to its own cache; 188 blocks of encoder tokens, held 564 times",
     "own_request_table": "0 blocks held after all requests have left",
     "speculative_decode": "every token equals greedy decoding",
+    "tiny_windows": "greedy decoding: 3 1 4 1 5",
     "tree_decode": "every token equals greedy decoding",
     "scheduler_loop": "request 0 is cancelled after",
     "kv_events": "42,768 of 50,240 prompt tokens were reused; the router expected 42,768",
