@@ -5,15 +5,7 @@ import pytest
 
 from pagecore.errors import DoubleFree, InvalidBlock, InvalidSequence, ShapeError, UnsupportedDtype
 from pagecore.index import RadixTree
-
-
-def blocks(count, first=1):
-    return np.arange(first, first + count, dtype=np.int32)
-
-
-def figures(tree):
-    sizes = [(tree.evictable(name), tree.protected(name)) for name in tree.components]
-    return sizes, tree.num_nodes, tree.num_receipts, tree.num_namespaces
+from tests.index.radix import blocks, snapshot
 
 
 def test_a_decode_of_a_thousand_tokens_leaves_one_node():
@@ -337,14 +329,14 @@ def test_a_refused_extension_changes_nothing(tokens, ids, options, error):
     tree = RadixTree(2)
     receipt = tree.match_and_lock([])
     tree.insert([1, 1, 2, 2], [3, 4], receipt=receipt)
-    before = figures(tree)
+    before = snapshot(tree)
     if error is None:
         done = tree.extend(tokens, ids, receipt)
         assert (done.num_tokens, done.num_old_tokens, done.taken.tolist()) == (4, 4, [])
     else:
         with pytest.raises(error):
             tree.extend(tokens, ids, receipt, **options)
-    assert (figures(tree), receipt.num_tokens) == (before, 4)
+    assert (snapshot(tree), receipt.num_tokens) == (before, 4)
     tree.check_invariants()
     assert tree.extend([1, 1, 2, 2, 3, 3, 4, 4], [3, 4, 5, 6], receipt).taken.tolist() == [5, 6]  # no claim remains
 
@@ -354,7 +346,7 @@ def test_a_refused_extension_leaves_no_namespace():
     receipt = tree.match_and_lock([1], namespace="new")
     with pytest.raises(InvalidBlock):
         tree.extend([1], [0], receipt)
-    assert figures(tree) == ([(0, 0)], 0, 1, 0)
+    assert snapshot(tree) == ([(0, 0)], 0, 1, 0)
     tree.check_invariants()
 
 

@@ -5,12 +5,9 @@ import pytest
 
 from pagecore.errors import ShapeError, UnsupportedDtype
 from pagecore.index import RadixTree
+from tests.index.radix import blocks
 
 SMALL = 16384  # bytes: a tree with nothing in it
-
-
-def blocks(count, first=1):
-    return np.arange(first, first + count, dtype=np.int32)
 
 
 def fill(tree, count):

@@ -7,10 +7,6 @@ from pagecore.errors import ShapeError
 from pagecore.index import RadixTree
 
 
-def blocks(count, first=1):
-    return np.arange(first, first + count, dtype=np.int32)
-
-
 def test_a_tree_without_components_is_refused():
     with pytest.raises(ShapeError, match="full is 0 and there are no windows"):
         RadixTree(1, full=0)

@@ -1,13 +1,8 @@
 """Order in which a tree evicts states: those that save the least go first, by branches, hits and age."""
 
-import numpy as np
 import pytest
 
 from pagecore.index import RadixTree
-
-
-def blocks(count, first=1):
-    return np.arange(first, first + count, dtype=np.int32)
 
 
 def cache_path(tree, ids, first, state):

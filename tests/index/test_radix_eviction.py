@@ -1,0 +1,145 @@
+"""RadixTree: what is evicted, in the order of each policy, with windows and states."""
+
+import pytest
+
+from pagecore.index import RadixTree
+from tests.index.radix import blocks
+
+
+@pytest.mark.parametrize("policy", ["lfu", "slru"])
+def test_blocks_after_a_prefix_that_was_hit_have_no_hits(policy):
+    tree = RadixTree(block_size=1, policy=policy)
+    tree.insert(range(10, 12), blocks(2, first=10))
+    tree.match_and_lock(range(10, 12)).release()
+    with tree.match_and_lock([]) as receipt:
+        tree.extend(range(2), blocks(2), receipt)
+        tree.match_and_lock(range(2)).release()
+        tree.extend(range(4), blocks(4), receipt)
+    tree.check_invariants()
+    assert tree.evict("full", 6).blocks.tolist() == [4, 3, 11, 10, 2, 1]
+
+
+def test_a_priority_is_that_of_the_inserted_prefix_alone():
+    tree = RadixTree(block_size=1, policy="priority")
+    tree.insert(range(6), blocks(6))
+    tree.insert(range(10, 14), blocks(4, first=10))
+    tree.insert(range(4), blocks(4), priority=90)
+    assert tree.evict("full", 10).blocks.tolist() == [6, 5, 13, 12, 11, 10, 4, 3, 2, 1]
+
+
+def test_evict_is_exact_and_trims_the_tail_of_the_worst_leaf():
+    tree = RadixTree(1)
+    tree.insert([0, 1, 2, 3, 4], [1, 2, 3, 4, 5])
+    tree.insert([0, 1, 9], [1, 2, 6])
+    with tree.match_and_lock([0, 1, 2]):
+        assert (tree.evictable(), tree.protected()) == (3, 3)
+        gone = tree.evict("full", 1)
+        assert (gone.amount, gone.blocks.tolist()) == (1, [5])
+        assert tree.evict("full", 99).blocks.tolist() == [4, 6]
+        assert tree.evict("full", 1).amount == 0
+    assert tree.evict("full", 2).blocks.tolist() == [3, 2]
+    assert tree.match([0, 1, 2]).blocks.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [("lru", [2, 4, 3, 1]), ("mru", [1, 3, 4, 2]), ("fifo", [1, 2, 3, 4]), ("filo", [4, 3, 2, 1]),
+     ("lfu", [2, 4, 3, 1]), ("slru", [2, 4, 3, 1])],
+)  # fmt: skip
+def test_each_policy_has_its_order(policy, order):
+    tree = RadixTree(1, policy=policy)
+    for token in (1, 2, 3, 4):
+        tree.insert([token], [token])
+    for token in (3, 1, 1):
+        tree.match_and_lock([token]).release()
+    assert [tree.evict("full", 1).blocks.tolist()[0] for _ in range(4)] == order
+
+
+def test_a_priority_falls_back_after_its_time():
+    tree = RadixTree(1, policy="priority")
+    tree.insert([1], [1], time=0.0, priority=90, time_to_live=10)
+    tree.insert([2], [2], priority=50)
+    tree.insert([3], [3], priority=10)
+    tree.insert([4], [4])
+    assert tree.evict("full", 1, time=9.0).blocks.tolist() == [3]
+    assert tree.evict("full", 1, time=10.0).blocks.tolist() == [1]
+    assert tree.evict("full", 2).blocks.tolist() == [4, 2]
+
+
+def test_the_lowest_rank_is_evicted_first():
+    tree = RadixTree(1, policy="rank")
+    for token, rank in ((1, 3.0), (2, -1.0), (3, None)):
+        tree.insert([token], [token], rank=rank)
+    tree.match_and_lock([2]).release(rank=7.5)
+    assert tree.evict("full", 3).blocks.tolist() == [3, 1, 2]
+
+
+def test_a_window_needs_its_last_tokens_alone():
+    tree = RadixTree(1, windows=[3])
+    tree.insert(range(8), (blocks(8), [0, 0, 0, 14, 15, 16, 17, 18]))
+    match = tree.match(range(8))
+    assert match.num_tokens == match.num_full_tokens == 8
+    assert match.blocks[1].tolist() == [0, 0, 0, 0, 0, 16, 17, 18]
+    assert tree.match(range(5)).num_tokens == 0
+    with tree.match_and_lock(range(8)) as receipt:
+        assert (tree.protected("window"), tree.evictable("window")) == (3, 2)
+        assert tree.evict("window", 9).blocks[1].tolist() == [14, 15]
+        receipt.release("window")
+        assert (tree.protected("full"), tree.evictable("window")) == (8, 3)
+    assert tree.evict("window", 1).blocks[1].tolist() == [16]
+    assert tree.match(range(8)).num_tokens == 0
+    refilled = tree.insert(range(8), (blocks(8), [0, 0, 0, 0, 0, 26, 27, 28]))
+    assert (refilled.taken[1].tolist(), refilled.duplicates[1].tolist()) == ([26], [27, 28])
+    gone = tree.evict("full", 1)
+    assert [lane.tolist() for lane in gone.blocks] == [[8], [18]]
+
+
+def test_a_receipt_moves_with_what_its_sequence_publishes():
+    tree = RadixTree(2, windows=[4])
+    receipt = tree.match_and_lock(range(2))
+    for end in range(2, 21, 2):
+        tree.insert(range(end), (blocks(end // 2), blocks(end // 2)), receipt=receipt)
+        assert (receipt.num_tokens, tree.protected("full"), tree.protected("window")) == (
+            end,
+            end // 2,
+            min(2, end // 2),
+        )
+        tree.check_invariants()
+    receipt.release()
+    assert tree.protected("full") == tree.protected("window") == 0
+
+
+def test_a_state_is_evicted_with_the_tail_that_it_follows():
+    tree = RadixTree(1, states=True)
+    tree.insert(range(4), blocks(4), states=[(2, 8), (4, 9)])
+    gone = tree.evict("full", 1)
+    assert (gone.blocks.tolist(), gone.states.tolist()) == ([4], [9])
+    tree.check_invariants()
+    assert tree.match(range(4)).num_tokens == 2
+
+
+def test_a_window_that_was_filled_again_is_evicted_whole():
+    tree = RadixTree(1, windows=[4])
+    tree.insert(range(4), (blocks(4), blocks(4)))
+    assert tree.evict("window", 3).blocks[1].tolist() == [1, 2, 3]
+    tree.insert(range(4), (blocks(4), [5, 6, 0, 7]))
+    assert tree.evict("window", 9).blocks[1].tolist() == [5, 6, 4]
+    tree.check_invariants()
+
+
+def test_a_split_below_a_receipt_keeps_it_whole():
+    tree = RadixTree(1)
+    tree.insert(range(4), blocks(4))
+    with tree.match_and_lock(range(4)) as receipt:
+        tree.insert([0, 1, 9], [1, 2, 5])
+        tree.check_invariants()
+        assert (tree.evict("full", 9).blocks.tolist(), receipt.num_tokens) == ([5], 4)
+    assert tree.evictable() == 4
+
+
+def test_a_window_that_ends_within_a_block_needs_that_block():
+    tree = RadixTree(4, windows=[5])
+    tree.insert(range(12), (blocks(3), [0, 0, 7]))
+    assert tree.match(range(12)).num_tokens == 0
+    tree.insert(range(12), (blocks(3), [0, 6, 7]))
+    assert tree.match(range(12)).num_tokens == 12
