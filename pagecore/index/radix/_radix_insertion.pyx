@@ -22,6 +22,11 @@ from collections.abc import Mapping
 
 from pagecore.errors import InvalidBlock, UnsupportedDtype, UnsupportedOption
 
+# The arguments of an entry of insert_all.
+cdef frozenset _ARGUMENTS = frozenset(
+    ("tokens", "blocks", "states", "namespace", "spans", "receipt", "priority", "time_to_live", "rank")
+)
+
 
 cdef class RadixInsertion(RadixLookup):
     """Methods that add blocks, and replace single blocks of a pinned prefix."""
@@ -253,37 +258,17 @@ cdef class RadixInsertion(RadixLookup):
     cdef Insertion _entry(self, object time, object entry):
         """Return the Insertion of one entry of a batch. A call with keywords takes half as long as an insertion."""
         cdef dict given
-        cdef bint has_tokens = False
-        cdef bint has_blocks = False
-        tokens = blocks = states = namespace = spans = receipt = priority = time_to_live = rank = None
         if type(entry) is not dict and not isinstance(entry, Mapping):
             raise UnsupportedDtype(f"expected a dict of insert's arguments, got {type(entry).__name__}")
         given = entry if type(entry) is dict else dict(entry)
-        for name, value in given.items():
-            if name == "tokens":
-                tokens, has_tokens = value, True
-            elif name == "blocks":
-                blocks, has_blocks = value, True
-            elif name == "states":
-                states = value
-            elif name == "namespace":
-                namespace = value
-            elif name == "spans":
-                spans = value
-            elif name == "receipt":
-                receipt = value
-            elif name == "priority":
-                priority = value
-            elif name == "time_to_live":
-                time_to_live = value
-            elif name == "rank":
-                rank = value
-            else:
+        for name in given:
+            if name not in _ARGUMENTS:
                 raise UnsupportedOption(f"an entry has {name!r}; use the arguments of insert other than time")
-        if not (has_tokens and has_blocks):
+        if "tokens" not in given or "blocks" not in given:
             raise UnsupportedOption(f"an entry has only {list(given)}; give tokens and blocks")
         return self._insertion(
-            time, tokens, blocks, states, namespace, spans, receipt, priority, time_to_live, rank
+            time, given["tokens"], given["blocks"], given.get("states"), given.get("namespace"), given.get("spans"),
+            given.get("receipt"), given.get("priority"), given.get("time_to_live"), given.get("rank"),
         )
 
     cdef int _check_moved(self, Insertion insertion) except -1:
