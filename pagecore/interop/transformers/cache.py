@@ -15,6 +15,7 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.interop.torch import as_torch
 from pagecore.interop.transformers.attention import StoredKeys, mark_stored
+from pagecore.interop.transformers.columns import ColumnCounts
 from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
@@ -31,7 +32,7 @@ from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import Spec
 
 
-class PagedCache(Cache):  # type: ignore[misc]
+class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
     """The paged key-value cache of a transformers model.
 
     Rows of a batch with equal beginnings share their blocks (beams, several answers to one prompt, equal prompts).
@@ -243,23 +244,6 @@ class PagedCache(Cache):  # type: ignore[misc]
         """Return the states of a recurrent layer, ``[rows, *shape]``, in a forward pass; as `get_conv_state`."""
         self._generation.running_pass.check_running()
         return super().get_recurrent_state(layer_idx, state_idx)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return the number of computed columns, padding included."""
-        return self._generation.num_columns
-
-    @property
-    def mask_limits(self) -> set[int | None]:
-        """Windows and chunks of the masks that the model has made in the running forward pass."""
-        return self._generation.mask_limits
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return the number of columns before those of the forward pass."""
-        return self.get_seq_length(layer_idx)
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return -1: the length of a row is only limited by the free blocks."""
-        return -1
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Replace each row i by row ``beam_idx[i]``; blocks are shared, not copied."""

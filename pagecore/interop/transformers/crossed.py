@@ -13,6 +13,7 @@ from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.transformers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.cache import PagedCache
+from pagecore.interop.transformers.columns import ColumnCounts
 from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.forward_hooks import register_hooks
 from pagecore.interop.transformers.generation import Generation
@@ -133,7 +134,7 @@ class WrittenLayers(dict[int, bool]):
     __getitem__ = get
 
 
-class DecoderCache(Cache):  # type: ignore[misc]
+class DecoderCache(ColumnCounts, Cache):  # type: ignore[misc]
     """The self-attention side of a `PagedEncoderDecoderCache`."""
 
     def __init__(self, generation: Generation, specs: Listed[AttentionSpec], *, biased: bool) -> None:
@@ -158,23 +159,6 @@ class DecoderCache(Cache):  # type: ignore[misc]
             key_states, value_states = (each[:, :, :1].expand(shape) for each in (key_states, value_states))
         mark_stored(key_states, value_states, StoredKeys(forward, layer_idx, takes_bias=self._biased))
         return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return the number of computed columns of the decoder, padding included."""
-        return self._generation.num_columns
-
-    @property
-    def mask_limits(self) -> set[int | None]:
-        """Windows of the masks that the decoder has made in the running forward pass."""
-        return self._generation.mask_limits
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return the number of columns before those of the forward pass."""
-        return self.get_seq_length(layer_idx)
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Return -1: the length of a row is only limited by the free blocks."""
-        return -1
 
     @property
     def is_croppable(self) -> bool:

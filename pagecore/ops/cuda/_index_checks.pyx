@@ -6,6 +6,7 @@ from pagecore.arrays.dtypes.codes cimport INT64
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Indices, Table, index_array, pair_column, table_array
 from pagecore.ops.arguments._place cimport Place, new_at, to_host
+from pagecore.ops.cuda.launch cimport PC_MOVE_SHARED_BYTES, kThreads
 
 from pagecore.arrays import cuda
 from pagecore.errors import UnsupportedOption
@@ -13,9 +14,6 @@ from pagecore.ops.cuda.compilation import kernels
 
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
     int64_t ceil_div(int64_t n, int64_t by)
-
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    const int64_t kThreads
 
 cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" nogil:
     cdef struct PcIndices:
@@ -26,10 +24,6 @@ cdef extern from "pagecore/ops/cuda/device_args.hpp" namespace "pagecore::cuda" 
 
     PcIndices device_indices(const Indices& indices)
     PcTable device_table(const Table& table)
-
-cdef extern from "cuda_src/abi/moves.h" nogil:
-    cdef enum:
-        PC_MOVE_SHARED_BYTES
 
 cdef extern from "cuda_src/abi/checks.h" nogil:
     cdef struct PcIdParams:

@@ -9,6 +9,7 @@ from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneArgs, LatentPlaneSizes
+from pagecore.ops.cuda.launch cimport Grid
 
 
 cdef extern from "pagecore/ops/cuda/moves/write_launch.hpp" namespace "pagecore::cuda" nogil:
@@ -30,11 +31,6 @@ cdef extern from "pagecore/ops/cuda/codecs/convert_launch.hpp" namespace "pageco
 
     cdef cppclass PcLatentConvertParams:
         pass
-
-    cdef cppclass Grid:
-        int64_t x
-        int64_t y
-        int64_t z
 
     cdef cppclass ConvertArgs:
         Cache source

@@ -7,12 +7,10 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.args cimport Cache, pair_column
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes, fill_planes
+from pagecore.ops.cuda.launch cimport Grid, kThreads
 
 from pagecore.arrays import cuda
 from pagecore.ops.cuda.compilation import kernels
-
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    const int64_t kThreads
 
 
 cdef class DeviceConversions:

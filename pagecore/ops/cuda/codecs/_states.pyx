@@ -6,6 +6,7 @@ from libcpp.vector cimport vector
 from pagecore.arrays.dtypes.codes cimport FLOAT32, DType
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.arguments._place cimport Place
+from pagecore.ops.cuda.launch cimport Grid
 from pagecore.ops.state_plane cimport StatePlane
 
 from pagecore.arrays import cuda
@@ -20,11 +21,6 @@ cdef extern from "cuda_src/abi/states.h" nogil:
         PC_STATE_SHARED_BYTES
 
 cdef extern from "pagecore/ops/cuda/codecs/state_launch.hpp" namespace "pagecore::cuda" nogil:
-    cdef cppclass Grid:
-        int64_t x
-        int64_t y
-        int64_t z
-
     cdef cppclass StateLaunch:
         PcStateParams params
         DType type

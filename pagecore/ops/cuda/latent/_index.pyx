@@ -7,17 +7,10 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.native.translate cimport raise_python_error
 from pagecore.ops.args cimport Cache, Indices, ScalePlane, Table, TokenArray, index_array, table_array, token_array
 from pagecore.ops.arguments._place cimport Place, note_written
+from pagecore.ops.cuda.launch cimport Grid, kThreads
 
 from pagecore.arrays import cuda
 from pagecore.ops.cuda.compilation import kernels
-
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    const int64_t kThreads
-
-    cdef cppclass Grid:
-        int64_t x
-        int64_t y
-        int64_t z
 
 cdef extern from "pagecore/ops/cuda/latent/index_launch.hpp" namespace "pagecore::cuda" nogil:
     cdef struct PcIndexWriteParams:

@@ -13,20 +13,9 @@ from pagecore.ops.args cimport (
     table_array,
 )
 from pagecore.ops.arguments._place cimport Place, note_written
+from pagecore.ops.cuda.launch cimport PC_MOVE_SHARED_BYTES, Grid, kThreads
 
 from pagecore.ops.cuda.compilation import kernels
-
-cdef extern from "cuda_src/abi/moves.h" nogil:
-    cdef enum:
-        PC_MOVE_SHARED_BYTES
-
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    const int64_t kThreads
-
-    cdef cppclass Grid:
-        int64_t x
-        int64_t y
-        int64_t z
 
 cdef extern from "pagecore/ops/cuda/latent/latent_row_launch.hpp" namespace "pagecore::cuda" nogil:
     cdef struct PcLatentWriteParams:

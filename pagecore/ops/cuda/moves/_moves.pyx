@@ -22,6 +22,7 @@ from pagecore.ops.args cimport (
 )
 from pagecore.ops.arguments._numbers cimport scale_stride
 from pagecore.ops.arguments._place cimport Place, note_written
+from pagecore.ops.cuda.launch cimport PC_MOVE_SHARED_BYTES, Grid, kThreads
 
 from pagecore.arrays import cuda
 from pagecore.arrays.tensors import streams
@@ -48,19 +49,8 @@ cdef extern from "cuda_src/abi/moves.h" nogil:
     cdef struct PcMergeParams:
         pass
 
-    cdef enum:
-        PC_MOVE_SHARED_BYTES
-
 cdef extern from "pagecore/native/rounding.hpp" namespace "pagecore" nogil:
     int64_t ceil_div(int64_t n, int64_t by)
-
-cdef extern from "pagecore/ops/cuda/launch.hpp" namespace "pagecore::cuda" nogil:
-    const int64_t kThreads
-
-    cdef cppclass Grid:
-        int64_t x
-        int64_t y
-        int64_t z
 
 cdef extern from "pagecore/ops/cuda/moves/write_launch.hpp" namespace "pagecore::cuda" nogil:
     cdef cppclass Divisors:

@@ -6,6 +6,7 @@ from libc.string cimport memset
 from pagecore.arrays.dtypes.codes cimport INT64
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport new_at
+from pagecore.ops.cuda.launch cimport Grid, kThreads
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.tensors.uploads import upload
@@ -68,13 +69,7 @@ cdef extern from "cuda_src/abi/sparse.h" nogil:
     int pc_select_shared_bytes(int ranked)
 
 cdef extern from "pagecore/ops/cuda/sparse/sparse_launch.hpp" namespace "pagecore::cuda" nogil:
-    const int64_t kThreads
     const int64_t kMaxUnits
-
-    cdef cppclass Grid:
-        int64_t x
-        int64_t y
-        int64_t z
 
     cdef cppclass SlotLaunch:
         PcSlotParams params
