@@ -2,10 +2,29 @@
 
 import numpy as np
 
+from pagecore import PagedKVCache
 from pagecore.serving import DraftTree
+from pagecore.serving.scheduling.scheduler import Scheduler
+from pagecore.storage import AttentionSpec
+from tests.serving.fake_cache import FakeCache
+from tests.serving.runs import advance, request
 from tests.serving.served import Server, answer, hashed
 
 WRONG = 5000
+SPEC = AttentionSpec(1, 8)
+
+
+def decoding(*lengths, new=20, cache=None, **options):
+    """Return a scheduler whose requests have computed their prompts, and their runs."""
+    scheduler = Scheduler(cache or FakeCache(64), **options)
+    runs = [scheduler.add(request(number, length, new)) for number, length in enumerate(lengths)]
+    while any(run.prefilling for run in runs):
+        advance(scheduler)
+    return scheduler, runs
+
+
+def real(num_blocks=33, block_size=4, **options):
+    return PagedKVCache(SPEC, num_blocks=num_blocks, block_size=block_size, device="none", **options)
 
 
 class DraftServer(Server):

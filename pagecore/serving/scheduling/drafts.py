@@ -70,7 +70,7 @@ class DraftTree:
         return f"DraftTree({len(self.parents)} drafts{'' if self.ids is None else ' with ids'})"
 
 
-# What an engine proposes for a run: a number of drafts, their ids, or a tree.
+# Drafts of a run as an engine gives them: their number, their ids, or a tree.
 Proposed: TypeAlias = "int | ArrayLike | DraftTree"
 
 

@@ -292,8 +292,8 @@ class Scheduler(SchedulerView):
         drafts : int, DraftTree, or mapping of Run to (int, array_like of int or DraftTree), optional
             Drafts that the step verifies: a number, or one tree, for every decoding run; or for single runs a number,
             ids, or a tree. Drafts of runs that do not decode in this step are not used. A run gets the first ones of
-            its drafts, or none: as many as it may still generate, and as `max_tokens_per_step`, blocks and state slots
-            allow after the other decodes. No run is preempted for a draft.
+            its drafts, or none: no more than it may still generate, and than `max_tokens_per_step`, the blocks and the
+            state slots allow after all decodes have their token. No run is preempted for a draft.
 
         Returns
         -------
@@ -415,8 +415,8 @@ class Scheduler(SchedulerView):
             The oldest open step.
         ids : array_like of int32
             One id for each of `step.outputs`; the ids of runs that have ended meanwhile are dropped. For a step with
-            drafts a list with the ids that each output gains, as many as `commit` accepted: the accepted drafts and the
-            token after them; or a 2-D array with a row for each output, of which the first ids are read. A run ends at
+            drafts a list with the ids that each output gains: the drafts that `commit` accepted, and the token after
+            them; or a 2-D array with a row for each output, of which the first ids are read. A run ends at
             the first id that ends it, and the ids after it are dropped.
         finished : array_like of bool, optional
             True for each of `step.outputs` that ends with its last id, for reasons that the scheduler does not know;
