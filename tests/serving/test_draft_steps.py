@@ -6,7 +6,7 @@ import pytest
 from pagecore import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving import DraftTree, Speculation
-from pagecore.serving.scheduling.request import Request
+from pagecore.serving.scheduling.request import Request, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.serving.scheduling.step import StepState
 from pagecore.storage import AttentionSpec, Plane, StateSpec
@@ -105,6 +105,15 @@ def test_an_admission_leaves_blocks_for_the_drafts_of_its_step():
     assert (step.runs, step.counts) == ([run], [7])
     scheduler.abandon(step)
     assert scheduler.schedule(2).runs == [run, waiting]
+
+
+def test_drafts_that_fill_a_step_do_not_shield_a_run_from_a_larger_priority():
+    scheduler, (run,) = decoding(
+        5, max_running=1, max_tokens_per_step=6, policy="priority", preemption_threshold=0, cache=FakeCache(64)
+    )
+    urgent = scheduler.add(Request(7, np.arange(3), 2, priority=1))
+    step = scheduler.schedule(5)
+    assert (step.runs, run.state) == ([urgent], State.WAITING)
 
 
 def test_windows_release_blocks_for_accepted_tokens_only():
