@@ -142,7 +142,7 @@ def test_bad_arguments_are_refused(master, store):
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"-ERR unknown command\r\n", b"", None])
 def test_a_server_that_is_not_a_master_is_refused(monkeypatch, answer):
-    monkeypatch.setattr("pagecore.tiers.remote.mooncake.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("pagecore.tiers.remote.master.PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
         def serve():
