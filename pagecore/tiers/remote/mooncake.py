@@ -19,8 +19,8 @@ from pagecore.tiers.remote.store import Batch, Identity, checked_identity, check
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
-# Results of Mooncake's client: absence, and an object that exists.
-NOT_FOUND, EXISTS = -704, -705
+# Results of Mooncake's client: a buffer that is too small for an object, absence, and an object that exists.
+INVALID, NOT_FOUND, EXISTS = -600, -704, -705
 
 
 class MooncakeStore(ListingReporter, WorkerStore):
@@ -184,10 +184,16 @@ class _Session:
         return _reason(found[found < 0])
 
     def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
-        """Read entries; one of another size is a miss."""
+        """Read entries; one of another size is a miss and is deleted."""
         addresses, sizes = pieces.T.tolist()
-        found = np.array(self._client.batch_get_into(self._names(keys), addresses, sizes), np.int64)
+        names = self._names(keys)
+        found = np.array(self._client.batch_get_into(names, addresses, sizes), np.int64)
         ok[:] = found == pieces[:, 1].astype(np.int64)
+        unfit = np.flatnonzero(~ok & ((found >= 0) | (found == INVALID))).tolist()
+        wrong = [names[index] for index in unfit if 0 <= self._client.get_size(names[index]) != sizes[index]]
+        if wrong:
+            self._client.batch_remove(wrong, True)
+            return f"{len(wrong)} entries had another size and were deleted"
         return _reason(found[(found < 0) & (found != NOT_FOUND)])
 
     def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
@@ -198,8 +204,8 @@ class _Session:
         return _reason(written[~ok])
 
     def remove(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
-        """Delete entries; those that a client has just read are leased by the master, which fails."""
-        removed = np.array(self._client.batch_remove(self._names(keys)), np.int64)
+        """Delete entries, also those that the master has leased to a client that reads them."""
+        removed = np.array(self._client.batch_remove(self._names(keys), True), np.int64)
         ok[:] = (removed == 0) | (removed == NOT_FOUND)
         return _reason(removed[~ok])
 
