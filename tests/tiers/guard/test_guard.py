@@ -532,3 +532,23 @@ def test_arguments_of_another_kind_are_refused(options, error):
         Deadline("x")
     with pytest.raises(ShapeError, match="failures is 'x'"):
         Breaker(failures="x")
+
+
+def test_a_closed_guard_writes_to_no_descriptor():
+    guard = Guard(MemoryStore(manual=True))
+    tickets, wake = [guard.submit_lookup(random_keys(2)) for _ in range(2)], guard._wake
+    guard.close()
+    opened = [os.eventfd(0, os.EFD_NONBLOCK)]
+    try:
+        while opened[-1] < wake:
+            opened.append(os.dup(opened[0]))
+        assert wake in opened  # its number belongs to another file now
+        for ticket in (*tickets, 99):
+            guard.cancel(ticket)
+        assert sorted(done.ticket for done in guard.poll()) == tickets
+        guard.unlock(random_keys(2))
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(opened[0])
+    finally:
+        for each in opened:
+            os.close(each)
