@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 PROMISED = {
     "engine": "every output equals that of the model without a cache: True",
     "engine_overlap": "every output equals that of the model without a cache: True",
+    "engine_speculation": "every output equals that of the model without a cache: True",
     "engine_cache": "every output equals that of the model without a cache: True",
     "tiny_llama": "the model draws the same tokens again: True",
     "torch_batching": "same tokens as alone: True",

@@ -27,6 +27,14 @@ class _Parser(argparse.ArgumentParser):
         self.exit(REFUSED, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
+class _ListFamilies(argparse.Action):
+    """Option that prints the supported model types and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_given: object) -> NoReturn:
+        commands.list_families()
+        parser.exit()
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser; the parsed arguments include the `command` function."""
     parser = _Parser(prog="pagecore", description="A paged key-value (KV) cache for transformers.")
@@ -159,6 +167,7 @@ def _add_replayed_clock(parser: argparse.ArgumentParser) -> None:
 
 def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="CONFIG", help="config.json or params.json of a model, or its folder")
+    parser.add_argument("--families", action=_ListFamilies, nargs=0, help="list the supported model types and exit")
     memory = parser.add_mutually_exclusive_group(required=True)
     memory.add_argument("--memory", help="KV memory on one rank: bytes, or such as 40GiB")
     memory.add_argument("--device-memory", help="memory of a device, such as 80GiB, for weights, cache and activations")

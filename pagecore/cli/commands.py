@@ -113,6 +113,13 @@ def _replay_with_progress(
         return replay(trace, options, advance, [*watchers, *exporting])
 
 
+def list_families() -> None:
+    """Print the supported values of `model_type`."""
+    from pagecore.serving.plan_tables import family_lines
+
+    print("\n".join(family_lines()))
+
+
 def show_plan(arguments: argparse.Namespace) -> int:
     """Print the blocks, tokens and requests of a model that fit into a memory."""
     require("plan", "rich")

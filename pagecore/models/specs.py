@@ -14,10 +14,11 @@ from pagecore.models.families.attention_specs import Sinks, SpecOptions, attenti
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layer_types import FULL, attends, keeps_state
 from pagecore.models.layers.recurrent_states import state_spec
-from pagecore.models.layers.sharing import share_last_layers
+from pagecore.models.layers.sharing import share_last_layers, share_layers
 from pagecore.models.layers.unsupported import unsupported_fields
 from pagecore.models.model_config import ModelConfig, ModelSpec
 from pagecore.models.multimodal.text_model import refuse_attention, text_model
+from pagecore.storage import StateSpec
 
 __all__ = ["read_model_config", "specs_from_config"]
 
@@ -102,13 +103,17 @@ def read_model_config(
     kinds = [FULL] * num_layers if find_kinds is None else find_kinds(fields, num_layers)
     asked = SpecOptions(stored_dtype(whole, fields, dtype), requested_format(whole, fields, format), sinks)
     attending = attention_specs(fields, family, model_type, kinds, asked)
+    if family.sources is not None:
+        attending = share_layers(attending, family.sources(fields, num_layers))
     attention = iter(share_last_layers(fields, family.shared_field, attending) if family.shared_field else attending)
-    state = state_spec(fields, family.states, asked.dtype) if family.states and any(map(keeps_state, kinds)) else None
     layers: list[ModelSpec] = []
     by_layer: list[tuple[int, ...]] = []
-    for kind in kinds:
+    state: StateSpec | None = None
+    for layer, kind in enumerate(kinds):
         own: list[ModelSpec] = [next(attention)] if attends(kind) else []
-        if state is not None and keeps_state(kind):
+        if family.states is not None and keeps_state(kind):
+            if state is None or family.states.planes_of_layer is not None:
+                state = state_spec(fields, family.states, asked.dtype, layer)
             own.append(state)
         by_layer.append(tuple(range(len(layers), len(layers) + len(own))))
         layers += own

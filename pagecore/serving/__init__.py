@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from pagecore.serving.plans import MemoryPlan, ModelPlan
     from pagecore.serving.prometheus import Exporter
     from pagecore.serving.replay import ReplayOptions, ReplayReport
+    from pagecore.serving.scheduling.drafts import DraftTree
     from pagecore.serving.scheduling.figures import SchedulerFigures
     from pagecore.serving.scheduling.request import Request, RequestError, Run, State
     from pagecore.serving.scheduling.reuse import Reuse
     from pagecore.serving.scheduling.scheduler import Scheduler
+    from pagecore.serving.scheduling.speculation import Speculation
     from pagecore.serving.scheduling.step import Step, StepState
     from pagecore.serving.whatif import WhatIf, WhatIfOptions, what_if
 
 __all__ = [
     "DeviceOptions",
     "DevicePlan",
+    "DraftTree",
     "Exporter",
     "MemoryPlan",
     "ModelPlan",
@@ -35,6 +38,7 @@ __all__ = [
     "Run",
     "Scheduler",
     "SchedulerFigures",
+    "Speculation",
     "State",
     "Step",
     "StepState",
@@ -47,6 +51,7 @@ __all__ = [
 
 _MODULES = {
     "budget": ("DeviceOptions", "DevicePlan"),
+    "scheduling.drafts": ("DraftTree",),
     "scheduling.figures": ("SchedulerFigures",),
     "planner": ("plan_memory", "plan_model"),
     "plans": ("MemoryPlan", "ModelPlan"),
@@ -55,6 +60,7 @@ _MODULES = {
     "scheduling.request": ("Request", "RequestError", "Run", "State"),
     "scheduling.reuse": ("Reuse",),
     "scheduling.scheduler": ("Scheduler",),
+    "scheduling.speculation": ("Speculation",),
     "scheduling.step": ("Step", "StepState"),
     "whatif": ("WhatIf", "WhatIfOptions", "what_if"),
 }

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
+from pagecore.models.multimodal.known_types import known_types
 from pagecore.serving.tables import human_bytes
 
 if TYPE_CHECKING:
     from pagecore.serving.plans import GroupPlan, ModelPlan
     from pagecore.storage import Spec
 
-__all__ = ["class_columns", "context_columns", "group_columns", "plan_rows", "state_columns"]
+__all__ = ["class_columns", "context_columns", "family_lines", "group_columns", "plan_rows", "state_columns"]
 
 Columns = tuple[list[str], list[list[str]]]
+
+
+def family_lines() -> list[str]:
+    """Return the supported values of `model_type`, in lines of up to 100 characters."""
+    return textwrap.wrap(" ".join(known_types()), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def plan_rows(plan: ModelPlan) -> list[tuple[str, str]]:

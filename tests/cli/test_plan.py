@@ -8,6 +8,7 @@ import pytest
 from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption
 from pagecore.models import specs_from_config
+from pagecore.models.multimodal.known_types import known_types
 from pagecore.serving.replay import replay
 from pagecore.serving.replay.options import ReplayOptions
 from tests.cli.command_line import call, refused, write_trace
@@ -161,6 +162,13 @@ def test_a_replay_of_a_model_with_states_reports_them(capsys, tmp_path, trace):
 )
 def test_a_plan_that_cannot_be_made_is_refused_in_one_line(capsys, config, options, reason):
     assert reason in refused(capsys, "plan", config, *options)
+
+
+def test_families_are_listed_without_a_config(capsys):
+    code, listed, err = call(capsys, "plan", "--families")
+    assert (code, err) == (0, "")
+    assert listed.split() == known_types()
+    assert max(map(len, listed.splitlines())) <= 100
 
 
 def test_a_bad_config_is_refused_in_one_line(capsys, tmp_path, config, trace):

@@ -320,3 +320,15 @@ def test_a_received_sequence_keeps_only_the_blocks_of_its_windows(cuda):
         cache.check_invariants()
         cache.remove(sequence)
         cache.clear_prefix_cache()
+
+
+@pytest.mark.parametrize("reuses_batch", [True, False])
+def test_the_ids_of_drafts_are_on_the_device_with_the_other_ids(cuda, reuses_batch):
+    cache = PagedKVCache(FULL, block_size=4, num_blocks=20, device=cuda.device)
+    batch = cache.make_batch(2, 16) if reuses_batch else None
+    sequences = [cache.add_sequence([1, 2, 3, 4, 5]), cache.add_sequence([7])]
+    cache.commit(cache.prepare(sequences, [4, 0]))
+    with cache.prepare(sequences, [3, 2], batch, draft_ids=[[11, 12], None]) as step:
+        assert cuda.get(step.token_ids)[:5].tolist() == [5, 11, 12, 7, -1]
+        cache.commit(step, [2, 1])
+    assert [each.num_tokens for each in sequences] == [5, 1]

@@ -1,7 +1,10 @@
 """Families by the tests that compare them with models that transformers builds."""
 
 from pagecore.models.families.bert import BERT
+from pagecore.models.families.inkling import INKLING
 from pagecore.models.families.remote_code import REMOTE_CODE
+from pagecore.models.families.remote_hybrids import REMOTE_HYBRIDS
+from pagecore.models.families.remote_llamas import REMOTE_LLAMAS
 from pagecore.models.families.speech import SPEECH
 from tests.models.earlier import EARLIER_TYPES
 
@@ -48,8 +51,10 @@ OF_RULES = {
     "muse_spark_text",
     "step3p5",
 }
+# Families of remote code, which families/test_remote_code.py compares with published sizes.
+REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, "mimo_v2", "sarvam_mla"}
 # Families that families/test_built.py and families/test_small_caches.py compare, instead of with recorded attributes.
-BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE_CODE, *SPEECH, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS}
+BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS}
 
 # Families whose parameters parameters/test_text_models.py counts.
 COUNTED_TEXT = [
@@ -59,6 +64,6 @@ COUNTED_TEXT = [
     *("qwen3_omni_moe_text", "voxtral_realtime_text"),
 ]
 # Families that other tests than the sweep of parameters/test_sweep.py count.
-COUNTED_ELSEWHERE = {*COUNTED_TEXT, *EARLIER_TYPES, *BERT, *REMOTE_CODE, *SPEECH, "rwkv", "xlstm"}
+COUNTED_ELSEWHERE = {*COUNTED_TEXT, *EARLIER_TYPES, *BERT, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm"}
 COUNTED_ELSEWHERE |= {"dots3_note_text", "glm5_next_text", "hrm_text", "hy_v4", "mistral_large4_text"}
 COUNTED_ELSEWHERE |= {"muse_spark_text", "step3p5", "zaya"}

@@ -937,8 +937,4 @@ UNSERVED = {
         {"model_type": "doge", "hidden_size": 768, "num_attention_heads": 6, "num_hidden_layers": 24},
         "attention with a dynamic mask that is computed from the values",
     ),
-    "phi-3-small": (
-        {"model_type": "phi3small", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32},
-        "block-sparse attention",
-    ),
 }

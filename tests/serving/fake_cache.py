@@ -195,16 +195,16 @@ class FakeCache:
         total = sum(new + len(copies) for new, copies in self._needs(sequences, counts))
         return max(total - self.num_available, 0)
 
-    def try_prepare(self, sequences, counts, out):
+    def try_prepare(self, sequences, counts, out, draft_ids=None):
         assert not out.in_flight, "the previous batch was neither committed nor abandoned"
         assert sequences, "an empty step"
         assert sum(counts) <= out.max_tokens
         assert len(sequences) <= out.max_sequences
         for sequence, count in zip(sequences, counts, strict=True):
             self._known(sequence)
-            # The id of the last token may follow: a step ahead of the ids of the step before.
+            # The id of the last token may follow: a step ahead of the ids of the step before. So may drafts.
             known = sequence.num_tokens - sequence.num_computed_tokens
-            assert 1 <= count <= max(known, 1), "a count past the known ids"
+            assert 1 <= count <= max(known, 1) or known <= 1, "a count past the known ids"
         needs = self._needs(sequences, counts)
         if sum(new + len(copies) for new, copies in needs) > self.num_available:
             return None
@@ -218,10 +218,12 @@ class FakeCache:
         out.pending = list(zip(sequences, counts, strict=True))
         out.num_tokens, out.num_sequences = sum(counts), len(sequences)
         out.token_ids = []
-        for sequence, count in zip(sequences, counts, strict=True):
+        for sequence, count, given in zip(sequences, counts, draft_ids or [None] * len(counts), strict=True):
             start = sequence.num_computed_tokens
             ids = sequence.ids[start : start + count]
-            out.token_ids += ids + [-1] * (count - len(ids))
+            drafts = [] if given is None else list(given)
+            assert len(ids) + len(drafts) <= count
+            out.token_ids += ids + [-1] * (count - len(ids) - len(drafts)) + drafts
         self.prepared.append((list(sequences), list(counts)))
         return out
 
@@ -246,13 +248,24 @@ class FakeCache:
         self.holders[block] = 1
         return block
 
-    def commit(self, batch):
+    def commit(self, batch, accepted=None):
         assert batch.in_flight
-        for sequence, count in batch.pending:
+        counts = [count for _, count in batch.pending] if accepted is None else accepted
+        for (sequence, most), count in zip(batch.pending, counts, strict=True):
+            assert 0 <= count <= most
             if self.sequences.get(sequence.id) is sequence:
                 sequence.num_computed_tokens += count
                 self._publish(sequence)
         batch.pending, batch.in_flight = [], False
+
+    def truncate(self, sequences, lengths):
+        """Release spare blocks; no token is forgotten."""
+        for sequence, length in zip(sequences, lengths, strict=True):
+            self._known(sequence)
+            assert length == max(sequence.num_tokens, sequence.num_computed_tokens)
+            keep = -(-sequence.num_computed_tokens // self.block_size)
+            self._drop(sequence.blocks[keep:])
+            del sequence.blocks[keep:]
 
     def abandon(self, batch):
         assert batch.in_flight
@@ -289,9 +302,9 @@ class FakeCache:
 
     def append_tokens(self, sequences, ids):
         assert len(sequences) == len(ids)
-        for sequence, token in zip(sequences, ids, strict=True):
+        for sequence, some in zip(sequences, ids, strict=True):
             self._known(sequence)
-            sequence.ids.append(int(token))
+            sequence.ids += [int(token) for token in np.atleast_1d(some)]
 
     def fork(self, sequence, id=None):
         self._known(sequence)

@@ -76,6 +76,8 @@ class SchedulerModel:
         self.must_accept = False
         self.steps = self.preemptions = self.swaps = 0
         self.batch = cache.make_batch(self.max_running, self.budget)
+        self.drafts, self.decode_counts = {}, {}
+        self.drafted = [0, 0, 0]
 
     def add(self, request):
         row = Row(request, 0, request.samples if request.max_new_tokens else 1)
@@ -85,7 +87,9 @@ class SchedulerModel:
 
     # -- the choice of a step --------------------------------------------------------------------------------------
 
-    def schedule(self):
+    def schedule(self, drafts=None):
+        """Return the next step; `drafts` is a number of drafts for each name of a run, or None."""
+        self.drafts = drafts or {}
         is_ahead = bool(self.open)
         if (is_ahead and self.must_accept) or not (self.running or self.waiting):
             return None
@@ -94,6 +98,8 @@ class SchedulerModel:
         while rows and self.cache.try_prepare(self.sequences(rows), counts, self.batch) is None:
             if self.pinned:
                 self.unpin(self.pinned)
+            elif self.return_spare_blocks() or self.cut_drafts(rows, counts):
+                continue
             elif is_ahead:
                 self.undo_delays()
                 return None
@@ -111,6 +117,27 @@ class SchedulerModel:
         self.steps += 1
         self.open.append(step)
         return step
+
+    def return_spare_blocks(self):
+        size, held = self.cache.block_size, self.sequences(self.running)
+        spare = [one for one in held if one.capacity > math.ceil((one.num_computed_tokens + 1) / size) * size]
+        if not self.drafted[0] or not spare:
+            return False
+        self.cache.truncate(spare, [max(one.num_tokens, one.num_computed_tokens) for one in spare])
+        return True
+
+    def cut_drafts(self, rows, counts):
+        """Cut the drafts of a step to the most a row that fit, one by one; return False if it has none."""
+        num_decodes = sum(not row.is_prompt for row in rows)
+        most = max(counts[:num_decodes], default=1) - 1
+        if not most:
+            return False
+        while most:
+            most -= 1
+            counts[:num_decodes] = [min(count, 1 + most) for count in counts[:num_decodes]]
+            if not self.cache.shortage(self.sequences(rows), counts):
+                break
+        return True
 
     def choose(self, is_ahead):
         running = list(self.running)
@@ -157,9 +184,16 @@ class SchedulerModel:
     def select(self, is_ahead):
         rows = [row for row in self.running if not row.is_prompt]
         if is_ahead:
-            rows = [row for row in rows if row.sequence.num_tokens + 1 < row.last]
+            rows = [row for row in rows if row.sequence.num_computed_tokens + 1 < row.last]
         counts = [1] * len(rows)
-        budget = min(self.budget - len(rows), self.prefill)
+        left = self.budget - len(rows)
+        for place, row in enumerate(rows):
+            room = row.last - 2 - row.sequence.num_computed_tokens
+            count = max(min(self.drafts.get(row.name, 0), room, left), 0)
+            counts[place] += count
+            left -= count
+        self.decode_counts = dict(zip(rows, counts, strict=True))
+        budget = min(left, self.prefill)
         for row in self.running:
             if row.is_prompt and budget > 0:
                 rows.append(row)
@@ -184,7 +218,7 @@ class SchedulerModel:
 
     def admit(self, rows, counts, budget):
         if budget <= 0 or self.free_rows() <= 0:
-            has_tokens = budget > 0 or sum(not row.is_prompt for row in rows) == self.budget
+            has_tokens = budget > 0 or sum(self.decode_counts.values()) == self.budget
             self.next_row = self.order()[0] if has_tokens else None
             self.drop_pinned(None)
             return None
@@ -267,6 +301,7 @@ class SchedulerModel:
                 min(need + self.future(one), self.max_length - one.sequence.num_computed_tokens)
                 for one, need in zip(rows, needs, strict=True)
             ]
+        needs = [max(need, self.decode_counts.get(one, 0)) for one, need in zip(rows, needs, strict=True)]
         return self.cache.shortage(self.sequences(rows), needs)
 
     def future(self, row):
@@ -319,8 +354,15 @@ class SchedulerModel:
 
     # -- the end of a step -------------------------------------------------------------------------------------------
 
-    def commit(self, step):
-        self.cache.commit(self.batch)
+    def commit(self, step, accepted=None):
+        """Commit a step; `accepted` is the number of tokens that each output gains."""
+        if accepted is None:
+            self.cache.commit(self.batch)
+        else:
+            self.cache.commit(self.batch, accepted[: step.num_decodes] + step.counts[step.num_decodes :])
+            for row, most, count in zip(step.rows[: step.num_decodes], step.counts, accepted, strict=False):
+                if row.sequence is not None and most > 1:
+                    self.drafted = [a + b for a, b in zip(self.drafted, (1, most - 1, count - 1), strict=True)]
         for row in step.rows[step.num_decodes :]:
             row.is_prompt = row.sequence is not None and row.sequence.num_computed_tokens < len(row.tokens)
         for row in step.outputs:
@@ -336,15 +378,16 @@ class SchedulerModel:
 
     def accept(self, step, ids, flags):
         finished = []
-        for row, token, flag in zip(step.outputs, ids, flags, strict=True):
+        for row, gained, flag in zip(step.outputs, ids, flags, strict=True):
             if row.sequence is None:
                 continue
-            num_generated = row.sequence.num_tokens + 1 - len(row.request.prompt)
-            may_stop = not row.request.ignore_eos and num_generated >= row.request.min_new_tokens
-            ends = flag or (may_stop and token in row.request.stop_token_ids)
-            if ends or row.sequence.num_tokens + 1 == row.last:
-                finished.append((row, [*row.sequence.ids, token]))
-            else:
+            for place, token in enumerate(gained):
+                num_generated = row.sequence.num_tokens + 1 - len(row.request.prompt)
+                may_stop = not row.request.ignore_eos and num_generated >= row.request.min_new_tokens
+                ends = (flag and place == len(gained) - 1) or (may_stop and token in row.request.stop_token_ids)
+                if ends or row.sequence.num_tokens + 1 == row.last:
+                    finished.append((row, [*row.sequence.ids, token]))
+                    break
                 row.sequence.ids.append(token)
         finished += [(row, list(row.sequence.ids)) for row in step.unsampled if row.state == "running"]
         for row, tokens in finished:

@@ -64,6 +64,10 @@ class ModelCache:
     def try_prepare(self, sequences, counts, batch):
         return self.cache.try_prepare([one.held for one in sequences], counts, batch)
 
+    def truncate(self, sequences, lengths):
+        by_held = [one.held if isinstance(one, ModelSequence) else one for one in sequences]
+        self.cache.truncate(by_held, lengths)
+
     def try_swap_out(self, sequences, space):
         return self.cache.try_swap_out([one.held for one in sequences], space)
 
@@ -74,7 +78,7 @@ class ModelCache:
 class HybridSchedulerMachine(SchedulerMachine):
     @initialize(
         shape=st.tuples(st.integers(8, 40), st.integers(3, 16), st.integers(1, 6), st.integers(1, 30)),
-        rules=st.tuples(st.sampled_from([2, 4]), st.sampled_from([1, 2]), st.booleans()),
+        rules=st.tuples(st.sampled_from([2, 4]), st.sampled_from([1, 2]), st.booleans(), st.sampled_from([0, 0, 1, 3])),
         states_per_run=st.sampled_from([None, None, 3]),
         swap_blocks=st.sampled_from([None, None, 5, 30]),
         overlap=st.booleans(),
@@ -86,14 +90,16 @@ class HybridSchedulerMachine(SchedulerMachine):
     )
     def make(self, shape, rules, states_per_run, swap_blocks, overlap, policy, max_wait, limits, share, future):
         num_blocks, num_states, max_running, max_tokens = shape
-        chunk, intervals, in_place = rules
-        spec = StateSpec((HASH,), chunk=chunk, interval=chunk * intervals, in_place=in_place)
+        chunk, intervals, in_place, self.max_drafts = rules
+        spec = StateSpec(
+            (HASH,), chunk=chunk, interval=chunk * intervals, in_place=in_place, draft_tokens=self.max_drafts
+        )
         # The scheduler pins the prefixes of several requests before it swaps the first of them in; the model does not.
         reuse = swap_blocks is None
         caches = [
             PagedKVCache(
                 [AttentionSpec(1, 8, dtype="float32"), spec], block_size=2, num_blocks=num_blocks,
-                num_states=num_states, max_sequences=8, prefix_cache=reuse, eviction_policy="fifo",
+                num_states=num_states + self.max_drafts, max_sequences=8, prefix_cache=reuse, eviction_policy="fifo",
             )
             for _ in range(2)
         ]  # fmt: skip
@@ -102,9 +108,10 @@ class HybridSchedulerMachine(SchedulerMachine):
         self.states[1:] = POISON
         (prefill, chunk), (ratio, threshold) = limits, future
         self.start(
-            [caches[0], ModelCache(caches[1], 1 if in_place else 2)], spaces, max_running=max_running,
-            max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait, prefill=prefill, chunk=chunk,
-            share=share and reuse, ratio=ratio, states_per_run=states_per_run,
+            [caches[0], ModelCache(caches[1], (1 if in_place else 2) + self.max_drafts)], spaces,
+            max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait,
+            prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio,
+            states_per_run=states_per_run and states_per_run + self.max_drafts,
             threshold=threshold if policy == "priority" else None,
         )  # fmt: skip
 
@@ -118,11 +125,15 @@ class HybridSchedulerMachine(SchedulerMachine):
                 continue
             read, write, kept, length = (int(each.numpy()[row]) for each in slots)
             text, before = run.held.tokens.tolist(), int(positions[starts[row]])
-            text += [next_token(text, run.sample)] if len(text) < before + count else []
+            while len(text) < before + count:
+                text.append(next_token(text, run.sample))
             assert self.states[read] == (next_token(text[:before], 0) if before else 0)
             if kept:
                 self.states[kept] = next_token(text[:length], 0)
             self.states[write] = next_token(text[: before + count], 0)
+            if self.max_drafts and count <= 1 + self.max_drafts:
+                for place, slot in enumerate(batch.draft_write.numpy()[row][:count].tolist()):
+                    self.states[slot] = next_token(text[: before + place + 1], 0)
 
     @rule(turns=st.integers(0, 4))
     def lose(self, turns):
@@ -131,7 +142,7 @@ class HybridSchedulerMachine(SchedulerMachine):
         if not self.steps or self.steps[-1][1].is_committed:
             if len(self.steps) > self.overlap:
                 return
-            self.schedule()
+            self.schedule(turns)
         if self.steps and not self.steps[-1][1].is_committed:
             step, expected = self.steps.pop()
             written = np.asarray(step.batch.state_write)[: step.batch.num_sequences]

@@ -1,5 +1,7 @@
 """A state machine compares every decision of the scheduler with a plain-Python model."""
 
+import random
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from tests.serving.fake_cache import FakeSpace
 from tests.serving.runs import next_token
 from tests.serving.scheduler_model import FifoCache, SchedulerModel
 
+DRAFT = 4_000
 STOPS = tuple(range(0, 1009, 9))
 
 
@@ -20,6 +23,8 @@ def name(run):
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    max_drafts = 6
+
     @initialize(
         shape=st.tuples(st.integers(1, 4), st.integers(4, 24), st.integers(1, 6), st.integers(1, 30)),
         swap_blocks=st.sampled_from([None, None, 5, 30]),
@@ -62,6 +67,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         )  # fmt: skip
         self.overlap = overlap
         self.steps, self.pairs, self.number = [], {}, 0
+        self.choice = random.Random(0)
+
+    def drafts_of(self):
+        """Return drafts as the scheduler takes them, and as the model does."""
+        most = self.choice.choice([0, 0, 1, 3, self.max_drafts])
+        if self.max_drafts == 0 or not most:
+            return None, None
+        most = min(most, self.max_drafts)
+        if self.choice.random() < 0.5:
+            names = [*self.pairs, *((number, sample) for number, _ in self.pairs for sample in range(1, 4))]
+            return most, dict.fromkeys(names, most)
+        counts = {name: self.choice.randint(0, most) for name in sorted(self.pairs) if self.choice.random() < 0.8}
+        runs = {self.pairs[name][0]: count for name, count in counts.items()}
+        return {run: self.choice.choice([count, [DRAFT] * count]) for run, count in runs.items()}, counts
 
     def compute(self, step):
         """Compute a step, as a model does."""
@@ -94,9 +113,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(
         lambda self: not self.steps or (self.overlap and len(self.steps) == 1 and self.steps[0][1].is_committed)
     )
-    @rule()
-    def schedule(self):
-        step, expected = self.scheduler.schedule(), self.model.schedule()
+    @rule(seed=st.integers(0, 2**20))
+    def schedule(self, seed):
+        self.choice.seed(seed)
+        drafts, counts = self.drafts_of()
+        step, expected = self.scheduler.schedule(drafts), self.model.schedule(counts)
         assert (step is None) == (expected is None)
         if step is None:
             return
@@ -106,10 +127,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert [name(run) for run in step.outputs] == [row.name for row in expected.outputs]
         for run, row in zip(step.outputs, expected.outputs, strict=True):
             self.pairs[name(run)] = run, row
+        starts = np.cumsum([0, *step.counts])
         unknown = dict(zip(step.unknown_positions.tolist(), step.unknown_outputs.tolist(), strict=True))
-        assert [place for place, token in enumerate(np.asarray(step.batch.token_ids)) if token < 0] == list(unknown)
         for position, place in unknown.items():
-            assert self.steps[-1][0].outputs[place] is step.runs[position]
+            assert self.steps[-1][0].outputs[place] is step.runs[starts.tolist().index(position)]
+        ids, places = np.asarray(step.batch.token_ids)[: starts[-1]], step.draft_positions.tolist()
+        rows = enumerate(step.num_drafts)
+        assert places == [starts[row] + place for row, count in rows for place in range(1, 1 + count)]
+        for place, token in enumerate(ids.tolist()):
+            assert (token < 0) == (place in unknown or (place in places and token != DRAFT)), place
         self.steps.append((step, expected))
 
     @precondition(lambda self: self.steps and not self.steps[-1][1].is_committed)
@@ -117,8 +143,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def commit(self):
         step, expected = self.steps[-1]
         self.compute(step)
-        self.scheduler.commit(step)
-        self.model.commit(expected)
+        accepted = None
+        if step.has_drafts:
+            most = step.counts[: step.num_decodes] + [1] * (len(step.outputs) - step.num_decodes)
+            accepted = [self.choice.choice([1, count, self.choice.randint(1, count)]) for count in most]
+        self.scheduler.commit(step, accepted)
+        self.model.commit(expected, accepted)
+        expected.accepted = accepted or [1] * len(step.outputs)
 
     @precondition(lambda self: self.steps and not self.steps[-1][1].is_committed)
     @rule(is_rare=st.integers(0, 3))
@@ -133,10 +164,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def accept(self, flags):
         step, expected = self.steps.pop(0)
         ids, ended = [], []
-        for place, run in enumerate(step.outputs):
-            ids.append(1000 if run.held is None else next_token(run.held.tokens, run.sample))
-            ended.append(flags is not None and (ids[-1] + place) % flags == 0)
-        finished = self.scheduler.accept(step, ids, None if flags is None else ended)
+        for place, (run, count) in enumerate(zip(step.outputs, expected.accepted, strict=True)):
+            gained, text = [], [] if run.held is None else run.held.tokens.tolist()
+            for _ in range(count):
+                gained.append(next_token([*text, *gained], run.sample))
+            ended.append(flags is not None and (gained[-1] + place) % flags == 0)
+            if ended[-1]:
+                del gained[self.choice.randint(1, count) :]
+            ids.append(gained)
+        is_flat = not step.has_drafts and self.choice.random() < 0.8
+        given = [gained[0] for gained in ids] if is_flat else ids
+        finished = self.scheduler.accept(step, given, None if flags is None else ended)
         assert [name(run) for run in finished] == self.model.accept(expected, ids, ended)
 
     @precondition(lambda self: self.pairs)
@@ -146,12 +184,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
             assert self.scheduler.cancel(run) is self.model.cancel(row)
 
-    @rule(turns=st.integers(1, 6))
-    def turn(self, turns):
+    @rule(turns=st.integers(1, 6), seed=st.integers(0, 2**20))
+    def turn(self, turns, seed=0):
         """Run whole steps, as an engine does."""
-        for _ in range(turns):
+        for number in range(turns):
             if not self.steps or (self.overlap and len(self.steps) == 1 and self.steps[0][1].is_committed):
-                self.schedule()
+                self.schedule(seed + number)
             if self.steps and self.steps[0][1].is_committed:
                 self.accept(None)
             if self.steps and not self.steps[-1][1].is_committed:
@@ -173,6 +211,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (scheduler.num_preemptions, scheduler.num_swaps) == (model.preemptions, model.swaps)
         assert scheduler.new_token_ratio == scheduler.figures().new_token_ratio == model.ratio
         assert scheduler.cache.num_available == model.cache.num_available
+        counts = scheduler.speculation
+        assert [counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens] == model.drafted
         for run, row in self.pairs.values():
             assert run.state.value == row.state
             assert run.num_generated == row.generated
@@ -183,8 +223,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Serve what is left; nothing starves and nothing stays."""
         if not hasattr(self, "model"):
             return
-        for _ in range(3000):
-            self.turn(1)
+        for number in range(3000):
+            self.turn(1, number)
             self.same()
             if not self.steps and not self.model.running and not self.model.waiting:
                 break

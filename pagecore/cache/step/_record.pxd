@@ -5,6 +5,7 @@ from pagecore.cache._sequence cimport Sequence
 from pagecore.cache._state cimport CacheState
 from pagecore.cache.cross._contents cimport CrossContent
 from pagecore.cache.step._cross cimport CrossStep
+from pagecore.cache.step._draft_ids cimport DraftIds
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._tree cimport StepTree
 from pagecore.index.states._state_buffers cimport StateBuffers
@@ -32,6 +33,7 @@ cdef class StepRecord:
     cdef vector[int32_t] held              # in a cache that scrubs: blocks of the rows before the step, see `Tenants`
     cdef vector[vector[BlockCopy]] stale   # blocks of each group to be zeroed, as targets of a copy
     cdef public StepTree offered           # trees of the step that is taken next; None without trees
+    cdef public DraftIds offered_ids       # ids of the drafts of that step; None if there are none
     cdef StepTree tree                     # of the last step
     cdef vector[int32_t] path              # accepted tokens of each sequence, at its first token in the flat arrays
     cdef vector[vector[int64_t]] moved     # of each group: slots that the last commit moved, source and target

@@ -3,6 +3,7 @@ from numpy.typing import NDArray
 
 from pagecore.cache._state import CacheState
 from pagecore.cache.step._cross import CrossStep
+from pagecore.cache.step._draft_ids import DraftIds
 from pagecore.cache.step._plan import StepPlan
 from pagecore.cache.step._tree import StepTree
 from pagecore.cache.step.staged import StagedPart
@@ -23,6 +24,7 @@ class StepRecord:
     @property
     def is_lost(self) -> bool: ...
     offered: StepTree | None
+    offered_ids: DraftIds | None
     @property
     def has_tree(self) -> bool: ...
     def moved_slots(self) -> tuple[NDArray[np.int64], ...]: ...

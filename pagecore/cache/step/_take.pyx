@@ -6,6 +6,7 @@ from libc.string cimport memcpy
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states
 from pagecore.cache.prefix._truncated cimport give_up_truncated
+from pagecore.cache.step._draft_ids cimport DraftIds
 from pagecore.cache.step._end cimport undo
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.cache.step._record cimport StepRecord
@@ -16,6 +17,10 @@ from pagecore.ops.planning._plan cimport AttentionPlan
 
 cdef bint take(StepRecord step, list plans, copy) except -1:
     cdef bint is_taken
+    cdef DraftIds drafts = step.offered_ids
+    step.offered_ids = None
+    if drafts is not None:
+        drafts.check(step.plan)
     read_tree(step, plans)
     cdef list writers = step.plan.list_writers()
     if step.state.prefix is not None and (writers or step.states is not None):
@@ -40,6 +45,8 @@ cdef bint take(StepRecord step, list plans, copy) except -1:
     # `writers` is empty if their truncated blocks had to be evicted to make room. Otherwise that comes last, so that
     # a step which is undone leaves the prefix cache unchanged.
     begin_flight(step)
+    if drafts is not None:
+        drafts.fill(step.plan, step.buffers)
     try:
         if step.state.tenants is not None:
             step.state.tenants.list_stale(step.plan.sequences, step.held, step.copies, step.stale)

@@ -54,6 +54,7 @@ class StepMethods(PartsOwner):
         out: Batch | None = None,
         *,
         parents: Listed[ArrayLike | None] | None = None,
+        draft_ids: Listed[ArrayLike | None] | None = None,
         stream: object = None,
     ) -> Batch:
         """Take the blocks of the next tokens of each sequence, copy on write, and fill a batch; all or nothing.
@@ -69,6 +70,9 @@ class StepMethods(PartsOwner):
             The new tokens of each sequence as a tree of drafts: for each token the index of its parent among them, less
             than its own, or -1; None for a chain. ``batch.positions`` then has positions by depth, and `attend` uses
             ``batch.tree_mask``. Commit with `accepted_path`. See docs/speculative.md.
+        draft_ids : list of (integers or None), optional
+            Ids of the last new tokens of each sequence, past those whose ids it knows: ``batch.token_ids`` has them,
+            and the sequence does not learn them. Append those that are accepted after the commit.
         stream : int or a stream, optional
             The stream that the step will run on, for a cache on CUDA; CuPy's current stream by default. It waits for
             the stream of the previous step, and the host does not wait. With `out` nothing is allocated. The stream
@@ -80,14 +84,15 @@ class StepMethods(PartsOwner):
             Blocks or state slots are short; nothing was changed. The message says which, and `requested` and
             `available` count them.
         InvalidSequence, ShapeError
-            A sequence that is not of this cache, listed twice or in flight; invalid counts. With cross-attention
+            A sequence that is not of this cache, listed twice or in flight; invalid counts, `parents` or `draft_ids`;
+            more draft ids than new tokens without known ids. With cross-attention
             layers: a sequence without a number of encoder tokens, or whose encoder tokens another step in flight
             writes.
         UnsupportedOption, DeviceError
             `parents` in a cache with layers that keep states. An invalid stream, or one that is being captured: a graph
             can use a step but not prepare it.
         """
-        plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents)
+        plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents, draft_ids=draft_ids)
         return take_step(self._parts.state, plan, partial(refusal, self._parts))
 
     def try_prepare(
@@ -97,10 +102,11 @@ class StepMethods(PartsOwner):
         out: Batch | None = None,
         *,
         parents: Listed[ArrayLike | None] | None = None,
+        draft_ids: Listed[ArrayLike | None] | None = None,
         stream: object = None,
     ) -> Batch | None:
         """Call `prepare`; return None instead of raising `OutOfBlocks`."""
-        plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents)
+        plan = partial(ready, self._parts, sequences, counts, out, stream, parents=parents, draft_ids=draft_ids)
         return take_step(self._parts.state, plan, None)
 
     def prepare_arrival(

@@ -17,6 +17,7 @@ from pagecore.cache.layers.limits import with_evictable
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.prefix._evict import evictable
 from pagecore.cache.step._cross import CrossStep
+from pagecore.cache.step._draft_ids import DraftIds
 from pagecore.cache.step._plan import StepPlan, plan_step
 from pagecore.cache.step._step import Step
 from pagecore.cache.step._tree import StepTree
@@ -41,6 +42,7 @@ def ready(
     stream: object,
     is_arrival: bool = False,
     parents: Listed[ArrayLike | None] | None = None,
+    draft_ids: Listed[ArrayLike | None] | None = None,
 ) -> Ready | None:
     """Return the batch of a step and the other arguments of `take_step`; None if blocks are short.
 
@@ -58,6 +60,7 @@ def ready(
     if parts.state.observer is not None and parts.prefix is not None:
         parts.state.observer.preparing(listed, counts)
     tree = None if parents is None else StepTree(parents)
+    ids = None if draft_ids is None else DraftIds(draft_ids)
     load: Load | None = None
     if out is None:
         plan = plan_step(parts.state, listed, counts, is_arrival)
@@ -69,6 +72,7 @@ def ready(
     else:
         batch, load = own_batch(parts.state, out), (listed, counts, is_arrival)
     batch._step.offered = tree
+    batch._step.offered_ids = ids
     # An arrival does not attend.
     groups = [] if is_arrival else batch._groups[: parts.tables.num_groups]
     plans = [group.plan for group in groups if group.plan is not None]

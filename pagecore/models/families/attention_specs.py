@@ -128,10 +128,10 @@ def _windows(fields: Fields, family: Family, num_layers: int) -> list[int | None
         return [None] * num_layers
     switched_off = "use_sliding_window" in family.defaults and not fields.flag("use_sliding_window")
     # Published files hold arbitrary numbers in a window that is switched off.
-    given = None if switched_off else fields.value(size)
-    window = None if given is None else fields.integer(size)
     if family.window is not None:
         window = family.window(fields)
+    else:
+        window = None if switched_off or fields.value(size) is None else fields.integer(size)
     kind = CHUNKED_LAYER if family.has_chunks else SLIDING
     slides = _listed_layers(fields, num_layers, kind, has_states=family.states is not None)
     if slides is None:

@@ -93,6 +93,9 @@ class Family:
         Returns the window in tokens, or None, if it is not the field `sliding_window` alone.
     shared_field : str
         Field with the number of last layers that read the keys and values of an earlier layer; "" without them.
+    sources : callable, optional
+        Returns, from fields and the number of layers, the layer whose keys and values each layer reads, which may be
+        its own; in a family without states.
     kinds : callable, optional
         Returns the kind of each layer from fields and the number of layers, in a family without states some of whose
         layers store nothing.
@@ -120,5 +123,6 @@ class Family:
     rounds_head_dim: bool = False
     window: Callable[[Fields], int | None] | None = None
     shared_field: str = ""
+    sources: Callable[[Fields, int], list[int]] | None = None
     kinds: Callable[[Fields, int], list[str]] | None = None
     nested: tuple[str, ...] = ()

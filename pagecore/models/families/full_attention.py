@@ -1,6 +1,6 @@
 """Families whose layers all attend to all preceding tokens, as those of Llama do.
 
-Source: the configuration and modeling files of transformers 5.
+Source: the configuration and modeling files of transformers 5, and of tencent/Tencent-Hunyuan-Large.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pagecore.models.families.family import Family
 from pagecore.models.layers.score_scales import multiplier
 from pagecore.storage.checks import LAYERS_MAX
 
-__all__ = ["FULL_ATTENTION"]
+__all__ = ["FULL_ATTENTION", "HUNYUAN"]
 
 
 def _multiplier_or_default(fields: Fields, head_dim: int, layer: int) -> float | None:
@@ -69,6 +69,14 @@ def _layers_of_all_cycles(fields: Fields) -> int:
     return cycles * per_stack
 
 
+def _sources_of_hunyuan(fields: Fields, num_layers: int) -> list[int]:
+    """Return the layer whose keys and values each layer reads: the first of each group of `cla_share_factor`."""
+    if not fields.flag("use_cla"):
+        return list(range(num_layers))
+    factor = fields.integer("cla_share_factor")
+    return [layer - layer % factor for layer in range(num_layers)]
+
+
 _HRM = {
     "head_dim": 128,
     "H_cycles": 2,
@@ -78,6 +86,13 @@ _HRM = {
 }
 _KOSMOS_NAMES = {"num_attention_heads": "attention_heads", "hidden_size": "embed_dim", "num_hidden_layers": "layers"}
 _DBRX_NAMES = {**MOSAIC_NAMES, "num_key_value_heads": "attn_config.kv_n_heads"}
+
+_CLA: Mapping[str, object] = {
+    **GROUPED,
+    "use_cla": False,
+    "cla_share_factor": 1,
+}
+HUNYUAN = Family(_CLA, aliases={"head_dim": "attention_head_dim"}, sources=_sources_of_hunyuan)
 
 FULL_ATTENTION: Mapping[str, Family] = {
     "apertus": Family(GROUPED),
@@ -110,8 +125,8 @@ FULL_ATTENTION: Mapping[str, Family] = {
     "granitemoeshared": _GRANITE_MOE,
     "helium": Family({**DIMS_OF_128, "num_key_value_heads": 20}),
     "hrm_text": Family(_HRM, count_layers=_layers_of_all_cycles),
-    "hunyuan_v1_dense": Family(GROUPED),
-    "hunyuan_v1_moe": Family(GROUPED),
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN,
     "hunyuan_vl_text": _grouped(None),
     "hy_v3": Family({**DIMS_OF_128, "num_key_value_heads": 8}),
     "hyperclovax": Family({**GROUPED, "attention_multiplier": None}, scale=_multiplier_or_default),

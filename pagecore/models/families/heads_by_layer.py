@@ -1,6 +1,6 @@
 """Families whose layers have different numbers of heads, or heads of different dims.
 
-Source: the configuration and modeling files of transformers 5.
+Source: the configuration and modeling files of transformers 5, and those of XiaomiMiMo/MiMo-V2.5-Pro.
 """
 
 from __future__ import annotations
@@ -60,6 +60,37 @@ def _twice_the_heads(fields: Fields, heads: Heads, _layer: int, slides: bool) ->
     """Sliding layers have twice the key-value heads, and the only sinks."""
     heads = replace(heads, v_head_dim=fields.integer("v_head_dim"), has_sinks=slides)
     return replace(heads, kv_heads=2 * heads.kv_heads) if slides else heads
+
+
+def _patterned(fields: Fields, layer: int) -> bool:
+    """Return True for a layer with a window, which `hybrid_layer_pattern` lists as 1."""
+    listed, layers = fields.value("hybrid_layer_pattern"), fields.integer("num_hidden_layers")
+    if listed is None:
+        return _first_and_every_sixth_attend(fields, layer)
+    if not isinstance(listed, list | tuple) or len(listed) != layers or any(each not in (0, 1) for each in listed):
+        fields.refuse(f"{fields.describe('hybrid_layer_pattern')}; it must list 0 or 1 for each of {layers} layers")
+    return bool(listed[layer])
+
+
+def _heads_of_mimo_v2(fields: Fields, heads: Heads, _layer: int, slides: bool) -> Heads:
+    """Layers with a window may have heads and dims of their own; which layers have sinks is a field for each kind."""
+    field = "add_swa_attention_sink_bias" if slides else "add_full_attention_sink_bias"
+    own = replace(heads, v_head_dim=fields.integer("v_head_dim"), has_sinks=fields.flag(field))
+    if not slides:
+        return own
+
+    def integer(name: str, default: int) -> int:
+        return default if fields.given(f"swa_{name}") is None else fields.integer(f"swa_{name}")
+
+    kv_field = "num_key_value_heads"
+    return replace(
+        own,
+        queries=integer("num_attention_heads", own.queries),
+        kv_heads=integer("num_key_value_heads", own.kv_heads),
+        head_dim=integer("head_dim", own.head_dim),
+        v_head_dim=integer("v_head_dim", own.v_head_dim or own.head_dim),
+        kv_field=kv_field if fields.given(f"swa_{kv_field}") is None else f"swa_{kv_field}",
+    )
 
 
 def _preceding_tokens_and_one(fields: Fields) -> int | None:
@@ -139,6 +170,12 @@ MIMO_V2_FLASH: Mapping[str, object] = {
     # Published files have one, equal to the window; no layer attends in chunks.
     "attention_chunk_size": None,
 }
+_MIMO_V2: Mapping[str, object] = {
+    **MIMO_V2_FLASH,
+    "hybrid_layer_pattern": None,
+    "add_swa_attention_sink_bias": True,
+    "add_full_attention_sink_bias": False,
+}
 _GEMMA_4 = Family(
     GEMMA_4,
     all_but_every_sixth_and_the_last,
@@ -195,6 +232,13 @@ HEADS_BY_LAYER: Mapping[str, Family] = {
         _first_and_every_sixth_attend,
         has_sinks=True,
         heads=_twice_the_heads,
+        window=_preceding_tokens_and_one,
+    ),
+    "mimo_v2": Family(
+        _MIMO_V2,
+        _patterned,
+        has_sinks=True,
+        heads=_heads_of_mimo_v2,
         window=_preceding_tokens_and_one,
     ),
     "step3p5": Family(

@@ -12,7 +12,8 @@ from pagecore.models.families.common_fields import GROUPED, LATENT
 from pagecore.models.families.family import Family
 from pagecore.models.layers import hybrid_kinds as kinds
 from pagecore.models.layers import recurrent_states as states
-from pagecore.models.layers.latents_by_layer import latents_of_glm_5_next
+from pagecore.models.layers import remote_states
+from pagecore.models.layers.latents_by_layer import latents_of_glm_5_next, latents_of_ling
 from pagecore.models.layers.recurrent_states import States
 from pagecore.models.layers.score_scales import multiplier
 from pagecore.models.layers.windows import every_layer
@@ -119,6 +120,7 @@ LING: Mapping[str, object] = {
     "layer_types": None,
     "layer_group_size": 6,
     "short_conv_kernel_size": 4,
+    "use_mla_nope": False,
 }
 RECURRENT_GEMMA = {
     **GROUPED,
@@ -239,7 +241,8 @@ HYBRIDS: Mapping[str, Family] = {
         LING,
         aliases={"max_position_embeddings": "model_max_length"},
         stores_latents=True,
-        states=States(kinds.every_nth_attends("layer_group_size"), states.delta_rule_of_ling, states.chunk_of_64),
+        latents=latents_of_ling,
+        states=States(kinds.kinds_of_ling, remote_states.states_of_ling, remote_states.chunk_of_ling),
     ),
     "recurrent_gemma": Family(
         RECURRENT_GEMMA,

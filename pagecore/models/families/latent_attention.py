@@ -103,5 +103,6 @@ LATENT_ATTENTION: Mapping[str, Family] = {
     "minicpm3": Family(MINICPM_3, stores_latents=True),
     "mistral4": Family(MISTRAL_4, stores_latents=True),
     "mistral_large4_text": Family(MISTRAL_LARGE_4, stores_latents=True, latents=latents_of_mistral_large_4),
+    "sarvam_mla": Family(LATENT, stores_latents=True),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }

@@ -13,9 +13,12 @@ from pagecore.models.families.full_attention import FULL_ATTENTION
 from pagecore.models.families.gpt import GPT
 from pagecore.models.families.heads_by_layer import HEADS_BY_LAYER
 from pagecore.models.families.hybrids import HYBRIDS
+from pagecore.models.families.inkling import INKLING
 from pagecore.models.families.latent_attention import LATENT_ATTENTION
 from pagecore.models.families.recurrent import RECURRENT
 from pagecore.models.families.remote_code import REMOTE_CODE
+from pagecore.models.families.remote_hybrids import REMOTE_HYBRIDS
+from pagecore.models.families.remote_llamas import REMOTE_LLAMAS
 from pagecore.models.families.sliding_windows import SLIDING_WINDOWS
 from pagecore.models.families.speech import SPEECH
 
@@ -27,9 +30,12 @@ FAMILIES: Mapping[str, Family] = {
     **HEADS_BY_LAYER,
     **LATENT_ATTENTION,
     **HYBRIDS,
+    **INKLING,
     **RECURRENT,
     **GPT,
     **BERT,
     **SPEECH,
     **REMOTE_CODE,
+    **REMOTE_HYBRIDS,
+    **REMOTE_LLAMAS,
 }

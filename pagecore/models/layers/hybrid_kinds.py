@@ -22,9 +22,12 @@ __all__ = [
     "kinds_of_kimi",
     "kinds_of_lfm",
     "kinds_of_lfm_3",
+    "kinds_of_ling",
     "kinds_of_minimax",
     "kinds_of_nemotron",
+    "kinds_of_plamo_2",
     "kinds_of_qwen_4",
+    "kinds_of_solar",
     "kinds_of_zamba",
     "kinds_of_zamba_1",
     "kinds_of_zaya",
@@ -220,6 +223,37 @@ def kinds_of_lfm_3(fields: Fields, num_layers: int) -> list[str]:
     """Layers are listed, or even ones attend, except the first."""
     found = _listed(fields, num_layers, {**_ATTENTION, SLIDING: FULL, "conv": LINEAR})
     return found or [FULL if layer and layer % 2 == 0 else LINEAR for layer in range(num_layers)]
+
+
+def kinds_of_ling(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed, or the last of each group attends; a list of group sizes has 1 for a layer with a state."""
+    sizes = fields.given("layer_group_size")
+    if fields.given("layer_types") is not None or not isinstance(sizes, list | tuple):
+        return every_nth_attends("layer_group_size")(fields, num_layers)
+    if len(_numbers(fields, "layer_group_size")) != num_layers:
+        fields.refuse(f"{fields.describe('layer_group_size')}; it must be a number, or list one for each layer")
+    return [LINEAR if size == 1 else FULL for size in sizes]
+
+
+def kinds_of_plamo_2(fields: Fields, num_layers: int) -> list[str]:
+    """One layer in the middle of each `mamba_step` layers attends; without such a layer the last."""
+    if not fields.flag("mamba_enabled"):
+        return [FULL] * num_layers
+    step = fields.integer("mamba_step", min=2)
+    if num_layers <= step // 2:
+        return [LINEAR] * (num_layers - 1) + [FULL]
+    return [FULL if layer % step == step // 2 else LINEAR for layer in range(num_layers)]
+
+
+def kinds_of_solar(fields: Fields, num_layers: int) -> list[str]:
+    """Layers are listed by name, or those that attend by number; else one attends before `gqa_interval` others."""
+    found = _listed(fields, num_layers, _ATTENTION_OR_STATE)
+    if found is not None:
+        return found
+    if fields.given("gqa_layers") is not None:
+        return _attending(fields, "gqa_layers", num_layers, ())
+    period = fields.integer("gqa_interval") + 1
+    return [LINEAR if layer % period else FULL for layer in range(num_layers)]
 
 
 def _numbers(fields: Fields, name: str) -> list[int]:

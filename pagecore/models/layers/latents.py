@@ -15,10 +15,13 @@ from pagecore.storage import LatentSpec
 __all__ = ["latent_spec"]
 
 
-def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None, *, rope_min: int = 1) -> LatentSpec:
+def latent_spec(
+    fields: Fields, heads: int, dtype: DType, format: str | None, *, rope_min: int = 1, checks_heads: bool = True
+) -> LatentSpec:
     """Return the spec of every layer of a family with latent attention.
 
-    `rope_min` is the least dim of the rotary part.
+    `rope_min` is the least dim of the rotary part. A family that does not read `num_key_value_heads` in these layers
+    passes `checks_heads` False.
 
     Raises
     ------
@@ -27,7 +30,8 @@ def latent_spec(fields: Fields, heads: int, dtype: DType, format: str | None, *,
     PagecoreError
         As `LatentSpec`, for a format that does not store latents of these dims.
     """
-    if fields.value("num_key_value_heads") is not None and fields.integer("num_key_value_heads") != heads:
+    given = fields.value("num_key_value_heads") if checks_heads else None
+    if given is not None and fields.integer("num_key_value_heads") != heads:
         fields.refuse(
             f"{fields.describe('num_key_value_heads')}; it must equal {fields.name('num_attention_heads')}, {heads}, "
             "because latent attention computes a key and a value for every head"

@@ -1,6 +1,7 @@
 """Latent attention whose layers differ: some without a rotary part, some with an indexer, some that share latents.
 
-Source: the configuration and modeling files of Mistral Large 4 and GLM-5-Next in transformers 5.
+Source: the configuration and modeling files of Mistral Large 4 and GLM-5-Next in transformers 5, and those of Ling in
+SGLang.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pagecore.models.layers.latents import latent_spec
 from pagecore.models.layers.windows import layers_with_rope
 from pagecore.storage import Alias, LatentSpec
 
-__all__ = ["latents_of_glm_5_next", "latents_of_mistral_large_4"]
+__all__ = ["latents_of_glm_5_next", "latents_of_ling", "latents_of_mistral_large_4"]
 
 
 def latents_of_mistral_large_4(
@@ -85,3 +86,14 @@ def latents_of_glm_5_next(
     kinds = kinds_of_glm_5_next(fields, num_layers)
     first = next((layer for layer, kind in enumerate(kinds) if attends(kind)), 0)
     return [indexed if each else spec for each in indexed_layers(fields, num_layers, first)]
+
+
+def latents_of_ling(
+    fields: Fields, heads: int, num_layers: int, dtype: DType, format: str | None
+) -> list[LatentSpec | Alias]:
+    """Return the spec of each layer, as if all attended; with `use_mla_nope` the rotary part is left out."""
+    # Published files give the key-value heads of grouped attention, which these layers do not have.
+    spec = latent_spec(fields, heads, dtype, format, checks_heads=False)
+    if fields.flag("use_mla_nope"):
+        spec = replace(spec, rope_dim=0, scale=float(fields.integer("qk_nope_head_dim") ** -0.5))
+    return [spec] * num_layers

@@ -28,15 +28,17 @@ from pagecore.storage.state_shapes import (
 )
 
 __all__ = [
+    "Dtypes",
+    "Planes",
     "States",
     "chunk_of",
     "chunk_of_64",
     "convolution_of_zaya",
     "delta_rule",
-    "delta_rule_of_ling",
     "delta_rule_of_olmo",
     "kimi_delta_rule",
     "lightning_attention",
+    "lightning_chunk",
     "mamba_1",
     "mamba_1_of_jamba",
     "mamba_2",
@@ -79,16 +81,19 @@ class States:
         Returns the tokens that the kernel of the layers processes together.
     dtype_field : str, optional
         Field that names the dtype of the recurrent state; float32 if it is null or missing.
+    planes_of_layer : callable, optional
+        Returns what `planes` returns, from fields, dtypes and the number of a layer, if layers differ.
     """
 
     kinds: Kinds
     planes: Callable[[Fields, Dtypes], Planes]
     chunk: Callable[[Fields], int] = _every_token
     dtype_field: str | None = None
+    planes_of_layer: Callable[[Fields, Dtypes, int], Planes] | None = None
 
 
-def state_spec(fields: Fields, states: States, dtype: DType) -> StateSpec:
-    """Return the spec of each layer that keeps a state; `dtype` is that of the convolution's window.
+def state_spec(fields: Fields, states: States, dtype: DType, layer: int) -> StateSpec:
+    """Return the spec of a layer that keeps a state; `dtype` is that of the convolution's window.
 
     Raises
     ------
@@ -98,7 +103,9 @@ def state_spec(fields: Fields, states: States, dtype: DType) -> StateSpec:
         A dtype that no state has.
     """
     dtypes = Dtypes(dtype, _state_dtype(fields, states.dtype_field))
-    split, chunk = states.planes(fields, dtypes), states.chunk(fields)
+    by_layer = states.planes_of_layer
+    split = states.planes(fields, dtypes) if by_layer is None else by_layer(fields, dtypes, layer)
+    chunk = states.chunk(fields)
     interval = ceil_div(INTERVAL, chunk) * chunk
     try:
         planes = split(ranks=1)
@@ -153,15 +160,6 @@ def kimi_delta_rule(fields: Fields, dtypes: Dtypes) -> Planes:
 
     heads, dim = integer("num_heads", "linear_num_heads"), integer("head_dim", "linear_head_dim")
     kernel = integer("short_conv_kernel_size", "linear_conv_kernel_dim", min=2)
-    return partial(delta_planes, heads, heads, dim, dim, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
-
-
-def delta_rule_of_ling(fields: Fields, dtypes: Dtypes) -> Planes:
-    """Kimi delta attention of Ling, whose heads and dims are those that published files name for attention."""
-    heads = fields.integer("num_attention_heads")
-    # transformers writes the dim under a name of its own, and in head_dim that of the rotary embedding.
-    dim = fields.integer("head_dim" if fields.given("linear_head_dim") is None else "linear_head_dim")
-    kernel = fields.integer("short_conv_kernel_size", min=2)
     return partial(delta_planes, heads, heads, dim, dim, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
 
 
@@ -256,6 +254,11 @@ def short_convolution(fields: Fields, dtypes: Dtypes) -> Planes:
 def chunk_of(name: str) -> Callable[[Fields], int]:
     """Return a reader of the chunk of a Mamba-2 kernel."""
     return lambda fields: fields.integer(name)
+
+
+def lightning_chunk(_fields: Fields) -> int:
+    """Return 256, the chunk of the kernels of lightning attention."""
+    return 256
 
 
 def chunk_of_64(_fields: Fields) -> int:

@@ -1,6 +1,6 @@
 """Layers that read the keys and values of an earlier layer: those after the last that stores its own.
 
-Source: the configuration files of Gemma 3n and Gemma 4 in transformers 5.
+Source: the configuration files of Gemma 3n and Gemma 4 in transformers 5, and the modeling file of Hunyuan-Large.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.storage import Alias, AttentionSpec, LatentSpec
 
-__all__ = ["moved", "share_last_layers", "specs_of_layers"]
+__all__ = ["moved", "share_last_layers", "share_layers", "specs_of_layers"]
 
 _Spec = TypeVar("_Spec")
 
@@ -53,6 +53,16 @@ def share_last_layers(
             )
         listed.append(Alias(sources[window]))
     return listed
+
+
+def share_layers(
+    specs: Sequence[AttentionSpec | LatentSpec | Alias], sources: Sequence[int]
+) -> list[AttentionSpec | LatentSpec | Alias]:
+    """Return the specs with an `Alias` for each layer that reads the keys and values of an earlier one."""
+    return [
+        spec if source == layer else Alias(source)
+        for layer, (spec, source) in enumerate(zip(specs, sources, strict=True))
+    ]
 
 
 def moved(specs: Sequence[_Spec], by: int) -> tuple[_Spec, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pagecore.models.layer_types import CHUNKED_LAYER
 
-__all__ = ["UNSUPPORTED_TYPES", "unsupported_fields", "unsupported_layers"]
+__all__ = ["UNATTENDED_TYPES", "UNSUPPORTED_TYPES", "unsupported_fields", "unsupported_layers"]
 
 LATENT, LINEAR, CHUNKED = "latent attention", "linear-attention states", "chunked attention"
 RECURRENT, CONVOLUTION = "recurrent states", "convolution states"
@@ -81,13 +81,8 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
     "fastspeech2_conformer_with_hifigan": _AT_ONCE,
     "git": "images that attend to later tokens",
     "idefics": "cross attention to images between its layers",
-    "inkling2_text": "convolution states of keys and values, and biases of positions",
-    "inkling_text": "convolution states of keys and values, and biases of positions",
-    "inkling2": "convolution states of keys and values, and biases of positions",
-    "inkling_mm_model": "convolution states of keys and values, and biases of positions",
     "paligemma": _PREFIX,
     "phi4flash": "differential attention",
-    "phi3small": "block-sparse attention",
     "pi0": "actions that are denoised together and attend to each other",
     "prophetnet": "streams of predicted tokens next to its text",
     "reformer": "attention within buckets of hashed keys",
@@ -96,6 +91,14 @@ UNSUPPORTED_TYPES: Mapping[str, str] = {
     "vits": _AT_ONCE,
     "xlm": "attention whose keys and values are not cached",
     "xlnet": "a memory of hidden states of earlier segments",
+}
+
+
+_CONVOLVED = "convolution states of keys and values, and biases of positions"
+# Model types whose layers are stored, and whose attention no spec describes.
+UNATTENDED_TYPES: Mapping[str, str] = {
+    **dict.fromkeys(("inkling2", "inkling2_text", "inkling_mm_model", "inkling_model", "inkling_text"), _CONVOLVED),
+    "phi3small": "block-sparse attention",
 }
 
 
@@ -125,8 +128,9 @@ def unsupported_fields(given: Callable[[str], Any]) -> str | None:
 
 def unsupported_layers(model_type: object, given: Callable[[str], Any]) -> str | None:
     """Detect as `unsupported_fields`, and also by `layer_types`, `attention_chunk_size` and the model type alone."""
-    if isinstance(model_type, str) and model_type in UNSUPPORTED_TYPES:
-        return UNSUPPORTED_TYPES[model_type]
+    named = {**UNSUPPORTED_TYPES, **UNATTENDED_TYPES}
+    if isinstance(model_type, str) and model_type in named:
+        return named[model_type]
     found = unsupported_fields(given)
     if found is not None:
         return found

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields, shown
-from pagecore.models.encoders.specs import ENCODER_TYPES
 from pagecore.models.families.hybrids import HYBRIDS
 from pagecore.models.families.recurrent import RECURRENT
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.layers.unsupported import UNSUPPORTED_TYPES, unsupported_layers
 from pagecore.models.multimodal.default_sizes import sizes_of
-from pagecore.models.multimodal.text_fields import ANY_TEXT_MODEL, FLAT, RENAMED, TEXT_FIELDS, TEXT_MODELS, THINKERS
+from pagecore.models.multimodal.known_types import DECODER_TYPES, closest_types
+from pagecore.models.multimodal.text_fields import (
+    ANY_TEXT_MODEL,
+    FLAT,
+    NESTED,
+    RENAMED,
+    TEXT_FIELDS,
+    TEXT_MODELS,
+    THINKERS,
+    VERSIONED,
+)
 
 __all__ = ["refuse_attention", "text_model"]
 
@@ -37,14 +47,16 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
         inner = _model_type(fields)
         if inner not in FAMILIES:
             raise UnsupportedOption(
-                f"{whole.source}: {fields.describe('model_type')}; the text model of a {model_type} must be one of "
-                f"{', '.join(sorted(FAMILIES))}"
+                f"{whole.source}: {fields.describe('model_type')}, which is not a text model; {closest_types(inner)}"
             )
         return inner, fields
     if model_type in FAMILIES:
         return model_type, whole
-    if model_type not in TEXT_MODELS:
-        fields = whole.inner("text_config")
+    if model_type in VERSIONED:
+        return _versioned(whole, model_type)
+    nested = _known_text_model(whole)
+    if nested and (model_type not in TEXT_MODELS or (model_type in FLAT and nested != "text_config")):
+        fields = whole.inner(nested)
         return str(fields.given("model_type")), fields
     expected = TEXT_MODELS[model_type]
     if model_type in FLAT and whole.given("text_config") is None:
@@ -57,28 +69,45 @@ def _text_model(whole: Fields) -> tuple[str, Fields]:
     return expected, fields
 
 
+def _versioned(whole: Fields, model_type: str) -> tuple[str, Fields]:
+    """Return the text model of a type whose fields are at the top level, and whose `version` decides the family."""
+    versions = VERSIONED[model_type]
+    given: Any = whole.given("version")
+    if given is None:  # files of the first two versions of MiniCPM-V have none
+        given = 2.0 if whole.given("hidden_size") == 2304 else 2.5
+    try:
+        version = -1.0 if isinstance(given, bool) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        version = -1.0
+    found = next((name for least, name in versions if version >= least), None)
+    if found is None:
+        whole.refuse(f"{whole.describe('version')}; it must be the version of the model, such as {versions[0][0]}")
+    return found, whole
+
+
 def _model_type(fields: Fields) -> str:
     model_type = fields.value("model_type")
     if isinstance(model_type, str) and model_type in UNSUPPORTED_TYPES:
         refuse_attention(fields, model_type, UNSUPPORTED_TYPES[model_type])
-    known = {*FAMILIES, *TEXT_MODELS, *TEXT_FIELDS, *ANY_TEXT_MODEL, *THINKERS}
-    if not isinstance(model_type, str) or not (model_type in known or _has_known_text_model(fields)):
-        is_nested = isinstance(fields.given("text_config"), Mapping)
-        for part in [*([fields.inner("text_config")] if is_nested else []), fields]:
+    if not isinstance(model_type, str) or not (model_type in DECODER_TYPES or _known_text_model(fields)):
+        nested = [fields.inner(name) for name in NESTED if isinstance(fields.given(name), Mapping)]
+        for part in [*nested, fields]:
             refuse_attention(fields, model_type, unsupported_layers(part.given("model_type"), part.given))
         raise UnsupportedOption(
-            f"{fields.source}: {fields.describe('model_type')}, which is unknown; expected one of "
-            f"{', '.join(sorted({*known, *ENCODER_TYPES}))}: for another model "
-            "pass a list of specs"
+            f"{fields.source}: {fields.describe('model_type')}, which is unknown; {closest_types(model_type)}: for "
+            "another model pass a list of specs"
         )
     return model_type
 
 
-def _has_known_text_model(fields: Fields) -> bool:
-    """Return True for a multimodal model of any type whose text model is of a known family."""
-    given = fields.given("text_config")
-    inner = given.get("model_type") if isinstance(given, Mapping) else None
-    return isinstance(inner, str) and inner in FAMILIES
+def _known_text_model(fields: Fields) -> str:
+    """Return the field of a multimodal model of any type with a text model of a known family; "" without one."""
+    for name in NESTED:
+        given = fields.given(name)
+        inner = given.get("model_type") if isinstance(given, Mapping) else None
+        if isinstance(inner, str) and inner in FAMILIES:
+            return name
+    return ""
 
 
 def refuse_attention(fields: Fields, model_type: str, attention: str | None) -> None:

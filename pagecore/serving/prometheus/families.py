@@ -97,6 +97,22 @@ def _ended_requests(reading: Reading) -> Value:
     return None if requests is None else {"ready": requests.num_ready, "late": requests.num_late}
 
 
+def _drafts(name: str) -> Callable[[Reading], Value]:
+    """Return a function for a figure of drafts; it does not apply before the first step with drafts."""
+
+    def read(reading: Reading) -> Value:
+        speculation = reading.figures.speculation
+        value: Value = getattr(speculation, name)
+        return value if speculation.num_drafts else None
+
+    return read
+
+
+def _draft_positions(reading: Reading) -> Value:
+    counts = reading.figures.speculation.accepted_per_position
+    return {str(place): count for place, count in enumerate(counts)} or None
+
+
 VLLM = (
     Family(
         "vllm:num_requests_running",
@@ -129,6 +145,16 @@ VLLM = (
         lambda r: r.figures.reuse.prefix_hit_tokens,
     ),
     Family("vllm:num_preemptions", "counter", "Preemptions.", lambda r: r.figures.num_preemptions),
+    Family("vllm:spec_decode_num_drafts", "counter", "Rows with drafts that were verified.", _drafts("num_drafts")),
+    Family("vllm:spec_decode_num_draft_tokens", "counter", "Drafts verified.", _drafts("num_draft_tokens")),
+    Family("vllm:spec_decode_num_accepted_tokens", "counter", "Drafts accepted.", _drafts("num_accepted_tokens")),
+    Family(
+        "vllm:spec_decode_num_accepted_tokens_per_pos",
+        "counter",
+        "Drafts accepted, by their position after the last token of the run.",
+        _draft_positions,
+        "position",
+    ),
     *_lives("vllm:kv_"),
 )
 
@@ -148,6 +174,13 @@ SGLANG = (
         "Share of its remaining tokens that admission reserves for each run.",
         lambda r: r.figures.new_token_ratio,
     ),
+    Family(
+        "sglang:spec_accept_length",
+        "gauge",
+        "Tokens that a row with drafts gains on average, the model's own included.",
+        _drafts("mean_tokens"),
+    ),
+    Family("sglang:spec_accept_rate", "gauge", "Share of the drafts that was accepted.", _drafts("acceptance_rate")),
 )
 
 _HOST = (
@@ -252,6 +285,9 @@ PAGECORE = (
     Family("pagecore_evicted_blocks", "counter", "Blocks evicted.", lambda r: r.stats.num_evicted_blocks),
     Family("pagecore_evicted_states", "counter", "Recurrent states evicted.", lambda r: r.stats.num_evicted_states),
     Family("pagecore_copied_blocks", "counter", "Blocks copied on write.", lambda r: r.stats.num_copied_blocks),
+    Family("pagecore_drafts", "counter", "Rows with drafts that were verified.", _drafts("num_drafts")),
+    Family("pagecore_draft_tokens", "counter", "Drafts that were verified.", _drafts("num_draft_tokens")),
+    Family("pagecore_accepted_tokens", "counter", "Drafts that were accepted.", _drafts("num_accepted_tokens")),
     *_lives("pagecore_"),
     Family(
         "pagecore_tier_hit_tokens",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pagecore.serving.scheduling.crossing import match_options
 from pagecore.serving.scheduling.future import count_future
@@ -20,6 +20,7 @@ from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
     from pagecore.cache import Sequence
+    from pagecore.serving.scheduling.drafts import Drafts
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.roster import Roster
 
@@ -28,12 +29,14 @@ __all__ = ["Admission", "StepRows", "select"]
 
 @dataclass(slots=True)
 class StepRows:
-    """Rows of a step: first `num_decodes` runs with one token each, then chunks of prompts."""
+    """Rows of a step: first `num_decodes` runs with one token and their drafts each, then chunks of prompts."""
 
     runs: list[Run]
     sequences: list[Sequence]
     counts: list[int]
     num_decodes: int
+    drafts: Drafts | None = None
+    has_drafts: bool = False
 
     def add(self, run: Run, count: int) -> None:
         """Append a row."""
@@ -41,12 +44,53 @@ class StepRows:
         self.sequences.append(run.sequence)
         self.counts.append(count)
 
+    @property
+    def decode_counts(self) -> list[int]:
+        """Tokens of each decode: one, and its drafts."""
+        return self.counts[: self.num_decodes]
 
-def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
+    def add_drafts(self, drafts: Drafts, limits: Limits) -> int:
+        """Give decodes their drafts, in order, while the tokens of the step last; return the number of drafts.
+
+        No run computes a token that it would not keep because of `max_new_tokens`.
+        """
+        self.drafts = drafts
+        left = most = limits.budget - self.num_decodes
+        for place, run in enumerate(self.runs[: self.num_decodes]):
+            proposal = drafts.find(run)
+            if proposal is not None:
+                room = run.last_length - 2 - self.sequences[place].num_computed_tokens
+                count = max(min(proposal.count, limits.max_drafts, room, left), 0)
+                self.counts[place] += count
+                left -= count
+        self.has_drafts = left < most
+        return most - left
+
+    def cut_drafts(self, most: int) -> None:
+        """Leave each decode its first `most` drafts, or fewer."""
+        self.counts[: self.num_decodes] = [min(count, 1 + most) for count in self.decode_counts]
+        self.has_drafts = any(count > 1 for count in self.decode_counts)
+
+    def draft_options(self) -> dict[str, Any]:
+        """Return the options of `prepare` that describe the drafts: their ids and trees, where they are known."""
+        if self.drafts is None or not self.has_drafts:
+            return {}
+        ids: list[Any] = [None] * len(self.runs)
+        parents: list[Any] = [None] * len(self.runs)
+        for place, count in enumerate(self.decode_counts):
+            proposal = self.drafts.find(self.runs[place])
+            if proposal is not None and count > 1:
+                ids[place] = None if proposal.ids is None else proposal.ids[: count - 1]
+                parents[place] = None if proposal.parents is None else proposal.parents[:count]
+        options = {"draft_ids": ids, "parents": parents}
+        return {name: listed for name, listed in options.items() if any(each is not None for each in listed)}
+
+
+def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tuple[StepRows, int]:
     """Return rows for the running runs, and the tokens that the step has left for prompts.
 
-    All decodes come first, then chunks of prompts in order of admission. A step ahead of the ids of the step before has
-    no row for a run that ends with that id.
+    All decodes come first, with their drafts, then chunks of prompts in order of admission. A step ahead of the ids of
+    the step before has no row for a run that ends with those ids.
     """
     decodes: list[Run] = []
     prompts: list[Run] = []
@@ -54,10 +98,12 @@ def select(roster: Roster, limits: Limits) -> tuple[StepRows, int]:
         (prompts if run.prefilling else decodes).append(run)
     # `Run.sequence` checks what R2 promises for running runs.
     if roster.steps:
-        decodes = [run for run in decodes if run.held.num_tokens + 1 < run.last_length]  # type: ignore[union-attr]
+        # The ids of all computed tokens will be known, and one more.
+        decodes = [run for run in decodes if run.held.num_computed_tokens + 1 < run.last_length]  # type: ignore[union-attr]
     sequences: list[Sequence] = [run.held for run in decodes]  # type: ignore[misc]
     rows = StepRows(decodes, sequences, [1] * len(decodes), len(decodes))
-    budget = min(limits.budget - len(decodes), limits.prefill_tokens)
+    num_drafts = 0 if drafts is None else rows.add_drafts(drafts, limits)
+    budget = min(limits.budget - len(decodes) - num_drafts, limits.prefill_tokens)
     for run in prompts:
         if not budget:
             break
@@ -103,6 +149,8 @@ class Admission:
         # Tokens that each row still lacks, those that it will generate included.
         lacking = [run.num_tokens_left for run in rows.runs[rows.num_decodes :]]
         self._needs = self._with_future(rows.runs, [1] * rows.num_decodes + lacking)
+        if rows.has_drafts:
+            self._needs = [max(need, count) for need, count in zip(self._needs, rows.counts, strict=True)]
         self._shared = SharedPrompts(roster.cache.block_size) if limits.shares_prompts else None
         if self._shared is not None:
             for run, count in zip(rows.runs[rows.num_decodes :], rows.counts[rows.num_decodes :], strict=True):
@@ -129,7 +177,7 @@ class Admission:
 
         A step that decodes have filled has a token for it when one of them gives way.
         """
-        has_tokens = self._budget > 0 or self._rows.num_decodes == self._limits.budget
+        has_tokens = self._budget > 0 or sum(self._rows.decode_counts) == self._limits.budget
         if not has_tokens or not self._roster.waiting:
             return None
         if self._queue is None:

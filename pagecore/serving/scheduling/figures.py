@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pagecore.serving.scheduling.reuse import Reuse
+from pagecore.serving.scheduling.speculation import Speculation
 
 if TYPE_CHECKING:
     from pagecore.serving.scheduling.roster import Roster
@@ -26,6 +27,8 @@ class SchedulerFigures:
     reuse : Reuse
     new_token_ratio : float or None
         Share of its remaining tokens that admission reserves for each run; None for a scheduler without such a ratio.
+    speculation : Speculation
+        Drafts that were verified and accepted.
     """
 
     num_running: int
@@ -36,6 +39,7 @@ class SchedulerFigures:
     num_forks: int
     reuse: Reuse
     new_token_ratio: float | None = None
+    speculation: Speculation = field(default_factory=Speculation)
 
 
 def read_figures(roster: Roster) -> SchedulerFigures:
@@ -49,4 +53,5 @@ def read_figures(roster: Roster) -> SchedulerFigures:
         num_forks=roster.num_forks,
         reuse=roster.reuse,
         new_token_ratio=roster.ratio,
+        speculation=roster.speculation,
     )

@@ -10,7 +10,7 @@ from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.future import future_ratios
 from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage import StateSpec
-from pagecore.storage.checks import as_float, flag, require_int, shown
+from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache, SwapSpace
@@ -56,6 +56,10 @@ class Limits:
         True if a request waits one step for blocks that another one computes in this step.
     preemption_threshold : int or None
         Difference of priorities beyond which a waiting run preempts a running one; None if it never does.
+    max_drafts : int
+        Drafts of a run in one step for which a cache with states has slots; without states, more than any step has.
+    tree_tokens : int
+        Tokens of a row of a step with trees; 0 if the batch has no room for trees.
     ratios : Ratios or None
         Course of the ratio of future tokens; None if admissions do not count them.
     """
@@ -73,6 +77,8 @@ class Limits:
     max_wait_steps: int
     shares_prompts: bool
     preemption_threshold: int | None
+    max_drafts: int
+    tree_tokens: int
     ratios: Ratios | None
 
     def check_request(self, id: object, num_prompt_tokens: int, max_new_tokens: int, samples: int = 1) -> None:
@@ -111,6 +117,7 @@ def choose_limits(
     new_token_ratio: float | None,
     conservativeness: float,
     preemption_threshold: int | None,
+    max_tree_tokens: int,
 ) -> Limits:
     """Check the arguments of a scheduler and return its limits; the errors are those of `Scheduler`."""
     if not all(callable(getattr(cache, name, None)) for name in CACHE_CALLS):
@@ -125,7 +132,8 @@ def choose_limits(
             f"swap_space {shown(swap_space)} does not belong to this cache; make it with SwapSpace(cache)"
         )
     max_running = min(max_running, max_tokens_per_step, cache.max_sequences)
-    state_rows = _state_rows(cache, states_per_run, max_running)
+    rules = _state_rules(cache)
+    state_rows = _state_rows(cache, rules, states_per_run, max_running)
     # The pools are empty: a single sequence may use all of their slots.
     max_length = cache.max_length
     # Each token of a step has its own slot, so a step with more tokens than slots could never be prepared.
@@ -144,6 +152,8 @@ def choose_limits(
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),
         shares_prompts=flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),
         preemption_threshold=_threshold(preemption_threshold, policy),
+        max_drafts=INT32_MAX if rules is None else rules.draft_tokens,
+        tree_tokens=require_int("max_tree_tokens", max_tree_tokens, 0),
         ratios=future_ratios(new_token_ratio, conservativeness),
     )
 
@@ -167,16 +177,22 @@ def check_order(policy: str) -> str:
     return policy
 
 
-def _state_rows(cache: PagedKVCache, states_per_run: int | None, max_running: int) -> int:
-    """Return the number of sequences for which the cache has `states_per_run` slots each; at least 1."""
+def _state_rules(cache: PagedKVCache) -> StateSpec | None:
+    """Return a spec of the layers that keep states, which all have the same rules; None if there are none."""
     if not cache.num_states:
+        return None
+    specs = (cache.spec(layer) for layer in range(cache.num_layers))
+    return next(spec for spec in specs if isinstance(spec, StateSpec))
+
+
+def _state_rows(cache: PagedKVCache, rules: StateSpec | None, states_per_run: int | None, max_running: int) -> int:
+    """Return the number of sequences for which the cache has `states_per_run` slots each; at least 1."""
+    if rules is None:
         if states_per_run is not None:
             raise UnsupportedOption(
                 f"states_per_run is {shown(states_per_run)}, but the cache has no states; leave it out"
             )
         return max_running
-    specs = (cache.spec(layer) for layer in range(cache.num_layers))
-    rules = next(spec for spec in specs if isinstance(spec, StateSpec))
     least = (1 if rules.in_place else 2) + rules.draft_tokens
     wanted = least if states_per_run is None else require_int("states_per_run", states_per_run, least)
     return max((cache.num_states - 1) // wanted, 1)

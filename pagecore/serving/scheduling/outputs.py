@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.admission import StepRows
     from pagecore.serving.scheduling.step import Step
 
-__all__ = ["find_ended", "find_unknown", "list_outputs", "sort_outputs"]
+__all__ = ["find_drafts", "find_ended", "find_unknown", "list_outputs", "sort_outputs"]
 
 
 def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int], list[Run]]:
@@ -45,16 +45,28 @@ def list_outputs(rows: StepRows, owner: object) -> tuple[list[Run], list[int], l
 def find_unknown(rows: StepRows, previous: Step | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the positions of the ids that the step before samples, and the outputs of that step which give them.
 
-    Decodes come first in a batch and have one token each, so that the position of their token is their row.
+    Decodes come first in a batch, each with its unknown token and its drafts.
     """
     if previous is None or not rows.num_decodes:
         return no_indices(), no_indices()
     positions = np.arange(rows.num_decodes)
     decodes = rows.runs[: rows.num_decodes]
+    if rows.has_drafts:
+        positions += np.cumsum([0, *(count - 1 for count in rows.counts[: rows.num_decodes - 1])])
     if decodes == previous.outputs[: rows.num_decodes]:
-        return positions, positions.copy()
+        return positions, np.arange(rows.num_decodes)
     places = {run: place for place, run in enumerate(previous.outputs)}
     return positions, np.fromiter(map(places.__getitem__, decodes), np.int64, rows.num_decodes)
+
+
+def find_drafts(rows: StepRows) -> NDArray[np.int64]:
+    """Return the positions of the drafts of a step."""
+    if not rows.has_drafts:
+        return no_indices()
+    counts = np.array(rows.counts[: rows.num_decodes])
+    is_draft = np.ones(counts.sum(), np.bool_)
+    is_draft[np.cumsum(counts) - counts] = False
+    return np.flatnonzero(is_draft)
 
 
 def find_ended(step: Step, tokens: NDArray[np.int32], flags: NDArray[np.bool_] | None) -> list[bool]:

@@ -25,6 +25,7 @@ from pagecore.serving.scheduling.future import ratio_after_retraction
 from pagecore.serving.scheduling.journal import Journal
 from pagecore.serving.scheduling.request import Run, State
 from pagecore.serving.scheduling.reuse import Reuse
+from pagecore.serving.scheduling.speculation import Speculation
 from pagecore.serving.scheduling.step import Step, StepState
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from pagecore.cache import Batch, PagedKVCache, Sequence, SwapSpace
     from pagecore.serving.scheduling.future import Ratios
+    from pagecore.serving.scheduling.verified import Accepted
 
 
 class Roster:
@@ -64,6 +66,7 @@ class Roster:
         Sum of `Run.num_tokens_left` over the queue.
     num_preemptions, num_swaps, num_forks : int
     reuse : Reuse
+    speculation : Speculation
     news : int
         Number of changes after which the prefix cache may hold other prefixes of waiting runs.
     """
@@ -95,6 +98,7 @@ class Roster:
         self.num_waiting_tokens = 0
         self.num_preemptions = self.num_swaps = self.num_forks = 0
         self.reuse = Reuse()
+        self.speculation = Speculation()
         self.news = 0
         self._journal = Journal()
 
@@ -261,8 +265,8 @@ class Roster:
 
     # -- the step ------------------------------------------------------------------------------------------------
 
-    def commit(self, step: Step) -> None:
-        """Commit a step, and fork the prompts that it completes into their samples."""
+    def commit(self, step: Step, accepted: Accepted | None = None) -> None:
+        """Commit a step, and fork the prompts that it completes into their samples; None accepts all tokens."""
         prompts = step.runs[step.num_decodes :]
         samples: dict[Run, list[Run]] = {}
         for run in step.outputs[step.num_decodes :]:
@@ -271,6 +275,10 @@ class Roster:
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
         news = self.news + (bool(prompts) or self.follows_tree)
+        counts, speculation = None if accepted is None else accepted.counts, self.speculation
+        if counts is not None:
+            rows = zip(step.runs[: step.num_decodes], step.counts, counts, strict=False)
+            speculation = speculation.counted((most - 1, count - 1) for run, most, count in rows if run.held)
 
         def record() -> None:
             for run in prompts:
@@ -284,9 +292,19 @@ class Roster:
                 self.running = {run: None for first in self.running for run in samples.get(first, (first,))}
             self.num_forks = forks
             self.news = news
+            self.speculation = speculation
+            step.accepted = counts
             step.state = StepState.COMMITTED
 
-        self._journal.run(lambda: self.cache.commit(self.batch), lambda: not self.batch.in_flight, record)
+        def call() -> None:
+            if accepted is None:
+                self.cache.commit(self.batch)
+            elif accepted.paths is not None:
+                self.cache.commit(self.batch, accepted_path=accepted.paths)
+            else:
+                self.cache.commit(self.batch, accepted.by_row)
+
+        self._journal.run(call, lambda: not self.batch.in_flight, record)
 
     def abandon(self, step: Step) -> None:
         """Undo the prepare of the newest step."""
@@ -299,9 +317,13 @@ class Roster:
         self._abandon(step.runs, close)
 
     def accept(
-        self, step: Step, going: list[Sequence], ids: NDArray[np.int32], finished: Mapping[Run, NDArray[np.int32]]
+        self,
+        step: Step,
+        going: list[Sequence],
+        ids: NDArray[np.int32] | list[list[int]],
+        finished: Mapping[Run, NDArray[np.int32]],
     ) -> None:
-        """Append one id to each continuing sequence, and end the finished runs with their complete tokens."""
+        """Append ids to each sequence of `going`, and end the finished runs with their complete tokens."""
         steps = self.steps[1:]
         news = self.news + bool(finished)
         known = going[0].num_tokens if going else 0

@@ -1,11 +1,11 @@
 """Continuous batching over a paged cache, without a model or a framework.
 
-Each step gives one token to every decoding run. The remaining budget goes to prompts in chunks, in order of admission.
-Requests are then admitted from the queue, in the order of the policy, while the pool can hold their whole prompts and,
-in a cache with states, their states. When blocks or state slots run short, a run is preempted and moves to the front of
-the queue. If a swap space has room, the run is swapped out and later continues where it was. Otherwise its blocks are
-freed and its tokens so far become its prompt (recomputation); a prefix that is still cached when the run returns is not
-recomputed. Both ways are as in vLLM.
+Each step gives one token to every decoding run, and more if the engine proposes drafts for it. The remaining budget
+goes to prompts in chunks, in order of admission. Requests are then admitted from the queue, in the order of the policy,
+while the pool can hold their whole prompts and, in a cache with states, their states. When blocks or state slots run
+short, a run is preempted and moves to the front of the queue. If a swap space has room, the run is swapped out and
+later continues where it was. Otherwise its blocks are freed and its tokens so far become its prompt (recomputation); a
+prefix that is still cached when the run returns is not recomputed. Both ways are as in vLLM.
 
 S1: runs are served in order of admission, which under "fcfs" is the order of arrival, except that a request waits for
     an equal prompt while others pass. When blocks or state slots run short, at least one run stays. A run gives way to
@@ -24,18 +24,24 @@ from typing import TYPE_CHECKING
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.crossing import batch_tokens, check_cross, check_retention
+from pagecore.serving.scheduling.drafts import Proposed, read_drafts
 from pagecore.serving.scheduling.limits import choose_limits
-from pagecore.serving.scheduling.outputs import find_ended, find_unknown, list_outputs, sort_outputs
+from pagecore.serving.scheduling.outputs import find_drafts, find_ended, find_unknown, list_outputs, sort_outputs
 from pagecore.serving.scheduling.protocol import read_flags, require_room, require_step
 from pagecore.serving.scheduling.request import Request, Run, token_ids
 from pagecore.serving.scheduling.roster import Roster
 from pagecore.serving.scheduling.selection import prepare_step
 from pagecore.serving.scheduling.step import Step, StepState
+from pagecore.serving.scheduling.verified import is_table, read_accepted, read_id_rows, sort_id_rows
 from pagecore.serving.scheduling.view import SchedulerView
 from pagecore.storage.checks import flag, shown
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Listed
+
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
     from pagecore.cache import PagedKVCache, SwapSpace
 
@@ -112,6 +118,9 @@ class Scheduler(SchedulerView):
     preemption_threshold : int, optional
         If given, under "priority", a request that lacks rows or blocks preempts running ones whose priority is smaller
         by more than this number, if that makes room for its whole prompt. By default no admission preempts.
+    max_tree_tokens : int
+        Largest number of tokens of a row in a step with trees of drafts, the token before them included; 0: no trees.
+        In such a step a prompt brings at most this number of tokens, too.
 
     Attributes
     ----------
@@ -154,6 +163,7 @@ class Scheduler(SchedulerView):
         new_token_ratio: float | None = None,
         conservativeness: float = 1.0,
         preemption_threshold: int | None = None,
+        max_tree_tokens: int = 0,
     ) -> None:
         self._limits = limits = choose_limits(
             cache,
@@ -170,6 +180,7 @@ class Scheduler(SchedulerView):
             new_token_ratio=new_token_ratio,
             conservativeness=conservativeness,
             preemption_threshold=preemption_threshold,
+            max_tree_tokens=max_tree_tokens,
         )
         self.overlap = flag("overlap", overlap)
         self.cache = cache
@@ -182,7 +193,8 @@ class Scheduler(SchedulerView):
         # On a device the next step overwrites the batch in the order of the stream, at addresses that graphs rely on.
         num_batches = 2 if overlap and getattr(cache, "device", "cpu") in ("cpu", "none") else 1
         cross = [tokens for tokens in (batch_tokens(cache, limits.max_running),) if tokens]
-        batches = [cache.make_batch(limits.max_running, limits.budget, *cross) for _ in range(num_batches)]
+        trees = {"max_tree_tokens": limits.tree_tokens} if limits.tree_tokens else {}
+        batches = [cache.make_batch(limits.max_running, limits.budget, *cross, **trees) for _ in range(num_batches)]
         self._roster = Roster(cache, batches, swap_space, limits.ratios, policy)
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -272,8 +284,16 @@ class Scheduler(SchedulerView):
 
     # -- a step --------------------------------------------------------------------------------------------------
 
-    def schedule(self) -> Step | None:
+    def schedule(self, drafts: Proposed | Mapping[Run, Proposed] | None = None) -> Step | None:
         """Choose the next step and allocate its blocks.
+
+        Parameters
+        ----------
+        drafts : int, DraftTree, or mapping of Run to (int, array_like of int or DraftTree), optional
+            Drafts that the step verifies: a number, or one tree, for every decoding run; or for single runs a number,
+            ids, or a tree. Drafts of runs that do not decode in this step are not used. A run gets the first ones of
+            its drafts, or none: no more than it may still generate, and than `max_tokens_per_step`, the blocks and the
+            state slots allow after all decodes have their token. No run is preempted for a draft.
 
         Returns
         -------
@@ -283,9 +303,12 @@ class Scheduler(SchedulerView):
 
         Raises
         ------
+        ShapeError, UnsupportedDtype, UnsupportedOption
+            `drafts` is something else, or has ids that int32 cannot hold; there are more drafts than `draft_tokens` of
+            the layers that keep states; or trees for which `max_tree_tokens` leaves no room.
         InvalidSequence
-            The last step is not committed, or, without overlap, neither accepted nor abandoned; or, with overlap, two
-            steps are open.
+            `drafts` names a run of another scheduler. The last step is not committed, or, without overlap, neither
+            accepted nor abandoned; or, with overlap, two steps are open.
         OutOfBlocks
             A run does not fit although it is alone, because blocks of the cache are held outside the scheduler.
         OutOfRows
@@ -298,10 +321,11 @@ class Scheduler(SchedulerView):
                 return None
         if not roster.running and not roster.waiting:
             return None
+        proposed = None if drafts is None else read_drafts(drafts, self, self._limits)
         start = perf_counter_ns()
         roster.switch_batch()
         num_preemptions = roster.num_preemptions
-        rows = prepare_step(roster, self._limits)
+        rows = prepare_step(roster, self._limits, proposed)
         if rows is None:
             return None
         index_ns = perf_counter_ns() - start
@@ -318,6 +342,8 @@ class Scheduler(SchedulerView):
             unsampled,
             positions,
             places,
+            find_drafts(rows),
+            rows.draft_options().get("parents"),
         )
         if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:
             roster.ratio = roster.ratios.decayed(roster.ratio)
@@ -325,21 +351,44 @@ class Scheduler(SchedulerView):
         roster.steps = (*roster.steps, step)
         return step
 
-    def commit(self, step: Step) -> None:
+    def commit(
+        self,
+        step: Step,
+        accepted: ArrayLike | None = None,
+        *,
+        accepted_path: Listed[ArrayLike | None] | None = None,
+    ) -> None:
         """Mark the tokens of a step as computed, and fork complete prompts into their samples.
 
         On the host the forward pass must have finished. On a device it may still run, because later work of the cache
-        follows it in the order of the stream.
+        follows it in the order of the stream. The rejected drafts of a step are forgotten, and their slots take the
+        next tokens of their runs.
+
+        Parameters
+        ----------
+        step : Step
+            The newest open step.
+        accepted : array_like of int, optional
+            For a step with drafts, the number of tokens that each of `step.outputs` gains: its accepted drafts and one
+            more; 1 for an output without drafts.
+        accepted_path : list of (array_like of int or None), optional
+            For a step with trees of drafts, and instead of `accepted`: for each of `step.outputs` the indices of the
+            accepted tokens of its row, from 0, the token before the drafts, down a branch. None for an output without
+            drafts.
 
         Raises
         ------
+        ShapeError, UnsupportedDtype
+            Numbers or paths that do not fit the step, or none for a step with drafts; nothing is changed.
         InvalidSequence
             `step` is not the newest open step of this scheduler, or is already committed; nothing is changed.
         """
         roster = self._settled()
         require_step(roster.steps, step, StepState.SCHEDULED, "commit")
+        is_plain = accepted is None and accepted_path is None and not step.has_drafts
+        verified = None if is_plain else read_accepted(step, accepted, accepted_path)
         start = perf_counter_ns()
-        roster.commit(step)
+        roster.commit(step, verified)
         step.index_ns += perf_counter_ns() - start
 
     def abandon(self, step: Step) -> None:
@@ -365,10 +414,14 @@ class Scheduler(SchedulerView):
         step : Step
             The oldest open step.
         ids : array_like of int32
-            One id for each of `step.outputs`; the ids of runs that have ended meanwhile are dropped.
+            One id for each of `step.outputs`; the ids of runs that have ended meanwhile are dropped. For a step with
+            drafts a list with the ids that each output gains: the drafts that `commit` accepted, and the token after
+            them; or a 2-D array with a row for each output, of which the first ids are read. A run ends at
+            the first id that ends it, and the ids after it are dropped.
         finished : array_like of bool, optional
-            True for each of `step.outputs` that ends with its id, for reasons that the scheduler does not know. A run
-            also ends with one of its `stop_token_ids`, from `min_new_tokens` on, and after `max_new_tokens`.
+            True for each of `step.outputs` that ends with its last id, for reasons that the scheduler does not know;
+            its list in `ids` may be shorter than what `commit` accepted. A run also ends with one of its
+            `stop_token_ids`, from `min_new_tokens` on, and after `max_new_tokens`.
 
         Returns
         -------
@@ -379,7 +432,8 @@ class Scheduler(SchedulerView):
         Raises
         ------
         ShapeError
-            `ids` or `finished` does not have one entry for each output, or int32 cannot hold an id; nothing is changed.
+            `ids` or `finished` does not have one entry for each output, or an entry not the number of ids that were
+            accepted, or int32 cannot hold an id; nothing is changed.
         UnsupportedDtype
             `ids` are not integers, or `finished` is not of booleans; nothing is changed.
         InvalidSequence
@@ -388,12 +442,18 @@ class Scheduler(SchedulerView):
         """
         roster = self._settled()
         require_step(roster.steps, step, StepState.COMMITTED, "accept")
-        tokens = token_ids(ids, "ids")
-        if tokens.shape != (len(step.outputs),):
-            raise ShapeError(f"ids have shape {tokens.shape}; expected one id for each of {len(step.outputs)} outputs")
         flags = None if finished is None else read_flags(finished, len(step.outputs))
-        ended = find_ended(step, tokens, flags) if self._has_stops or flags is not None else None
-        going, going_ids, complete = sort_outputs(step, tokens, ended)
+        going_ids: NDArray[np.int32] | list[list[int]]
+        if step.has_drafts or is_table(ids):
+            going, going_ids, complete = sort_id_rows(step, read_id_rows(ids, step, flags), flags)
+        else:
+            tokens = token_ids(ids, "ids")
+            if tokens.shape != (len(step.outputs),):
+                raise ShapeError(
+                    f"ids have shape {tokens.shape}; expected one id for each of {len(step.outputs)} outputs"
+                )
+            ended = find_ended(step, tokens, flags) if self._has_stops or flags is not None else None
+            going, going_ids, complete = sort_outputs(step, tokens, ended)
         start = perf_counter_ns()
         roster.accept(step, going, going_ids, complete)
         step.index_ns += perf_counter_ns() - start

@@ -1,9 +1,10 @@
 """Selection of a step's rows: decodes, chunks of prompts, admissions, and what gives way while blocks are short.
 
-If only the blocks of windows are short, prompts bring fewer tokens to the step: each step lets windows release blocks.
-If other blocks or state slots are short, or one token of each prompt is still too much, runs are preempted: the last
-admitted first, or as the policy and the ratio of future tokens say. With a threshold of priorities, runs are preempted
-for admissions, too.
+If blocks or state slots are short, runs return the blocks that they hold for rejected drafts, and then decodes bring
+fewer drafts to the step: no run is preempted for a draft. If only the blocks of windows are short, prompts bring fewer
+tokens to the step: each step lets windows release blocks. If other blocks or state slots are short, or one token of
+each prompt is still too much, runs are preempted: the last admitted first, or as the policy and the ratio of future
+tokens say. With a threshold of priorities, runs are preempted for admissions, too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pagecore.errors import OutOfBlocks
 from pagecore.serving.scheduling.admission import Admission, StepRows, select
+from pagecore.serving.scheduling.drafts import fitted_limits
 from pagecore.serving.scheduling.priority import find_victims, freed_blocks
+from pagecore.storage.checks import ceil_div
 
 if TYPE_CHECKING:
     from pagecore.cache import PagedKVCache
+    from pagecore.serving.scheduling.drafts import Drafts
     from pagecore.serving.scheduling.limits import Limits
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.roster import Roster
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["prepare_step"]
 
 
-def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
+def prepare_step(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> StepRows | None:
     """Choose the rows of the next step and prepare the roster's batch for them; the roster must not be empty.
 
     Returns None for a step ahead of ids that are not accepted if it would have no rows, or if runs would have to be
@@ -36,14 +40,15 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
     """
     cache = roster.cache
     is_ahead = bool(roster.steps)
-    rows = _choose_rows(roster, limits, is_ahead)
+    limits = fitted_limits(limits, drafts, roster.running)
+    rows = _choose_rows(roster, limits, drafts, is_ahead)
     if rows is None:
         return None
-    while rows.runs and cache.try_prepare(rows.sequences, rows.counts, out=roster.batch) is None:
+    while rows.runs and not _is_prepared(roster, rows):
         if roster.pinned:
             for run in list(roster.pinned):
                 roster.unpin(run)
-        elif _shorten_prompts(cache, rows):
+        elif _return_spare_blocks(roster) or _shorten_drafts(cache, rows) or _shorten_prompts(cache, rows):
             continue
         elif is_ahead:
             roster.undo_delays()
@@ -53,16 +58,22 @@ def prepare_step(roster: Roster, limits: Limits) -> StepRows | None:
             break
         else:
             _preempt(roster, limits, cache.shortage(rows.sequences, rows.counts))
-            rows, _ = select(roster, limits)
+            rows, _ = select(roster, limits, drafts)
     return rows if rows.runs else None
 
 
-def _choose_rows(roster: Roster, limits: Limits, is_ahead: bool) -> StepRows | None:
+def _is_prepared(roster: Roster, rows: StepRows) -> bool:
+    """Prepare the roster's batch for the rows; return False if blocks or state slots are short."""
+    options = rows.draft_options() if rows.has_drafts else {}
+    return roster.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch, **options) is not None
+
+
+def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead: bool) -> StepRows | None:
     """Return the rows of running and admitted runs; None if runs would give way to a larger priority while ahead."""
     running = [] if limits.preemption_threshold is None else list(roster.running)
     while True:
         roster.delays = {}
-        rows, budget = select(roster, limits)
+        rows, budget = select(roster, limits, drafts)
         if not roster.waiting:
             return rows
         admission = Admission(roster, rows, budget, limits)
@@ -79,6 +90,34 @@ def _choose_rows(roster: Roster, limits: Limits, is_ahead: bool) -> StepRows | N
     if not rows.runs and not is_ahead:
         _refuse_to_stall(roster, limits, admission.stopped_at or roster.head)
     return rows
+
+
+def _shorten_drafts(cache: PagedKVCache, rows: StepRows) -> bool:
+    """Cut drafts to the most a row for which there are blocks, to none if that does not help; False without drafts."""
+    if not rows.has_drafts:
+        return False
+    prompts = rows.counts[rows.num_decodes :]
+    fits, too_many = 0, max(rows.decode_counts) - 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if cache.shortage(rows.sequences, [min(count, 1 + middle) for count in rows.decode_counts] + prompts):
+            too_many = middle
+        else:
+            fits = middle
+    rows.cut_drafts(fits)
+    return True
+
+
+def _return_spare_blocks(roster: Roster) -> bool:
+    """Release the blocks that runs hold for drafts that were rejected; return False if there are none."""
+    if not roster.speculation.num_drafts:
+        return False
+    size = roster.cache.block_size
+    held = [run.sequence for run in roster.running]
+    spare = [one for one in held if one.capacity > ceil_div(one.num_computed_tokens + 1, size) * size]
+    if spare:
+        roster.cache.truncate(spare, [max(one.num_tokens, one.num_computed_tokens) for one in spare])
+    return bool(spare)
 
 
 def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:

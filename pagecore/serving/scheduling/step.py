@@ -42,7 +42,7 @@ class Step:
         batches alternate in a cache on the host, whose arrays are valid until the next step but one is scheduled. On a
         device it is one batch with fixed addresses, which the next step overwrites in the order of the stream.
     runs : list of Run
-        First the decoding runs with one token each, then the runs with a chunk of their prompt.
+        First the decoding runs, each with its last token and its drafts, then the runs with a chunk of their prompt.
     counts : list of int
         Tokens of each row.
     num_decodes : int
@@ -51,6 +51,8 @@ class Step:
         The runs that take one sampled token each; samples that are still to be forked are adjacent.
     output_rows : list of int
         Row of the batch whose last token each output is sampled from.
+        With drafts, each token of a decoding row is followed by a token of the model: the drafts are compared with
+        these.
     unsampled : list of Run
         The runs whose prompts the step completes and that generate nothing.
     unknown_positions : int64 array [k]
@@ -58,7 +60,15 @@ class Step:
         Without overlap they are empty.
     unknown_outputs : int64 array [k]
         Output of the step before that gives each of these ids:
-        ``token_ids[unknown_positions] = ids_of_the_step_before[unknown_outputs]``.
+        ``token_ids[unknown_positions] = ids_of_the_step_before[unknown_outputs]``. Of an output that gained several
+        ids it is the last one.
+    draft_positions : int64 array [d]
+        Positions of the drafts in ``batch.token_ids``, row by row; where the scheduler got no ids, the batch has -1 and
+        the engine writes them.
+    parents : list of (int64 array or None), optional
+        In a step with trees of drafts, the parents of the tokens of each row, as for `PagedKVCache.prepare`.
+    accepted : list of int, optional
+        Tokens that each output gains; set by the commit of a step with drafts.
     index_ns : int
         Time spent in the cache so far: admission, swapping, prepare, commit and append.
     state : StepState
@@ -76,6 +86,9 @@ class Step:
     unsampled: list[Run] = field(default_factory=list)
     unknown_positions: NDArray[np.int64] = field(default_factory=no_indices)
     unknown_outputs: NDArray[np.int64] = field(default_factory=no_indices)
+    draft_positions: NDArray[np.int64] = field(default_factory=no_indices)
+    parents: list[NDArray[np.int64] | None] | None = None
+    accepted: list[int] | None = None
     state: StepState = StepState.SCHEDULED
     finished: tuple[Run, ...] = ()
 
@@ -84,8 +97,19 @@ class Step:
         """True if the step is computed and waits for the ids of its outputs."""
         return self.state is StepState.COMMITTED
 
+    @property
+    def has_drafts(self) -> bool:
+        """True if a row has drafts."""
+        return len(self.draft_positions) > 0
+
+    @property
+    def num_drafts(self) -> list[int]:
+        """Number of drafts of each decoding row: the first ones of those that were proposed."""
+        return [count - 1 for count in self.counts[: self.num_decodes]]
+
     def __repr__(self) -> str:
+        drafts = f"{len(self.draft_positions)} drafts, " if self.has_drafts else ""
         return (
-            f"Step({self.state.value}, {len(self.runs)} rows, {self.num_decodes} of them decode, "
+            f"Step({self.state.value}, {len(self.runs)} rows, {self.num_decodes} of them decode, {drafts}"
             f"{sum(self.counts)} tokens, {len(self.outputs)} outputs)"
         )

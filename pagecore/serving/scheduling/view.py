@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pagecore.serving.scheduling.request import Run
     from pagecore.serving.scheduling.reuse import Reuse
     from pagecore.serving.scheduling.roster import Roster
+    from pagecore.serving.scheduling.speculation import Speculation
     from pagecore.serving.scheduling.step import Step
 
 __all__ = ["SchedulerView"]
@@ -94,6 +95,11 @@ class SchedulerView:
     def reuse(self) -> Reuse:
         """Tokens that the admissions so far found in the prefix cache."""
         return self._settled().reuse
+
+    @property
+    def speculation(self) -> Speculation:
+        """Drafts that the steps so far have verified and accepted."""
+        return self._settled().speculation
 
     def figures(self) -> SchedulerFigures:
         """Return the counts of this scheduler; unlike everything else, other threads may call this at any time."""

@@ -52,9 +52,6 @@ class DiskStore:
         Requests that the disk sees at once.
     state_ratio : float
         Bytes for states over bytes for tokens, if the fingerprint has both.
-    file_ops : int
-        Address of a table of functions instead of preadv and pwritev (`pagecore/tiers/disk/file_ops.hpp`), to inject
-        faults; by default none.
 
     Attributes
     ----------
@@ -98,7 +95,6 @@ class DiskStore:
         max_blocks_per_file: int = 32_000,
         threads: int = 8,
         state_ratio: SupportsFloat = 0.9,
-        file_ops: int = 0,
     ) -> None:
         if not isinstance(fingerprint, Fingerprint):
             raise UnsupportedOption(f"fingerprint is {shown(fingerprint)}; give Fingerprint.of(cache, model=...)")
@@ -109,7 +105,7 @@ class DiskStore:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._tickets = count(1)
-        self._queue = IoQueue(require_int("threads", threads, max=256), file_ops)
+        self._queue = self._new_queue(require_int("threads", threads, max=256))
         try:
             self._slabs = SlabSet(self.path, plan, self._queue)
         except BaseException:
@@ -122,6 +118,10 @@ class DiskStore:
         self.is_direct = self._slabs.is_direct
         self._is_closed = False
         _open_stores.add(self)
+
+    def _new_queue(self, threads: int) -> IoQueue:
+        """Return the queue of the store; a test overrides this to inject faults."""
+        return IoQueue(threads)
 
     def fileno(self) -> int:
         """Return an eventfd that is readable while `poll` has something to return; -1 after `close`."""

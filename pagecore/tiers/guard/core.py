@@ -201,8 +201,17 @@ class Core:
             if not part.intact.all():
                 self.counters.failed_sums += int((~part.intact).sum())
                 batch.fail(f"{int((~part.intact).sum())} payloads differ from their sums")
+                self._delete(part.keys[~part.intact])
         self._free(part)
         self._leave(part, now)
+
+    def _delete(self, keys: Keys) -> None:
+        """Delete damaged entries, if the store can: they would be found and fail again, and never be replaced."""
+        if self.store is None:
+            return
+        with suppress(Exception):
+            ticket = remover_of(self.store).submit_remove(keys)
+            self.in_store[ticket] = Part(None, Kind.REMOVE, keys, np.arange(len(keys)), ticket=ticket)
 
     def fail_job(self, part: Part, error: Exception, now: float) -> None:
         """End a part whose copy raised."""

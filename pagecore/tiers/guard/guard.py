@@ -289,6 +289,8 @@ class Guard:
 
     def _wake_thread(self) -> None:
         """Wake the thread if it has copies to make, may reopen, or would sleep past the next deadline."""
+        if self._is_closing:  # its descriptor is closed, or will be, and may then be that of another file
+            return
         core = self._core
         deadline = core.next_deadline()
         may_reopen = core.store is None and core.wants_reopen(self._clock())

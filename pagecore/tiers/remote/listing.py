@@ -1,4 +1,4 @@
-"""Entries of an object store that others have deleted, found by comparing what is known with a listing.
+"""Entries of a store that others have deleted, found by comparing what is known with a listing of what is there.
 
 known        found or stored by a batch that has ended
 a listing    reports the known entries that it lacks, except those that a batch has touched since it began:
@@ -11,7 +11,12 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from pagecore.tiers.arguments import checked_keys
 from pagecore.tiers.remote.gone import GoneKeys
+from pagecore.tiers.store import KEY_BYTES, Keys
 
 # Most entries that are compared with a listing.
 MAX_KNOWN = 1 << 20
@@ -51,12 +56,17 @@ class ListedEntries:
             while len(self._known) > MAX_KNOWN:
                 self._known.popitem(last=False)
 
-    def begin(self) -> set[bytes]:
-        """Begin a listing; return the keys that it should have."""
+    def known(self) -> list[bytes]:
+        """Return the known keys."""
+        with self._lock:
+            return list(self._known)
+
+    def begin(self, among: Iterable[bytes] | None = None) -> set[bytes]:
+        """Begin a listing, of all names or `among` some; return the known keys that it should have."""
         with self._lock:
             self._touched.clear()
             self._is_listing = True
-            return set(self._known)
+            return set(self._known) if among is None else {key for key in among if key in self._known}
 
     def end(self, missing: Iterable[bytes]) -> None:
         """End a listing that lacks some of the keys; an incomplete one lacks none."""
@@ -67,3 +77,26 @@ class ListedEntries:
                 del self._known[key]
         for key in lost:
             self.gone.note(key)
+
+
+class ListingReporter:
+    """The part of a store that reports what its listings miss; implements `EvictionReporter`."""
+
+    # None without listings.
+    _listed: ListedEntries | None = None
+
+    @property
+    def reports_evictions(self) -> bool:
+        """True with `list_seconds`."""
+        return self._listed is not None
+
+    def take_evicted(self) -> Keys:
+        """Return the keys of entries that listings have missed since the last call."""
+        taken = [] if self._listed is None else self._listed.gone.take()
+        return np.frombuffer(b"".join(taken), np.uint8).reshape(-1, KEY_BYTES)
+
+    def has(self, keys: Keys) -> NDArray[np.bool_]:
+        """Return False for each key that a listing has missed since it was asked for, or written, last."""
+        listed = self._listed
+        names = [key.tobytes() for key in checked_keys(keys)]
+        return np.array([listed is None or not listed.gone.has_gone(name) for name in names], np.bool_)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
-from pagecore.storage.checks import require_int, shown
+from pagecore.storage.checks import require_int
 from pagecore.tiers.arguments import checked_pieces
 from pagecore.tiers.payload import FRAME_BYTES
-from pagecore.tiers.remote.store import Identity, checked_identity
+from pagecore.tiers.remote.directory_watch import DirectoryWatch
+from pagecore.tiers.remote.listing import ListedEntries, ListingReporter
+from pagecore.tiers.remote.master import ADMIN_PORT, Directory, check_master, split_address
+from pagecore.tiers.remote.store import Batch, Identity, checked_identity, checked_timeout
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
-# Results of Mooncake's client: absence, and an object that exists.
-NOT_FOUND, EXISTS = -704, -705
-PROBE_SECONDS = 5.0
-# coro_rpc, the protocol of the master: first byte of every message, and the header of a call of function 0.
-RPC_MAGIC = b"\x15"
-RPC_CALL = struct.pack("<4B4I", RPC_MAGIC[0], 0, 0, 0, 1, 0, 0, 0)
+# Results of Mooncake's client: a buffer that is too small for an object, absence, and an object that exists.
+INVALID, NOT_FOUND, EXISTS = -600, -704, -705
 
 
-class MooncakeStore(WorkerStore):
+class MooncakeStore(ListingReporter, WorkerStore):
     """Blocks in Mooncake Store: a master process, and memory that the clients of the cluster lend.
 
     The client reads and writes the caller's memory without a copy. It cannot end a transfer early: after a read that
@@ -52,15 +49,22 @@ class MooncakeStore(WorkerStore):
         RDMA devices, separated by commas; empty for all.
     threads : int
         Batches that are carried out at the same time.
+    list_seconds : float, optional
+        Seconds in which the master is asked once for every entry that this store knows, so that events report what
+        other clients have removed and what the master has evicted. At most 50 requests a second, each for 256 entries.
+        None: no such requests.
+    admin : str, optional
+        ``host:port`` of the master's HTTP server (``--metrics_port``), which `list_seconds` needs; by default port 9003
+        of the master's host.
 
     Raises
     ------
     UnsupportedOption
         Mooncake is not installed, or an address that does not parse.
     StoreError
-        The master does not answer, or refuses the client.
+        The master or its HTTP server does not answer, or the master refuses the client.
     ShapeError
-        A number out of range.
+        A number out of range, also `list_seconds` outside 0.001 to 1,000,000.
 
     Notes
     -----
@@ -83,12 +87,19 @@ class MooncakeStore(WorkerStore):
         protocol: str = "tcp",
         devices: str = "",
         threads: int = 2,
+        list_seconds: float | None = None,
+        admin: str | None = None,
     ) -> None:
         segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
         local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
         count = require_int("threads", threads, max=64)
         name = checked_identity(fingerprint).name
-        _probe(master)
+        seconds = None if list_seconds is None else checked_timeout(list_seconds, "list_seconds")
+        address = None if admin is None else split_address("admin", admin, "the HTTP server of mooncake_master")
+        host, _ = check_master(master)
+        directory = Directory(*(address or (host, ADMIN_PORT)))
+        if seconds is not None:
+            directory.check()
         self._prefix = f"{name}:"
         self._registered: list[int] = []
         self._client: Any = _client()
@@ -99,6 +110,10 @@ class MooncakeStore(WorkerStore):
                 "hostname, metadata and devices"
             )
         super().__init__(f"mooncake://{master}", fingerprint, self._connect(), count)
+        self._watch: DirectoryWatch | None = None
+        if seconds is not None:
+            self._listed = ListedEntries()
+            self._watch = DirectoryWatch(directory, self._listed, self._prefix, seconds)
 
     def register_memory(self, address: int, nbytes: int) -> None:
         """Make memory known to the client, as transfers by RDMA require; it must stay until `close`.
@@ -116,7 +131,19 @@ class MooncakeStore(WorkerStore):
     def _connect(self) -> Connection:
         return _Session(self._client, self._prefix)
 
+    def _start(self, batch: Batch) -> None:
+        if self._listed is not None:
+            self._listed.expect(key.tobytes() for key in batch.keys)
+        super()._start(batch)
+
+    def _end(self, batch: Batch) -> None:
+        if self._listed is not None and batch.kind != "remove":
+            self._listed.note(key.tobytes() for key in batch.keys[batch.ok])
+        super()._end(batch)
+
     def _release(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         super()._release()
         for address in self._registered:
             self._client.unregister_buffer(address)
@@ -157,10 +184,16 @@ class _Session:
         return _reason(found[found < 0])
 
     def load(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
-        """Read entries; one of another size is a miss."""
+        """Read entries; one of another size is a miss and is deleted."""
         addresses, sizes = pieces.T.tolist()
-        found = np.array(self._client.batch_get_into(self._names(keys), addresses, sizes), np.int64)
+        names = self._names(keys)
+        found = np.array(self._client.batch_get_into(names, addresses, sizes), np.int64)
         ok[:] = found == pieces[:, 1].astype(np.int64)
+        unfit = np.flatnonzero(~ok & ((found >= 0) | (found == INVALID))).tolist()
+        wrong = [names[index] for index in unfit if 0 <= self._client.get_size(names[index]) != sizes[index]]
+        if wrong:
+            self._client.batch_remove(wrong, True)
+            return f"{len(wrong)} entries had another size and were deleted"
         return _reason(found[(found < 0) & (found != NOT_FOUND)])
 
     def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
@@ -171,8 +204,8 @@ class _Session:
         return _reason(written[~ok])
 
     def remove(self, keys: Keys, ok: NDArray[np.bool_]) -> str | None:
-        """Delete entries; those that a client has just read are leased by the master, which fails."""
-        removed = np.array(self._client.batch_remove(self._names(keys)), np.int64)
+        """Delete entries, also those that the master has leased to a client that reads them."""
+        removed = np.array(self._client.batch_remove(self._names(keys), True), np.int64)
         ok[:] = (removed == 0) | (removed == NOT_FOUND)
         return _reason(removed[~ok])
 
@@ -200,31 +233,3 @@ def _client() -> Any:
             "libibverbs1, libnuma1 and libcurl4 of the system"
         ) from None
     return MooncakeDistributedStore()
-
-
-def _probe(master: object) -> None:
-    """Raise an error unless a master answers at an address: the client waits for ever for any other server."""
-    host, _, port = master.rpartition(":") if isinstance(master, str) else ("", "", "")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise UnsupportedOption(f"master is {shown(master)}; give 'host:port' of mooncake_master")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS) as peer:
-            answer = _answer(peer)
-    except OSError as error:
-        reason = error.strerror or error
-        raise StoreError(
-            f"no Mooncake master answers at {master}: {reason}; start mooncake_master --rpc_port={port}"
-        ) from None
-    if answer[:1] != RPC_MAGIC:
-        raise StoreError(
-            f"expected the answer of a Mooncake master at {master}, got {answer[:20]!r}; check the address"
-        )
-
-
-def _answer(peer: socket.socket) -> bytes:
-    """Return the beginning of the answer to a call that no master has; empty if there is none."""
-    try:
-        peer.sendall(RPC_CALL)
-        return peer.recv(64)
-    except (TimeoutError, ConnectionError):
-        return b""

@@ -16,10 +16,8 @@ from numpy.typing import NDArray
 from pagecore.errors import StoreError, UnsupportedOption
 from pagecore.storage.checks import require_int
 from pagecore.tiers import payload
-from pagecore.tiers.arguments import checked_keys
-from pagecore.tiers.remote.listing import ListedEntries
+from pagecore.tiers.remote.listing import ListedEntries, ListingReporter
 from pagecore.tiers.remote.store import Batch, Identity, RemoteStore, checked_identity, checked_timeout
-from pagecore.tiers.store import KEY_BYTES, Keys
 
 T = TypeVar("T")
 Request = Callable[[Batch, int], Coroutine[Any, Any, bool]]
@@ -30,7 +28,7 @@ FORMS = "s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, file:///
 SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "file", "memory")
 
 
-class ObjectStore(RemoteStore):
+class ObjectStore(ListingReporter, RemoteStore):
     """Blocks in an object store, one object each, through obstore.
 
     An object is a frame of 24 bytes with length and XXH3_64, then the payload; its path is
@@ -110,23 +108,7 @@ class ObjectStore(RemoteStore):
                 f"{self.name} cannot be used: {reason(error)}; check the URL, endpoint, region and credentials"
             ) from error
 
-    # ---- EvictionReporter ----
-
-    @property
-    def reports_evictions(self) -> bool:
-        """True with `list_seconds`."""
-        return self._listed is not None
-
-    def take_evicted(self) -> Keys:
-        """Return the keys of entries that listings have missed since the last call."""
-        taken = [] if self._listed is None else self._listed.gone.take()
-        return np.frombuffer(b"".join(taken), np.uint8).reshape(-1, KEY_BYTES)
-
-    def has(self, keys: Keys) -> NDArray[np.bool_]:
-        """Return False for each key that a listing has missed since it was asked for, or written, last."""
-        listed = self._listed
-        names = [key.tobytes() for key in checked_keys(keys)]
-        return np.array([listed is None or not listed.gone.has_gone(name) for name in names], np.bool_)
+    # ---- listings ----
 
     async def _list_again_and_again(self, listed: ListedEntries) -> None:
         while True:

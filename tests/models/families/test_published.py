@@ -215,7 +215,7 @@ def test_a_wrapper_of_an_unknown_text_model_is_refused_by_name():
     with pytest.raises(ConfigError, match="text_config is missing"):
         specs_from_config({**PUBLISHED["llama-3-8b"], "model_type": "llava"})
     nested = {"model_type": "llava", "text_config": {"model_type": "internvl", "text_config": {}}}
-    with pytest.raises(UnsupportedOption, match="internvl"):
+    with pytest.raises(UnsupportedOption, match=r'text_config.model_type is "internvl", which is not a text model'):
         specs_from_config(nested)
 
 

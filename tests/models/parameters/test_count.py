@@ -8,6 +8,7 @@ import pytest
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config
+from pagecore.models.families.inkling import INKLING
 from pagecore.models.families.registry import FAMILIES
 from pagecore.models.families.speech import SPEECH
 from pagecore.models.parameters import WEIGHT_FORMATS, Kind, count_parameters, vision_tower, weight_format
@@ -17,6 +18,7 @@ from tests.models.published import PUBLISHED
 
 # Models with encoders of images and sound, with experts of two kinds, with two stacks of layers, and recent latents.
 UNCOUNTED = {"phi4_multimodal", "phi4mm", "deepseek_ocr2_text", "ernie4_5_vl_moe_text", "chameleon", "qwen4_exp_text"}
+UNCOUNTED |= {"solar_open2", *INKLING}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
 SPEAKING |= {"semantic", "step3p5"}
 FOLDER = Path(__file__).parents[1]

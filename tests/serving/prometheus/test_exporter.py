@@ -109,6 +109,31 @@ def test_values_are_those_of_scheduler_and_cache():
     assert sum(blocks.values()) == 23
 
 
+def test_drafts_are_counted_under_the_names_of_each_engine():
+    made = scheduler()
+    assert not {name for name, *_ in scraped(made) if "spec_" in name or "draft" in name or "accepted" in name}
+    for number in range(2):
+        made.add(request(number, 4, 9))
+    for accepted in ([], [2, 4], [1, 2]):
+        step = made.schedule(3)
+        made.commit(step, accepted or [1, 1])
+        made.accept(step, [[number] * count for number, count in enumerate(accepted or [1, 1])])
+    values = scraped(made)
+    expected = {
+        "vllm:spec_decode_num_drafts_total": 4,
+        "vllm:spec_decode_num_draft_tokens_total": 12,
+        "vllm:spec_decode_num_accepted_tokens_total": 5,
+        "sglang:spec_accept_length": 2.25,
+        "sglang:spec_accept_rate": 5 / 12,
+        "pagecore_drafts_total": 4,
+        "pagecore_draft_tokens_total": 12,
+        "pagecore_accepted_tokens_total": 5,
+    }
+    assert {name: values[name,] for name in expected} == pytest.approx(expected)
+    by_position = [values["vllm:spec_decode_num_accepted_tokens_per_pos_total", ("position", str(k))] for k in range(3)]
+    assert by_position == [3, 1, 1]
+
+
 def test_histograms_count_the_lives_of_blocks_under_each_name():
     made = scheduler()
     registry = client.CollectorRegistry()
@@ -356,6 +381,7 @@ def test_names_of_families_are_unique_and_known():
         *("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_preemptions"),
         *("sglang:token_usage", "sglang:cache_hit_rate", "sglang:new_token_ratio"),
         *("vllm:kv_block_lifetime_seconds", "vllm:kv_block_idle_before_evict_seconds"),
-        "vllm:kv_block_reuse_gap_seconds",
+        *("vllm:kv_block_reuse_gap_seconds", "vllm:spec_decode_num_accepted_tokens_per_pos"),
+        *("sglang:spec_accept_length", "sglang:spec_accept_rate"),
     ):
         assert name in names

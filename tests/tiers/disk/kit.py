@@ -10,6 +10,7 @@ import threading
 import numpy as np
 
 from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.disk._io import IoQueue
 from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
 
 PAYLOAD = 5000  # not whole units: its last bytes pass through the buffer of a thread
@@ -26,9 +27,20 @@ def bytes_for(slots, payloads=(PAYLOAD,)):
     return sum(8192 + -(-slots * 128 // 4096) * 4096 + slots * -(-payload // 4096) * 4096 for payload in payloads)
 
 
-def open_store(folder, slots=16, payloads=(PAYLOAD,), **options):
-    made = options.pop("fingerprint", None) or fingerprint(payloads)
-    return DiskStore(folder, fingerprint=made, max_bytes=bytes_for(slots, payloads), **options)
+class DiskStoreWithOps(DiskStore):
+    """A disk store whose reads and writes are those of a `FileOps`."""
+
+    def __init__(self, folder, *, ops, **options):
+        self._ops = ops  # which the native threads call as long as the store is open
+        super().__init__(folder, **options)
+
+    def _new_queue(self, threads):
+        return IoQueue(threads, self._ops.address)
+
+
+def open_store(folder, slots=16, payloads=(PAYLOAD,), ops=None, **options):
+    options = {"fingerprint": fingerprint(payloads), "max_bytes": bytes_for(slots, payloads)} | options
+    return DiskStore(folder, **options) if ops is None else DiskStoreWithOps(folder, ops=ops, **options)
 
 
 def keys_of(store, numbers, lane=0):
@@ -106,7 +118,7 @@ class Table(ctypes.Structure):
 
 
 class FileOps:
-    """A table of file operations for `file_ops`. `on_read` and `on_write` may change a call.
+    """A table of file operations for `open_store`. `on_read` and `on_write` may change a call.
 
     Each is called with (fd, parts, offset), parts being memoryviews, and returns None for the ordinary call, or the
     result of the operation: a number of bytes or -errno.

@@ -25,7 +25,7 @@ def history(tmp_path_factory):
         put(store, range(20))
         path = store.path / "lane0-000.slab"
     before = path.read_bytes()
-    with open_store(folder, SLOTS, (PAYLOAD,), threads=4, file_ops=ops.address) as store:
+    with open_store(folder, SLOTS, (PAYLOAD,), threads=4, ops=ops) as store:
         rng = np.random.default_rng(11)
         tickets = []
         for _ in range(60):

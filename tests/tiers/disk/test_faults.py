@@ -29,7 +29,7 @@ def slab_of(store):
 @pytest.mark.parametrize("error", [errno.EIO, errno.EREMOTEIO, errno.ENODATA])
 def test_a_failed_read_is_a_miss_and_drops_the_entry(tmp_path, error):
     ops = FileOps()
-    with open_store(tmp_path, file_ops=ops.address) as store:
+    with open_store(tmp_path, ops=ops) as store:
         put(store, range(4))
         look(store, [0, 1])
         ops.on_read = lambda fd, parts, offset: -error if offset == DATA else None
@@ -51,7 +51,7 @@ def test_a_failed_write_publishes_nothing(tmp_path, error, place):
         return -error if (offset < DATA) == (place == "table") else None
 
     ops = FileOps(on_write=fails)
-    with open_store(tmp_path, slots=6, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=6, ops=ops) as store:
         done = put(store, range(4))
         assert not done.ok.any()
         assert done.error == os.strerror(error)
@@ -66,7 +66,7 @@ def test_a_failed_write_publishes_nothing(tmp_path, error, place):
 
 def test_the_other_entries_of_a_batch_are_published(tmp_path):
     ops = FileOps(on_write=lambda fd, parts, offset: -errno.EIO if offset == DATA + SLOT else None)
-    with open_store(tmp_path, slots=6, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=6, ops=ops) as store:
         assert put(store, range(4)).ok.tolist() == [True, False, True, True]
         assert look(store, range(4)).ok.tolist() == [True, False, True, True]
     with open_store(tmp_path, slots=6) as store:
@@ -76,7 +76,7 @@ def test_the_other_entries_of_a_batch_are_published(tmp_path):
 
 def test_a_write_that_fails_over_an_old_entry_is_not_served_after_reopening(tmp_path):
     ops = FileOps()
-    with open_store(tmp_path, slots=2, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=2, ops=ops) as store:
         put(store, [0, 1])
 
         def torn(fd, parts, offset):
@@ -99,11 +99,11 @@ def test_short_transfers_are_continued(tmp_path):
         return os.pwritev(fd, short(parts, 1024), offset)
 
     ops = FileOps(read, write)
-    with open_store(tmp_path, file_ops=ops.address) as store:
+    with open_store(tmp_path, ops=ops) as store:
         assert put(store, range(5)).ok.all()
         assert get(store, range(5)).ok.all()
         assert ops.num_reads >= 5 * 10
-    with open_store(tmp_path, file_ops=ops.address) as store:
+    with open_store(tmp_path, ops=ops) as store:
         assert get(store, range(5)).ok.all()
 
 
@@ -116,7 +116,7 @@ def test_interrupted_calls_are_repeated(tmp_path):
         return -errno.EINTR if first else None
 
     ops = FileOps(once, once)
-    with open_store(tmp_path, file_ops=ops.address) as store:
+    with open_store(tmp_path, ops=ops) as store:
         assert put(store, range(3)).ok.all()
         seen.clear()
         assert get(store, range(3)).ok.all()
@@ -125,7 +125,7 @@ def test_interrupted_calls_are_repeated(tmp_path):
 @pytest.mark.parametrize("moved", [0, 1 << 20])
 def test_transfers_that_end_early_or_claim_too_much_are_errors(tmp_path, moved):
     ops = FileOps()
-    with open_store(tmp_path, file_ops=ops.address) as store:
+    with open_store(tmp_path, ops=ops) as store:
         put(store, range(2))
         ops.on_read = ops.on_write = lambda fd, parts, offset: moved
         assert not put(store, [5]).ok.any()
@@ -204,7 +204,7 @@ def test_entries_of_another_slot_or_slab_are_not_believed(tmp_path):
 
 def test_a_failing_load_leaves_the_slot_alone_while_another_load_reads_it(tmp_path):
     ops = FileOps()
-    with open_store(tmp_path, slots=2, threads=2, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=2, threads=2, ops=ops) as store:
         put(store, [0, 1])
         for _ in range(3):
             look(store, [0])
@@ -287,7 +287,7 @@ def test_random_faults_never_serve_wrong_bytes_and_leak_nothing(tmp_path, seed, 
     for _ in range(3):
         trouble = Trouble(seed, share)
         ops = FileOps()
-        with open_store(tmp_path, slots=10, threads=3, file_ops=ops.address) as store:
+        with open_store(tmp_path, slots=10, threads=3, ops=ops) as store:
             ops.on_read, ops.on_write = trouble.read, trouble.write
             for _ in range(25):
                 numbers = rng.integers(0, 25, 4)

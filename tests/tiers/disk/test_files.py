@@ -293,7 +293,7 @@ def test_an_unreadable_table_is_refused_and_closed(tmp_path):
     before = os.listdir("/proc/self/fd")
     ops = FileOps(on_read=lambda fd, parts, offset: -5)
     with pytest.raises(StoreError, match="cannot be read"):
-        open_store(tmp_path, file_ops=ops.address)
+        open_store(tmp_path, ops=ops)
     assert os.listdir("/proc/self/fd") == before
     with open_store(tmp_path):
         pass

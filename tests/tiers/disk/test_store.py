@@ -163,7 +163,7 @@ def test_removed_entries_that_are_held_or_read_keep_their_slots_until_then(tmp_p
             assert goes_on.wait(30)
 
     ops = FileOps(on_read=slowly)
-    with open_store(tmp_path, slots=3, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=3, ops=ops) as store:
         assert put(store, range(3)).ok.all()
         assert look(store, [1]).ok.all()
         keys, memory = keys_of(store, [0]), Memory(1)
@@ -186,7 +186,7 @@ def test_removed_entries_that_are_held_or_read_keep_their_slots_until_then(tmp_p
 def test_an_entry_that_is_being_written_is_not_removed(tmp_path):
     is_slow, goes_on = threading.Event(), threading.Event()
     ops = FileOps(on_write=lambda *_: None if not is_slow.is_set() or goes_on.wait(30) else -errno.EIO)
-    with open_store(tmp_path, slots=3, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=3, ops=ops) as store:
         is_slow.set()
         keys, memory = keys_of(store, [0]), Memory(1)
         writing = store.submit_store(keys, memory.fill(keys).pieces)
@@ -201,7 +201,7 @@ def test_an_entry_that_is_being_written_is_not_removed(tmp_path):
 def test_a_removal_that_cannot_be_written_says_so(tmp_path):
     fails = []
     ops = FileOps(on_write=lambda *_: -errno.EIO if fails else None)
-    with open_store(tmp_path, slots=3, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=3, ops=ops) as store:
         assert put(store, range(3)).ok.all()
         fails.append(True)
         done = remove(store, [1, 5])
@@ -221,7 +221,7 @@ def test_a_key_that_another_batch_writes_shares_its_result(tmp_path):
         return -5 if fail else None
 
     ops = FileOps(on_write=on_write)
-    with open_store(tmp_path, slots=8, threads=2, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=8, threads=2, ops=ops) as store:
         for failing in (False, True):
             fail[:] = [1] if failing else []
             numbers = [10, 11] if failing else [0, 1]
@@ -249,7 +249,7 @@ def test_cancelled_batches_end_and_leave_every_slot(tmp_path):
         gate.wait(30)
 
     ops = FileOps(on_write=wait)
-    with open_store(tmp_path, slots=8, threads=1, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=8, threads=1, ops=ops) as store:
         keys = keys_of(store, range(8))
         memory = Memory(8).fill(keys)
         ticket = store.submit_store(keys, memory.pieces)
@@ -287,7 +287,7 @@ def test_loads_go_before_stores(tmp_path):
         order.append("store")
 
     ops = FileOps()
-    with open_store(tmp_path, slots=16, threads=1, file_ops=ops.address) as store:
+    with open_store(tmp_path, slots=16, threads=1, ops=ops) as store:
         put(store, range(4))
         ops.on_read, ops.on_write = on_read, on_write
         keys = keys_of(store, range(10, 14))
@@ -305,7 +305,7 @@ def test_loads_go_before_stores(tmp_path):
 def test_drain_waits_with_a_limit(tmp_path):
     gate = threading.Event()
     ops = FileOps(on_write=lambda fd, parts, offset: gate.wait(30) and None)
-    with open_store(tmp_path, file_ops=ops.address) as store:
+    with open_store(tmp_path, ops=ops) as store:
         assert store.drain(0)
         keys = keys_of(store, [0])
         memory = Memory(1).fill(keys)
@@ -325,7 +325,7 @@ def test_close_ends_every_batch_and_releases_everything(tmp_path):
     before, threads = descriptors(), len(os.listdir("/proc/self/task"))
     gate = threading.Event()
     ops = FileOps(on_write=lambda fd, parts, offset: gate.wait(0.05) and None)
-    store = open_store(tmp_path, threads=2, file_ops=ops.address)
+    store = open_store(tmp_path, threads=2, ops=ops)
     assert look(store, [0]).ok.tolist() == [False]
     keys = keys_of(store, range(8))
     memory = Memory(8).fill(keys)

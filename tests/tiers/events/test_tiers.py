@@ -16,6 +16,7 @@ from pagecore.tiers.guard import Deadline, Guard
 from pagecore.tiers.host.tier import HostTier
 from pagecore.tiers.keys import Fingerprint
 from pagecore.tiers.manager.tiers import Tiers
+from pagecore.tiers.remote.mooncake import MooncakeStore
 from pagecore.tiers.remote.resp import RespStore
 from tests.capabilities import require
 from tests.tiers.events.following import contents, ids, state_of
@@ -274,6 +275,24 @@ def test_what_a_resp_server_gives_up_has_its_events(private_resp):
     command(url, b"DEL", store._prefix + own)
     limit = time.monotonic() + 20
     while len(followed.follow()["EXTERNAL", 0]) > 7:
+        assert time.monotonic() < limit
+        followed.tiers.poll()
+        time.sleep(0.005)
+    followed.close()
+
+
+def test_what_others_remove_from_a_cluster_has_its_events(mooncake_master):
+    require("mooncake.store")
+    addresses = {"master": f"127.0.0.1:{mooncake_master.port}", "admin": f"127.0.0.1:{mooncake_master.second_port}"}
+    options = {**addresses, "segment_bytes": 16 << 20, "list_seconds": 0.02}
+    followed = Followed(stores=lambda own: [patient(MooncakeStore(fingerprint=own, **options))])
+    followed.serve(range(17))
+    assert followed.tiers.drain(20.0)
+    assert len(followed.follow()["EXTERNAL", 0]) == 4
+    store = followed.stores[0].store
+    assert store._client.remove_by_regex(f"^{store._prefix}", True) == 4
+    limit = time.monotonic() + 20
+    while ("EXTERNAL", 0) in followed.follow():
         assert time.monotonic() < limit
         followed.tiers.poll()
         time.sleep(0.005)

@@ -151,6 +151,46 @@ def test_rot_of_payload_or_frame_is_a_miss(byte, blocks):
         assert blocks.is_poisoned.tolist() == (~done.ok).tolist()
 
 
+@pytest.mark.parametrize("writes_late", [False, True])
+def test_a_damaged_entry_is_deleted_and_can_be_stored_again(blocks, writes_late):
+    keys, expected = random_keys(8), blocks.payloads.copy()
+    store = MemoryStore(verifies=False, writes_late=writes_late)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        for index in (2, 5):
+            store.rot(keys[index], 77)
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.sum() == 6
+        limit = time.monotonic() + 20
+        while len(store.data) > 6:
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        assert wait(guard, guard.submit_lookup(keys)).ok.tolist() == [n not in (2, 5) for n in range(8)]
+        guard.unlock(keys)
+        blocks.payloads[:] = expected
+        stored(guard, blocks, keys)
+        blocks.poison()
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
+        guard.check_invariants()
+
+
+@pytest.mark.parametrize("refusal", ["raise", "hang", "cannot"])
+def test_a_damaged_entry_that_cannot_be_deleted_is_a_miss_each_time(blocks, refusal):
+    keys = random_keys(8)
+    store = MemoryStore(verifies=False)
+    with Guard(store) as guard:
+        stored(guard, blocks, keys)
+        store.rot(keys[2], 77)
+        if refusal == "cannot":
+            store.can_remove = False
+        else:
+            store.inject("remove", refusal, 2)
+        for _ in range(2):
+            done = wait(guard, guard.submit_load(keys, blocks.pieces()))
+            assert done.ok.tolist() == [n != 2 for n in range(8)]
+        guard.check_invariants()
+
+
 def test_an_entry_under_another_key_is_a_miss(blocks):
     keys = random_keys(8)
     store = MemoryStore(verifies=False)
@@ -492,3 +532,23 @@ def test_arguments_of_another_kind_are_refused(options, error):
         Deadline("x")
     with pytest.raises(ShapeError, match="failures is 'x'"):
         Breaker(failures="x")
+
+
+def test_a_closed_guard_writes_to_no_descriptor():
+    guard = Guard(MemoryStore(manual=True))
+    tickets, wake = [guard.submit_lookup(random_keys(2)) for _ in range(2)], guard._wake
+    guard.close()
+    opened = [os.eventfd(0, os.EFD_NONBLOCK)]
+    try:
+        while opened[-1] < wake:
+            opened.append(os.dup(opened[0]))
+        assert wake in opened  # its number belongs to another file now
+        for ticket in (*tickets, 99):
+            guard.cancel(ticket)
+        assert sorted(done.ticket for done in guard.poll()) == tickets
+        guard.unlock(random_keys(2))
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(opened[0])
+    finally:
+        for each in opened:
+            os.close(each)

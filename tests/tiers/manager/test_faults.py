@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from pagecore.errors import StoreError
-from pagecore.tiers.disk import DiskStore
 from pagecore.tiers.guard import Breaker, Deadline, Guard
-from tests.tiers.disk.kit import FileOps, short
+from tests.tiers.disk.kit import FileOps, open_store, short
 from tests.tiers.manager.served import Served
 from tests.tiers.memory_store import MemoryStore
 
@@ -40,10 +39,9 @@ def leaks():
 
 def disk(folder, ops=None, **guard):
     """Return a function that opens a guarded disk store for a fingerprint."""
-    address = 0 if ops is None else ops.address
 
     def make(fingerprint):
-        store = DiskStore(folder, fingerprint=fingerprint, max_bytes=MAX_BYTES, threads=2, file_ops=address)
+        store = open_store(folder, fingerprint=fingerprint, max_bytes=MAX_BYTES, threads=2, ops=ops)
         return Guard(store, **{"breaker": Breaker(failures=100), "deadline": Deadline(20.0), **guard})
 
     return make

@@ -71,11 +71,31 @@ def test_an_entry_that_exists_stays_and_counts_as_stored(store):
     np.testing.assert_array_equal(blocks.payloads, expected)
 
 
-def test_an_entry_of_another_size_is_a_miss(store):
-    keys, _, _ = some(store, 2, 4)
-    framed = Blocks(2, NBYTES + 24)
-    done = wait(store, store.submit_load(keys, framed.pieces()))
-    assert not done.ok.any()
+@pytest.mark.parametrize("size", [0, 5, NBYTES - 1, NBYTES + 1, NBYTES + 24, 3 * NBYTES])
+def test_an_entry_of_another_size_is_a_miss_and_makes_room(store, size):
+    keys, blocks, expected = some(store, 3, 100 + size)
+    assert wait(store, store.submit_remove(keys[1:2])).ok.all()
+    assert store._client.put(store._prefix + keys[1].tobytes().hex(), bytes(size)) == 0 or size == 0
+    done = wait(store, store.submit_load(keys, blocks.pieces()))
+    assert done.ok.tolist() == [True, False, True]
+    assert done.error is None if size == 0 else "1 entries had another size" in done.error
+    assert not wait(store, store.submit_lookup(keys[1:2])).ok.any()
+    blocks.payloads[1] = expected[1]
+    assert wait(store, store.submit_store(keys, blocks.pieces())).ok.all()
+    blocks.poison()
+    assert wait(store, store.submit_load(keys, blocks.pieces())).ok.all()
+    np.testing.assert_array_equal(blocks.payloads, expected)
+
+
+def test_entries_that_another_client_has_just_read_are_removed(store, master):
+    keys, blocks, _ = some(store, 2, 11)
+    with MooncakeStore(master, fingerprint=fingerprint(b"reader"), threads=1) as reader:
+        reader._workers[0].connection._prefix = store._prefix
+        assert wait(reader, reader.submit_load(keys, blocks.pieces())).ok.all()
+        assert store._client.remove(store._prefix + keys[0].tobytes().hex()) != 0  # leased to the reader
+        done = wait(store, store.submit_remove(keys))
+        assert (done.ok.all(), done.error) == (True, None)
+        assert not wait(reader, reader.submit_lookup(keys)).ok.any()
 
 
 def test_other_clients_and_fingerprints(store, master):
@@ -119,6 +139,15 @@ def test_a_guard_verifies_in_registered_staging_memory(master):
         done = wait(guard, guard.submit_load(keys, blocks.pieces()))
         assert done.ok.tolist() == [True, False, True, True]
         assert (blocks.payloads[0] == expected[0]).all()
+        # It is deleted, so that it can be stored again.
+        limit = time.monotonic() + 20
+        while wait(guard, guard.submit_lookup(keys)).ok[1]:
+            assert time.monotonic() < limit
+        blocks.payloads[1] = expected[1]
+        assert wait(guard, guard.submit_store(keys, blocks.pieces())).ok.all()
+        blocks.poison()
+        assert wait(guard, guard.submit_load(keys, blocks.pieces())).ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
     finally:
         guard.close()
 
@@ -142,7 +171,7 @@ def test_bad_arguments_are_refused(master, store):
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n", b"-ERR unknown command\r\n", b"", None])
 def test_a_server_that_is_not_a_master_is_refused(monkeypatch, answer):
-    monkeypatch.setattr("pagecore.tiers.remote.mooncake.PROBE_SECONDS", 0.2)
+    monkeypatch.setattr("pagecore.tiers.remote.master.PROBE_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
         def serve():

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.models.parameters.decoders.remote_states import add_lightning_of_ling, add_mamba_of_plamo
 from pagecore.models.parameters.decoders.rwkv_xlstm import add_rwkv, add_xlstm
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import ceil_div
@@ -53,7 +54,10 @@ def _kimi_delta_rule(tally: Tally, fields: Fields, spec: StateSpec) -> None:
     tally.linear(width, hidden, name="o_proj")
 
 
-def _delta_rule_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+def _state_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    if len(spec.planes) == 1:
+        add_lightning_of_ling(tally, fields, spec)
+        return
     hidden, channels = fields.integer("hidden_size"), _convolution(tally, spec)
     heads, dim, _ = spec.planes[1].shape
     width = heads * dim
@@ -147,7 +151,9 @@ STATE_LAYERS: Mapping[str, Adder] = {
     "minimax": _lightning,
     "minimax_text_01": _lightning,
     "minimax_m1": _lightning,
-    "bailing_hybrid": _delta_rule_of_ling,
+    "bailing_hybrid": _state_of_ling,
+    "bailing_moe_linear": add_lightning_of_ling,
+    "plamo2": add_mamba_of_plamo,
     "recurrent_gemma": _recurrent_unit,
     "mamba": _OF_MAMBA,
     "falcon_mamba": _OF_MAMBA,

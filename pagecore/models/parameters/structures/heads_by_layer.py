@@ -48,6 +48,11 @@ HEADS_BY_LAYER: Mapping[str, Traits] = {
         experts=Experts("n_routed_experts", rule="after"),
         defaults={"first_k_dense_replace": 1},
     ),
+    "mimo_v2": Traits(
+        qkv_bias="attention_bias",
+        experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after"),
+        defaults={"first_k_dense_replace": 1, "n_shared_experts": None},
+    ),
     "step3p5": biased_traits(
         mlp_bias="mlp_bias",
         qk_norm="head",

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.layers.remote_states import is_lightning
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.counting.traits import Experts, Settled, Traits, biased_traits
 from pagecore.models.parameters.structures.common_traits import (
@@ -64,6 +65,11 @@ def _glm_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: int) 
         tally.add(dim * (fields.integer("index_kpool") + fields.integer("hidden_size")))
 
 
+def _ling(fields: Fields) -> Settled:
+    """Attention has gates in Ling 3, whose layers with states have no lightning attention."""
+    return {"head_gate": not is_lightning(fields)}
+
+
 HYBRIDS: Mapping[str, Traits] = {
     "qwen3_next": _QWEN_NEXT_MOE,
     "qwen3_5_text": _QWEN_NEXT,
@@ -112,7 +118,7 @@ HYBRIDS: Mapping[str, Traits] = {
     "minimax_m1": _LIGHTNING,
     "minimax_text_01": _LIGHTNING,
     "bailing_hybrid": biased_traits(
-        head_gate=True,
+        settle=_ling,
         can_tie=False,
         experts=_BAILING_EXPERTS,
         defaults={"first_k_dense_replace": 2, "num_shared_experts": 1, "q_lora_rank": None},

@@ -47,6 +47,13 @@ def _mistral_layer(tally: Tally, fields: Fields, specs: Sequence[Any], _layer: i
         tally.add(2 * fields.integer("index_n_heads") + 2 * fields.integer("hidden_size"))
 
 
+def _sarvam(fields: Fields) -> Settled:
+    """The shared expert is as wide as a routed one unless it has a width of its own."""
+    name = "moe_shared_expert_intermediate_size"
+    has_own = fields.given(name) is not None
+    return {"experts": Experts(shared="num_shared_experts", rule="after", shared_width=name if has_own else "")}
+
+
 def _dots_layer(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: int) -> None:
     """Add a norm of the rotary part of the keys."""
     tally.norm(specs[0].rope_dim)
@@ -82,6 +89,9 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
     "mistral4": _DEEPSEEK,
     "mistral_large4_text": biased_traits(
         experts=SHARED_EXPERTS, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
+    ),
+    "sarvam_mla": Traits(
+        settle=_sarvam, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "q_lora_rank": None}
     ),
     "youtu": biased_traits(is_tied=True),
 }

@@ -13,6 +13,7 @@ from pagecore.models.parameters.structures.hybrids import HYBRIDS
 from pagecore.models.parameters.structures.latent_attention import LATENT_ATTENTION
 from pagecore.models.parameters.structures.recurrent import RECURRENT
 from pagecore.models.parameters.structures.remote_code import REMOTE_CODE
+from pagecore.models.parameters.structures.remote_llamas import REMOTE_LLAMAS
 from pagecore.models.parameters.structures.sliding_windows import SLIDING_WINDOWS
 from pagecore.models.parameters.structures.speech import SPEECH
 
@@ -29,4 +30,5 @@ STRUCTURES: Mapping[str, Traits] = {
     **BERT,
     **SPEECH,
     **REMOTE_CODE,
+    **REMOTE_LLAMAS,
 }

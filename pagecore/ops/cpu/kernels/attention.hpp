@@ -54,8 +54,7 @@ class ItemPass {
         rows_(item.query_count * group_),
         value_stride_(padded(args.value.dim)),
         visible_(args, batch, item, group_),
-        pairs_(takes_pairs(args) && products_with(args.key) == CodeProducts::None &&
-               products_with(args.value) == CodeProducts::None),
+        pairs_(takes_pairs(args) && multiplies_pairs(args.key) && multiplies_pairs(args.value)),
         keys_(args.key, *batch.code_tables, head_begin, pairs_, products_with(args.key)),
         values_(args.value, *batch.code_tables, head_begin, pairs_, products_with(args.value)),
         packed_(keys_.packs() || values_.packs() || keys_.products() != CodeProducts::None ||
@@ -92,7 +91,12 @@ class ItemPass {
   // Products with the codes of keys or values of few rows. Queries and output of 16 bits are less exact than integers.
   [[nodiscard]] CodeProducts products_with(const Cache& cache) const {
     if (batch_.invariant || rows_ > kCodeRows || (kHasAmx && takes_pairs(args_))) return CodeProducts::None;
-    return products_of(cache, args_.query.type != Float::F32 && args_.out.type != Float::F32);
+    const bool pairs = takes_pairs(args_) && has_code_pairs(args_.key) && has_code_pairs(args_.value);
+    return products_of(cache, pairs, args_.query.type != Float::F32 && args_.out.type != Float::F32);
+  }
+  [[nodiscard]] bool multiplies_pairs(const Cache& cache) const {
+    const CodeProducts products = products_with(cache);
+    return products == CodeProducts::None || products == CodeProducts::Pairs;
   }
 
   [[nodiscard]] bool is_whole(int64_t dim) const { return dim % (pairs_ ? 2 * kLanes : kLanes) == 0; }
@@ -133,6 +137,9 @@ class ItemPass {
       }
     }
     if (scores_integers()) make_query_integers(head);
+    if (scores_code_pairs()) {
+      order_pair_queries(args_.key, query_pairs() + head * rows_ * query_stride_, rows_, scratch_.unpacked);
+    }
     if (scores_floats()) order_floats(args_.key, scratch_.query + head * rows_ * query_stride_, query_stride_, rows_);
     if (scores_digits()) {
       const int64_t at = head * rows_;
@@ -240,6 +247,8 @@ class ItemPass {
   [[nodiscard]] bool scores_floats() const { return keys_.products() == CodeProducts::Floats; }
   // True if they are multiplied as integers. make_integers() then interleaves the queries of all rows.
   [[nodiscard]] bool scores_integers() const { return keys_.products() == CodeProducts::Integers; }
+  // True if they are multiplied as pairs of bfloat16. order_pair_queries() then interleaves the queries of all rows.
+  [[nodiscard]] bool scores_code_pairs() const { return keys_.products() == CodeProducts::Pairs; }
   // True if AMX multiplies the codes of keys with digits of queries.
   [[nodiscard]] bool scores_digits() const { return by_amx_ && takes_integers_ && keys_.takes_digits(rows_); }
   // True if AMX takes the codes of keys, unpacked. pack_code_queries() then packs the queries.
@@ -248,7 +257,8 @@ class ItemPass {
   // The rows of a head that are multiplied with the current tile: all that attend to it, and others where queries are
   // interleaved or tiles are read in place.
   [[nodiscard]] RowRange active_rows() const {
-    return packed_ && !by_amx_ && !scores_integers() ? visible_.rows() : RowRange{0, rows_};
+    const bool interleaved = scores_integers() || scores_code_pairs();
+    return packed_ && !by_amx_ && !interleaved ? visible_.rows() : RowRange{0, rows_};
   }
 
   // The active rows of a head with their queries, scores and sums.

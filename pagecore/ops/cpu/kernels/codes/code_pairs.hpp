@@ -13,7 +13,7 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-#if defined(PC_AMX)
+#if defined(__AVX512BF16__)
 
 // Operands that one step over values makes, and their dims.
 constexpr int kValueVectors = 4;
@@ -21,23 +21,36 @@ constexpr int64_t kValueDims = kValueVectors * kLanes;
 
 // ---- codes of 8 bits
 
-// Codes whose bytes of bfloat16 come from `Unpacker`.
-template <typename Unpacker>
+// Codes whose bytes of bfloat16 come from `Unpacker`. With kGroups, a quarter of four operands of keys has the numbers
+// of one group of 32.
+template <typename Unpacker, bool kGroups = false>
 class BytePairs {
  public:
   static constexpr bool kHasZeroPoints = false;
 
   PC_FORCE_INLINE explicit BytePairs(const StoredTile&) {}
 
+  // Words of an operand of keys with consecutive dims.
+  static constexpr int kKeyRun = 8;
   // The dim of word `word` of operand `vector` of keys().
   template <int kVectors>
   PC_FORCE_INLINE static constexpr int key_dim(int vector, int word) {
-    return vector / 2 * 64 + word / 8 * 16 + vector % 2 * 8 + word % 8;
+    const int within = vector % 2 * 8 + word % 8, quarter = word / 8;
+    return kGroups && kVectors == 4 ? quarter * 32 + vector / 2 * 16 + within : vector / 2 * 64 + quarter * 16 + within;
   }
   // Operands `vector` and `vector` + 1 of the token t from dim d on.
   template <int kVectors>
   PC_FORCE_INLINE void keys(const StoredTile& tile, int t, int64_t d, int vector, PairVec (&pairs)[2]) const {
-    const BytePair numbers = unpacker_.bytes_of((Bytes)_mm512_loadu_si512(tile.codes[t] + d + 32 * vector));
+    const char* const row = tile.codes[t] + d;
+    Bytes codes;
+    if constexpr (kGroups && kVectors == 4) {
+      const auto* const from = reinterpret_cast<const float*>(row);
+      const Vec low = load(from), high = load(from + kLanes);
+      codes = (Bytes)(vector == 0 ? even_quarters(low, high) : odd_quarters(low, high));
+    } else {
+      codes = (Bytes)_mm512_loadu_si512(row + 32 * vector);
+    }
+    const BytePair numbers = unpacker_.bytes_of(codes);
     pairs[0] = (PairVec)zip_low(numbers.low, numbers.high);
     pairs[1] = (PairVec)zip_high(numbers.low, numbers.high);
   }
@@ -62,17 +75,6 @@ class BytePairs {
 };
 
 // ---- codes of 4 bits
-
-// Order of 16 bytes of two rows: dword i has byte i of both in its words.
-struct NibbleOrder {
-  alignas(64) uint8_t bytes[64];
-};
-
-constexpr NibbleOrder make_nibble_order(int first) {
-  NibbleOrder order{};
-  for (int i = 0; i < 64; ++i) order.bytes[i] = static_cast<uint8_t>(first + i / 4 + i % 4 / 2 * 32);
-  return order;
-}
 
 // A table of 16 numbers, twice.
 PC_FORCE_INLINE __m512i twice(const CodeTable& table) {
@@ -152,6 +154,7 @@ class NibblePairs {
 
   PC_FORCE_INLINE explicit NibblePairs(const StoredTile& tile) : numbers_(tile) {}
 
+  static constexpr int kKeyRun = 1;
   // The dim of word `word` of operand `vector` of keys().
   template <int kVectors>
   PC_FORCE_INLINE static constexpr int key_dim(int vector, int word) {

@@ -235,7 +235,8 @@ void accumulate_rows_of(AmxTiles& tiles, const HeadRows& rows, const StoredTile&
     const uint16_t* weights = rows.weights;
     pack_value_panel(codes, tile, d, dim > kValueDims ? 1 : 2, ahead, panel);
     if constexpr (kGroup != 0) {
-      scale_weights_of_groups<kGroups>(rows.scores, rows.count, scales + d / kGroup * kTileTokens, scaled_weights);
+      scale_weights_of_groups<kGroups, kAmxRows>(rows.scores, rows.count, scales + d / kGroup * kTileTokens,
+                                                 scaled_weights);
       weights = scaled_weights;
     }
     add_value_block<Codes, kValueVectors / kGroups>(rows, weights, excess, panel, d);

@@ -7,7 +7,7 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
-#if defined(PC_AMX)
+#if defined(__AVX512BF16__)
 
 // Numbers that share a scale; 0 for formats without scales of groups.
 PC_FORCE_INLINE int64_t group_size(Format format) {
@@ -148,8 +148,8 @@ inline void expand_scales(const Cache& cache, const StoredTile& tile, float* num
   }
 }
 
-// Weights [kGroups, kAmxRows, 64] of a tile times the scales of each group, as bfloat16.
-template <int kGroups>
+// Weights [kGroups, kRows, 64] of a tile times the scales of each group, as bfloat16.
+template <int kGroups, int kRows>
 PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows, const float* scales,
                                              uint16_t* scaled) {
   for (int g = 0; g < kGroups; ++g) {
@@ -158,7 +158,7 @@ PC_FORCE_INLINE void scale_weights_of_groups(const float* weights, int64_t rows,
     for (int i = 0; i < kTileDwords; ++i) of_tokens[i] = load(scales + g * kTileTokens + i * kLanes);
     for (int64_t r = 0; r < rows; ++r) {
       const float* const row = weights + r * kTileTokens;
-      uint16_t* const to = scaled + (g * kAmxRows + r) * kTileTokens;
+      uint16_t* const to = scaled + (g * kRows + r) * kTileTokens;
 #pragma GCC unroll 2
       for (int i = 0; i < kTileDwords; i += 2) {
         const Vec a = load(row + i * kLanes) * of_tokens[i], b = load(row + (i + 1) * kLanes) * of_tokens[i + 1];

@@ -13,6 +13,8 @@ PC_FORCE_INLINE void store_half(void* p, HalfVec v) { *static_cast<LooseHalfVec*
 PC_FORCE_INLINE Vec widen_bf16(HalfVec h) {
 #if defined(__AVX512F__)  // GCC 12 widens the halves apart
   return (Vec)((BitVec)_mm512_maskz_cvtepu16_epi32(kAllLanes, (__m256i)h) << 16);
+#elif defined(__AVX2__)
+  return (Vec)((BitVec)_mm256_cvtepu16_epi32((__m128i)h) << 16);
 #else
   return (Vec)(__builtin_convertvector(h, BitVec) << 16);
 #endif

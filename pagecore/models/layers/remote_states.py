@@ -1,0 +1,70 @@
+"""Recurrent states of families whose code is published together with their weights.
+
+Source: the configuration and modeling files of Ling, PLaMo 2 and Solar Open 2, and their models in vLLM and SGLang.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.layers.hybrid_kinds import kimi_fields
+from pagecore.models.layers.recurrent_states import Dtypes, Planes, chunk_of_64, lightning_chunk
+from pagecore.storage import Plane
+from pagecore.storage.state_shapes import delta_planes, lightning_planes, mamba2_planes, short_conv_planes
+
+__all__ = ["chunk_of_ling", "delta_rule_of_solar", "is_lightning", "mamba_of_plamo", "states_of_ling"]
+
+
+def is_lightning(fields: Fields) -> bool:
+    """Return True for Ling 2.5, whose layers with states have no convolution; files of transformers name its kernel."""
+    has_norm_of_groups = fields.given("group_norm_size") is not None
+    return fields.given("short_conv_kernel_size") is None and has_norm_of_groups
+
+
+def states_of_ling(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Kimi delta attention of Ling 3, or lightning attention of Ling 2.5.
+
+    Heads and dims are those that published files name for attention.
+    """
+    heads = fields.integer("num_attention_heads")
+    # transformers writes the dim under a name of its own, and in head_dim that of the rotary embedding.
+    dim = fields.integer("head_dim" if fields.given("linear_head_dim") is None else "linear_head_dim")
+    if is_lightning(fields):
+        return partial(lightning_planes, heads, dim, state_dtype=dtypes.state)
+    kernel = fields.integer("short_conv_kernel_size", min=2)
+    return partial(delta_planes, heads, heads, dim, dim, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def chunk_of_ling(fields: Fields) -> int:
+    """Return the chunk of the kernel of the states."""
+    return lightning_chunk(fields) if is_lightning(fields) else chunk_of_64(fields)
+
+
+def delta_rule_of_solar(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Kimi delta attention of Solar Open 2; without fields of its own it has the heads and the dim of attention."""
+    inner = kimi_fields(fields)
+    if inner is None:
+        part, heads, dim = fields, "num_attention_heads", "head_dim"
+        part.defaults = {**part.defaults, "short_conv_kernel_size": 4}
+    else:
+        part, heads, dim = inner, "num_heads", "head_dim"
+        if part.given("num_kv_heads") not in (None, part.given("num_heads")):
+            part.refuse(f"{part.describe('num_kv_heads')}; it must equal num_heads, {part.integer('num_heads')}")
+    sizes = (part.integer(heads), part.integer(heads), part.integer(dim), part.integer(dim))
+    kernel = part.integer("short_conv_kernel_size", min=2)
+    return partial(delta_planes, *sizes, kernel, dtype=dtypes.window, state_dtype=dtypes.state)
+
+
+def mamba_of_plamo(fields: Fields, dtypes: Dtypes) -> Planes:
+    """Mamba-2 of PLaMo 2, whose convolution covers the channels alone, without B and C."""
+    heads, dim = fields.integer("mamba_num_heads"), fields.integer("head_dim")
+    state, kernel = fields.integer("mamba_d_state"), fields.integer("mamba_d_conv", min=2)
+
+    def split(ranks: int = 1) -> tuple[Plane, ...]:
+        window = short_conv_planes(heads * dim, kernel, ranks=ranks, dtype=dtypes.window)
+        sizes = (heads * dim, 1, heads, dim, state, kernel)
+        _, temporal = mamba2_planes(*sizes, ranks=ranks, dtype=dtypes.window, state_dtype=dtypes.state)
+        return (*window, temporal)
+
+    return split

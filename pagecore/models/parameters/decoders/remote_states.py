@@ -1,0 +1,38 @@
+"""Parameters of layers with recurrent states, of families whose code is published together with their weights.
+
+Source: as for `pagecore.models.families.remote_hybrids`.
+"""
+
+from __future__ import annotations
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.storage import StateSpec
+
+__all__ = ["add_lightning_of_ling", "add_mamba_of_plamo"]
+
+
+def add_lightning_of_ling(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add lightning attention with a gate on its outputs."""
+    hidden, (heads, dim, _) = fields.integer("hidden_size"), spec.planes[0].shape
+    width = heads * dim
+    tally.linear(hidden, 3 * width, bias=fields.flag("use_qkv_bias"), name="query_key_value")
+    tally.linear(hidden, width, name="g_proj")
+    tally.linear(width, hidden, bias=fields.flag("use_bias"), name="dense")
+    tally.add(width, Kind.OTHER, Split.TENSOR)
+    if fields.flag("use_qk_norm"):
+        tally.norm(dim, copies=2)
+
+
+def add_mamba_of_plamo(tally: Tally, fields: Fields, spec: StateSpec) -> None:
+    """Add a Mamba-2 whose B, C and time step come from the convolved channels."""
+    hidden, (channels, kept) = fields.integer("hidden_size"), spec.planes[0].shape
+    heads, _, state = spec.planes[1].shape
+    rank = max(64, hidden // 16)
+    tally.linear(hidden, 2 * channels, name="in_proj")
+    tally.add(channels * (kept + 1), Kind.OTHER, Split.TENSOR)
+    tally.linear(channels, rank + 2 * state, name="bcdt_proj")
+    tally.linear(rank, heads, name="dt_proj")
+    tally.add(3 * heads, Kind.OTHER, Split.TENSOR)
+    tally.norm(rank + 2 * state)
+    tally.linear(channels, hidden, name="out_proj")

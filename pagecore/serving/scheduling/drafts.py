@@ -1,0 +1,185 @@
+"""Drafts: tokens that an engine proposes for running requests, and that the next step verifies.
+
+A decoding run brings its last token and its drafts to a step, all in one row. The scheduler grants the first drafts of
+a run: fewer than proposed if `max_new_tokens`, the tokens of the step or the blocks of the pool do not suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
+from pagecore.serving.scheduling.request import Run, token_ids
+from pagecore.storage.checks import require_int, shown
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from pagecore.serving.scheduling.limits import Limits
+
+__all__ = ["DraftTree", "Drafts", "Proposal", "Proposed", "fitted_limits", "read_drafts"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftTree:
+    """Drafts of a run that form a tree; the step verifies all of its branches.
+
+    A step that cannot verify all of them verifies the first ones, which are a tree, too.
+
+    Parameters
+    ----------
+    parents : array_like of int [k]
+        For each draft the index of its parent among the drafts, less than its own; -1 for a draft that follows the last
+        token of the run. Kept as int64.
+    ids : array_like of int [k], optional
+        Token ids of the drafts; kept as int32, and aliased if they are an int32 array. Without them the engine writes
+        the ids to ``step.batch.token_ids``.
+
+    Raises
+    ------
+    ShapeError
+        `parents` is not 1-D, a parent does not come before its child, or `ids` has another length or ids that int32
+        cannot hold.
+    UnsupportedDtype
+        `parents` or `ids` are not integers.
+    """
+
+    parents: NDArray[np.int64]
+    ids: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        parents = token_ids(self.parents, "parents").astype(np.int64)
+        wrong = np.flatnonzero((parents < -1) | (parents >= np.arange(len(parents))))
+        if len(wrong):
+            raise ShapeError(
+                f"parents[{wrong[0]}] is {parents[wrong[0]]}; a parent is an earlier draft, below {wrong[0]}, or -1 "
+                "for the last token of the run"
+            )
+        object.__setattr__(self, "parents", parents)
+        if self.ids is None:
+            return
+        object.__setattr__(self, "ids", token_ids(self.ids, "ids"))
+        if len(self.ids) != len(parents):
+            raise ShapeError(f"ids has {len(self.ids)} ids for {len(parents)} parents; give one for each draft")
+
+    def __repr__(self) -> str:
+        return f"DraftTree({len(self.parents)} drafts{'' if self.ids is None else ' with ids'})"
+
+
+# Drafts of a run as an engine gives them: their number, their ids, or a tree.
+Proposed: TypeAlias = "int | ArrayLike | DraftTree"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Drafts of one run.
+
+    Attributes
+    ----------
+    count : int
+    ids : int32 array [count] or None
+        None if the scheduler does not know them.
+    parents : int64 array [1 + count] or None
+        Parents of the tokens of the row, the token before the drafts included; None for a chain.
+    """
+
+    count: int
+    ids: NDArray[np.int32] | None = None
+    parents: NDArray[np.int64] | None = None
+
+
+class Drafts:
+    """The proposals for a step: one for all decoding runs, or one for each run that has any.
+
+    Parameters
+    ----------
+    common : Proposal or None
+    listed : dict of Run to Proposal
+    """
+
+    __slots__ = ("common", "listed")
+
+    def __init__(self, common: Proposal | None, listed: dict[Run, Proposal]) -> None:
+        self.common = common
+        self.listed = listed
+
+    def find(self, run: Run) -> Proposal | None:
+        """Return the proposal for a run; None without drafts."""
+        return self.common or self.listed.get(run)
+
+    def has_trees(self, runs: Iterable[Run]) -> bool:
+        """Return True if one of the runs decodes and has a tree."""
+        if self.common is not None and self.common.parents is None:
+            return False
+        found = (self.find(run) for run in runs if not run.prefilling)
+        return any(proposal is not None and proposal.parents is not None for proposal in found)
+
+
+def fitted_limits(limits: Limits, drafts: Drafts | None, running: Iterable[Run]) -> Limits:
+    """Return the limits of a step; each row of a step with trees has at most the tokens that the batch has bits for."""
+    if drafts is None or not drafts.has_trees(running):
+        return limits
+    return replace(
+        limits,
+        chunk=min(limits.chunk, limits.tree_tokens),
+        max_drafts=min(limits.max_drafts, limits.tree_tokens - 1),
+    )
+
+
+def read_drafts(given: Proposed | Mapping[Run, Proposed] | None, owner: object, limits: Limits) -> Drafts | None:
+    """Check the drafts of a step; None without drafts. The errors are those of `Scheduler.schedule`."""
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        listed: dict[Run, Proposal] = {}
+        for run, proposed in given.items():
+            if not isinstance(run, Run) or run.owner is not owner:
+                raise InvalidSequence(f"drafts are given for {shown(run)}, which is not a run of this scheduler")
+            proposal = _read(proposed, limits, f"drafts of {run!r}")
+            if proposal.count:
+                listed[run] = proposal
+        return Drafts(None, listed) if listed else None
+    if not isinstance(given, DraftTree | int | np.integer) or isinstance(given, bool):
+        raise UnsupportedOption(
+            f"drafts is {shown(given)}; expected a number for all runs, a DraftTree, or a mapping from runs to "
+            "numbers, ids or trees"
+        )
+    common = _read(given, limits, "drafts")
+    return Drafts(common, {}) if common.count else None
+
+
+def _read(given: Proposed, limits: Limits, name: str) -> Proposal:
+    if isinstance(given, DraftTree):
+        if not limits.tree_tokens:
+            raise UnsupportedOption(
+                f"{name} is a tree, and the scheduler has no room for trees; make it with "
+                f"max_tree_tokens={1 + len(given.parents)} or more"
+            )
+        if len(given.parents) >= limits.tree_tokens:
+            raise ShapeError(
+                f"{name} is a tree of {len(given.parents)} drafts; with the token before them it may have "
+                f"{limits.tree_tokens}: propose fewer, or raise max_tree_tokens"
+            )
+        parents = np.append(-1, given.parents + 1)
+        return _limited(Proposal(len(given.parents), given.ids, parents), limits, name)
+    if isinstance(given, int | np.integer):
+        return _limited(Proposal(require_int(name, given, 0)), limits, name)
+    try:
+        ids = token_ids(given, name)
+    except UnsupportedDtype:
+        raise UnsupportedDtype(f"{name}: {shown(given)}; expected a number, token ids, or a DraftTree") from None
+    return _limited(Proposal(len(ids), ids), limits, name)
+
+
+def _limited(proposal: Proposal, limits: Limits, name: str) -> Proposal:
+    """Return the proposal; raise UnsupportedOption if the layers that keep states have no slots for its drafts."""
+    if proposal.count > limits.max_drafts:
+        raise UnsupportedOption(
+            f"{name} has {proposal.count} drafts, and the layers that keep states have slots for {limits.max_drafts}; "
+            "propose fewer, or make their StateSpec with more draft_tokens"
+        )
+    return proposal

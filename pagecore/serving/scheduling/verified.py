@@ -1,0 +1,210 @@
+"""Verified drafts: the accepted tokens of each row, as an engine passes them to `commit` and `accept`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Listed
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pagecore.errors import ShapeError, UnsupportedDtype
+from pagecore.serving.scheduling.request import token_ids
+from pagecore.storage.checks import shown
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from pagecore.cache import Sequence
+    from pagecore.serving.scheduling.request import Run
+    from pagecore.serving.scheduling.step import Step
+
+__all__ = ["Accepted", "is_table", "read_accepted", "read_id_rows", "sort_id_rows"]
+
+
+class Accepted:
+    """The accepted tokens of a step.
+
+    Attributes
+    ----------
+    counts : list of int
+        Tokens that each output gains: its accepted drafts and one more.
+    by_row : list of int or None
+        Computed tokens of each row of the batch that stay; None if all do, or with `paths`.
+    paths : list or None
+        For a step with trees, the accepted path of each row; None for a row that is accepted whole.
+    """
+
+    __slots__ = ("by_row", "counts", "paths")
+
+    def __init__(self, counts: list[int], by_row: list[int] | None = None, paths: list[Any] | None = None) -> None:
+        self.counts = counts
+        self.by_row = by_row
+        self.paths = paths
+
+
+def read_accepted(step: Step, accepted: ArrayLike | None, accepted_path: Listed[ArrayLike | None] | None) -> Accepted:
+    """Check the arguments of `commit` for a step.
+
+    Raises
+    ------
+    ShapeError
+        Not one number or path for each output, a number that its row cannot have, or none for a step that needs them.
+    UnsupportedDtype
+        The numbers are not integers.
+    """
+    has_trees = step.parents is not None
+    if has_trees or accepted_path is not None:
+        if accepted is not None:
+            raise ShapeError(
+                "the step has trees, and accepted is given; pass accepted_path alone"
+                if has_trees
+                else "accepted and accepted_path are both given; use one of them"
+            )
+        if accepted_path is None:
+            raise ShapeError("the step has trees of drafts; pass accepted_path, the accepted tokens of each output")
+        return _read_paths(step, accepted_path)
+    if accepted is None:
+        if step.has_drafts:
+            raise ShapeError("the step has drafts; pass accepted, the number of tokens that each output gains")
+        return Accepted([1] * len(step.outputs))
+    counts = _integers(accepted, "accepted")
+    if len(counts) != len(step.outputs):
+        raise ShapeError(f"accepted has {len(counts)} numbers; expected one for each of {len(step.outputs)} outputs")
+    for place, count in enumerate(counts):
+        most = step.counts[place] if place < step.num_decodes else 1
+        if not 1 <= count <= most:
+            raise ShapeError(
+                f"accepted[{place}] is {count}; that output has {most - 1} drafts and gains 1 to {most} tokens: count "
+                "the accepted drafts and the token after them"
+            )
+    by_row = counts[: step.num_decodes] + step.counts[step.num_decodes :] if step.has_drafts else None
+    return Accepted(counts, by_row)
+
+
+def _read_paths(step: Step, accepted_path: Listed[ArrayLike | None]) -> Accepted:
+    if not isinstance(accepted_path, list | tuple) or len(accepted_path) != len(step.outputs):
+        raise ShapeError(
+            f"accepted_path is {shown(accepted_path)}; expected a list with one path for each of {len(step.outputs)} "
+            "outputs"
+        )
+    counts: list[int] = []
+    paths: list[Any] = [None] * len(step.runs)
+    for place, given in enumerate(accepted_path):
+        drafts = step.counts[place] - 1 if place < step.num_decodes else 0
+        if given is None:
+            if drafts:
+                raise ShapeError(
+                    f"accepted_path[{place}] is None, and that output has {drafts} drafts; give the indices of its "
+                    "accepted tokens, from 0 on"
+                )
+            counts.append(1)
+            continue
+        path = _integers(given, f"accepted_path[{place}]")
+        if not path or path[0] != 0 or (len(path) > 1 and not drafts):
+            raise ShapeError(
+                f"accepted_path[{place}] is {shown(given)}; that output has {drafts} drafts: begin with 0, the token "
+                "before them, and go on with accepted ones"
+            )
+        if place < step.num_decodes:
+            paths[place] = path
+        counts.append(len(path))
+    return Accepted(counts, None, paths)
+
+
+def _as_array(given: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(given)
+    except (TypeError, ValueError) as refused:  # ragged lists, tensors of a device
+        raise ShapeError(f"{name} is not an array of integers: {refused}") from None
+
+
+def _integers(given: ArrayLike, name: str) -> list[int]:
+    array = _as_array(given, name)
+    if array.ndim != 1:
+        raise ShapeError(f"{name} has shape {array.shape}; expected a 1-D array of integers")
+    if array.size and array.dtype.kind not in "iu":
+        raise UnsupportedDtype(f"{name} has dtype {array.dtype}; expected integers")
+    numbers: list[int] = array.tolist()
+    return numbers
+
+
+# -- the ids of accepted tokens ----------------------------------------------------------------------------------------
+
+
+def is_table(ids: object) -> bool:
+    """Return True for ids of several tokens an output: a list of lists or arrays, or a 2-D array."""
+    if isinstance(ids, list | tuple):
+        return len(ids) > 0 and (isinstance(ids[0], list | tuple) or getattr(ids[0], "ndim", 0) > 0)
+    return getattr(ids, "ndim", 1) == 2
+
+
+def read_id_rows(ids: Any, step: Step, flags: NDArray[np.bool_] | None) -> list[list[int]]:
+    """Return the ids that each output gains.
+
+    A 2-D array has a row for each output; what follows its accepted tokens is not read. A list has exactly the ids of
+    each output, or fewer for an output whose flag is set: it ends with the last one.
+
+    Raises
+    ------
+    ShapeError, UnsupportedDtype
+        As `Scheduler.accept`.
+    """
+    counts = step.accepted or [1] * len(step.outputs)
+    if not is_table(ids) and len(counts):
+        raise ShapeError("the step has drafts; give ids as a list of ids for each output, or as a 2-D array")
+    if len(ids) != len(counts):
+        raise ShapeError(f"ids has {len(ids)} rows; expected one for each of {len(counts)} outputs")
+    if not isinstance(ids, list | tuple):
+        table = _as_array(ids, "ids")
+        flat = token_ids(table.reshape(-1), "ids").reshape(table.shape)
+        if table.shape[1] < max(counts, default=0):
+            raise ShapeError(f"ids has shape {table.shape}; an output has {max(counts)} accepted tokens")
+        listed: list[list[int]] = flat.tolist()  # type: ignore[assignment]  # of a 2-D array
+        return [row[:count] for row, count in zip(listed, counts, strict=True)]
+    rows: list[list[int]] = [token_ids(row, f"ids[{place}]").tolist() for place, row in enumerate(ids)]
+    for place, (count, run) in enumerate(zip(counts, step.outputs, strict=True)):
+        given = len(rows[place])
+        least = 1 if flags is not None and flags[place] else count
+        if not least <= given <= count and run.held is not None:
+            raise ShapeError(
+                f"ids[{place}] has {given} ids, and {count} tokens of that output are accepted; give {count} ids, or "
+                "fewer with finished"
+            )
+    return rows
+
+
+def sort_id_rows(
+    step: Step, rows: list[list[int]], flags: NDArray[np.bool_] | None
+) -> tuple[list[Sequence], list[list[int]], dict[Run, NDArray[np.int32]]]:
+    """Return the sequences that learn ids, these ids, and the complete tokens of each run that finishes.
+
+    A run ends at the first of its ids that ends it, and the ids after that are dropped. Its sequence learns the ids
+    before the last one, which are computed, so that the prefix cache can keep them.
+    """
+    learning: list[Sequence] = []
+    learned: list[list[int]] = []
+    finished: dict[Run, NDArray[np.int32]] = {}
+    for place, (run, given) in enumerate(zip(step.outputs, rows, strict=True)):
+        held = run.held
+        if held is None:  # cancelled, or finished by an earlier step
+            continue
+        length, ids = _end_of(run, held.num_tokens, given), given
+        if length or (flags is not None and flags[place]):
+            kept = given[: length or len(given)]
+            finished[run] = np.append(held.tokens, np.array(kept, np.int32))
+            ids = kept[:-1]
+        if ids:
+            learning.append(held)
+            learned.append(ids)
+    for run in step.unsampled:
+        if run.held is not None:
+            finished[run] = np.asarray(run.held.tokens)
+    return learning, learned, finished
+
+
+def _end_of(run: Run, known: int, ids: list[int]) -> int:
+    """Return the number of ids up to the first one that ends the run; 0 if none does."""
+    for number, token in enumerate(ids, 1):
+        if known + number >= run.last_length or (token in run.stops and known + number >= run.stops_from):
+            return number
+    return 0

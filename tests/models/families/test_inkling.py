@@ -1,0 +1,78 @@
+"""Layers of Inkling, compared with a cache of transformers that a small model fills."""
+
+import pytest
+
+from pagecore import PagedKVCache, TensorParallel
+from pagecore.errors import ShapeError
+from pagecore.models import ConfigError, read_model_config, specs_from_config
+from tests.capabilities import require
+
+SIZES = {"hidden_size": 48, "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+SIZES |= {"swa_num_attention_heads": 8, "swa_num_key_value_heads": 4, "swa_head_dim": 16, "sliding_window_size": 6}
+OTHER = {"vocab_size": 64, "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2}
+OTHER |= {"intermediate_size": 32, "unpadded_vocab_size": 64, "conv_kernel_size": 3, "eos_token_id": 2}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "own"),
+    [
+        ("inkling_text", {}),
+        ("inkling_text", {"local_layer_ids": [0, 3]}),
+        ("inkling2_text", {"n_layers_per_attn_res_block": 2, "intermediate_size": 16}),
+    ],
+)
+def test_layers_store_what_a_cache_of_transformers_stores(model_type, own):
+    transformers, torch = require("transformers"), require("torch")
+    config = transformers.AutoConfig.for_model(model_type, **(SIZES | OTHER | own))
+    cache = transformers.DynamicCache(config=config)
+    with torch.no_grad():
+        transformers.AutoModelForCausalLM.from_config(config).eval()(torch.arange(10)[None], past_key_values=cache)
+    model = read_model_config(config.to_dict())
+    assert model.max_length == config.max_position_embeddings
+    for layer, numbers in zip(cache.layers, model.specs_by_layer, strict=True):
+        attention, state = (model.layers[number] for number in numbers)
+        _, kv_heads, kept, dim = layer.keys.shape
+        assert (attention.num_kv_heads, attention.head_dim, attention.scale) == (kv_heads, dim, 1 / dim)
+        assert attention.window == (6 if kept == 5 else None)
+        # transformers keeps one input more than a convolution needs.
+        shapes = [tuple(each.shape[1:]) for each in layer.conv_states.values()]
+        assert [plane.shape for plane in state.planes] == [(width, kept - 1) for width, kept in shapes]
+
+
+def test_inkling_has_the_defaults_of_transformers():
+    transformers = require("transformers")
+    for model_type in ("inkling_text", "inkling2_text"):
+        written = transformers.AutoConfig.for_model(model_type).to_dict()
+        fewest = {name: written[name] for name in ("model_type", "hidden_size", "num_hidden_layers")}
+        assert specs_from_config(fewest, dtype="float32") == specs_from_config(written, dtype="float32")
+    whole = transformers.AutoConfig.for_model("inkling_mm_model").to_dict()
+    text = whole["text_config"] | {"model_type": "inkling_model"}
+    assert specs_from_config(whole) == specs_from_config(whole | {"text_config": text})
+
+
+INKLING = {"model_type": "inkling_text", **SIZES}
+
+
+def test_ranks_split_keys_and_copy_outputs():
+    attention, state = specs_from_config(INKLING)[:2]
+    for ranks, widths in ((2, (32, 32, 48, 48)), (8, (16, 16, 48, 48))):
+        assert tuple(plane.shape[0] for plane in TensorParallel(0, ranks).shard(state).planes) == widths
+    with pytest.raises(ShapeError, match="kv_heads is 4, which 3 ranks can neither split nor replicate"):
+        TensorParallel(0, 3).shard(state)
+    cache = PagedKVCache(layers=specs_from_config(INKLING), num_blocks=8, block_size=4, num_states=3)
+    assert cache.key(0).shape[-2:] == (attention.num_kv_heads, attention.head_dim)
+    assert cache.plane("conv_value", 1).shape[1:] == (64, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"local_layer_ids": 3}, "local_layer_ids is 3; it must list numbers of layers, or be null"),
+        ({"swa_num_key_value_heads": 0}, "swa_num_key_value_heads is 0"),
+        ({"conv_kernel_size": 1}, "conv_kernel_size is 1; it must be an integer between 2"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
+    ],
+)
+def test_invalid_fields_of_inkling(change, words):
+    with pytest.raises(ConfigError, match=words):
+        specs_from_config(INKLING | change)

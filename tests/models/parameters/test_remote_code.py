@@ -1,0 +1,172 @@
+"""Parameters of families whose code is published with their weights: of published sizes, computed by hand."""
+
+import pytest
+
+from pagecore.models import ConfigError
+from pagecore.models.parameters import count_parameters
+
+
+def mlp(hidden, width):
+    return 3 * hidden * width
+
+
+def attention(hidden, heads, kv_heads, dim):
+    return 2 * hidden * heads * dim + 2 * hidden * kv_heads * dim
+
+
+HUNYUAN_LARGE = {
+    "model_type": "hunyuan",
+    "cla_share_factor": 2,
+    "hidden_size": 6400,
+    "intermediate_size": 18304,
+    "num_attention_heads": 80,
+    "num_experts": 16,
+    "num_hidden_layers": 64,
+    "num_key_value_heads": 8,
+    "num_shared_expert": 1,
+    "tie_word_embeddings": True,
+    "use_cla": True,
+    "use_mixed_mlp_moe": True,
+    "use_qk_norm": True,
+    "vocab_size": 128512,
+}
+RING = {"model_type": "bailing_moe_linear", "head_dim": 128, "num_experts": 256, "vocab_size": 157184}
+RING |= {"num_shared_experts": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+RING_MINI = RING | {"hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512}
+RING_MINI |= {"num_attention_heads": 16, "num_hidden_layers": 20, "layer_group_size": 5}
+RING_FLASH = RING | {"hidden_size": 4096, "intermediate_size": 9216, "moe_intermediate_size": 1024}
+RING_FLASH |= {"num_attention_heads": 32, "num_hidden_layers": 32, "layer_group_size": 8}
+
+
+def ring(hidden, heads, layers, group, width, expert):
+    """Return the parameters of a Ring with lightning attention in all but the last layer of each group."""
+    full = layers // group
+    norms = 2 * 128 + 2 * hidden
+    lightning = 5 * hidden * heads * 128 + heads * 128
+    experts = 257 * mlp(hidden, expert) + 256 * hidden
+    layered = full * attention(hidden, heads, 4, 128) + (layers - full) * lightning + layers * norms
+    return layered + mlp(hidden, width) + (layers - 1) * experts + 2 * 157184 * hidden + hidden
+
+
+# Of each: the config, the parameters, and what the model card has.
+CASES = {
+    "hunyuan-large": (  # 389B
+        HUNYUAN_LARGE,
+        64 * (17 * mlp(6400, 18304) + 16 * 6400 + 2 * 6400 * 6400 + 2 * 6400 + 2 * 80)
+        + 32 * 2 * 6400 * 640
+        + 128512 * 6400
+        + 6400,
+    ),
+    "ring-mini-linear-2.0": (RING_MINI, ring(2048, 16, 20, 5, 5120, 512)),  # 16.4B
+    "ring-flash-linear-2.0": (RING_FLASH, ring(4096, 32, 32, 8, 9216, 1024)),  # 104B
+    "phi-3-small": (
+        {"model_type": "phi3small", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+        | {"vocab_size": 100352},
+        7_392_272_384,
+    ),
+    "jais-13b": (  # 13B
+        {"model_type": "jais", "n_embd": 5120, "n_head": 40, "n_layer": 40, "n_inner": 13653, "vocab_size": 84992}
+        | {"activation_function": "swiglu", "position_embedding_type": "alibi"},
+        40 * (4 * 5120 * 5120 + mlp(5120, 13653) + 9 * 5120 + 2 * 13653) + 84992 * 5120 + 2 * 5120,
+    ),
+    "ouro-1.4b": (  # 1.4B
+        {"model_type": "ouro", "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24}
+        | {"intermediate_size": 5632, "vocab_size": 49152},
+        24 * (4 * 2048 * 2048 + mlp(2048, 5632) + 4 * 2048) + 2 * 49152 * 2048 + 2048 + 2049,
+    ),
+    "internlm-7b": (
+        {"model_type": "internlm", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+        | {"intermediate_size": 11008, "vocab_size": 103168},
+        7_321_948_160,
+    ),
+    "telechat2-7b": (
+        {"model_type": "telechat", "hidden_size": 4096, "n_head": 32, "n_layer": 30, "ffn_hidden_size": 12288}
+        | {"vocab_size": 131072},
+        30 * (4 * 4096 * 4096 + mlp(4096, 12288) + 4 * 4096) + 2 * 131072 * 4096 + 4096,
+    ),
+    "plamo-2-8b": (  # 9.1B
+        {"model_type": "plamo2", "hidden_size": 4096, "hidden_size_per_head": 128, "num_attention_heads": 32}
+        | {"num_hidden_layers": 32, "num_key_value_heads": 4, "mamba_num_heads": 64, "intermediate_size": 16384}
+        | {"vocab_size": 100000},
+        32 * (mlp(4096, 16384) + 4 * 4096)
+        + 16 * (attention(4096, 32, 4, 128) + 36 * 128)
+        + 16 * (3 * 4096 * 8192 + 4 * 8192 + 8192 * (256 + 128) + 256 * 64 + 3 * 64 + 256 + 128)
+        + 100000 * 4096
+        + 4096,
+    ),
+    "plamo-3-8b": (
+        {"model_type": "plamo3", "hidden_size": 4096, "num_attention_heads": 32, "num_hidden_layers": 32}
+        | {"num_key_value_heads": 4, "intermediate_size": 16384, "vocab_size": 107520},
+        32 * (attention(4096, 32, 4, 128) + mlp(4096, 16384) + 4 * 4096 + 2 * 128) + 107520 * 4096 + 4096,
+    ),
+    "iquest-coder-40b-loop": (  # 40B
+        {"model_type": "iquestloopcoder", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 80}
+        | {"num_key_value_heads": 8, "intermediate_size": 27648, "vocab_size": 76800},
+        80 * (attention(5120, 40, 8, 128) + mlp(5120, 27648) + 2 * 5120 + 40 * 129) + 2 * 76800 * 5120 + 5120,
+    ),
+    "sarvam-105b": (
+        {"model_type": "sarvam_mla", "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 32}
+        | {"intermediate_size": 16384, "moe_intermediate_size": 2048, "num_experts": 128, "v_head_dim": 128}
+        | {"vocab_size": 262144},
+        32 * (4096 * 64 * 192 + 4096 * 576 + 512 + 512 * 64 * 256 + 64 * 128 * 4096 + 2 * 4096)
+        + mlp(4096, 16384)
+        + 31 * (129 * mlp(4096, 2048) + 128 * 4096)
+        + 2 * 262144 * 4096
+        + 4096,
+    ),
+    "mimo-v2.5-pro": (  # 1.02T
+        {"model_type": "mimo_v2", "hidden_size": 6144, "num_attention_heads": 128, "num_hidden_layers": 70}
+        | {"num_key_value_heads": 8, "swa_num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128}
+        | {"hybrid_layer_pattern": [0] + [1] * 69, "moe_layer_freq": [0] + [1] * 69, "sliding_window": 128}
+        | {"intermediate_size": 16384, "moe_intermediate_size": 2048, "n_routed_experts": 384, "vocab_size": 152576},
+        70 * (6144 * (128 * 192 + 8 * 192 + 8 * 128 + 128 * 128) + 2 * 6144)
+        + 69 * (128 + 384 * mlp(6144, 2048) + 384 * 6144)
+        + mlp(6144, 16384)
+        + 2 * 152576 * 6144
+        + 6144,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_of_published_sizes(name):
+    config, expected = CASES[name]
+    assert count_parameters(config).total == expected
+
+
+@pytest.mark.parametrize("name", ["ring-mini-linear-2.0", "hunyuan-large", "plamo-2-8b"])
+def test_stages_have_all_parameters(name):
+    config, expected = CASES[name]
+    layers = config["num_hidden_layers"]
+    untied = config | {"tie_word_embeddings": False}
+    head = 0 if name.startswith("ring") else config["vocab_size"] * config["hidden_size"]
+    stages = [range(0, layers // 2), range(layers // 2, layers)]
+    assert sum(count_parameters(untied, layers=stage).total for stage in stages) == expected + head
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"use_mixed_mlp_moe": False}, -64 * mlp(6400, 18304)),
+        ({"num_shared_expert": 2}, 64 * mlp(6400, 18304)),
+        ({"moe_intermediate_size": 3072}, 64 * 16 * (mlp(6400, 3072) - mlp(6400, 18304))),
+        ({"num_experts": 1}, -64 * (16 * mlp(6400, 18304) + 16 * 6400)),
+        ({"use_qk_norm": False}, -64 * 2 * 80),
+        ({"use_cla": False}, 32 * 2 * 6400 * 640),
+    ],
+)
+def test_experts_of_hunyuan(change, difference):
+    assert count_parameters(HUNYUAN_LARGE | change).total - count_parameters(HUNYUAN_LARGE).total == difference
+    with pytest.raises(ConfigError, match=r"num_shared_expert is \[1\]"):
+        count_parameters(HUNYUAN_LARGE | {"num_shared_expert": [1]})
+
+
+def test_lightning_attention_of_ling_2_5_is_counted():
+    ling = RING_MINI | {"model_type": "bailing_hybrid", "group_norm_size": 4, "use_qk_norm": True}
+    ling |= {"num_hidden_layers": 5, "v_head_dim": 128, "q_lora_rank": None}
+    heads, hidden = 16, 2048
+    latent = hidden * heads * 192 + hidden * 576 + 512 + 512 * heads * 256 + heads * 128 * hidden
+    lightning = 5 * hidden * heads * 128 + heads * 128 + 2 * 128
+    experts = 4 * (257 * mlp(hidden, 512) + 256 * hidden)
+    ends = mlp(hidden, 5120) + 5 * 2 * hidden + 2 * 157184 * hidden + hidden
+    assert count_parameters(ling).total == latent + 4 * lightning + experts + ends
