@@ -1,8 +1,9 @@
-"""Further configs of the families in `llama_kin`, and their fewest fields: see `published.py`."""
+"""Further configs of full attention and sliding windows, and their fewest fields."""
+
+from tests.models.published.fewest import FEWEST
 
 KIN_FAMILIES = ["aria_text", "cohere2_moe", "exaone_moe", "granite_swa", "granitemoe_swa", "hy_v3"]
 KIN_FAMILIES += ["hyperclovax", "iquestcoder", "kolibri1", "laguna", "mellum", "minimax_m3_vl_text"]
-FEWEST = {"hidden_size": 3072, "num_attention_heads": 32, "num_hidden_layers": 30}
 
 KIN_PUBLISHED = {
     "dots.llm1": {

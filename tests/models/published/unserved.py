@@ -1,0 +1,24 @@
+"""Published configs whose attention no spec describes, with the reason in the error message."""
+
+UNSERVED = {
+    "minimax-m3": (
+        {
+            "model_type": "minimax_m3_vl_text",
+            "head_dim": 128,
+            "hidden_size": 6144,
+            "num_attention_heads": 64,
+            "num_hidden_layers": 60,
+            "num_key_value_heads": 4,
+            "sparse_attention_config": {"sparse_attention_freq": [0] * 3 + [1] * 57},
+        },
+        "sparse attention to blocks of keys (sparse_attention_config = ...)",
+    ),
+    "diffllama-375m": (
+        {"model_type": "diffllama", "hidden_size": 1024, "num_attention_heads": 32, "num_hidden_layers": 8},
+        "differential attention",
+    ),
+    "doge-160m": (
+        {"model_type": "doge", "hidden_size": 768, "num_attention_heads": 6, "num_hidden_layers": 24},
+        "attention with a dynamic mask that is computed from the values",
+    ),
+}
