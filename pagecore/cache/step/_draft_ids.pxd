@@ -2,7 +2,7 @@
 from libc.stdint cimport int32_t
 
 from pagecore.cache.step._plan cimport StepPlan
-from pagecore.index.tables._block_tables cimport StepBuffers
+from pagecore.index.tables._step_buffers cimport StepBuffers
 
 
 cdef class DraftIds:

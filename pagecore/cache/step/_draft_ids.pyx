@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport Integers, as_integers
-from pagecore.index.tables._block_tables cimport StepBuffers
+from pagecore.index.tables._step_buffers cimport StepBuffers
 
 from pagecore.errors import ShapeError
 

@@ -1,24 +1,21 @@
-// Random calls of a RadixTree and its model; observable state is compared after each call.
+// Random calls of a RadixTree and its model; observable state is compared after each call (radix_compared.hpp).
 #pragma once
 
 #include <algorithm>
 #include <memory>
 
-#include "tests/index/native/model_pool.hpp"
+#include "tests/index/native/radix_compared.hpp"
 #include "tests/index/native/radix_memory.hpp"
 #include "tests/index/native/radix_offers.hpp"
 
 namespace pagecore::test {
 
-class TreeLife {
+class TreeLife : public ComparedTree {
  public:
   TreeLife(Random& random, const RadixTree::Options& options, bool is_memory_short)
-      : random_(random), model_(options), tree_(options), offers_(random, model_), is_memory_short_(is_memory_short) {
+      : ComparedTree(options), random_(random), offers_(random, model_), is_memory_short_(is_memory_short) {
     if (random_.one_in(2)) tree_.start_journal(size_t{1} << (random_.one_in(2) ? 10 : 20), {0});
   }
-  [[nodiscard]] RadixTree& tree() { return tree_; }
-  TreeLife(const TreeLife&) = delete;
-  TreeLife& operator=(const TreeLife&) = delete;
 
   void step() {
     switch (random_.below(19)) {
@@ -43,53 +40,6 @@ class TreeLife {
       default: insert(); break;
     }
     same();
-  }
-
-  void same() {
-    tree_.check_invariants();
-    if (tree_.has_journal()) same_journal();
-    PC_CHECK(tree_.num_receipts() == std::ssize(model_.receipts), tree_.num_receipts(), " receipts");
-    for (size_t c = 0; c < model_.num_components; ++c) {
-      const auto component = static_cast<int32_t>(c);
-      PC_CHECK(tree_.held(component) == model_.held(c), "component ", c, " holds ", tree_.held(component));
-      PC_CHECK(tree_.evictable(component) == model_.evictable(c), tree_.evictable(component), " of component ", c,
-               " can go, expected ", model_.evictable(c));
-    }
-    const std::vector<std::set<int>> pinned = model_.all_pinned();
-    for (const auto& [name, held] : receipts_) {
-      const RadixTree::Receipt& receipt = held.receipt;
-      const ModelReceipt& known = model_.receipts.at(name);
-      PC_CHECK(tree_.depth(receipt.node) == std::ssize(model_.path(known.end)), "receipt ", name, " ends elsewhere");
-      PC_CHECK(receipt.components == known.components, "receipt ", name, " holds ", receipt.components);
-      same_path(receipt, known, pinned);
-    }
-    for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
-      const std::set<int32_t> ids = model_.held_ids(lane);
-      PC_CHECK(tree_.held_ids(static_cast<int32_t>(lane)) == Ids(ids.begin(), ids.end()), "lane ", lane);
-    }
-    std::set<int32_t> used;
-    for (const auto& [name, root] : model_.roots) used.insert(name);
-    for (const auto& [name, space] : spaces_) PC_CHECK(used.contains(name), "namespace ", name, " is dead");
-    PC_CHECK(std::ssize(used) - used.contains(0) == std::ssize(spaces_), spaces_.size(), " namespaces");
-  }
-
-  // The ids and pins of every block that a receipt holds.
-  void same_path(const RadixTree::Receipt& receipt, const ModelReceipt& known,
-                 const std::vector<std::set<int>>& pinned) {
-    const std::vector<int> path = model_.path(known.end);
-    for (size_t i = 0; i < path.size(); ++i) {
-      const auto block = static_cast<int64_t>(i);
-      for (size_t lane = 0; lane < model_.num_lanes; ++lane) {
-        const int32_t id = tree_.id_at(receipt.node, block, static_cast<int32_t>(lane));
-        PC_CHECK(id == model_.id_at(path[i], lane), "lane ", lane, " has id ", id, " at block ", i);
-      }
-      for (size_t c = 0; c < model_.num_components; ++c) {
-        if (model_.is_state(c) && model_.cells.at(path[i]).state == radix::kNoState) continue;
-        const bool is_pinned = tree_.num_pins(receipt.node, block, static_cast<int32_t>(c)) > 0;
-        PC_CHECK(is_pinned == pinned[c].contains(path[i]), "component ", c, " of block ", i, " is ",
-                 is_pinned ? "" : "not ", "pinned");
-      }
-    }
   }
 
   // Releases and evicts everything: nothing is left.
@@ -128,26 +78,6 @@ class TreeLife {
     PC_CHECK(!ShortMemory::has_failed(), "memory was asked for");
   }
 
-  struct Held {
-    RadixTree::Receipt receipt;
-    int32_t name = 0;  // of its namespace
-  };
-
-  // Namespaces, handled as in the binding.
-
-  [[nodiscard]] radix::NamespaceId space_of(int32_t name) const {
-    if (name == 0) return 0;
-    return spaces_.contains(name) ? spaces_.at(name) : -1;
-  }
-  void bury() {
-    for (radix::NamespaceId gone = tree_.dead_namespace(); gone >= 0; gone = tree_.dead_namespace()) {
-      const size_t before = spaces_.size();
-      std::erase_if(spaces_, [&](const auto& each) { return each.second == gone; });
-      PC_CHECK(spaces_.size() == before - 1, "namespace ", gone, " was not in use");
-      tree_.forget_dead_namespace();
-    }
-  }
-
   // Steps.
 
   RadixTree::Match find(const Key& key, ModelMatch& expected) {
@@ -164,16 +94,6 @@ class TreeLife {
     same_ids(match, expected);
     return match;
   }
-  void same_ids(const RadixTree::Match& match, const ModelMatch& expected) {
-    for (size_t lane = 0; lane < model_.num_lanes && match.blocks > 0; ++lane) {
-      Exact<int32_t> ids(static_cast<size_t>(match.blocks));
-      ids.fill(-7);
-      tree_.copy_blocks(match.node, match.offset, static_cast<int32_t>(lane), ids.span());
-      PC_CHECK(ids.copy() == expected.ids[lane], "lane ", lane, ": ", shown(ids.copy()), ", expected ",
-               shown(expected.ids[lane]));
-    }
-  }
-
   void look_up() {
     ModelMatch expected;
     static_cast<void>(find(offers_.some_key(), expected));
@@ -221,38 +141,6 @@ class TreeLife {
   // Key of a receipt in the map, or -1.
   int some_receipt() { return receipts_.empty() || random_.one_in(2) ? -1 : random_.pick(receipts_).first; }
 
-  // Changes since the last call, applied to what was there before, give what the tree holds.
-  void same_journal() {
-    radix::Changes contents;
-    tree_.list_contents(contents);
-    std::multiset<std::pair<int32_t, radix::ContentHash>> held;
-    apply(contents, held);
-    tree_.take_changes(changes_);
-    PC_CHECK(!changes_.has_overflowed || changes_.records.empty(), "a journal has changes and an overflow");
-    if (changes_.has_overflowed) {
-      journal_held_ = held;
-    } else {
-      apply(changes_, journal_held_);
-    }
-    PC_CHECK(journal_held_ == held, "the journal gives ", journal_held_.size(), " blocks, the tree has ", held.size());
-  }
-  static void apply(const radix::Changes& changes, std::multiset<std::pair<int32_t, radix::ContentHash>>& held) {
-    size_t next = 0;
-    for (const radix::ChangeRecord& record : changes.records) {
-      for (int32_t i = 0; i < record.count; ++i, ++next) {
-        const std::pair block(record.component, changes.hashes[next]);
-        if (record.is_stored) {
-          held.insert(block);
-        } else {
-          const auto there = held.find(block);
-          PC_CHECK(there != held.end(), "a block is removed that was not stored");
-          held.erase(there);
-        }
-      }
-    }
-    PC_CHECK(next == changes.hashes.size(), next, " of ", changes.hashes.size(), " hashes have a record");
-  }
-
   void insert_into(const Offered& made, int receipt, RadixTree::Inserted& out) {
     const int32_t name = made.key.name;
     const bool is_new = space_of(name) < 0;
@@ -265,16 +153,6 @@ class TreeLife {
     }
     if (is_new) tree_.drop_namespace_if_empty(space_of(name));
   }
-  void add_space(int32_t name) {
-    spaces_[name] = -1;
-    try {
-      spaces_[name] = tree_.add_namespace();
-    } catch (...) {
-      spaces_.erase(name);
-      throw;
-    }
-  }
-
   void insert() {
     const Offered made = offers_.some_offer(false);
     const int receipt = some_receipt();
@@ -288,14 +166,6 @@ class TreeLife {
     }
     bury();
   }
-  void same_inserted(const ModelOffer& offer, const RadixTree::Inserted& out, const ModelTree::Inserted& expected) {
-    PC_CHECK(out.blocks == std::ssize(offer.prefix) && out.old_blocks == expected.old, out.old_blocks, " old");
-    for (size_t lane = 0; lane <= model_.num_lanes; ++lane) {
-      PC_CHECK(out.taken[lane] == expected.taken[lane], "lane ", lane, " takes ", shown(out.taken[lane]));
-      PC_CHECK(out.duplicates[lane] == expected.duplicates[lane], "lane ", lane, " had ", shown(out.duplicates[lane]));
-    }
-  }
-
   // Extends a sequence past its receipt; ids offered for earlier blocks are ignored.
   void extend() {
     if (receipts_.empty()) return;
@@ -450,22 +320,9 @@ class TreeLife {
     for (auto& ids : gone) std::sort(ids.begin(), ids.end());
     same_evicted(out, gone);
   }
-  void same_evicted(const std::vector<Ids>& out, const Lanes& gone) {
-    for (size_t lane = 0; lane < gone.size(); ++lane)
-      PC_CHECK(out[lane] == gone[lane], "lane ", lane, " gives up ", shown(out[lane]), ", expected ",
-               shown(gone[lane]));
-    bury();
-  }
-
   Random& random_;
-  ModelTree model_;
-  RadixTree tree_;
   Offers offers_;
   bool is_memory_short_;
-  std::map<int, Held> receipts_;  // by name in the model
-  std::map<int32_t, radix::NamespaceId> spaces_;
-  radix::Changes changes_;
-  std::multiset<std::pair<int32_t, radix::ContentHash>> journal_held_;
 };
 
 }  // namespace pagecore::test
