@@ -340,10 +340,12 @@ def native_parts() -> dict[str, object]:
     return {"libraries": folder_libraries(isas), "ext_modules": extensions}
 
 
-def kernel_packages() -> list[str]:
-    """Return cuda_src and its folders: they hold no Python, but setuptools copies data of packages alone."""
-    folders = {Path(path).parent for name in ("*.cu", "*.cuh", "*.h") for path in sources(f"cuda_src/**/{name}")}
-    return ["pagecore.cuda_src", *sorted(f"pagecore.{'.'.join(folder.parts)}" for folder in folders)]
+def data_packages() -> list[str]:
+    """Return the folders without Python whose sources are installed: to setuptools, only packages have data."""
+    kernels = {Path("pagecore", path) for path in sources("cuda_src/**/")}
+    headers = {Path(path).parent for path in sources("pagecore/**/*.hpp") if "/kernels/" not in path}
+    without_python = {each for each in headers if not (ROOT / each / "__init__.py").exists()}
+    return sorted(".".join(each.parts) for each in kernels | without_python)
 
 
 if __name__ == "__main__":
@@ -354,8 +356,7 @@ if __name__ == "__main__":
                 path.parent.relative_to(ROOT).as_posix().replace("/", ".")
                 for path in ROOT.glob("pagecore/**/__init__.py")
             ),
-            # Its folders hold no Python, but are packages to setuptools, which copies the data of packages.
-            *(f"pagecore.{path.rstrip('/').replace('/', '.')}" for path in sources("cuda_src/**/")),
+            *data_packages(),
         ],
         cmdclass={"build_clib": BuildLibraries, "build_ext": BuildExtensions},
         **native_parts(),

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -59,6 +60,21 @@ def test_a_prelude_is_compiled_again_with_other_flags(setup):
     assert compiles(setup, "-g")
     assert "-g" in (setup.ROOT / f"{setup.prelude('index')}.gch").read_text()
     assert not compiles(setup, "-g")
+
+
+def test_every_header_that_a_declaration_needs_is_installed(setup, monkeypatch):
+    monkeypatch.setattr(setup, "ROOT", ROOT)
+    packages = {path.parent.relative_to(ROOT) for path in (ROOT / "pagecore").rglob("__init__.py")}
+    packages |= {Path(*name.split(".")) for name in setup.data_packages()}
+    needed, seen = set((ROOT / "pagecore").rglob("*.pxd")), set()
+    while needed:
+        seen |= needed
+        named = {name for path in needed for name in re.findall(r'"(pagecore/[\w/]+\.hpp)"', path.read_text())}
+        needed = {ROOT / name for name in named} - seen
+    assert {
+        path.relative_to(ROOT).as_posix() for path in seen if path.parent.relative_to(ROOT) not in packages
+    } == set()
+    assert Path("pagecore/index/radix/nodes/node_store.hpp") in {path.relative_to(ROOT) for path in seen}
 
 
 def test_extensions_of_sources_that_are_gone_are_removed(setup):
