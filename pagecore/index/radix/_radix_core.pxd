@@ -64,6 +64,10 @@ cdef class RadixCore:
     cdef void _drop_space(self, int32_t space) noexcept
     cdef void _forget_dead(self) noexcept
 
+    # Releases a component of a receipt, or with None all of it.
+    cdef int unpin(self, Receipt receipt, object component, object time, object rank) except -1
+    cdef void _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint, double now) noexcept
+
     # For the cache, whose own changes must not stop half way; it also calls `native`.
     cdef Receipt blank_receipt(self, object key)  # holds nothing yet
     # Reserves memory for `num_moves` receipts that are locked or shortened.

@@ -11,7 +11,7 @@ memory runs out inside one, Cython frees an element twice.
 
 cimport cython
 from libc.math cimport INFINITY
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport int32_t, int64_t, uint32_t
 from libcpp.vector cimport vector
 
 from pagecore.index._integers cimport as_int64
@@ -19,7 +19,15 @@ from pagecore.index._sealed cimport seal
 from pagecore.index.radix._namespace_key cimport root_of
 from pagecore.index.radix._radix_native cimport NativeRadixTree, Options
 from pagecore.index.radix._radix_options cimport read_options
-from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Prefix, Query, RetentionHint, States
+from pagecore.index.radix._radix_query cimport (
+    HintRanges,
+    Int32Pointer,
+    Prefix,
+    Query,
+    RetentionHint,
+    States,
+    read_hint,
+)
 from pagecore.index.radix._radix_values cimport array_of
 
 from pagecore.errors import (
@@ -67,7 +75,7 @@ cdef class Receipt:
 
     def release(self, component=None, *, time=None, rank=None):
         """Release the receipt, or one component of it; see `RadixTree.release`."""
-        self.tree.release(self, component, time=time, rank=rank)
+        self.tree.unpin(self, component, time, rank)
 
     def fork(self):
         """Return a second receipt for the same prefix.
@@ -99,7 +107,7 @@ cdef class Receipt:
 
     def __exit__(self, *_):
         if self.native.components != 0:
-            self.tree.release(self)
+            self.tree.unpin(self, None, None, None)
 
 
 seal(Receipt)
@@ -290,6 +298,26 @@ cdef class RadixCore:
             self.native.forget_dead_namespace()
             key = None
             space = self.native.dead_namespace()
+
+    # Releases. Receipts call them, too, without a method of Python in between.
+
+    cdef int unpin(self, Receipt receipt, object component, object time, object rank) except -1:
+        cdef uint32_t which = self.every_component
+        cdef RetentionHint hint
+        cdef double now = 0
+        read_hint(&hint, &now, self.policy, time, None, None, rank)
+        if component is not None:
+            which = 1 << self._component(component)
+        self._check_receipt(receipt)
+        if receipt.native.components & which == 0:
+            raise DoubleFree(f"the receipt does not pin {component!r}; it pins {receipt.components}")
+        self._unlock(receipt, which, hint, now)
+        self._forget_dead()
+        return 0
+
+    cdef void _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint, double now) noexcept:
+        self.native.advance(now)
+        self.native.unlock(receipt.native, components, hint)
 
     # For the cache.
 

@@ -1,8 +1,8 @@
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t
 
 from pagecore.index.radix._radix_core cimport RadixCore, Receipt
 from pagecore.index.radix._radix_native cimport NativeMatch
-from pagecore.index.radix._radix_query cimport Prefix, RetentionHint
+from pagecore.index.radix._radix_query cimport Prefix
 from pagecore.index.radix._radix_values cimport Match
 
 
@@ -17,4 +17,3 @@ cdef class RadixLookup(RadixCore):
     cdef int _fill(self, Match match, const NativeMatch& found) except -1
     cdef object _copy_blocks(self, object lanes, int32_t node, int32_t offset, int64_t count)
     cdef Match _match(self, Prefix prefix)
-    cdef void _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint, double now) noexcept

@@ -2,7 +2,7 @@
 
 from cpython.ref cimport Py_INCREF
 from cpython.tuple cimport PyTuple_New, PyTuple_SET_ITEM
-from libc.stdint cimport int32_t, int64_t, uint32_t
+from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
@@ -101,18 +101,7 @@ cdef class RadixLookup(RadixCore):
         ShapeError, UnsupportedDtype
             `time` or `rank` is not a finite number.
         """
-        cdef Receipt held = as_receipt(receipt)
-        cdef uint32_t which = self.every_component
-        cdef RetentionHint hint
-        cdef double now = 0
-        read_hint(&hint, &now, self.policy, time, None, None, rank)
-        if component is not None:
-            which = 1 << self._component(component)
-        self._check_receipt(held)
-        if held.native.components & which == 0:
-            raise DoubleFree(f"the receipt does not pin {component!r}; it pins {held.components}")
-        self._unlock(held, which, hint, now)
-        self._forget_dead()
+        self.unpin(as_receipt(receipt), component, time, rank)
 
     # All sequences of a step.
 
@@ -288,7 +277,3 @@ cdef class RadixLookup(RadixCore):
         receipt.native = self.native.lock(found, self.every_component)
         self.native.advance(now)
         return 0
-
-    cdef void _unlock(self, Receipt receipt, uint32_t components, const RetentionHint& hint, double now) noexcept:
-        self.native.advance(now)
-        self.native.unlock(receipt.native, components, hint)
