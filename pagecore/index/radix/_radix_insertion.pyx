@@ -22,11 +22,6 @@ from collections.abc import Mapping
 
 from pagecore.errors import InvalidBlock, UnsupportedDtype, UnsupportedOption
 
-# The arguments of an entry of insert_all.
-cdef frozenset _ARGUMENTS = frozenset(
-    ("tokens", "blocks", "states", "namespace", "spans", "receipt", "priority", "time_to_live", "rank")
-)
-
 
 cdef class RadixInsertion(RadixLookup):
     """Methods that add blocks, and replace single blocks of a pinned prefix."""
@@ -258,17 +253,37 @@ cdef class RadixInsertion(RadixLookup):
     cdef Insertion _entry(self, object time, object entry):
         """Return the Insertion of one entry of a batch. A call with keywords takes half as long as an insertion."""
         cdef dict given
+        cdef bint has_tokens = False
+        cdef bint has_blocks = False
+        tokens = blocks = states = namespace = spans = receipt = priority = time_to_live = rank = None
         if type(entry) is not dict and not isinstance(entry, Mapping):
             raise UnsupportedDtype(f"expected a dict of insert's arguments, got {type(entry).__name__}")
         given = entry if type(entry) is dict else dict(entry)
-        for name in given:
-            if name not in _ARGUMENTS:
+        for name, value in given.items():
+            if name == "tokens":
+                tokens, has_tokens = value, True
+            elif name == "blocks":
+                blocks, has_blocks = value, True
+            elif name == "states":
+                states = value
+            elif name == "namespace":
+                namespace = value
+            elif name == "spans":
+                spans = value
+            elif name == "receipt":
+                receipt = value
+            elif name == "priority":
+                priority = value
+            elif name == "time_to_live":
+                time_to_live = value
+            elif name == "rank":
+                rank = value
+            else:
                 raise UnsupportedOption(f"an entry has {name!r}; use the arguments of insert other than time")
-        if "tokens" not in given or "blocks" not in given:
+        if not (has_tokens and has_blocks):
             raise UnsupportedOption(f"an entry has only {list(given)}; give tokens and blocks")
         return self._insertion(
-            time, given["tokens"], given["blocks"], given.get("states"), given.get("namespace"), given.get("spans"),
-            given.get("receipt"), given.get("priority"), given.get("time_to_live"), given.get("rank"),
+            time, tokens, blocks, states, namespace, spans, receipt, priority, time_to_live, rank
         )
 
     cdef int _check_moved(self, Insertion insertion) except -1:
