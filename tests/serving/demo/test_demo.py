@@ -281,5 +281,5 @@ def test_evicted_chats_come_back_from_the_host(config):
 
 
 def test_a_host_tier_without_room_names_its_option():
-    with pytest.raises(NotEnoughMemory, match="^host: memory is 1 bytes"):
+    with pytest.raises(NotEnoughMemory, match=r"^host: memory is 1 bytes"):
         demo(DemoConfig(host=1))
