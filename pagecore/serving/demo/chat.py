@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from pagecore.cache import CacheStats, PagedKVCache, SwapSpace
+from pagecore.errors import NotEnoughMemory
 from pagecore.serving.checks import as_instance, check_callbacks
 from pagecore.serving.demo.config import DemoConfig
 from pagecore.serving.demo.model import Array, Model
@@ -235,7 +236,10 @@ class _Demo:
 def _tiers(cache: PagedKVCache, config: DemoConfig) -> Tiers | None:
     if config.host is None:
         return None
-    tier = HostTier(cache, memory=config.host, huge_pages=False)
+    try:
+        tier = HostTier(cache, memory=config.host, huge_pages=False)
+    except NotEnoughMemory as error:
+        raise NotEnoughMemory(f"host: {error}") from None
     return Tiers(cache, tier, write="on_evict", min_tokens=config.block_size)
 
 

@@ -335,8 +335,8 @@ class Guard:
             self._sleeps_until = float("inf") if deadline is None else deadline
             waiting = select.poll()
             waiting.register(self._wake, select.POLLIN)
-            if core.store is not None:
-                waiting.register(core.store.fileno(), select.POLLIN)
+            if core.store is not None and (ends := core.store.fileno()) >= 0:  # its owner may have closed it
+                waiting.register(ends, select.POLLIN)
         waiting.poll(None if deadline is None else max(0, int((deadline - now) * 1000) + 1))
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)

@@ -94,16 +94,18 @@ class OfferServer:
             if self._is_closed:
                 return
             self._is_closed = True
-            readers = list(self._readers)
         self._notify()
-        self._thread.join()
+        self._thread.join()  # until then it may accept one more reader
+        readers = list(self._readers)
         for reader in readers:
             _shut(reader.connection)
         for reader in readers:
             reader.thread.join()
         for offer in self._offers.values():
             offer.withdraw()
-        os.close(self._wake)
+        with self._lock:
+            os.close(self._wake)
+            self._wake = -1
         if self._listener.family == socket.AF_UNIX:
             with contextlib.suppress(OSError):
                 os.unlink(self._listener.getsockname())
@@ -165,7 +167,10 @@ class OfferServer:
             _shut(reader.connection)
 
     def _notify(self) -> None:
-        os.eventfd_write(self._wake, 1)
+        """Wake the accepting thread; an export may be withdrawn after `close`."""
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     # -- the thread of a reader ----------------------------------------------------------------------------------
 

@@ -203,8 +203,10 @@ class StoreSide:
 
     def wait(self, timeout: float) -> None:
         """Wait until `poll` has something to do, `timeout` seconds at most."""
-        if self._epoll is not None:
-            self._epoll.poll(timeout)
+        epoll = self._epoll
+        if epoll is not None:
+            with suppress(ValueError, OSError):  # another thread has closed it
+                epoll.poll(timeout)
 
     @property
     def num_pending(self) -> int:

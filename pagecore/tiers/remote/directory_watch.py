@@ -38,8 +38,9 @@ class DirectoryWatch:
     def close(self) -> None:
         """End the thread and its connection; a request that runs ends early."""
         self._closing.set()
-        self._directory.abort()
-        self._thread.join()
+        while self._thread.is_alive():
+            self._directory.abort()  # again, if the thread was about to connect
+            self._thread.join(0.05)
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -60,7 +60,7 @@ class MooncakeStore(ListingReporter, WorkerStore):
     Raises
     ------
     UnsupportedOption
-        Mooncake is not installed, or an address that does not parse.
+        Mooncake is not installed, an address that does not parse, or `admin` without `list_seconds`.
     StoreError
         The master or its HTTP server does not answer, or the master refuses the client.
     ShapeError
@@ -96,6 +96,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
         name = checked_identity(fingerprint).name
         seconds = None if list_seconds is None else checked_timeout(list_seconds, "list_seconds")
         address = None if admin is None else split_address("admin", admin, "the HTTP server of mooncake_master")
+        if address is not None and seconds is None:
+            raise UnsupportedOption(f"admin is {admin}, which only list_seconds uses; give both, or leave admin out")
         host, _ = check_master(master)
         directory = Directory(*(address or (host, ADMIN_PORT)))
         if seconds is not None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore.cache import PagedKVCache
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import NotEnoughMemory, UnsupportedOption
 from pagecore.serving.demo import DemoConfig, chat, chat_turns, demo
 from pagecore.serving.demo.model import Model
 from pagecore.serving.demo.verify import Verdict, verify
@@ -278,3 +278,8 @@ def test_evicted_chats_come_back_from_the_host(config):
     assert ("host tier", dict(demo_rows(report))["host tier"]) in demo_rows(report)
     with pytest.raises(UnsupportedOption, match="evict is 'none'"):
         dataclasses.replace(config, evict="none")
+
+
+def test_a_host_tier_without_room_names_its_option():
+    with pytest.raises(NotEnoughMemory, match=r"^host: memory is 1 bytes"):
+        demo(DemoConfig(host=1))

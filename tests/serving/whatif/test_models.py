@@ -105,7 +105,7 @@ def test_prompts_have_equal_blocks_where_the_trace_has():
         ({"model": config_of("gemma-2-9b"), "bytes_per_token": 9}, UnsupportedOption, "exclude each other"),
         ({"model": config_of("gemma-2-9b"), "memory": "1MiB..1GiB"}, NotEnoughMemory, "memory"),
         ({"model": config_of("gemma-2-9b"), "tiers": {"GPU": "1MiB"}}, NotEnoughMemory, "memory"),
-        ({"model": {"model_type": "inkling_text"}}, UnsupportedOption, "inkling_text"),
+        ({"model": {"model_type": "unknown_text"}}, UnsupportedOption, "unknown_text"),
         ({"bytes_per_token": 0}, ShapeError, "bytes_per_token is 0; it must be at least 1"),
     ],
 )

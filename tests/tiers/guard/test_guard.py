@@ -552,3 +552,12 @@ def test_a_closed_guard_writes_to_no_descriptor():
     finally:
         for each in opened:
             os.close(each)
+
+
+def test_a_store_that_was_closed_without_its_guard_fails_each_batch(blocks):
+    store = MemoryStore(verifies=False)
+    with Guard(store, breaker=Breaker(failures=100)) as guard:
+        store.close()
+        for _ in range(3):  # the copies of each need the guard's thread
+            done = wait(guard, guard.submit_store(random_keys(8), blocks.pieces()), 5.0)
+            assert (done.ok.any(), done.error) == (False, "AssertionError: the store is closed")

@@ -333,3 +333,14 @@ def test_a_close_in_the_middle_of_a_load(stored):
     served.tiers.wait(request, 0.05)
     served.tiers.close()
     assert request.has_ended
+
+
+def test_a_close_of_another_thread_ends_a_wait(stored):
+    store = MemoryStore(data=stored)
+    served = Served([guarded(store)])
+    store.inject("load", "hang")
+    request = served.tiers.request(PROMPT)
+    served.tiers._stores._epoll.close()  # the wait finds it closed, as between its check and its call
+    served.tiers.wait(request, 0.05)
+    served.tiers.close()
+    assert request.has_ended

@@ -77,6 +77,7 @@ def test_a_block_that_one_of_several_stores_loses_ends_the_prefix(gone):
         reader.tiers.check_invariants()
         assert reader.compute(prompt) == gone * BLOCK
         request.release()
+        assert [store.stats().num_held for store in stores] == [0, 0, 0]  # also of what was found after the gap
 
 
 def test_clearing_host_and_device_during_a_load_takes_nothing_from_it():

@@ -141,6 +141,8 @@ def test_a_master_without_a_directory_is_refused(addresses):
     for address in ("", "host", "host:x", "host:0", 5):
         with pytest.raises(UnsupportedOption, match=r"admin is .*; give 'host:port' of the HTTP server"):
             MooncakeStore(master, fingerprint=own, admin=address)
+    with pytest.raises(UnsupportedOption, match="which only list_seconds uses"):
+        MooncakeStore(master, fingerprint=own, admin=admin)
     for seconds in (0, -1, float("nan")):
         with pytest.raises(ShapeError, match="list_seconds is"):
             MooncakeStore(master, fingerprint=own, list_seconds=seconds, admin=admin)
