@@ -1,4 +1,4 @@
-"""The controls of attention on the host, for scripts that time other libraries beside pagecore."""
+"""The controls of attention on the host, for scripts that time other libraries next to pagecore."""
 
 from bench.host.attention_controls import Reader
 
