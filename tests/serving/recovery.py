@@ -72,8 +72,8 @@ class Engine:
                 run = first[self.cancelled]
                 self.do(lambda run=run: scheduler.cancel(run), lambda run=run: self.is_cancelled(run))
                 ended[run.request.id, run.sample] = run.tokens.tolist()
-            self.do(lambda step=step: scheduler.commit(step), lambda step=step: self.is_in(step, "committed"))
-            ids = sampled(step)
+            self.do(lambda step=step: self.commit(step), lambda step=step: self.is_in(step, "committed"))
+            ids = self.sampled(step)
             self.do(
                 lambda step=step, ids=ids: scheduler.accept(step, ids), lambda step=step: self.is_in(step, "accepted")
             )
@@ -86,9 +86,18 @@ class Engine:
     def scheduled(self):
         """Return the next step, or None; the return value of `schedule` is lost if a fault comes late."""
         returned = []
-        self.do(lambda: returned.append(self.scheduler.schedule()), lambda: self.scheduler.step is not None)
+        self.do(lambda: returned.append(self.schedule()), lambda: self.scheduler.step is not None)
         assert not returned or returned[0] is self.scheduler.step
         return self.scheduler.step
+
+    def schedule(self):
+        return self.scheduler.schedule()
+
+    def commit(self, step):
+        self.scheduler.commit(step)
+
+    def sampled(self, step):
+        return sampled(step)
 
     def queued(self, one):
         return next((run for run in self.scheduler.waiting if run.request is one), None)
@@ -121,6 +130,30 @@ class Engine:
         if self.cancelled is None:  # a run may be cancelled before its admission
             assert scheduler.reuse.prefix_query_tokens == sum(len(one.prompt) for one in self.requests)
             assert scheduler.num_forks == sum(one.samples - 1 for one in self.requests if one.max_new_tokens)
+
+
+class DraftEngine(Engine):
+    """Serves a scenario with drafts, of which each row accepts a number that depends on its length."""
+
+    def schedule(self):
+        return self.scheduler.schedule(3)
+
+    def accepted(self, step):
+        counts = step.counts[: step.num_decodes] + [1] * (len(step.outputs) - step.num_decodes)
+        lengths = [0 if run.held is None else run.held.num_tokens for run in step.outputs]
+        return [1 + length * 7 % count for length, count in zip(lengths, counts, strict=True)]
+
+    def commit(self, step):
+        self.scheduler.commit(step, self.accepted(step) if step.has_drafts else None)
+
+    def sampled(self, step):
+        rows = []
+        for run, count in zip(step.outputs, step.accepted or [1] * len(step.outputs), strict=True):
+            text, gained = [] if run.held is None else run.held.tokens.tolist(), []
+            for _ in range(count):
+                gained.append(next_token([*text, *gained], run.sample))
+            rows.append(gained)
+        return rows
 
 
 class OverlapEngine(Engine):

@@ -15,6 +15,7 @@ CALLS = (
     "remove",
     "shortage",
     "swap_in",
+    "truncate",
     "try_prepare",
     "try_swap_out",
 )

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from tests.faults import PAGECORE, is_full, lines_of, raise_at
-from tests.serving.recovery import SCENARIOS, Engine, OverlapEngine
+from tests.serving.recovery import SCENARIOS, DraftEngine, Engine, OverlapEngine
 from tests.serving.shielded import Faults, ShieldedCache
 
 pytestmark = pytest.mark.slow
@@ -53,8 +53,9 @@ def test_a_scenario_without_faults_serves_everything(name, cancelled):
     assert engine.scheduler.num_preemptions or name == "prefix" or cancelled is not None
 
 
+@pytest.mark.parametrize("make", [Engine, DraftEngine])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_calls_interrupted_at_each_event_in_turn_happen_once(name):
+def test_calls_interrupted_at_each_event_in_turn_happen_once(name, make):
     """A call is interrupted at its first event, then called again and interrupted at its second, and so on."""
     events = {}
 
@@ -62,7 +63,7 @@ def test_calls_interrupted_at_each_event_in_turn_happen_once(name):
         events[call] = events.get(call, 0) + 1
         return raise_at(call, events[call], SERVING).finished
 
-    engine = Engine(name, attempt, cancelled=2)
+    engine = make(name, attempt, cancelled=2)
     engine.check_end(engine.serve())
     assert engine.faults > 1000
 
@@ -97,9 +98,10 @@ def test_an_interrupt_at_any_event_changes_no_output_with_overlap(name):
     assert faults > 0.9 * len(points) > 30
 
 
+@pytest.mark.parametrize("make", [Engine, DraftEngine])
 @pytest.mark.parametrize("seed", range(200 if is_full() else 8))
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_calls_with_a_failed_allocation_happen_once(name, seed):
+def test_calls_with_a_failed_allocation_happen_once(name, seed, make):
     """Every allocation after a random number of cache calls fails in turn, until the call returns."""
     choice, faults, points = random.Random(seed), Faults(), {}
 
@@ -108,7 +110,7 @@ def test_calls_with_a_failed_allocation_happen_once(name, seed):
         points[call] = first, point + 1
         return faults.attempt(call, first, point + 1)
 
-    engine = Engine(name, attempt, cancelled=2, make=ShieldedCache)
+    engine = make(name, attempt, cancelled=2, make=ShieldedCache)
     engine.cache.faults = faults
     engine.check_end(engine.serve())
     assert engine.faults
