@@ -8,7 +8,7 @@ is linear in the requests that it looks at.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pagecore.serving.scheduling.crossing import match_options
@@ -37,6 +37,7 @@ class StepRows:
     num_decodes: int
     drafts: Drafts | None = None
     has_drafts: bool = False
+    options: dict[str, Any] = field(default_factory=dict)  # those of `prepare`, for the drafts
 
     def add(self, run: Run, count: int) -> None:
         """Append a row."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving.scheduling.request import Run, token_ids
+from pagecore.serving.scheduling.request import Run, split_ids, token_ids
 from pagecore.storage.checks import require_int, shown
 
 if TYPE_CHECKING:
@@ -135,14 +135,7 @@ def read_drafts(given: Proposed | Mapping[Run, Proposed] | None, owner: object, 
     if given is None:
         return None
     if isinstance(given, Mapping):
-        listed: dict[Run, Proposal] = {}
-        for run, proposed in given.items():
-            if not isinstance(run, Run) or run.owner is not owner:
-                raise InvalidSequence(f"drafts are given for {shown(run)}, which is not a run of this scheduler")
-            proposal = _read(proposed, limits, f"drafts of {run!r}")
-            if proposal.count:
-                listed[run] = proposal
-        return Drafts(None, listed) if listed else None
+        return _read_listed(given, owner, limits)
     if not isinstance(given, DraftTree | int | np.integer) or isinstance(given, bool):
         raise UnsupportedOption(
             f"drafts is {shown(given)}; expected a number for all runs, a DraftTree, or a mapping from runs to "
@@ -152,7 +145,28 @@ def read_drafts(given: Proposed | Mapping[Run, Proposed] | None, owner: object, 
     return Drafts(common, {}) if common.count else None
 
 
-def _read(given: Proposed, limits: Limits, name: str) -> Proposal:
+def _read_listed(given: Mapping[Run, Proposed], owner: object, limits: Limits) -> Drafts | None:
+    listed: dict[Run, Proposal] = {}
+    with_ids: list[Run] = []
+    for run, proposed in given.items():
+        if not isinstance(run, Run) or run.owner is not owner:
+            raise InvalidSequence(f"drafts are given for {shown(run)}, which is not a run of this scheduler")
+        if isinstance(proposed, DraftTree | int | np.integer):
+            listed[run] = _read(proposed, limits, f"drafts of {run!r}")
+        else:
+            with_ids.append(run)
+    try:
+        ids = split_ids([given[run] for run in with_ids], lambda place: f"drafts of {with_ids[place]!r}")  # type: ignore[misc]
+    except UnsupportedDtype as error:
+        raise UnsupportedDtype(f"{error}; expected a number, token ids, or a DraftTree") from None
+    for run, part in zip(with_ids, ids, strict=True):
+        listed[run] = Proposal(len(part), part)
+        if len(part) > limits.max_drafts:
+            _limited(listed[run], limits, f"drafts of {run!r}")
+    return Drafts(None, listed) if any(proposal.count for proposal in listed.values()) else None
+
+
+def _read(given: DraftTree | int | np.integer, limits: Limits, name: str) -> Proposal:
     if isinstance(given, DraftTree):
         if not limits.tree_tokens:
             raise UnsupportedOption(
@@ -166,13 +180,7 @@ def _read(given: Proposed, limits: Limits, name: str) -> Proposal:
             )
         parents = np.append(-1, given.parents + 1)
         return _limited(Proposal(len(given.parents), given.ids, parents), limits, name)
-    if isinstance(given, int | np.integer):
-        return _limited(Proposal(require_int(name, given, 0)), limits, name)
-    try:
-        ids = token_ids(given, name)
-    except UnsupportedDtype:
-        raise UnsupportedDtype(f"{name}: {shown(given)}; expected a number, token ids, or a DraftTree") from None
-    return _limited(Proposal(len(ids), ids), limits, name)
+    return _limited(Proposal(require_int(name, given, 0)), limits, name)
 
 
 def _limited(proposal: Proposal, limits: Limits, name: str) -> Proposal:

