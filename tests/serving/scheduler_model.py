@@ -91,7 +91,10 @@ class SchedulerModel:
         """Return the next step; `drafts` is a number of drafts for each name of a run, or None."""
         self.drafts = drafts or {}
         is_ahead = bool(self.open)
-        if (is_ahead and self.must_accept) or not (self.running or self.waiting):
+        if is_ahead and self.must_accept:
+            return None
+        if not (self.running or self.waiting):
+            self.ratio = self.first_ratio
             return None
         before = self.preemptions
         rows, counts = self.choose(is_ahead)

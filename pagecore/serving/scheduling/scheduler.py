@@ -109,10 +109,10 @@ class Scheduler(SchedulerView):
     new_token_ratio : float, optional
         If given, an admission leaves room for the tokens that the runs will generate: for each run this share, 0 to 1,
         of `max_new_tokens`, less what it has generated, and all of `max_new_tokens` with ``ignore_eos``. The share
-        decays linearly to 0.14 of its start over 600 steps. When blocks run short nevertheless, the run with the
-        fewest generated tokens is preempted, the longest prompt first, and the share becomes
-        ``min(1, (generated + 20 * runs) / (sum of max_new_tokens + 1))`` of the remaining runs. As in SGLang, which
-        starts at 0.7.
+        decays linearly to 0.14 of its start over 600 steps, and returns to its start when `schedule` finds nothing to
+        run. When blocks run short nevertheless, the run with the fewest generated tokens is preempted, the longest
+        prompt first, and the share becomes ``min(1, (generated + 20 * runs) / (sum of max_new_tokens + 1))`` of the
+        remaining runs. As in SGLang, which starts at 0.7.
     conservativeness : float
         Factor of `new_token_ratio`; the product is at most 1.
     preemption_threshold : int, optional
@@ -320,6 +320,8 @@ class Scheduler(SchedulerView):
             if roster.must_accept:
                 return None
         if not roster.running and not roster.waiting:
+            if roster.ratios is not None:
+                roster.ratio = roster.ratios.first
             return None
         proposed = None if drafts is None else read_drafts(drafts, self, self._limits)
         start = perf_counter_ns()

@@ -1,0 +1,192 @@
+"""Schedules of vLLM's and SGLang's own tests, with their inputs and numbers, where the schedulers agree."""
+
+import numpy as np
+import pytest
+
+from pagecore import AttentionSpec, PagedKVCache
+from pagecore.serving import Request, Scheduler, State
+
+
+def made(num_blocks=10_000, prefix_cache=True, **options):
+    cache = PagedKVCache(
+        AttentionSpec(1, 8), num_blocks=num_blocks, block_size=16, max_sequences=16, device="none",
+        prefix_cache=prefix_cache,
+    )  # fmt: skip
+    return Scheduler(cache, **options)
+
+
+def asked(number, prompt, new, **options):
+    return Request(number, np.full(prompt, number, np.int32), new, **options)
+
+
+def overlapped(scheduler, between=lambda: None):
+    """Serve with one step ahead; return the tokens of each step."""
+    totals, last = [], None
+    while True:
+        step = scheduler.schedule()
+        if step is None and last is None:
+            return totals
+        if last is not None:
+            between()
+            scheduler.accept(last, np.arange(len(last.outputs)))
+        if step is not None:
+            totals.append(step.batch.num_tokens)
+            scheduler.commit(step)
+        last = step
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_long_prompts_are_computed_together_in_chunks(prefix_cache):
+    scheduler = made(max_tokens_per_step=1024, chunked_prefill_size=400, prefix_cache=prefix_cache)
+    for number in range(3):
+        scheduler.add(asked(number, 800, 16))
+    counts = []
+    for _ in range(3):
+        step = scheduler.schedule()
+        counts.append(step.counts)
+        scheduler.commit(step)
+        scheduler.accept(step, [0] * len(step.outputs))
+    assert counts == [[400, 400, 224], [400, 400, 224], [1, 1, 352]]
+
+
+def test_a_long_prompt_is_not_passed_by_short_ones():
+    scheduler = made(max_tokens_per_step=1024, max_running=3)
+    runs = [scheduler.add(asked(number, length, 16)) for number, length in enumerate((800, 800, 10, 10))]
+    step = scheduler.schedule()
+    assert (step.runs, step.counts) == (runs[:2], [800, 224])
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 5])
+def test_overlap_computes_no_token_past_the_last(new):
+    scheduler = made(overlap=True)
+    runs = [scheduler.add(asked(number, 10, new)) for number in range(2)]
+    assert sum(overlapped(scheduler)) == 2 * (10 + new - 1)
+    assert [run.num_generated for run in runs] == [new, new]
+
+
+def test_runs_cancelled_one_a_step_keep_the_tokens_of_the_steps_before():
+    scheduler = made(overlap=True)
+    runs = [scheduler.add(asked(number, 10, 20)) for number in range(10)]
+    order = [0, 8, 3, 1, 6, 4, 2, 5, 7, 9]
+    left = list(order)
+
+    def cancel():
+        if left:
+            scheduler.cancel(runs[left.pop(0)])
+
+    overlapped(scheduler, cancel)
+    assert [run.num_generated for run in runs] == [order.index(number) for number in range(10)]
+    assert all(run.state is State.CANCELLED for run in runs)
+
+
+def test_the_next_turn_of_a_chat_computes_what_follows_the_last_full_block():
+    scheduler = made(overlap=True, max_tokens_per_step=1000)
+    runs = [scheduler.add(asked(number, 100, 200)) for number in range(5)]
+    overlapped(scheduler)
+    for number, run in enumerate(runs):
+        scheduler.add(Request(number, run.tokens, 200))
+    assert scheduler.schedule().counts == [300 % 16] * 5
+
+
+def test_a_request_that_waits_for_blocks_counts_its_prompt_once():
+    scheduler = made(num_blocks=7, headroom=0.0)
+    seed = scheduler.add(asked(5, 32, 2))
+    serve(scheduler)
+    assert seed.state is State.FINISHED
+    before = scheduler.reuse
+    running = scheduler.add(asked(1, 64, 2))
+    step = scheduler.schedule()
+    waiting = scheduler.add(asked(5, 48, 1))
+    scheduler.commit(step)
+    scheduler.accept(step, [0])
+    step = scheduler.schedule()
+    assert (step.runs, waiting.state) == ([running], State.WAITING)
+    scheduler.commit(step)
+    scheduler.accept(step, [0])
+    serve(scheduler)
+    assert scheduler.reuse.prefix_query_tokens - before.prefix_query_tokens == 64 + 48
+    assert scheduler.reuse.prefix_hit_tokens - before.prefix_hit_tokens <= 32
+
+
+def serve(scheduler):
+    while (step := scheduler.schedule()) is not None:
+        scheduler.commit(step)
+        scheduler.accept(step, [0] * len(step.outputs))
+
+
+# -- drafts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("drafts", "ids", "expected"),
+    [
+        ([[1, 2, 3]], [[1, 2, 3, 4]], (1, 3, 3, (1, 1, 1))),
+        ([[1, 2, 3]], [[1, 5]], (1, 3, 1, (1,))),
+        ([[1, 2], [3]], [[1, 2, 5], [3, 4]], (2, 3, 3, (2, 1))),
+        ([[1]], [[1, 2]], (1, 1, 1, (1,))),
+        ([[]], [[5]], (0, 0, 0, ())),
+        ([[1, 2, 3], [4, 5, 6]], [[1, 2, 7], [4, 8]], (2, 6, 3, (2, 1))),
+    ],
+)
+def test_drafts_are_counted_as_in_vllm(drafts, ids, expected):
+    scheduler = made()
+    runs = [scheduler.add(asked(number, 1, 16)) for number in range(len(drafts))]
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    scheduler.accept(step, [0] * len(runs))
+    step = scheduler.schedule(dict(zip(runs, drafts, strict=True)))
+    assert step.counts == [1 + len(listed) for listed in drafts]
+    scheduler.commit(step, [len(gained) for gained in ids])
+    scheduler.accept(step, ids)
+    figures = scheduler.speculation
+    counted = figures.num_drafts, figures.num_draft_tokens, figures.num_accepted_tokens
+    assert (*counted, figures.accepted_per_position) == expected
+
+
+def test_a_prompt_in_chunks_takes_no_drafts():
+    scheduler = made(max_tokens_per_step=50)
+    run = scheduler.add(asked(0, 80, 16))
+    counts = []
+    for drafts in (None, {run: [1, 2, 3]}, {run: [1, 2, 3]}):
+        step = scheduler.schedule(drafts)
+        counts.append((step.counts, step.has_drafts))
+        scheduler.commit(step, [1] * len(step.outputs) if step.outputs else None)
+        scheduler.accept(step, [[0]] * len(step.outputs))
+    assert counts == [([50], False), ([30], False), ([4], True)]
+
+
+STOP = 2
+
+
+@pytest.mark.parametrize(
+    ("ids", "new", "kept"),
+    [
+        ([12, STOP, 20], 5, [12, STOP]),  # the stop id and the last token fall into one step
+        ([12, STOP, 20], 100, [12, STOP]),
+        ([12, STOP], 100, [12, STOP]),
+        ([STOP, 10, 11], 100, [STOP]),
+    ],
+)
+def test_a_stop_id_comes_before_the_limit_of_tokens(ids, new, kept):
+    scheduler = made()
+    run = scheduler.add(asked(0, 4, new, stop_token_ids=(STOP,)))
+    for token in (10, 11):
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        scheduler.accept(step, [token])
+    step = scheduler.schedule(len(ids) - 1)
+    scheduler.commit(step, [len(ids)])
+    assert scheduler.accept(step, [ids]) == [run]
+    assert run.generated.tolist() == [10, 11, *kept]
+
+
+def test_ids_of_the_end_of_a_text_are_ignored_on_request():
+    scheduler = made()
+    run = scheduler.add(asked(0, 4, 10, stop_token_ids=(STOP,), ignore_eos=True))
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    scheduler.accept(step, [0])
+    step = scheduler.schedule({run: [STOP, 10]})
+    scheduler.commit(step, [3])
+    assert scheduler.accept(step, [[STOP, 10, 11]]) == []
+    assert run.held.tokens.tolist()[-3:] == [STOP, 10, 11]
