@@ -108,6 +108,29 @@ def test_a_request_that_waits_for_blocks_counts_its_prompt_once():
     assert scheduler.reuse.prefix_hit_tokens - before.prefix_hit_tokens <= 32
 
 
+def test_the_smaller_priority_gives_way_when_blocks_run_out_and_resumes_with_its_tokens():
+    scheduler = made(num_blocks=5, headroom=0.0, policy="priority", max_running=2, max_tokens_per_step=200)
+    low = scheduler.add(asked(0, 30, 16))
+    one_step(scheduler)
+    high = scheduler.add(asked(1, 32, 16, priority=1))
+    one_step(scheduler)
+    assert scheduler.cache.num_available == 0
+    step = scheduler.schedule()
+    assert (step.runs, low.state, low.num_preemptions) == ([high], State.WAITING, 1)
+    scheduler.commit(step)
+    scheduler.accept(step, [0])
+    scheduler.cancel(high)
+    step = scheduler.schedule()
+    assert step.runs == [low]
+    assert len(low.tokens) == 32
+
+
+def one_step(scheduler):
+    step = scheduler.schedule()
+    scheduler.commit(step)
+    scheduler.accept(step, [0] * len(step.outputs))
+
+
 def serve(scheduler):
     while (step := scheduler.schedule()) is not None:
         scheduler.commit(step)
