@@ -109,6 +109,20 @@ class Fields:
             self.refuse(f"{self.describe(name)}; it must be true or false")
         return bool(value)
 
+    def switch(self, name: str, default: bool) -> bool:
+        """Return a field that must be true or false; null and a missing field are `default`."""
+        value = self.given(name)
+        if value is not None and not isinstance(value, bool):
+            self.refuse(f"{self.describe(name)}; it must be true or false")
+        return default if value is None else value
+
+    def has_object(self, name: str) -> bool:
+        """Return True for a field that is an object, and False if it is null or missing; raise for any other value."""
+        value = self.given(name)
+        if value is not None and not isinstance(value, Mapping):
+            self.refuse(f"{self.describe(name)}; it must be an object with fields, or null")
+        return value is not None
+
     def check_aliases(self, but: Iterable[str] = ()) -> None:
         """Raise ConfigError if a field, `but` those named, is given under both of its names with different values."""
         for name, alias in self.aliases.items():

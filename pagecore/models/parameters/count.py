@@ -75,7 +75,7 @@ def count_parameters(
             inner = count_parameters(depth)
             tally.counts.update(inner.counts)
             tally.matrices.update(inner.matrices)
-    return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices))
+    return Parameters(dict(tally.counts), kv_heads, dict(tally.matrices), tally.head)
 
 
 def mtp_specs(

@@ -354,7 +354,7 @@ def test_mxfp4_applies_to_experts_only():
     ("change", "weights", "reason"),
     [
         ({}, "fp7", 'weights is "fp7"; use'),
-        ({"quantization_config": {"quant_method": "aqlm"}}, "auto", 'quant_method is "aqlm", whose bytes are unknown'),
+        ({"quantization_config": {"quant_method": "spqr"}}, "auto", 'quant_method is "spqr", whose bytes are unknown'),
         ({"quantization_config": {"quant_method": "gptq", "bits": "few"}}, "auto", "bits is"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "auto", "config_groups is missing"),
     ],

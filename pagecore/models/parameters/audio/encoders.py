@@ -118,7 +118,7 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
         An encoder of an unknown type.
     """
     for name in _PARTS:
-        if isinstance(whole.given(name), Mapping):
+        if whole.has_object(name):
             fields = whole.inner(name)
             kind = str(fields.given("model_type"))
             if kind in _OTHERS:

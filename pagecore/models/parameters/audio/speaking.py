@@ -61,7 +61,7 @@ def add_speaking_parts(tally: Tally, whole: Fields, hidden: int) -> None:
     if model_type not in _CODECS or not speaks:
         return
     add_mimi(tally, _part(whole, _CODECS[model_type], MIMI))
-    if model_type == "csm" and whole.given("tie_codebooks_embeddings") is not False:
+    if model_type == "csm" and whole.switch("tie_codebooks_embeddings", True):
         depth = _part(whole, "depth_decoder_config", _CSM_DEPTH)
         rows = depth.integer("num_codebooks") * depth.integer("vocab_size")
         tally.add(-rows * depth.integer("backbone_hidden_size"))  # the table of the text model, counted there

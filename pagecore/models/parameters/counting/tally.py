@@ -69,11 +69,14 @@ class Parameters:
         Key-value heads of the model: ranks beyond this number hold copies of keys' and values' projections.
     matrices : mapping of Matrix to int
         Number of each matrix; their elements are in `counts`, too.
+    head : int
+        Parameters of an output head that is not the embedding; they are in `counts`, too.
     """
 
     counts: Mapping[tuple[Split, Kind], int]
     kv_heads: int = 1
     matrices: Mapping[Matrix, int] = field(default_factory=dict)
+    head: int = 0
 
     @property
     def total(self) -> int:
@@ -128,6 +131,8 @@ class Tally:
     ----------
     counts : Counter of (Split, Kind)
     matrices : Counter of Matrix
+    head : int
+        Parameters of an output head that is not the embedding.
     module : str
         Name of the module whose matrices are added next.
     """
@@ -135,6 +140,7 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[tuple[Split, Kind]] = Counter()
         self.matrices: Counter[Matrix] = Counter()
+        self.head = 0
         self.module = ""
 
     def add(self, count: int, kind: Kind = Kind.OTHER, split: Split = Split.COPY) -> None:

@@ -159,6 +159,7 @@ def _add_ends(
     is_copied = is_last and not (traits.can_tie and _is_tied(whole, fields, traits) and is_first)
     width = traits.embedding_width or hidden
     tally.add(vocab * width * (is_first + is_copied), Kind.EMBEDDING, Split.TENSOR)
+    tally.head += vocab * width * is_copied
     tally.add(traits.first * is_first + traits.last * is_last)
     if traits.has_positions and is_first:
         rows = fields.integer("max_position_embeddings") + traits.position_rows
@@ -177,5 +178,5 @@ def _is_tied(whole: Fields, fields: Fields, traits: Traits) -> bool:
     if model_type in _NEVER_TIED:
         return False
     parts = (fields,) if model_type in _TIED_BY_TEXT else (whole, fields)
-    given = [part.given("tie_word_embeddings") for part in parts]
-    return next((flag for flag in given if isinstance(flag, bool)), traits.is_tied)
+    first = next((part for part in parts if part.given("tie_word_embeddings") is not None), fields)
+    return first.switch("tie_word_embeddings", traits.is_tied)

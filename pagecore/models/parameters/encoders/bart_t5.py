@@ -169,9 +169,9 @@ def _rows(fields: Fields, model_type: str) -> tuple[int, int, bool]:
     """Return the rows of all tables of tokens and of the output head, and True if the head is one of the tables."""
     if model_type == "fsmt":
         source, target = fields.integer("src_vocab_size"), fields.integer("tgt_vocab_size")
-        is_one = fields.given("tie_word_embeddings") is True
+        is_one = fields.switch("tie_word_embeddings", False)
         return target + source * (not is_one), target, is_one
-    vocab, is_tied = fields.integer("vocab_size"), fields.given("tie_word_embeddings") is not False
+    vocab, is_tied = fields.integer("vocab_size"), fields.switch("tie_word_embeddings", True)
     if model_type == "marian" and fields.given("share_encoder_decoder_embeddings") is False:
         own = vocab if fields.given("decoder_vocab_size") is None else fields.integer("decoder_vocab_size")
         return vocab + own, own, is_tied
@@ -203,7 +203,7 @@ def _t5(tally: Tally, fields: Fields, model_type: str, ends: _Ends) -> None:
     tally.add(tables * fields.integer("relative_attention_num_buckets") * heads)
     if model_type == "pop2piano":
         tally.add(fields.integer("composer_vocab_size") * hidden * ends.is_first, Kind.EMBEDDING)
-    is_tied = fields.given("tie_word_embeddings") is not False and model_type != "pop2piano"
+    is_tied = fields.switch("tie_word_embeddings", True) and model_type != "pop2piano"
     _add_rows(tally, fields, ends, vocab, vocab, is_tied)
 
 

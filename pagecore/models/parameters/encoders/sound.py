@@ -43,7 +43,7 @@ def add_moonshine(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     tally.linear(hidden, 2 * width, bias=True, copies=layers)
     tally.linear(width, hidden, bias=True, copies=layers)
     tally.norm(hidden, copies=3 * layers + decoder.is_last)
-    is_tied = whole.given("tie_word_embeddings") is not False
+    is_tied = whole.switch("tie_word_embeddings", True)
     add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=is_tied)
     if not decoder.is_first:
         return

@@ -42,7 +42,7 @@ def add_t5gemma(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     add_cross_layers(tally, decoder, inputs, bias=has_bias, output_bias=has_bias)
     add_gated(tally, decoder.hidden, fields.integer("intermediate_size"), layers)
     tally.norm(decoder.hidden, copies=6 * layers + decoder.is_last)
-    is_tied = whole.given("tie_word_embeddings") is not False
+    is_tied = whole.switch("tie_word_embeddings", True)
     add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=is_tied)
     if decoder.is_first:
         layers, has_bias = encoder.integer("num_hidden_layers"), encoder.flag("attention_bias")
@@ -63,7 +63,7 @@ def add_trocr(tally: Tally, _whole: Fields, decoder: DecoderStage) -> None:
     tally.linear(hidden, width, bias=True, copies=layers)
     tally.linear(width, hidden, bias=True, copies=layers)
     tally.norm(hidden, bias=True, copies=3 * layers + decoder.is_first * fields.flag("layernorm_embedding"))
-    is_tied = fields.given("tie_word_embeddings") is not False
+    is_tied = fields.switch("tie_word_embeddings", True)
     add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=is_tied)
     if decoder.is_first and fields.flag("use_learned_position_embeddings"):
         tally.add((fields.integer("max_position_embeddings") + 2) * hidden, Kind.EMBEDDING)
@@ -78,7 +78,7 @@ def add_pix2struct(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     tally.norm(hidden, copies=3 * layers + decoder.is_last)
     heads = decoder.own[0].num_query_heads or decoder.own[0].num_kv_heads
     tally.add(decoder.is_first * fields.integer("relative_attention_num_buckets") * heads)
-    is_tied = whole.given("tie_word_embeddings") is True
+    is_tied = whole.switch("tie_word_embeddings", False)
     add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=is_tied)
     if decoder.is_first:
         _add_pix2struct_tower(tally, whole)

@@ -36,7 +36,7 @@ def _llava(has_newline: bool = False, has_norm: bool = False) -> Projector:
         if chosen is None and has_norm:
             whole.refuse(f"{whole.name('vision_feature_layer')} is missing; add it to the config")
         inputs = hidden * (len(chosen) if isinstance(chosen, list | tuple) else 1)
-        has_bias = has_norm or whole.given("multimodal_projector_bias") is not False
+        has_bias = has_norm or whole.switch("multimodal_projector_bias", True)
         encoder_add(tally, text * has_newline + 2 * inputs * has_norm)
         encoder_linear(tally, inputs, text, bias=has_bias)
         encoder_linear(tally, text, text, bias=has_bias)
@@ -54,7 +54,7 @@ def _linear(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, _merge: 
 
 
 def _mistral(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
-    has_bias = whole.given("multimodal_projector_bias") is True
+    has_bias = whole.switch("multimodal_projector_bias", False)
     chosen = whole.given("vision_feature_layer")
     inputs = hidden * (len(chosen) if isinstance(chosen, list | tuple) else 1)
     encoder_add(tally, hidden)
@@ -101,8 +101,8 @@ def _glm(is_ocr: bool = False, width_field: str = "intermediate_size") -> Projec
 
 def _lfm(tally: Tally, whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
     inputs, width = hidden * merge**2, whole.integer("projector_hidden_size")
-    has_bias = whole.given("projector_bias") is not False
-    encoder_add(tally, 2 * inputs * (whole.given("projector_use_layernorm") is not False))
+    has_bias = whole.switch("projector_bias", True)
+    encoder_add(tally, 2 * inputs * (whole.switch("projector_use_layernorm", True)))
     encoder_linear(tally, inputs, width, bias=has_bias)
     encoder_linear(tally, width, text, bias=has_bias)
 
@@ -186,7 +186,7 @@ def _got(tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge: int
 
 
 def _step(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
-    encoder_linear(tally, 4 * hidden, text, bias=whole.given("projector_bias") is True)
+    encoder_linear(tally, 4 * hidden, text, bias=whole.switch("projector_bias", False))
 
 
 _GLM = _glm()

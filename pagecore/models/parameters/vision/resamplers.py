@@ -86,7 +86,7 @@ def _q_former(reads_text: bool) -> Projector:
         former = _part(whole, "qformer_config", _Q_FORMER)
         dim, layers = former.integer("hidden_size"), former.integer("num_hidden_layers")
         width, has_text = former.integer("intermediate_size"), reads_text
-        has_text = has_text or former.given("use_qformer_text_input") is True
+        has_text = has_text or former.switch("use_qformer_text_input", False)
         crossed = ceil_div(layers, former.integer("cross_attention_frequency"))
         for inputs, copies in ((dim, layers), (hidden, crossed)):
             encoder_linear(tally, dim, dim, bias=True, copies=2 * copies)
@@ -133,12 +133,12 @@ def _molmo(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: in
     inputs = hidden * (len(chosen) if isinstance(chosen, list | tuple) and chosen else 2)
     own, dim = part.integer("hidden_size"), part.integer("head_dim")
     queries, keys = part.integer("num_attention_heads") * dim, part.integer("num_key_value_heads") * dim
-    has_bias = part.given("attention_bias") is not False
+    has_bias = part.switch("attention_bias", True)
     encoder_linear(tally, inputs, queries, bias=has_bias)
     encoder_linear(tally, inputs, keys, bias=has_bias, copies=2)
     encoder_linear(tally, queries, own, bias=has_bias)
     width = part.integer("intermediate_size")
-    encoder_linear(tally, own, width, bias=part.given("mlp_bias") is True, copies=2)
+    encoder_linear(tally, own, width, bias=part.switch("mlp_bias", False), copies=2)
     outputs = text if part.given("text_hidden_size") is None else part.integer("text_hidden_size")
     encoder_linear(tally, width, outputs)
 

@@ -88,9 +88,9 @@ def _got(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     hidden, channels = sizes.hidden, fields.integer("output_channels")
     _add_query_bias(tally, fields, sizes, "qkv_bias")
     patches = count_patches(fields, sizes)
-    if fields.given("use_abs_pos") is not False:
+    if fields.switch("use_abs_pos", True):
         encoder_add(tally, patches * hidden)
-    if fields.given("use_rel_pos") is not False:
+    if fields.switch("use_rel_pos", True):
         whole = fields.given("global_attn_indexes")
         listed = whole if isinstance(whole, list | tuple) else (2, 5, 8, 11)
         wide = len({layer for layer in listed if isinstance(layer, int) and 0 <= layer < sizes.layers})
@@ -103,7 +103,7 @@ def _got(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 
 
 def _molmo(tally: Tally, fields: Fields, sizes: Sizes) -> None:
-    hidden, has_bias = sizes.hidden, fields.given("attention_bias") is not False
+    hidden, has_bias = sizes.hidden, fields.switch("attention_bias", True)
     encoder_add(tally, fields.integer("num_position_embeddings") * hidden)
     heads, dim = fields.integer("num_attention_heads"), fields.integer("head_dim")
     width = heads * dim - hidden

@@ -144,7 +144,7 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
     """
     whole = open_config(config)
     encoded = with_encoders(whole)
-    if not isinstance(encoded.given("vision_config"), Mapping):
+    if not encoded.has_object("vision_config"):
         return None
     model_type = whole.given("model_type")
     if isinstance(model_type, str) and has_encoder(model_type):
@@ -204,7 +204,7 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
         whole.defaults = {**whole.defaults, "patch_size": 30, "num_channels": 3}
         patch = whole.integer("num_channels") * whole.integer("patch_size") ** 2
         tally.linear(patch, text_hidden, bias=True, split=Split.COPY, kind=Kind.VISION)
-    if not isinstance(whole.given("vision_config"), Mapping):
+    if not whole.has_object("vision_config"):
         return
     found = _sizes(whole, text_hidden)
     _, fields, tower = _open(whole)

@@ -69,7 +69,7 @@ def _glm_ocr(tally: Tally, fields: Fields, sizes: Sizes) -> None:
     """Add a norm, those of queries and keys, and the biases of all matrices of the layers."""
     hidden, heads = sizes.hidden, fields.integer("num_heads")
     encoder_add(tally, hidden + 2 * sizes.layers * (hidden // heads))
-    if fields.given("attention_bias") is not False:
+    if fields.switch("attention_bias", True):
         encoder_add(tally, sizes.layers * (5 * hidden + 2 * sizes.width))
 
 

@@ -10,10 +10,10 @@ from pagecore.models.config_files.fields import Fields
 
 __all__ = ["bits_of_modules", "names_module", "unquantised_modules"]
 
-# Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of compressed-tensors, of ModelOpt, of Quark and of HQQ.
+# Fields of fine-grained FP8, AWQ, MXFP4 and bitsandbytes, of compressed-tensors, ModelOpt, Quark, HQQ and AQLM.
 _FIELDS = (
     *("modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "ignore", "exclude_modules"),
-    *("exclude", "skip_modules"),
+    *("exclude", "skip_modules", "linear_weights_not_to_quantize"),
 )
 # Names that precede "layers" in checkpoints, other than "model.".
 _PREFIX = re.compile(r"^.*?(?=\blayers\b)")
@@ -29,7 +29,8 @@ def unquantised_modules(fields: Fields) -> tuple[str, ...]:
     for part in parts:
         for name in _FIELDS:
             listed = part.given(name)
-            found += [each for each in listed if isinstance(each, str)] if isinstance(listed, list | tuple) else []
+            names = [each for each in listed if isinstance(each, str)] if isinstance(listed, list | tuple) else []
+            found += [each if each.startswith("re:") else each.removesuffix(".weight") for each in names]
         rules = part.given("dynamic")
         # GPTQModel: a rule that begins with "-:" excludes modules by a regular expression.
         found += [f"re:{rule[2:]}" for rule in rules if rule.startswith("-:")] if isinstance(rules, Mapping) else []

@@ -29,14 +29,17 @@ class WeightFormat:
         Bits of a parameter that is not quantised: of embeddings, norms, biases, routers and vision towers.
     is_experts_only : bool
         Matrices outside of experts are not quantised.
-    element_bits : int
-        Bits of an element alone; 0 if `bits` are exact.
+    element_bits : int or Fraction
+        Bits of an element alone; 0 if `bits` are exact, or if a group has a code and its elements have none.
     group : (int, int)
         Outputs and inputs that share a scale; 0 is all of them.
     scale_bits : int
-        Bits of a scale, and of a zero point if there is one.
-    matrix_bits, input_bits : int
-        Bits of each matrix, such as a global scale, and of each of its inputs, such as the order of GPTQ's columns.
+        Bits of a scale, and of a zero point if there is one, or of the code of a group.
+    matrix_bits, input_bits, output_bits : int or Fraction
+        Bits of each matrix, such as a global scale or a codebook, of each of its inputs, such as the order of GPTQ's
+        columns, and of each of its outputs.
+    head_bits : int or Fraction
+        Mean bits of an element of an output head that is not the embedding; 0 for those of other parameters.
     unquantised : tuple of str
         Patterns of the modules that the checkpoint does not quantise: names, globs, and regular expressions after
         "re:".
@@ -48,11 +51,13 @@ class WeightFormat:
     bits: Fraction
     other_bits: int = 16
     is_experts_only: bool = False
-    element_bits: int = 0
+    element_bits: int | Fraction = 0
     group: tuple[int, int] = (0, 0)
     scale_bits: int = 0
     matrix_bits: int = 0
     input_bits: int = 0
+    output_bits: int | Fraction = 0
+    head_bits: int | Fraction = 0
     unquantised: tuple[str, ...] = ()
     is_read: bool = False
 
@@ -68,6 +73,8 @@ class WeightFormat:
             if kind not in QUANTISED_KINDS or not self.is_quantised:
                 total += count * self.other_bits
         if self.is_quantised:
+            if self.head_bits:
+                total -= Fraction(parameters.head * (self.other_bits - self.head_bits), ranks)
             shares = parameters.shares(ranks, data_parallel)
             for matrix, copies in parameters.matrices.items():
                 total += Fraction(copies * self._matrix(matrix), shares[matrix.split])
@@ -87,12 +94,12 @@ class WeightFormat:
         elements = matrix.inputs * matrix.outputs
         if not self._stores(matrix):
             return elements * self.other_bits
-        if not self.element_bits:
+        if not self.element_bits and not self.scale_bits:
             return elements * self.bits
         outputs, inputs = self.group
         groups = ceil_div(matrix.outputs, outputs or matrix.outputs) * ceil_div(matrix.inputs, inputs or matrix.inputs)
         codes = elements * self.element_bits + groups * self.scale_bits
-        return codes + self.matrix_bits + matrix.inputs * self.input_bits
+        return codes + self.matrix_bits + matrix.inputs * self.input_bits + matrix.outputs * self.output_bits
 
 
 DTYPE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16}
@@ -116,7 +123,7 @@ def float8(block: object, scale_bits: int, is_by_row: bool = False) -> WeightFor
     return WeightFormat("fp8", Fraction(8), element_bits=8, group=(int(is_by_row), 0), scale_bits=scale_bits)
 
 
-def grouped(name: str, bits: int, size: int, scale_bits: int, matrix_bits: int = 0) -> WeightFormat:
+def grouped(name: str, bits: int | Fraction, size: int, scale_bits: int, matrix_bits: int = 0) -> WeightFormat:
     """Return a format whose scales are those of `size` inputs of an output; 0 for all inputs."""
     mean = Fraction(bits) + (Fraction(scale_bits, size) if size else 0)
     return WeightFormat(name, mean, element_bits=bits, group=(1, size), scale_bits=scale_bits, matrix_bits=matrix_bits)

@@ -1,7 +1,7 @@
 """Bytes of weights: the format of a checkpoint's matrices, from its `quantization_config` or by name.
 
 Sources: the quantisation configs of transformers (fine-grained FP8, GPTQ, AWQ, AutoRound, bitsandbytes, HQQ, MXFP4,
-torchao), of compressed-tensors, of ModelOpt and of Quark.
+torchao), of compressed-tensors, of ModelOpt and of Quark; `other_methods` has further ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,17 @@ from pagecore.models.encoders.specs import has_encoder
 from pagecore.models.multimodal.text_model import text_model
 from pagecore.models.parameters.weights.excluded_modules import bits_of_modules, unquantised_modules
 from pagecore.models.parameters.weights.formats import DTYPE_BITS, WEIGHT_FORMATS, WeightFormat, float8, grouped
+from pagecore.models.parameters.weights.other_methods import OTHER_METHODS, refuse
 
 __all__ = ["WEIGHT_FORMATS", "WeightFormat", "weight_format"]
 
 
+# Algorithms of ModelOpt with a scale of each 32 inputs, of each block, and of each output.
+_FLOATS = {
+    "FP8_PB_WO": float8([128, 128], 32),
+    "FP8_PER_CHANNEL_PER_TOKEN": float8(None, 32, is_by_row=True),
+    "MXFP8": grouped("mxfp8", 8, 32, 8),
+}
 _ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_AWQ": "int4", "W4A8_AWQ": "int4", "INT8_SQ": "int8"}
 
 
@@ -97,19 +104,24 @@ def _method(fields: Fields) -> WeightFormat:
         return _torchao(fields)
     if method == "quark":
         return _quark(fields)
-    return _refuse(fields, "quant_method")
+    if isinstance(method, str) and method in OTHER_METHODS:
+        return OTHER_METHODS[method](fields)
+    return refuse(fields, "quant_method")
 
 
 def _modelopt(fields: Fields) -> WeightFormat:
     inner = fields.given("quantization")
     part = Fields(inner, fields.source, fields.name("quantization")) if isinstance(inner, Mapping) else fields
-    name = _ALGORITHMS.get(str(part.given("quant_algo")).upper())
+    algorithm = str(part.given("quant_algo")).upper()
+    if algorithm in _FLOATS:
+        return _FLOATS[algorithm]
+    name = _ALGORITHMS.get(algorithm)
     if name == "nvfp4":
         # Global scales of weights and inputs.
         return grouped("nvfp4", 4, 16, 8, matrix_bits=64)
     if name == "fp8":
         return replace(float8(None, 32), matrix_bits=32)
-    return WEIGHT_FORMATS[name] if name is not None else _refuse(part, "quant_algo")
+    return WEIGHT_FORMATS[name] if name is not None else refuse(part, "quant_algo")
 
 
 def _compressed(fields: Fields) -> WeightFormat:
@@ -122,11 +134,13 @@ def _compressed(fields: Fields) -> WeightFormat:
             size = _group_size(weights.get("group_size"))
             if weights.get("type") == "float" and weights.get("num_bits") == 4:
                 return grouped("nvfp4", 4, 16, 8, matrix_bits=64) if size == 16 else grouped("mxfp4", 4, 32, 8)
+            if weights.get("type") == "float" and weights.get("num_bits") == 8 and size == 32:
+                return grouped("mxfp8", 8, 32, 8)
             if weights.get("type") == "float" and weights.get("num_bits") == 8:
                 block = weights.get("block_structure") if weights.get("strategy") == "block" else None
                 return float8(block, 16, is_by_row=weights.get("strategy") == "channel")
             return _integers(part, "num_bits", size, has_zeros=not weights.get("symmetric", True))
-    return _refuse(fields, "config_groups")
+    return refuse(fields, "config_groups")
 
 
 def _auto_round(fields: Fields) -> WeightFormat:
@@ -134,14 +148,14 @@ def _auto_round(fields: Fields) -> WeightFormat:
     kind, size = str(fields.given("data_type") or "int"), _group_size(fields.given("group_size"))
     bits = fields.given("bits")
     if any(own != bits and own < 16 for own in bits_of_modules(fields).values()):
-        return _refuse(fields, "extra_config")
+        return refuse(fields, "extra_config")
     if kind.startswith("int"):
         return _integers(fields, "bits", size, has_zeros=True)
     if kind.startswith("nv_fp") and bits == 4:
         return grouped("nvfp4", 4, 16, 8, matrix_bits=32)
     if kind.startswith("mx_fp") and bits in (4, 8):
         return grouped(f"mxfp{bits}", bits, 32, 8)
-    return _refuse(fields, "data_type")
+    return refuse(fields, "data_type")
 
 
 def _hqq(fields: Fields) -> WeightFormat:
@@ -149,7 +163,7 @@ def _hqq(fields: Fields) -> WeightFormat:
     given = fields.given("quant_config")
     weights = given.get("weight_quant_params") if isinstance(given, Mapping) else None
     if not isinstance(weights, Mapping):  # bits of each kind of module
-        return _refuse(fields, "quant_config")
+        return refuse(fields, "quant_config")
     part = Fields(weights, fields.source, fields.name("quant_config.weight_quant_params"))
     found = _integers(part, "nbits", _group_size(weights.get("group_size")), has_zeros=True)
     size = found.group[1]
@@ -179,7 +193,7 @@ def _torchao(fields: Fields) -> WeightFormat:
     if name in ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig"):
         return float8(None, 32, is_by_row="PerRow" in str(options.get("granularity")))
     if not isinstance(name, str) or name not in _TORCHAO:
-        return _refuse(fields, "quant_type")
+        return refuse(fields, "quant_type")
     bits, size, scale_bits = _TORCHAO[name]
     return grouped(f"int{bits}", bits, _group_size(options.get("group_size", size)), scale_bits)
 
@@ -189,7 +203,7 @@ def _quark(fields: Fields) -> WeightFormat:
     whole = fields.given("global_quant_config")
     weights = whole.get("weight") if isinstance(whole, Mapping) else None
     if not isinstance(weights, Mapping):  # a list quantises twice
-        return _refuse(fields, "global_quant_config")
+        return refuse(fields, "global_quant_config")
     kind, scheme, size = weights.get("dtype"), weights.get("qscheme"), _group_size(weights.get("group_size"))
     if kind == "fp8_e4m3" and scheme in ("per_tensor", "per_channel"):
         return float8(None, 32, is_by_row=scheme == "per_channel")
@@ -199,23 +213,16 @@ def _quark(fields: Fields) -> WeightFormat:
         return grouped("int4", 4, size, 20)
     if kind == "int8" and scheme in ("per_tensor", "per_channel"):
         return replace(WEIGHT_FORMATS["int8"], element_bits=8, group=(int(scheme == "per_channel"), 0), scale_bits=32)
-    return _refuse(fields, "global_quant_config")
+    return refuse(fields, "global_quant_config")
 
 
 def _integers(fields: Fields, name: str, group: int, has_zeros: bool) -> WeightFormat:
     bits = fields.given(name)
     if type(bits) is not int or bits not in (2, 3, 4, 8):
-        return _refuse(fields, name)
+        return refuse(fields, name)
     return grouped(f"int{bits}", bits, group, 16 + (bits if has_zeros else 0))
 
 
 def _group_size(given: object) -> int:
     """Return the elements that share a scale; 0 for a scale of each channel."""
     return given if isinstance(given, int) and given > 0 else 0
-
-
-def _refuse(fields: Fields, name: str) -> WeightFormat:
-    raise UnsupportedOption(
-        f"{fields.source}: {fields.describe(name)}, whose bytes are unknown; pass weights= one of "
-        f"{', '.join(WEIGHT_FORMATS)}, or bytes"
-    )
