@@ -2,6 +2,7 @@
 
 import math
 
+from pagecore.serving.scheduling import parts
 from tests.serving.fake_cache import FakeCache
 
 
@@ -59,7 +60,7 @@ class ModelStep:
 class SchedulerModel:
     def __init__(
         self, cache, *, space, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
-        threshold=None, states_per_run=None,
+        threshold=None, states_per_run=None, checkpoints=0,
     ):  # fmt: skip
         self.cache, self.space, self.overlap, self.policy = cache, space, overlap, policy
         self.max_running = min(max_running, max_tokens, cache.max_sequences)
@@ -69,7 +70,7 @@ class SchedulerModel:
         self.max_length = cache.max_length
         self.budget = min(max_tokens, max(cache.num_available * cache.block_size, self.max_running))
         self.max_wait, self.share, self.threshold = max_wait, share, threshold
-        self.prefill, self.chunk = prefill or self.budget, chunk or self.budget
+        self.prefill, self.chunk, self.checkpoints = prefill or self.budget, chunk or self.budget, checkpoints
         self.first_ratio = self.ratio = ratio
         self.running, self.waiting, self.open, self.delays = [], [], [], []
         self.pinned = None
@@ -200,9 +201,24 @@ class SchedulerModel:
         for row in self.running:
             if row.is_prompt and budget > 0:
                 rows.append(row)
-                counts.append(min(row.left, budget, self.chunk))
+                counts.append(self.part(row, budget))
                 budget -= counts[-1]
         return rows, counts, budget
+
+    def part(self, row, budget):
+        """Return the tokens of a prompt that a step computes, which end where the prompt keeps a checkpoint."""
+        count = min(row.left, budget, self.chunk)
+        if not self.checkpoints or count <= self.cache.grid:
+            return count
+        computed, grid, near = row.sequence.num_computed_tokens, self.cache.grid, parts.NEAREST
+        ends = [row.sequence.num_matched_tokens // grid * grid]
+        for k in range(self.checkpoints):
+            end = (len(row.tokens) - near * 4**k) // grid * grid
+            ends += [end] if end - row.sequence.num_cached_tokens >= near else []
+        end = min(computed + count, *(end for end in ends if end > computed), len(row.tokens))
+        if end < len(row.tokens) and end // grid * grid > computed:
+            end = end // grid * grid
+        return end - computed
 
     def order(self):
         late = [row for row in self.waiting if self.is_late(row)]
@@ -249,7 +265,7 @@ class SchedulerModel:
             if row.sequence.is_swapped:
                 self.cache.swap_in([row.sequence])
             rows.append(row)
-            counts.append(min(row.left, budget, self.chunk))
+            counts.append(self.part(row, budget))
             budget -= counts[-1]
             self.waiting.remove(row)
             self.running.append(row)

@@ -1,5 +1,8 @@
 """The state machine of the scheduler over caches with recurrent states; the model has a cache of its own."""
 
+import math
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -43,8 +46,8 @@ class ModelSequence:
 class ModelCache:
     """A cache as the model of the scheduler uses it: sequences of `ModelSequence`."""
 
-    def __init__(self, cache, least_states):
-        self.cache, self.least_states = cache, least_states
+    def __init__(self, cache, least_states, grid):
+        self.cache, self.least_states, self.grid = cache, least_states, grid
 
     def __getattr__(self, name):
         return getattr(self.cache, name)
@@ -76,6 +79,14 @@ class ModelCache:
 
 
 class HybridSchedulerMachine(SchedulerMachine):
+    def __init__(self):
+        super().__init__()
+        self.nearest = patch("pagecore.serving.scheduling.parts.NEAREST", 4)  # prompts of the machine are short
+        self.nearest.start()
+
+    def teardown(self):
+        self.nearest.stop()
+
     @initialize(
         shape=st.tuples(st.integers(8, 40), st.integers(3, 16), st.integers(1, 6), st.integers(1, 30)),
         rules=st.tuples(st.sampled_from([2, 4]), st.sampled_from([1, 2]), st.booleans(), st.sampled_from([0, 0, 1, 3])),
@@ -84,7 +95,7 @@ class HybridSchedulerMachine(SchedulerMachine):
         overlap=st.booleans(),
         policy=st.sampled_from(["fcfs", "fcfs", "lpm", "priority", "priority"]),
         max_wait=st.sampled_from([1, 5, 1000]),
-        limits=st.tuples(st.sampled_from([None, None, 3, 8]), st.sampled_from([None, None, 2, 5])),
+        limits=st.tuples(st.sampled_from([None, None, 3, 8]), st.sampled_from([None, None, 2, 5]), st.integers(0, 3)),
         share=st.booleans(),
         future=st.tuples(st.sampled_from([None, None, 0.7, 0.3]), st.sampled_from([None, 0, 1])),
     )
@@ -106,11 +117,12 @@ class HybridSchedulerMachine(SchedulerMachine):
         spaces = [swap_blocks and SwapSpace(cache, num_blocks=swap_blocks) for cache in caches]
         self.states = caches[0].plane("hash", 1).numpy()[:, 0]
         self.states[1:] = POISON
-        (prefill, chunk), (ratio, threshold) = limits, future
+        (prefill, longest, checkpoints), (ratio, threshold) = limits, future
+        grid = math.lcm(chunk, 2)
         self.start(
-            [caches[0], ModelCache(caches[1], (1 if in_place else 2) + self.max_drafts)], spaces,
+            [caches[0], ModelCache(caches[1], (1 if in_place else 2) + self.max_drafts, grid)], spaces,
             max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy, max_wait=max_wait,
-            prefill=prefill, chunk=chunk, share=share and reuse, ratio=ratio,
+            prefill=prefill, chunk=longest, share=share and reuse, ratio=ratio, checkpoints=checkpoints,
             states_per_run=states_per_run and states_per_run + self.max_drafts,
             threshold=threshold if policy == "priority" else None,
         )  # fmt: skip

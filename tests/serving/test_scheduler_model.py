@@ -51,19 +51,19 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def start(
         self, caches, spaces, *, max_running, max_tokens, overlap, policy, max_wait, prefill, chunk, share, ratio,
-        states_per_run=None, threshold=None,
+        states_per_run=None, threshold=None, checkpoints=None,
     ):  # fmt: skip
         """Make scheduler and model; the first cache and space are those of the scheduler."""
         self.scheduler = Scheduler(
             caches[0], swap_space=spaces[0], max_running=max_running, max_tokens_per_step=max_tokens, headroom=0.0,
             overlap=overlap, policy=policy, max_wait_steps=max_wait, max_prefill_tokens=prefill,
             chunked_prefill_size=chunk, share_prompts=share, new_token_ratio=ratio, states_per_run=states_per_run,
-            preemption_threshold=threshold,
+            preemption_threshold=threshold, prompt_checkpoints=checkpoints,
         )  # fmt: skip
         self.model = SchedulerModel(
             caches[1], space=spaces[1], max_running=max_running, max_tokens=max_tokens, overlap=overlap, policy=policy,
             max_wait=max_wait, prefill=prefill, chunk=chunk, share=share, ratio=ratio, states_per_run=states_per_run,
-            threshold=threshold,
+            threshold=threshold, checkpoints=checkpoints or 0,
         )  # fmt: skip
         self.overlap = overlap
         self.steps, self.pairs, self.number = [], {}, 0

@@ -108,7 +108,7 @@ def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tupl
     for run in prompts:
         if not budget:
             break
-        count = min(run.num_tokens_left, budget, limits.chunk)
+        count = limits.parts.count(run, budget)
         rows.add(run, count)
         budget -= count
     return rows, budget
@@ -232,7 +232,7 @@ class Admission:
                 queue.num_skipped += 1
                 continue
             stage.append(run)
-            count = min(run.num_tokens_left, self._limits.chunk)
+            count = self._limits.parts.count(run, self._limits.budget)
             if self._shared is not None:
                 self._shared.add(run, min(count, budget))
             budget -= count
@@ -300,7 +300,7 @@ class Admission:
         self._needs += self._with_future([run], [left])
         run.came_late = self._queue is not None and self._queue.is_late(run)
         self._roster.admit(run)
-        count = min(left, self._budget, self._limits.chunk)
+        count = self._limits.parts.count(run, self._budget)
         self._rows.add(run, count)
         self._budget -= count
         self._free_rows -= run.samples

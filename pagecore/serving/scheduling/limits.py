@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pagecore.cache.layers.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.future import future_ratios
+from pagecore.serving.scheduling.parts import PromptParts, choose_parts
 from pagecore.serving.scheduling.request import RequestError
 from pagecore.storage import StateSpec
 from pagecore.storage.checks import INT32_MAX, as_float, flag, require_int, shown
@@ -46,8 +47,10 @@ class Limits:
     state_rows : int
         Sequences up to which an admission goes while other runs are running, so that each of them, samples that are
         not forked yet included, has its state slots; `max_running` for a cache without states.
-    prefill_tokens, chunk : int
-        Prompt tokens of one step, and of one prompt in one step.
+    prefill_tokens : int
+        Prompt tokens of one step.
+    parts : PromptParts
+        Tokens of one prompt in one step.
     policy : str
         Order of the queue, one of `POLICIES`.
     max_wait_steps : int
@@ -72,7 +75,7 @@ class Limits:
     headroom: int
     state_rows: int
     prefill_tokens: int
-    chunk: int
+    parts: PromptParts
     policy: str
     max_wait_steps: int
     shares_prompts: bool
@@ -113,6 +116,7 @@ def choose_limits(
     max_wait_steps: int,
     max_prefill_tokens: int | None,
     chunked_prefill_size: int | None,
+    prompt_checkpoints: int | None,
     share_prompts: bool,
     new_token_ratio: float | None,
     conservativeness: float,
@@ -147,7 +151,7 @@ def choose_limits(
         headroom=int(max_length * headroom),
         state_rows=state_rows,
         prefill_tokens=_at_most("max_prefill_tokens", max_prefill_tokens, budget),
-        chunk=_at_most("chunked_prefill_size", chunked_prefill_size, budget),
+        parts=choose_parts(cache, _at_most("chunked_prefill_size", chunked_prefill_size, budget), prompt_checkpoints),
         policy=check_order(policy),
         max_wait_steps=require_int("max_wait_steps", max_wait_steps),
         shares_prompts=flag("share_prompts", share_prompts) and getattr(cache, "has_prefix_cache", True),

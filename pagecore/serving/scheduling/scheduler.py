@@ -103,6 +103,11 @@ class Scheduler(SchedulerView):
         Maximum number of prompt tokens of one step, of all prompts together.
     chunked_prefill_size : int, optional
         Maximum number of tokens of one prompt in one step.
+    prompt_checkpoints : int, optional
+        Checkpoints, 0 to 16, that a prompt keeps before its end in a cache with states: parts of it end where others
+        branched off, and 512, 2,048, 8,192, ... tokens before its end. A prompt that shares most of this one then
+        begins near the end of what they share, even if it is the first to do so; each checkpoint costs one step of the
+        prompt. 4 by default; 0 computes a prompt in as few steps as the other limits allow.
     share_prompts : bool
         If True, a request waits one step for the blocks of its prompt that another request computes in this step, and
         then reuses them. Up to `max_running` requests wait in a step, and others pass them.
@@ -138,9 +143,9 @@ class Scheduler(SchedulerView):
         A limit is not an integer in its range, `headroom` or `new_token_ratio` is outside 0 to 1, or `conservativeness`
         is negative.
     UnsupportedOption
-        `cache` is not a PagedKVCache, `swap_space` belongs to another cache, `states_per_run` is given for a cache
-        without states, `preemption_threshold` is given for another policy, the policy is unknown, or a flag is not True
-        or False.
+        `cache` is not a PagedKVCache, `swap_space` belongs to another cache, `states_per_run` or `prompt_checkpoints`
+        is given for a cache without states, `preemption_threshold` is given for another policy, the policy is unknown,
+        or a flag is not True or False.
     NotEnoughMemory
         The arrays of a step of `max_tokens_per_step` tokens cannot be allocated.
     """
@@ -159,6 +164,7 @@ class Scheduler(SchedulerView):
         max_wait_steps: int = 1000,
         max_prefill_tokens: int | None = None,
         chunked_prefill_size: int | None = None,
+        prompt_checkpoints: int | None = None,
         share_prompts: bool = True,
         new_token_ratio: float | None = None,
         conservativeness: float = 1.0,
@@ -176,6 +182,7 @@ class Scheduler(SchedulerView):
             max_wait_steps=max_wait_steps,
             max_prefill_tokens=max_prefill_tokens,
             chunked_prefill_size=chunked_prefill_size,
+            prompt_checkpoints=prompt_checkpoints,
             share_prompts=share_prompts,
             new_token_ratio=new_token_ratio,
             conservativeness=conservativeness,

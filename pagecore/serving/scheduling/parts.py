@@ -1,0 +1,95 @@
+"""Parts of a prompt: how many of its tokens a step computes.
+
+With recurrent states, a prefix can be reused only up to a checkpoint, and a step keeps one. A prompt that no other has
+shared yet does not show where later ones will leave it, but most do so near its end: they repeat a system prompt, a
+document or a chat, and differ in what follows. Parts therefore also end 512, 2,048, 8,192, ... tokens before the end of
+a prompt, so that a prompt that leaves it q tokens before its end computes at most about 3 q tokens again (512 for a
+small q), with a number of checkpoints that is logarithmic in the length.
+
+    cached, without a state                                   -8192            -2048   -512
+    |---------------------- branch |----------------------------|----------------|-------|---|
+                            the prompt leaves the others here: they need a state before it
+
+A part that ends because the step is full ends on the grid of the checkpoints, too: a step keeps states at multiples of
+the chunk after its first token, and after a part that ends elsewhere none of these could be at the end of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pagecore.errors import UnsupportedOption
+from pagecore.storage import StateSpec
+from pagecore.storage.checks import require_int, shown
+
+if TYPE_CHECKING:
+    from pagecore.cache import PagedKVCache, Sequence
+    from pagecore.serving.scheduling.request import Run
+
+__all__ = ["DEFAULT_CHECKPOINTS", "PromptParts", "choose_parts"]
+
+DEFAULT_CHECKPOINTS = 4
+# Tokens between the end of a prompt and the last checkpoint before it, and bits of the factor to the next distance. A
+# checkpoint is also worth a step only if it is that far after the state that the prompt begins with.
+NEAREST = 512
+FACTOR_BITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PromptParts:
+    """Rule of the parts of prompts.
+
+    Attributes
+    ----------
+    chunk : int
+        Tokens of a part at most.
+    grid : int
+        Tokens between the lengths at which a state can be kept.
+    checkpoints : int
+        Checkpoints before the end of a prompt, those of branches not counted; 0 for parts that end anywhere.
+    """
+
+    chunk: int
+    grid: int = 1
+    checkpoints: int = 0
+
+    def count(self, run: Run, budget: int) -> int:
+        """Return the tokens of the next part of a prompt whose run has a sequence, at most `budget`."""
+        count = min(run.num_tokens_left, budget, self.chunk)
+        if not self.checkpoints or count <= self.grid:
+            return count
+        sequence = run.sequence
+        computed = sequence.num_computed_tokens
+        end = min(computed + count, self._next_checkpoint(sequence, len(run.tokens)))
+        on_grid = end // self.grid * self.grid
+        return on_grid - computed if computed < on_grid and end < len(run.tokens) else end - computed
+
+    def _next_checkpoint(self, sequence: Sequence, length: int) -> int:
+        """Return where the next checkpoint of a prompt is; its length if it has none before its end."""
+        computed = sequence.num_computed_tokens
+        branch = sequence.num_matched_tokens // self.grid * self.grid
+        if branch <= computed:
+            branch = length
+        for k in range(self.checkpoints - 1, -1, -1):
+            end = (length - (NEAREST << FACTOR_BITS * k)) // self.grid * self.grid
+            if end > computed and end - sequence.num_cached_tokens >= NEAREST:
+                return min(branch, end)
+        return branch
+
+
+def choose_parts(cache: PagedKVCache, chunk: int, prompt_checkpoints: int | None) -> PromptParts:
+    """Check `prompt_checkpoints` and return the rule for a cache; the errors are those of `Scheduler`."""
+    if not cache.num_states:
+        if prompt_checkpoints is not None:
+            raise UnsupportedOption(
+                f"prompt_checkpoints is {shown(prompt_checkpoints)}, but the cache has no states; leave it out"
+            )
+        return PromptParts(chunk)
+    if prompt_checkpoints is None:
+        wanted = DEFAULT_CHECKPOINTS if getattr(cache, "has_prefix_cache", True) else 0
+    else:
+        wanted = require_int("prompt_checkpoints", prompt_checkpoints, 0, 16)
+    specs = (cache.spec(layer) for layer in range(cache.num_layers))
+    rules = next(spec for spec in specs if isinstance(spec, StateSpec))
+    return PromptParts(chunk, rules.prefill_grid(cache.block_size), wanted)
