@@ -88,6 +88,51 @@ def test_a_swap_in_and_a_step_succeed_without_shortage(rules, seed):
     cache.check_invariants()
 
 
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_shortage_is_exactly_the_number_of_slots_that_swap_in_and_step_lack(rules, seed):
+    """Forks share states in the cache and in the spaces, and others hold all free slots but some."""
+    random = np.random.default_rng(seed)
+    cache = make(spec(**rules), num_states=40, num_blocks=200, prefix_cache=bool(seed % 2), max_sequences=12)
+    spaces = [SwapSpace(cache, num_blocks=200, num_states=30) for _ in range(2)]
+    sequences = random_sequences(random, cache)
+    sequences += [cache.fork(sequences[i]) for i in random.integers(0, len(sequences), 4)]
+    out = [one for one in sequences if random.random() < 0.6]
+    half = len(out) // 2
+    cache.swap_out(out[:half], spaces[0])
+    cache.swap_out(out[half:], spaces[1])
+    counts = random.choice([0, 1, 1, 3, 20], len(sequences)).tolist()
+    slots = cache._parts.state.states.slots
+    taken = slots.allocate(slots.num_free)
+    lacking = cache.shortage(sequences, counts)
+    given = max(0, lacking - int(random.integers(2)))
+    slots.free(taken[:given])
+    before = cache.stats()
+    assert cache.shortage(sequences, counts) == lacking - given
+    assert cache.stats() == before
+    suffices = cache.try_swap_in(out) and cache.try_prepare(sequences, counts) is not None
+    assert suffices == (given == lacking)
+    slots.free(taken[given:])
+    cache.check_invariants()
+
+
+def test_sequences_that_come_back_share_a_slot_until_all_but_one_have_copied_it():
+    cache = make(spec(), num_states=4, prefix_cache=False)
+    space = SwapSpace(cache, num_blocks=20)
+    first = cache.add_sequence(range(40))
+    cache.commit(cache.prepare([first], 5))
+    children = [cache.fork(first) for _ in range(2)]
+    cache.swap_out([first, *children], space)
+    assert cache.shortage([first, *children], 1) == 0  # one slot comes back, and two are copies
+    assert cache.shortage([first, *children], [1, 1, 0]) == 0
+    other = cache.add_sequence(range(100, 140))
+    cache.commit(cache.prepare([other], 5))
+    assert cache.shortage([first, *children], 1) == 1
+    assert cache.shortage([first, *children], [1, 1, 0]) == 1
+    assert cache.shortage([first, *children], [1, 0, 0]) == 0
+    assert cache.shortage([first, *children], 0) == 0
+
+
 @pytest.mark.parametrize("count", [-1, 10**6])
 def test_a_refused_count_leaves_no_slot_and_no_block_held(count):
     cache = make(spec(), num_states=9, prefix_cache=False)

@@ -321,8 +321,7 @@ class CacheReader(PartsOwner):
         State slots count as blocks of a group of their own. Cached states, and checkpoints of sequences without a step
         in flight, count as available.
 
-        If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare. It may
-        then exceed what is missing of state slots.
+        If some sequences are swapped out, the result covers one `swap_in` of all of these, and then the prepare.
 
         Parameters
         ----------

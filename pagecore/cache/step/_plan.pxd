@@ -43,5 +43,7 @@ cdef class StepPlan:
     # Counts the blocks that each group lacks and the state slots, evictable ones subtracted; returns True if none lack.
     cdef bint count_missing(self, list writers) except -1
     cdef int count_missing_slots(self) except -1
+    # The slots that a step without checkpoints lacks if other rows take `others` slots; see count_missing_slots().
+    cdef int64_t least_slots(self, int64_t others) except -1
     cdef Int32s row_span(self) noexcept
     cdef Int32s count_span(self) noexcept

@@ -188,16 +188,19 @@ cdef class StepPlan:
     cdef int count_missing_slots(self) except -1:
         """Count the slots that a step without checkpoints lacks: cached states and checkpoints of idle rows can go."""
         cdef StateTable states = self.state.states
-        cdef vector[int32_t] cached
         self.missing_slots = 0
         if states is None or states.shortage_raw(self.row_span(), self.count_span(), False) == 0:
             return 0
+        self.missing_slots = self.least_slots(0)
+        return 0
+
+    cdef int64_t least_slots(self, int64_t others) except -1:
+        cdef vector[int32_t] cached
         if self.state.prefix is not None:
             cached = self.state.prefix.tree.native.held_ids(self.state.prefix.tree.num_lanes)
-        self.missing_slots = states.least_shortage_raw(
-            self.row_span(), self.count_span(), Int32s(cached.data(), cached.size())
+        return self.state.states.least_shortage_raw(
+            self.row_span(), self.count_span(), Int32s(cached.data(), cached.size()), others
         )
-        return 0
 
     cdef Int32s row_span(self) noexcept:
         return Int32s(self.rows.data(), <size_t>self.num_sequences)
@@ -286,6 +289,15 @@ def lacked_slots(CacheState state not None, list sequences not None, counts):
     if slots > 0 and (state.prefix is None or num_unused_states(state.prefix) < slots):
         slots = state.states.shortage_raw(plan.row_span(), plan.count_span(), False)
     return [max(0, slots)]
+
+
+def least_slots(CacheState state not None, list sequences not None, counts, int64_t others):
+    """Return the state slots that a step without checkpoints lacks after all eviction. Hold the lock.
+
+    `others` slots are for sequences that have no rows yet.
+    """
+    cdef StepPlan plan = plan_step(state, sequences, counts)
+    return plan.least_slots(others)
 
 
 cdef StepPlan limited_plan(CacheState state, list sequences, object counts, list limits):

@@ -11,7 +11,7 @@ from pagecore.cache._sequence import Sequence
 from pagecore.cache.lifecycle import require_live
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import lacking, unused_states
-from pagecore.cache.step._plan import lacked
+from pagecore.cache.step._plan import lacked, least_slots
 from pagecore.cache.swap._contents import missing_cross
 from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import num_distinct, stored_blocks
@@ -51,37 +51,41 @@ def shortage_with_swapped(
 
 
 def _slots_lacking(parts: CacheParts, coming: list[tuple[Sequence, int]], staying: list[tuple[Sequence, int]]) -> int:
-    """Return the state slots that one swap_in and then a prepare lack; an upper bound, 0 only if both succeed.
+    """Return the state slots that one swap_in, or a prepare after it, lacks.
 
-    A step may drop the checkpoints of the sequences that have come back, but not swap_in, which brings them.
+    swap_in brings states and checkpoints and evicts cached states for them. A step may also drop the checkpoints of all
+    sequences without a step in flight, those that have come back included.
     """
     states = parts.state.states
     if states is None:
         return 0
+    group = parts.tables.num_groups
     distinct = [num_distinct(parts.state, [one for one, _ in some]) for some in _by_space(coming)]
-    arriving = sum(counts[parts.tables.num_groups] for counts in distinct)
+    arriving = sum(counts[group] for counts in distinct)
     cached = 0 if parts.prefix is None else unused_states(parts.prefix)
-    lacking = 0
     if states.num_checkpoints:
         kept = sum(counts[-1] for counts in distinct)
-        lacking, cached = kept - states.checkpoints.num_free - cached, 0
-    needed = max(arriving, _slots_of_step(states, parts.tables.num_groups, coming))
-    held, (taken,) = hold((states.slots,), [needed])
-    rows = [one.row for one, _ in staying]
-    try:
-        missing = states.shortage(rows, [count for _, count in staying], False)
-    finally:
-        del held
-    return max(0, lacking, needed - taken + missing - cached)
+        swap_in = max(arriving - states.slots.num_free, kept - states.checkpoints.num_free - cached)
+    else:
+        swap_in = arriving - states.slots.num_free - cached
+    others = _slots_of_step(states, group, coming)
+    return max(swap_in, least_slots(parts.state, [one for one, _ in staying], [count for _, count in staying], others))
 
 
-def _slots_of_step(states: StateTable, num_groups: int, coming: list[tuple[Sequence, int]]) -> int:
-    """Return the most slots of running states that sequences hold after a step without checkpoints."""
-    each = 1 if states.in_place else 2
-    drafts = [count - 1 if 1 < count <= 1 + states.draft_tokens else 0 for _, count in coming]
-    writing = sum(each + more for (_, count), more in zip(coming, drafts, strict=True) if count)
-    slots = [(id(one.swap_space), int(stored_blocks(one)[num_groups][0])) for one, n in coming if not n]
-    return writing + len({key for key in slots if key[1]})
+def _slots_of_step(states: StateTable, group: int, coming: list[tuple[Sequence, int]]) -> int:
+    """Return the slots that sequences hold after they have come back and have taken those of a step.
+
+    In place, the last of the sequences that share a slot writes to it if all of them write.
+    """
+    slots = [(id(one.swap_space), int(stored_blocks(one)[group][0])) for one, _ in coming]
+    held = Counter(slot for slot in slots if slot[1])
+    written = Counter(slot for slot, (_, count) in zip(slots, coming, strict=True) if count)
+    drafts = sum(count - 1 for _, count in coming if 1 < count <= 1 + states.draft_tokens)
+    without = sum(n for slot, n in written.items() if not slot[1])  # a step gives them a running slot
+    if not states.in_place:
+        return len(held) + without + drafts + written.total()
+    copies = sum(n - (n == held[slot]) for slot, n in written.items() if slot[1])
+    return len(held) + without + drafts + copies
 
 
 def _needed(parts: CacheParts, coming: list[tuple[Sequence, int]], limits: list[int | None] | None) -> list[int]:

@@ -58,7 +58,9 @@ cdef class StateTableCore:
     cdef int64_t checkpoint_shortage_raw(self) noexcept
     cdef bint is_quantised(self) noexcept
     # The slots that a step lacks at least, if another holder drops `released` and idle rows drop their checkpoints.
-    cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1
+    cdef int64_t least_shortage_raw(
+        self, Int32s rows, Int32s counts, Int32s released, int64_t others
+    ) except -1
     cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1
     # Selects the slots of a path of a tree of drafts, which commit_raw keeps then, or undoes that.
     cdef void select_path_raw(self, int32_t row, Int32s path, bint is_undone) noexcept

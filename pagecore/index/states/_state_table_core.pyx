@@ -251,8 +251,10 @@ cdef class StateTableCore:
     cdef int64_t shortage_raw(self, Int32s rows, Int32s counts, bint keeps) except -1:
         return deref(self.native).shortage(rows, counts, self.row_lengths, keeps)
 
-    cdef int64_t least_shortage_raw(self, Int32s rows, Int32s counts, Int32s released) except -1:
-        return deref(self.native).least_shortage(rows, counts, self.row_lengths, released)
+    cdef int64_t least_shortage_raw(
+        self, Int32s rows, Int32s counts, Int32s released, int64_t others
+    ) except -1:
+        return deref(self.native).least_shortage(rows, counts, self.row_lengths, released, others)
 
     cdef int check_commit_raw(self, Int32s rows, Int32s accepted) except -1:
         self.lengths.resize(rows.size())

@@ -48,7 +48,7 @@ cdef extern from "pagecore/index/states/state_table.hpp" namespace "pagecore" no
             Int32s rows, Int32s counts, const int32_t* lengths, bint keeps
         ) except +raise_python_error
         int64_t least_shortage(
-            Int32s rows, Int32s counts, const int32_t* lengths, Int32s released
+            Int32s rows, Int32s counts, const int32_t* lengths, Int32s released, int64_t others
         ) except +raise_python_error
         void check_commit(Int32s rows, Int32s accepted, vector[int32_t]& lengths) except +raise_python_error
         void select_path(int32_t row, Int32s path)

@@ -106,9 +106,10 @@ class StateTable {
     return std::max<int64_t>(needed_checkpoints_ - available_checkpoints_, 0);
   }
   // The number of slots that a step without checkpoints would lack if every idle row had lost its checkpoint, and
-  // another holder its reference to each of the distinct slots in `released`.
+  // another holder its reference to each of the distinct slots in `released`. `others` slots are for rows that the
+  // table does not have yet.
   [[nodiscard]] int64_t least_shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths,
-                                       std::span<const BlockId> released);
+                                       std::span<const BlockId> released, int64_t others);
 
   // Throws unless a step of every row is in flight of which accepted[i] tokens can stay. Writes the lengths after it.
   void check_commit(RowSpan rows, CountSpan accepted, std::span<TokenCount> lengths);

@@ -92,7 +92,7 @@ int64_t StateTable::shortage(RowSpan rows, CountSpan counts, const TokenCount* l
 }
 
 int64_t StateTable::least_shortage(RowSpan rows, CountSpan counts, const TokenCount* lengths,
-                                   std::span<const BlockId> released) {
+                                   std::span<const BlockId> released, int64_t others) {
   check_step(rows, counts, lengths);
   shared_.reserve(rows.size());
   holders_.resize(static_cast<size_t>(slots_.num_blocks()));
@@ -106,7 +106,8 @@ int64_t StateTable::least_shortage(RowSpan rows, CountSpan counts, const TokenCo
     }
   }
   available_ = std::count(holders_.begin() + 1, holders_.end(), 0);
-  needed_ = count_slots(rows, counts, false, [this](BlockId slot) { return holders_[static_cast<size_t>(slot)]; });
+  needed_ =
+      others + count_slots(rows, counts, false, [this](BlockId slot) { return holders_[static_cast<size_t>(slot)]; });
   return std::max<int64_t>(needed_ - available_, 0);
 }
 
