@@ -246,3 +246,13 @@ def test_fake_implementations_give_shapes_and_dtypes():
 def test_fake_implementations_raise_for_invalid_arguments(error, says, call):
     with pytest.raises(error, match=says):
         call(meta(7, 2, 16), meta(9, 4, 2, 16), meta(3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("window", [2**31 - 1, 2**40, (2**31 - 1, None)])
+def test_a_window_wider_than_any_sequence_has_no_bound_so_that_sinks_are_refused(window):
+    step = make_step()
+    options = {"cu_query_lens": step.cu_query_lens, "window": window}
+    for attend in (interop.paged_attention, pagecore.paged_attention):
+        attend(*step.attended, **options)
+        with pytest.raises(UnsupportedOption, match="sink_tokens is 1 and the window is unbounded to the left"):
+            attend(*step.attended, **options, sink_tokens=1)

@@ -161,7 +161,8 @@ def window_sides(window: Window) -> tuple[int, int]:
         return left, right
     if _count(window, window) < 1:
         raise UnsupportedOption(f"window is {shown(window)}; it must be at least 1, the query's own key, or None")
-    return _count(window, window) - 1, -1
+    count = _count(window, window)
+    return (-1 if isinstance(count, int) and count == _WINDOW_MAX else count - 1), -1
 
 
 def _count(number: Any, window: Window) -> Any:
