@@ -22,16 +22,26 @@ class EvictionState:
     rank: float = 0.0
     hits: int = 0
     clock: int = 0
+    weight: int = 0
     is_branch: bool = False
     has_next: bool = False
+    is_passed: bool = False
+    is_reused: bool = False
     after_state: int = 0
     after_branch: int = 0
+    evicted_after: int = 0
+
+    @property
+    def is_learned(self) -> bool:
+        return not self.is_branch and not self.is_passed
 
     @property
     def deadline(self) -> int:
         if self.is_branch:
-            return self.clock + 24 * (1 + min(self.hits, 7)) * self.after_branch
-        return self.clock + (self.after_state if self.has_next else 3 * self.after_branch)
+            return self.clock + 16 * 24 * (1 + min(self.hits, 7)) * self.after_branch
+        if self.is_passed:
+            return self.clock + self.after_state
+        return self.clock + self.weight * (self.after_state if self.has_next else self.after_branch)
 
     def key(self, policy: str) -> tuple[float, int]:
         return {
@@ -44,6 +54,31 @@ class EvictionState:
             "priority": (self.priority, self.used),
             "rank": (self.rank, self.used),
         }[policy]
+
+
+class ReuseRates:
+    """Shares of states that were reused: of those that continue a sequence, and of those with a later state."""
+
+    def __init__(self) -> None:
+        self.ended, self.reused = [16, 16], [10, 3]
+
+    def weight(self, state: EvictionState) -> int:
+        kind = int(state.has_next)
+        share = max(1, 256 * min(self.reused[kind], self.ended[kind]) // self.ended[kind])
+        return max(weight for weight in (m << k for m in (1, 2, 3) for k in range(9)) if weight <= share)
+
+    def count_end(self, state: EvictionState) -> None:
+        kind = int(state.has_next)
+        if not state.is_learned:
+            return
+        self.ended[kind] += 1
+        if self.ended[kind] == 256:
+            self.ended[kind], self.reused[kind] = 128, self.reused[kind] // 2
+
+    def count_reuse(self, state: EvictionState) -> None:
+        if state.is_learned and not state.is_reused:
+            state.is_reused = True
+            self.reused[int(state.has_next)] += 1
 
 
 @dataclass(eq=False)
@@ -123,6 +158,7 @@ class RadixTree:
         self.namespaces: dict[object, object] = {}  # by key
         self.receipts: list[Receipt] = []
         self.turn, self.clock, self.now = 0, 0, -math.inf
+        self.rates = ReuseRates()
 
     def blocks_of(self, tokens: list[int], spans: list[tuple[int, int, object]]) -> list[Block]:
         size = self.block_size
@@ -305,8 +341,16 @@ class RadixTree:
         return node if node.end == end else self.split(node, end - node.depth)
 
     def touch(self, node: Node, component: int, is_hit: bool) -> None:
-        node.eviction[component].used, node.eviction[component].clock = self.turn, self.clock
+        self.use(node.eviction[component])
         node.eviction[component].hits += is_hit
+
+    def use(self, eviction: EvictionState) -> None:
+        eviction.used, eviction.clock, eviction.weight = self.turn, self.clock, self.rates.weight(eviction)
+
+    def fresh(self) -> EvictionState:
+        eviction = EvictionState(self.turn, self.turn)
+        self.use(eviction)
+        return eviction
 
     def lock_end(self, node: Node, components: set[int], is_hit: bool, namespace: object) -> Receipt:
         for c in range(1, len(self.windows) + 1):
@@ -326,6 +370,7 @@ class RadixTree:
         found, node, offset = self.match(tokens, namespace, spans, max_tokens)
         self.turn += 1
         self.advance(time)
+        self.note_reuse(tokens, namespace, spans, max_tokens, node)
         if node is None:
             self.receipts.append(Receipt(None, set(range(self.num_components)), namespace, self.turn))
             return found, self.receipts[-1]
@@ -334,6 +379,19 @@ class RadixTree:
         receipt = self.lock_end(node, set(range(self.num_components)), True, namespace)
         self.prune()
         return found, receipt
+
+    def note_reuse(self, tokens, namespace, spans, max_tokens, found: Node | None) -> None:
+        """Count the state of a match as reused, and the deepest evicted one after it."""
+        if not self.states:
+            return
+        if found is not None:
+            self.rates.count_reuse(found.eviction[-1])
+        blocks = self.blocks_of(tokens, spans)[: None if max_tokens is None else max_tokens // self.block_size]
+        path = [node for node, matched in self.walk(self.root(namespace), blocks) if matched == len(node.blocks)]
+        after = path[path.index(found) + 1 :] if found is not None else path
+        gone = [node for node in after if node.eviction[-1].evicted_after == node.end]
+        if gone:
+            self.rates.count_reuse(gone[-1].eviction[-1])
 
     def fork(self, receipt: Receipt) -> Receipt:
         self.receipts.append(replace(receipt, components=set(receipt.components)))
@@ -407,7 +465,7 @@ class RadixTree:
         self.turn += 1
         self.advance(time)
         expiry = math.inf if time_to_live is None else time + time_to_live
-        fresh = EvictionState(self.turn, self.turn, clock=self.clock)
+        fresh = self.fresh()
         if priority is not None:
             fresh.priority, fresh.expiry = priority, expiry
         if rank is not None:
@@ -415,7 +473,7 @@ class RadixTree:
         end = self.add_rest(path, self.root(namespace), blocks, lanes, [fresh] * self.num_components)
         for node, _ in path:
             for eviction in node.eviction:
-                eviction.used, eviction.clock = self.turn, self.clock
+                self.use(eviction)
                 self.expire(eviction)
                 if priority is not None and priority >= eviction.priority:
                     eviction.priority, eviction.expiry = priority, expiry
@@ -425,16 +483,9 @@ class RadixTree:
             node = self.split_path(end, length // self.block_size)
             if node.state is None:
                 node.state = state
-                above = [each for each in node.path() if each is not node and each.state is not None]
-                ends = [each.end for each in above if each.eviction[-1].is_branch]
-                node.eviction[-1] = replace(
-                    fresh,
-                    is_branch=self.branches_before_next_state(node, end),
-                    after_state=node.end - (above[0].end if above else 0),
-                    after_branch=node.end - max(ends, default=0),
-                )
-                if above:
-                    above[0].eviction[-1].has_next = True
+                is_branch = self.branches_before_next_state(node, end)
+                node.eviction[-1] = replace(fresh, weight=self.fresh().weight, is_branch=is_branch)
+                self.place_state(node)
         if receipt is not None and blocks:
             self.move(receipt, self.split_path(end, len(blocks)), namespace)
         self.prune()
@@ -492,10 +543,48 @@ class RadixTree:
             object(),
         )
         end.children[blocks[done]] = leaf
-        above = next((node for node in end.path() if node.state is not None), None)
-        if above and len(end.children) > 1:
-            above.eviction[-1].is_branch = True
+        if len(end.children) > 1:
+            self.note_branch(end)
         return leaf
+
+    def place_state(self, node: Node) -> None:
+        """Measure a new state from those before it, and mark these."""
+        new = node.eviction[-1]
+        above = [each for each in node.path()[1:] if each.state is not None]
+        if above:
+            last = above[0].eviction[-1]
+            self.set_kind(last, "has_next", True, has_ended=last.is_reused)
+            if last.is_branch and not self.branches_before_next_state(above[0], node.path()[1]):
+                self.set_kind(last, "is_branch", False)
+        new.after_state = node.end - (above[0].end if above else 0)
+        new.after_branch = node.end - max((each.end for each in above if each.eviction[-1].is_branch), default=0)
+        if new.is_branch:
+            self.pass_states(node)
+
+    def note_branch(self, end: Node) -> None:
+        """Mark the last state before a branch at the end of a node, and those before it."""
+        node = next((each for each in end.path() if each.state is not None), None)
+        if node is not None:
+            self.set_kind(node.eviction[-1], "is_branch", True)
+            self.pass_states(node)
+
+    def pass_states(self, node: Node) -> None:
+        for each in node.path()[1:]:
+            if each.state is not None:
+                if not each.eviction[-1].is_learned:
+                    return
+                self.set_kind(each.eviction[-1], "is_passed", True)
+
+    def set_kind(self, state: EvictionState, kind: str, value: bool, has_ended: bool = True) -> None:
+        if getattr(state, kind) != value:
+            if has_ended:
+                self.rates.count_end(state)
+            setattr(state, kind, value)
+            state.is_reused, state.weight = False, self.rates.weight(state)
+
+    def end_state(self, node: Node, end: int) -> None:
+        self.rates.count_end(node.eviction[-1])
+        node.eviction[-1].evicted_after = end
 
     def branches_before_next_state(self, node: Node, end: Node) -> bool:
         """Return True if the inserted path, which ends with `end`, branches after a node and before the next state."""
@@ -540,13 +629,13 @@ class RadixTree:
                 self.touch(top, c, False)
             end = top
         else:
-            eviction = [EvictionState(self.turn, self.turn, clock=self.clock) for _ in range(self.num_components)]
+            eviction = [self.fresh() for _ in range(self.num_components)]
             for new, old in zip(eviction, top.eviction, strict=False):
                 new.priority, new.expiry, new.rank = old.priority, old.expiry, old.rank
             end = self.add_rest(path, top, rest, lanes, eviction)
             for node, _ in path:
                 for one in node.eviction:
-                    one.used, one.clock = self.turn, self.clock
+                    self.use(one)
                     self.expire(one)
             end = self.split_path(end, goal)
         windows = [c for c in range(1, len(self.windows) + 1) if c in receipt.components]
@@ -655,6 +744,8 @@ class RadixTree:
             gone = min(left, self.count(node, component))
             left -= gone
             self.give_up(node, component, gone, out)
+            if self.states and component == self.num_components - 1 and one.is_branch and node.parent is not None:
+                self.note_branch(node.parent)
             pruned = self.prune()
             left -= pruned if component == 0 else 0
         return amount - left, out
@@ -708,6 +799,8 @@ class RadixTree:
             eviction.priority, eviction.expiry = 35.0, math.inf
 
     def give_up(self, node: Node, component: int, amount: int, out: list[list[int]]) -> None:
+        if node.state is not None and not self.is_window(component):
+            self.end_state(node, node.end)
         if component == 0:
             assert node.parent is not None
             for lane, ids in enumerate(node.lanes):

@@ -27,10 +27,11 @@ using Prefix = std::vector<BlockKey>;
 struct ModelEvictionState {
   double used = 0, made = 0, hits = 0;
   double priority = 35, expiry = radix::kNever, rank = 0;
-  double clock = 0;                          // of states, at the last use
-  bool is_branch = false;                    // of a state: the tree branches between it and the next state
-  bool has_next = false;                     // of a state: a later one was added below it
-  double after_state = 0, after_branch = 0;  // of a state: blocks since the last state, and the last before a branch
+  // Of states: the clock and the weight at the last use; their kind; the blocks since the last state, and since the
+  // last before a branch; those before it, once it is evicted.
+  double clock = 0, weight = 0;
+  bool is_branch = false, has_next = false, is_passed = false, is_reused = false;
+  double after_state = 0, after_branch = 0, evicted_after = 0;
 };
 
 struct Cell {

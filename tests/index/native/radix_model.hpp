@@ -3,18 +3,19 @@
 
 #include <tuple>
 
-#include "tests/index/native/radix_cells.hpp"
+#include "tests/index/native/radix_states.hpp"
 
 namespace pagecore::test {
 
-class ModelTree : public ModelCells {
+class ModelTree : public ModelStates {
  public:
-  using ModelCells::ModelCells;
+  using ModelStates::ModelStates;
 
   // Receipts.
 
   int lock(const ModelMatch& match) {
     ++turn;
+    note_reuse(match);
     const uint32_t all = (1u << num_components) - 1;
     if (match.blocks == 0) return new_receipt({-1, all, turn});
     const int end = match.path[static_cast<size_t>(match.blocks - 1)];
@@ -88,6 +89,7 @@ class ModelTree : public ModelCells {
         continue;
       }
       if (is_state(c)) clock = std::max(clock, deadline(cells.at(worst.back()).eviction[c]));
+      if (is_state(c)) end_state(worst.back());
       for (const int cell : worst) {
         if (left == 0 || count(cell, c) == 0) continue;
         int32_t& id = is_state(c) ? cells.at(cell).state : cells.at(cell).ids[full + c - 1];
@@ -95,6 +97,7 @@ class ModelTree : public ModelCells {
         id = is_state(c) ? radix::kNoState : kNullBlock;
         --left;
       }
+      if (is_state(c) && state_of(worst.back()).is_branch) note_branch(cells.at(worst.back()).parent);
       prune();
     }
     return out;
@@ -149,6 +152,7 @@ class ModelTree : public ModelCells {
   void touch(int cell, size_t c, bool is_hit) {
     cells.at(cell).eviction[c].used = turn;
     cells.at(cell).eviction[c].clock = clock;
+    cells.at(cell).eviction[c].weight = weight(cells.at(cell).eviction[c]);
     cells.at(cell).eviction[c].hits += is_hit;
   }
   void apply(const radix::RetentionHint& hint, ModelEvictionState& eviction) const {
@@ -280,6 +284,7 @@ class ModelTree : public ModelCells {
       for (size_t c = 0; c <= windows.size(); ++c) cells.at(cell).eviction[c] = high.eviction[c];
     }
     cells.at(upper).ends_node = false;
+    if (has_states) repeat(lower_end);
     return true;
   }
 
@@ -332,13 +337,6 @@ class ModelTree : public ModelCells {
     for (size_t c = 0; from > 0 && c < num_components; ++c) inherit(eviction[c], cells.at(known[from - 1]).eviction[c]);
     if (!known.empty()) cells.at(end).ends_node = true;  // blocks after the prefix are not used
     for (size_t i = from; i < known.size(); ++i) {
-      const int cell = known[i];
-      for (size_t c = 0; c < num_components; ++c) {
-        touch(cell, c, false);
-        apply(offer.hint, cells.at(cell).eviction[c]);
-      }
-    }
-    for (size_t i = from; i < known.size(); ++i) {
       for (size_t lane = full; lane < num_lanes; ++lane) {
         int32_t& mine = cells.at(known[i]).ids[lane];
         if (mine == kNullBlock) mine = offer.lanes[lane][i];
@@ -346,7 +344,14 @@ class ModelTree : public ModelCells {
     }
     const int run = next_cell;
     for (size_t i = known.size(); i < offer.prefix.size(); ++i) end = new_cell(offer, i, end, run, eviction);
-    if (has_states && !known.empty() && cells.at(known.back()).children.size() > 1) note_branch(known.back());
+    const bool is_longer = offer.prefix.size() > known.size() && !known.empty();
+    if (has_states && is_longer && cells.at(known.back()).children.size() > 1) note_branch(known.back());
+    for (size_t i = from; i < known.size(); ++i) {
+      for (size_t c = 0; c < num_components; ++c) {
+        touch(known[i], c, false);
+        apply(offer.hint, cells.at(known[i]).eviction[c]);
+      }
+    }
     return end;
   }
   void value_ranges(const ModelOffer& offer, const std::vector<int>& cells_of, size_t num_known) {
@@ -363,22 +368,6 @@ class ModelTree : public ModelCells {
       }
       if (offer.ranges[range].end == static_cast<int64_t>(i) + 1) cells.at(cells_of[i]).ends_node = true;
     }
-  }
-  // Marks the last state of the path to a cell.
-  void note_branch(int cell) {
-    while (cell >= 0 && cells.at(cell).state == radix::kNoState) cell = cells.at(cell).parent;
-    if (cell >= 0) cells.at(cell).eviction[num_components - 1].is_branch = true;
-  }
-  // True if the path from a cell to `below` branches before the next state.
-  [[nodiscard]] bool has_branch(int cell, int below) const {
-    bool found = false;
-    for (; below != cell; below = cells.at(below).parent)
-      found = cells.at(below).state == radix::kNoState && (found || cells.at(below).children.size() > 1);
-    return found || cells.at(cell).children.size() > 1;
-  }
-  [[nodiscard]] static double deadline(const ModelEvictionState& eviction) {
-    if (eviction.is_branch) return eviction.clock + 24 * (1 + std::min(eviction.hits, 7.0)) * eviction.after_branch;
-    return eviction.clock + (eviction.has_next ? eviction.after_state : 3 * eviction.after_branch);
   }
   // The last cell of the node that holds a cell.
   [[nodiscard]] int node_end(int cell) const {
@@ -397,23 +386,7 @@ class ModelTree : public ModelCells {
     cell.ends_node = true;
     if (cell.state != radix::kNoState) return;
     cell.state = id;
-    cell.eviction[num_components - 1] = fresh(offer.hint);
-    ModelEvictionState& mine = cell.eviction[num_components - 1];
-    mine.is_branch = has_branch(path(end)[static_cast<size_t>(blocks - 1)], below);
-    mine.after_state = mine.after_branch = static_cast<double>(blocks);
-    bool is_last = true, found = false;
-    for (int above = cell.parent; above >= 0 && !found; above = cells.at(above).parent) {
-      if (cells.at(above).state == radix::kNoState) continue;
-      ModelEvictionState& before = cells.at(above).eviction[num_components - 1];
-      const double since = static_cast<double>(blocks - std::ssize(path(above)));
-      if (is_last) {
-        mine.after_state = since;
-        before.has_next = true;
-        is_last = false;
-      }
-      found = before.is_branch;
-      if (found) mine.after_branch = since;
-    }
+    place_state(path(end)[static_cast<size_t>(blocks - 1)], fresh(offer.hint), below);
   }
 
   [[nodiscard]] std::tuple<double, double, int64_t> worth(int end, size_t c) {
@@ -470,7 +443,10 @@ class ModelTree : public ModelCells {
       for (size_t lane = 0; lane < num_lanes; ++lane) {
         if (cell.ids[lane] != kNullBlock) out[lane].push_back(cell.ids[lane]);
       }
-      if (cell.state != radix::kNoState) out[num_lanes].push_back(cell.state);
+      if (cell.state != radix::kNoState) {
+        out[num_lanes].push_back(cell.state);
+        end_state(leaf.back());
+      }
       auto& siblings = cell.parent < 0 ? roots[-1 - cell.parent] : cells.at(cell.parent).children;
       siblings.erase(cell.key);
       if (cell.parent < 0 && siblings.empty()) roots.erase(-1 - cell.parent);

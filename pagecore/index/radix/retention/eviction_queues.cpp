@@ -68,7 +68,29 @@ void EvictionQueues::start(NodeId node, int32_t component, const RetentionHint& 
   eviction = EvictionState{};
   eviction.used = eviction.made = turn_;
   eviction.clock = clock_;
+  eviction.weight = rates_.weight(eviction);
   hint.initialise(eviction);
+}
+
+void EvictionQueues::change_kind(NodeId node, bool has_ended, bool EvictionState::* kind, bool value) {
+  EvictionState& eviction = state_of(node);
+  if (eviction.*kind == value) return;
+  if (has_ended) rates_.count_end(eviction);
+  eviction.*kind = value;
+  eviction.is_reused = false;
+  eviction.weight = rates_.weight(eviction);
+  refresh(node, nodes_.components().state());
+}
+
+void EvictionQueues::set_branch(NodeId node, bool is_branch) {
+  change_kind(node, true, &EvictionState::is_branch, is_branch);
+}
+
+void EvictionQueues::set_passed(NodeId node) { change_kind(node, true, &EvictionState::is_passed, true); }
+
+// Without a hit in between, the sequence that the state continued has just gone on: the state did not serve another.
+void EvictionQueues::set_next(NodeId node) {
+  change_kind(node, state_of(node).is_reused, &EvictionState::has_next, true);
 }
 
 void EvictionQueues::use(NodeId node, const RetentionHint& hint) {

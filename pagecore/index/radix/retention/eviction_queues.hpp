@@ -63,10 +63,22 @@ class EvictionQueues {
     EvictionState& eviction = nodes_.part(node, component).eviction;
     eviction.used = turn_;
     eviction.clock = clock_;
+    eviction.weight = rates_.weight(eviction);
     if (is_hit && eviction.hits < std::numeric_limits<int32_t>::max()) ++eviction.hits;
   }
   // A new component: its first use is this turn.
   void start(NodeId node, int32_t component, const RetentionHint& hint);
+  // States. A state was hit, or would have been if it had not been evicted.
+  void reuse_state(NodeId node) { rates_.count_reuse(state_of(node)); }
+  // A state leaves the tree with the end of its node.
+  void end_state(NodeId node) {
+    rates_.count_end(state_of(node));
+    state_of(node).evicted_after = static_cast<int32_t>(nodes_.end(node));
+  }
+  // Changes of the kind of a state; they refresh.
+  void set_branch(NodeId node, bool is_branch);
+  void set_passed(NodeId node);
+  void set_next(NodeId node);
   // A use of every component by an insertion; refreshes.
   void use(NodeId node, const RetentionHint& hint);
   // Gives a node a value, without using it; a new one takes it even if it is lower. Refreshes.
@@ -109,12 +121,16 @@ class EvictionQueues {
     return depth < nodes_.components().sink_blocks(component) ? depth | kLast : depth;
   }
 
+  [[nodiscard]] EvictionState& state_of(NodeId node) { return nodes_.part(node, nodes_.components().state()).eviction; }
+  void change_kind(NodeId node, bool has_ended, bool EvictionState::* kind, bool value);
+
   NodeStore& nodes_;
   Policy policy_;
   std::vector<Component> queues_;
   size_t capacity_ = 0;  // that every heap has at least
   uint64_t turn_ = 0;
   uint64_t clock_ = 0;  // of states
+  ReuseRates rates_;
   double now_ = -kNever;
 };
 

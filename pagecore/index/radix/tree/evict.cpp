@@ -123,6 +123,7 @@ void RadixTree::give_up_tail(NodeId leaf, int32_t blocks, std::vector<Ids>& out)
   queues_.change_count(leaf, 0, -blocks);
   int32_t& state = nodes_.at(leaf).state;
   if (state == kNoState) return;
+  queues_.end_state(leaf);
   out.back().push_back(state);
   claims_.states().erase(state);
   state = kNoState;
@@ -157,12 +158,14 @@ int64_t RadixTree::evict_states(int64_t amount, Ids& out) {
   for (int64_t i = 0; i < amount; ++i) {
     const NodeId node = queues_.worst(components_.state());
     queues_.age(nodes_.part(node, components_.state()).eviction);
+    queues_.end_state(node);
     int32_t& state = nodes_.at(node).state;
     if (journal_ != nullptr) note_removed(components_.state(), node, nodes_.at(node).size - 1);
     out.push_back(state);
     claims_.states().erase(state);
     state = kNoState;
     queues_.change_count(node, components_.state(), -1);
+    if (nodes_.part(node, components_.state()).eviction.is_branch) note_branch(nodes_.at(node).parent);
     prune(node);
   }
   return amount;

@@ -125,12 +125,21 @@ void RadixTree::fill_window(const Offer& offer, int32_t window) {
   }
 }
 
-// Marks the last state before a branch at the end of a node.
+// Marks the last state before a branch at the end of a node, and those before it.
 void RadixTree::note_branch(NodeId node) {
   while (node >= 0 && nodes_.at(node).state == kNoState) node = nodes_.at(node).parent;
   if (node < 0) return;
-  nodes_.part(node, components_.state()).eviction.is_branch = true;
-  queues_.refresh(node, components_.state());
+  queues_.set_branch(node, true);
+  pass_states(node);
+}
+
+// Marks the states before one that precedes a branch, back to the last that precedes another.
+void RadixTree::pass_states(NodeId node) {
+  for (NodeId above = nodes_.at(node).parent; above >= 0; above = nodes_.at(above).parent) {
+    if (nodes_.at(above).state == kNoState) continue;
+    if (!nodes_.part(above, components_.state()).eviction.is_learned()) break;
+    queues_.set_passed(above);
+  }
 }
 
 // Measures a new state from those before it, and marks the last of them.
@@ -140,17 +149,18 @@ void RadixTree::place_state(NodeId node) {
   eviction.after_state = eviction.after_branch = end;
   for (NodeId above = nodes_.at(node).parent; above >= 0; above = nodes_.at(above).parent) {
     if (nodes_.at(above).state == kNoState) continue;
-    EvictionState& before = nodes_.part(above, component).eviction;
+    const EvictionState& before = nodes_.part(above, component).eviction;
     const int32_t blocks = end - static_cast<int32_t>(nodes_.end(above));
     if (eviction.after_state == end) {
       eviction.after_state = blocks;
-      before.has_next = true;
-      queues_.refresh(above, component);
+      queues_.set_next(above);
+      if (before.is_branch) queues_.set_branch(above, has_branch(above, nodes_.at(node).parent));
     }
     if (!before.is_branch) continue;
     eviction.after_branch = blocks;
     break;
   }
+  if (eviction.is_branch) pass_states(node);
 }
 
 // True if a path to `end` branches at or after a node on it, and before the next state.

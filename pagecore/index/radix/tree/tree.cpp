@@ -128,12 +128,26 @@ RadixTree::Receipt RadixTree::lock_end(NodeId end, uint32_t components, bool is_
 RadixTree::Receipt RadixTree::lock(Match& match, uint32_t components) {
   if (match.node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
+  note_reuse(match);
   return lock_prefix(match.node, match.offset, match.blocks, components, true);
+}
+
+// Counts the state of a match as reused, and the deepest of those after it that would have served if it were there.
+void RadixTree::note_reuse(const Match& match) {
+  if (match.state != radix::kNoState) queues_.reuse_state(match.node);
+  if (!components_.has_states) return;
+  for (NodeId node = match.full_node; node >= 0 && nodes_.end(node) > match.blocks; node = nodes_.at(node).parent) {
+    const radix::EvictionState& gone = nodes_.part(node, components_.state()).eviction;
+    if (nodes_.end(node) > match.full_blocks || gone.evicted_after != nodes_.end(node)) continue;
+    queues_.reuse_state(node);
+    return;
+  }
 }
 
 RadixTree::Receipt RadixTree::lock_shared(Match& match) {
   if (match.shared_node != kNoNode) reserve(1 + components_.num_cuts());
   queues_.begin_turn();
+  note_reuse(match);
   if (match.state != radix::kNoState) {  // at the end of its node, which keeps its id if another lock() has split it
     queues_.touch(match.node, components_.state(), true);
     queues_.refresh(match.node, components_.state());

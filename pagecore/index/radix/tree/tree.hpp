@@ -208,6 +208,7 @@ class RadixTree {
   void remove_leaf(NodeId leaf);
   int64_t prune(NodeId node);
   void split_window(NodeId end, int32_t window);
+  void note_reuse(const Match& match);
   Receipt lock_end(NodeId end, uint32_t components, bool is_hit);
   Receipt lock_prefix(NodeId& node, int32_t& offset, int64_t blocks, uint32_t components, bool is_hit);
 
@@ -223,6 +224,7 @@ class RadixTree {
   void value_ranges(const Offer& offer, const Inserted& out, NodeId end);
   void add_state(NodeId end, const State& state, const radix::RetentionHint& hint);
   void note_branch(NodeId node);
+  void pass_states(NodeId node);
   void place_state(NodeId node);
   [[nodiscard]] bool has_branch(NodeId node, NodeId end) const;
   void move_receipt(Receipt& receipt, NodeId end);
