@@ -101,6 +101,12 @@ def _add_replayed_machine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-states", type=int, metavar="N", help="number of state slots, the null slot counted, instead of the ratio"
     )
+    parser.add_argument(
+        "--prompt-checkpoints",
+        type=int,
+        metavar="N",
+        help="states that a prompt keeps before its end: 512, 2048, ... tokens before it (4)",
+    )
     _add_state_ratio(parser)
     parser.add_argument(
         "--swap-memory",

@@ -143,7 +143,9 @@ def test_a_replay_of_a_model_with_states_reports_them(capsys, tmp_path, trace):
     for options, slots in ((["--num-states", 50], 50), (["--state-ratio", 0.1], 40 * 2**30 // 11 // 77_266_944)):
         code, *_ = call(capsys, "replay", trace, "--model", qwen, "--memory", "40GiB", *options, "--json", out_file)
         assert (code, json.loads(out_file.read_text())["states"]["num_states"]) == (0, slots)
-    assert "num_states is 5, but the model has no" in refused(capsys, "replay", trace, "--num-states", 5)
+    for option in ("num_states", "prompt_checkpoints"):
+        flag = f"--{option.replace('_', '-')}"
+        assert f"{option} is 5, but the model has no" in refused(capsys, "replay", trace, flag, 5)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def prompt_end(total, start, length, matched, grid, most):
     """Return the end of a step of a prompt of `total` tokens that has computed `length`, `start` of them reused.
 
     It is the first of: the last point of the grid in the shared blocks, those 512, 2048, 8192 and 32768 tokens before
-    the end if they are 512 tokens after the reused ones, and the last that `most` tokens reach; else as far as they do.
+    the end if they are 512 tokens after the reused ones, and the last that `most` tokens reach; else what they reach.
     """
     wanted = [matched] + [total - 512 * 4**k for k in range(4) if (total - 512 * 4**k) // grid * grid >= start + 512]
     points = [point // grid * grid for point in [*wanted, length + most]]

@@ -67,7 +67,12 @@ def build_cache(
     if options.swap_memory is not None:
         space = SwapSpace(cache, num_blocks=options.num_swap_blocks or None, num_states=options.num_swap_states or None)
     return cache, Scheduler(
-        cache, max_running=rows, max_tokens_per_step=tokens, swap_space=space, policy=options.policy
+        cache,
+        max_running=rows,
+        max_tokens_per_step=tokens,
+        prompt_checkpoints=options.prompt_checkpoints,
+        swap_space=space,
+        policy=options.policy,
     )
 
 

@@ -30,7 +30,7 @@ DEFAULT_BYTES_PER_TOKEN = 131072
 UNBOUNDED: Literal["unbounded"] = "unbounded"
 # Minimum of each number; the optional numbers may be None.
 LIMITS = {"block_size": 1, "max_tokens_per_step": 1, "max_running": 1, "seed": 0}
-OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "num_states": 3, "requests": 1}
+OPTIONAL_LIMITS = {"blocks": 2, "bytes_per_token": 1, "num_states": 3, "prompt_checkpoints": 0, "requests": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +58,8 @@ class ReplayOptions:
         Bytes of states over bytes of blocks, for a model with both; also in `swap_memory`.
     checkpoint_format : {"int8"}, optional
         Format of the checkpoints of a model with recurrent states, see `StateSpec`.
+    prompt_checkpoints : int, optional
+        Checkpoints before the end of a prompt, for a model with recurrent states; see `Scheduler`.
     evict : {"lru", "lfu", "fifo", "mru", "filo", "slru", "none"}
         Eviction policy of the prefix cache; "none" turns reuse off.
     block_size : int
@@ -110,10 +112,10 @@ class ReplayOptions:
     NotEnoughMemory
         The memory holds fewer than two blocks, or two state slots.
     UnsupportedOption
-        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` is given for a
-        model without states, or `blocks` for one without attention; the model or the policy is not known;
-        `blocks` is a string other than "unbounded"; a flag is not a bool; `time_unit` is not known; tiers are given
-        without `host`, or with `evict` "none"; `step_ms` is given without `prefill_rate`.
+        `memory` and `blocks` are combined, or `model` with `bytes_per_token` or `attend`; `num_states` or
+        `prompt_checkpoints` is given for a model without states, or `blocks` for one without attention; the model or
+        the policy is not known; `blocks` is a string other than "unbounded"; a flag is not a bool; `time_unit` is not
+        known; tiers are given without `host`, or with `evict` "none"; `step_ms` is given without `prefill_rate`.
     """
 
     memory: int | str | None = None
@@ -123,6 +125,7 @@ class ReplayOptions:
     num_states: int | None = None
     state_ratio: float = 0.9
     checkpoint_format: str | None = None
+    prompt_checkpoints: int | None = None
     evict: str = POLICIES[0]
     block_size: int = 16
     max_tokens_per_step: int = 8192
@@ -346,10 +349,11 @@ class ReplayOptions:
             )
 
     def _check_states(self) -> None:
-        if self.num_states is not None and not self.states:
-            raise UnsupportedOption(
-                f"num_states is {self.num_states}, but the model has no recurrent states; leave it out"
-            )
+        for name in ("num_states", "prompt_checkpoints"):
+            if getattr(self, name) is not None and not self.states:
+                raise UnsupportedOption(
+                    f"{name} is {getattr(self, name)}, but the model has no recurrent states; leave it out"
+                )
         object.__setattr__(self, "state_ratio", checked_ratio(self.state_ratio))
 
     def _check_tiers(self) -> None:

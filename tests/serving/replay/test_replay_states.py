@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.serving.state_placement import best_state_hits
 from bench.serving.synthetic_trace import write_shared_prompts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.serving.replay import replay
@@ -112,6 +113,20 @@ def test_few_slots_keep_the_states_that_shared_prompts_need(tmp_path, prompts, n
     share = report.states.hit_tokens / report.states.matched_tokens
     assert share >= 0.95 * best.states.hit_tokens / best.states.matched_tokens
     assert report.states.hit_tokens >= 0.95 * best.states.hit_tokens
+
+
+def test_checkpoints_before_the_end_of_prompts_serve_the_second_request_with_a_shared_prompt(tmp_path):
+    path = tmp_path / "shared.jsonl"
+    write_shared_prompts(path, 240, 60, 1.0)
+    best = sum(best_state_hits([request.prompt() for request in read_trace(path)], 64, 10_000))
+    options = ReplayOptions(model=SMALL, blocks="unbounded", max_running=8)
+    with_none, with_some = (replay(path, replace(options, prompt_checkpoints=n)).states for n in (0, None))
+    assert with_none.hit_tokens < 0.9 * best
+    assert 0.97 * best < with_some.hit_tokens <= best
+    # Few slots: most prompts are asked for again after many others.
+    few = replay(path, replace(options, num_states=100)).states
+    assert few.evicted_states > 300
+    assert few.hit_tokens > 0.9 * best
 
 
 def test_a_memory_is_divided_as_by_the_planner(chats):
