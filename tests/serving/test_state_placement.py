@@ -76,12 +76,12 @@ def served(prompts, slots):
     ("traffic", "slots", "least"),
     [
         (chats, 200, 0.99),
-        (chats, 60, 0.7),
+        (chats, 60, 0.8),
         (document, 20, 0.99),
         (agents, 200, 0.95),
-        (agents, 50, 0.8),
+        (agents, 50, 0.84),
         (shared_prompts, 200, 0.99),
-        (shared_prompts, 50, 0.95),
+        (shared_prompts, 50, 0.955),
     ],
 )
 def test_hits_come_near_to_those_of_a_cache_that_knows_the_future(traffic, slots, least):

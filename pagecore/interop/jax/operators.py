@@ -258,6 +258,7 @@ def write_kv(
         While the function is traced: an invalid or unsupported shape, dtype or option, a gradient, or `vmap`.
     jax.errors.JaxRuntimeError
         While the function runs: a slot past the end of the cache ("InvalidBlock: ..."), or a copy that `copy` forbids.
+        ValueError instead if JAX reports it when the result of an asynchronous call is awaited.
         Nothing has been written; a cache that was donated to the function is lost, as after any error in JAX.
     """
     if copy is not None and copy is not False:

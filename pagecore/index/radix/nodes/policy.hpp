@@ -59,8 +59,8 @@ struct EvictionState {
   double expiry = kNever;  // time at which the priority falls back to the default
   double rank = 0;
   int32_t hits = 0;
-  uint64_t clock = 0;         // of states, at the last use; it never decreases and does not change an order by `used`
   uint32_t weight = 0;        // of states that continue a sequence or have a later one: learned by the last use
+  uint64_t clock = 0;         // of states, at the last use; it never decreases and does not change an order by `used`
   bool is_branch = false;     // of a state: sequences branch off between it and the next state
   bool has_next = false;      // of a state: the sequence that it continued has kept a later one
   bool is_passed = false;     // of a state: one before a branch follows, and no sequence branches off in between
