@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Self
 
-from pagecore.errors import DeviceError, UnsupportedOption
+from pagecore.errors import DeviceError, ShapeError, UnsupportedOption
+from pagecore.storage.checks import as_float, require_int
 from pagecore.tiers.events.mirror import Mirror, MissingBatch
 from pagecore.tiers.events.sockets import library, opened
 from pagecore.tiers.events.wire import END, Batch, EventFormatError, decode_batch, sequence_bytes
+
+# Messages of one poll. A batch of a step takes tens of microseconds, so that a poll returns within about 0.1 s.
+MAX_MESSAGES = 1024
+LONGEST_WAIT = 3600
 
 
 class Subscriber:
@@ -111,21 +116,32 @@ class Subscriber:
             raise UnsupportedOption("replay is None, so that batches cannot be asked for; give the address")
         return list(self._ask(self._replay, sequence_bytes(self.mirror.sequence + 1)))
 
-    def poll(self, timeout: float = 0.0) -> int:
+    def poll(self, timeout: float = 0.0, *, max_messages: int = MAX_MESSAGES) -> int:
         """Apply the batches that have arrived; return the number of messages.
 
         Parameters
         ----------
         timeout : float
             Seconds to wait for the first.
+        max_messages : int
+            Messages after which the call returns, so that it ends although the publisher is faster than the
+            subscriber. If it returns `max_messages`, more may wait.
 
         Raises
         ------
         EventFormatError
             A message is not a batch of events.
+        ShapeError
+            `timeout` is not a number from 0 to 3600, or `max_messages` not an integer of at least 1.
         """
+        seconds = as_float("timeout", timeout)
+        if not 0 <= seconds <= LONGEST_WAIT:
+            raise ShapeError(
+                f"timeout is {seconds}; use seconds from 0 to {LONGEST_WAIT}, and poll again to wait longer"
+            )
+        limit = require_int("max_messages", max_messages, max=None)
         count = 0
-        while self._socket.poll(0 if count else int(timeout * 1000)):
+        while count < limit and self._socket.poll(0 if count else int(seconds * 1000)):
             frames = self._socket.recv_multipart()
             count += 1
             if len(frames) == 3 and len(frames[1]) == 8:

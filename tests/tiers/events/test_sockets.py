@@ -16,7 +16,7 @@ require("msgspec")
 
 from pagecore.tiers.events import EventPublisher, Mirror, Subscriber  # noqa: E402
 from pagecore.tiers.events.mirror import MissingBatch  # noqa: E402
-from pagecore.tiers.events.wire import decode_batch  # noqa: E402
+from pagecore.tiers.events.wire import decode_batch, encoder, sequence_bytes  # noqa: E402
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -126,6 +126,67 @@ def test_a_replay_is_complete_for_a_client_that_reads_late():
                 assert numbers == list(range(last - 39, last + 1))
         finally:
             socket.close()
+
+
+class Endless:
+    """Socket of a publisher that has sent the next batch whenever the subscriber looks."""
+
+    def __init__(self):
+        self.payload = encoder()([1.0, [], 0])
+        self.number = -1
+
+    def poll(self, _milliseconds):
+        assert self.number < 100_000
+        return 1
+
+    def recv_multipart(self):
+        self.number += 1
+        return [b"", sequence_bytes(self.number), self.payload]
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def flooded():
+    with Subscriber("tcp://127.0.0.1:1", timeout=0.05) as subscriber:
+        subscriber._socket.close()
+        subscriber._socket = Endless()
+        yield subscriber
+
+
+def test_a_poll_returns_although_the_publisher_is_faster(flooded):
+    assert flooded.poll() == 1024
+    assert flooded.poll(1.0, max_messages=3) == 3
+    assert flooded.mirror.sequence == flooded._socket.number == 1026
+
+
+def test_a_wait_ends_at_its_timeout_although_the_publisher_is_faster(flooded):
+    assert not flooded.wait_for(10**9)
+    assert flooded.mirror.sequence > 0
+
+
+def test_messages_beyond_the_bound_are_applied_by_the_next_poll():
+    cache = make(num_blocks=60)
+    with publisher_of(cache) as publisher, follower_of(publisher) as subscriber:
+        connected(cache, publisher, subscriber)
+        before = publisher.stats().sequence
+        for seed in range(5):
+            change(cache, publisher, seed)
+        assert subscriber.poll(20.0, max_messages=1) == 1
+        assert subscriber.mirror.sequence == before + 1
+        assert subscriber.wait_for(before + 5)
+        assert state_of(subscriber.mirror) == contents(publisher)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"timeout": -1.0}, {"timeout": float("nan")}, {"timeout": "1"}, {"max_messages": 0}, {"max_messages": 1.5}],
+)
+def test_invalid_arguments_of_a_poll_are_refused_before_anything_is_received(flooded, arguments):
+    with pytest.raises(ShapeError, match=next(iter(arguments))):
+        flooded.poll(**arguments)
+    assert flooded._socket.number == -1
 
 
 def test_lost_batches_are_replayed():
