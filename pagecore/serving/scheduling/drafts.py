@@ -125,7 +125,7 @@ def fitted_limits(limits: Limits, drafts: Drafts | None, running: Iterable[Run])
         return limits
     return replace(
         limits,
-        chunk=min(limits.chunk, limits.tree_tokens),
+        parts=replace(limits.parts, chunk=min(limits.parts.chunk, limits.tree_tokens)),
         max_drafts=min(limits.max_drafts, limits.tree_tokens - 1),
     )
 
