@@ -65,7 +65,7 @@ class ItemPass {
         query_stride_(pairs_            ? pair_padded(args.key.dim)
                       : scores_floats() ? unpacked_stride(args.key.dim)
                                         : padded(args.key.dim)),
-        streams_(order_for(keys_.stored_bytes(), pairs_ && keys_.by_pages())) {
+        streams_(order_for(keys_.stored_bytes(), keys_.by_pages())) {
     carve(reinterpret_cast<uintptr_t>(memory), head_count, rows_, args.key.dim, args.value.dim, scratch_);
   }
 

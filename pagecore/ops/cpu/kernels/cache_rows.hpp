@@ -36,8 +36,10 @@ class CacheRows {
   // The type of the numbers that read() returns.
   [[nodiscard]] Float type() const { return number_type(cache_); }
   [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
-  // True if dot products of pairs read the rows of a head page by page (prefetch.hpp).
-  [[nodiscard]] bool by_pages() const { return kDotsByPages && cache_.token_stride == row_bytes_; }
+  // True if the rows of a head are read page by page (prefetch.hpp).
+  [[nodiscard]] bool by_pages() const {
+    return kReadsByPages && type() != Float::F32 && cache_.token_stride == row_bytes_;
+  }
 
   // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
   // unpacking prefetches `next_rows` and clears it.

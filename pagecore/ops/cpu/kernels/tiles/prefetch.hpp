@@ -13,9 +13,9 @@ namespace {
 // Zen 4 and 5, which have pairs of bfloat16 but not AMX, multiply pairs faster than they read memory. They read
 // contiguous rows fastest page by page, with prefetches into the first cache.
 #if defined(__AVX512BF16__) && !defined(PC_AMX)
-constexpr bool kDotsByPages = true;
+constexpr bool kReadsByPages = true;
 #else
-constexpr bool kDotsByPages = false;
+constexpr bool kReadsByPages = false;
 #endif
 
 // Token rows: the row at index i is at base + offsets[i].
