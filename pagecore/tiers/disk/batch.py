@@ -26,6 +26,8 @@ class Batch:
         Results so far.
     places : list of int
         Position in `keys` of each transfer of the queue.
+    present : list of bytes
+        Keys of a store that were there already. They are pinned until the batch ends, so that it does not evict them.
     num_awaited : int
         Parts that have not ended: the transfers, and each key that another batch is writing.
     error : str or None
@@ -37,6 +39,7 @@ class Batch:
     kind: Literal["lookup", "load", "store", "remove"]
     ok: list[bool]
     places: list[int] = field(default_factory=list)
+    present: list[bytes] = field(default_factory=list)
     num_awaited: int = 0
     error: str | None = None
 

@@ -16,7 +16,7 @@ class Lane:
 
     Every slot is in one place: free, being written (`writing`), published (`entries`), or dropped while a load reads it
     or its entry is erased (`orphans`). A published key is evicted, least recently used first, unless it is pinned. A
-    pin belongs to a lookup (`held`), or to a load or removal that runs. Each method takes constant time.
+    pin belongs to a lookup (`held`), or to a load, store or removal that runs. Each method takes constant time.
 
     Parameters
     ----------
@@ -39,9 +39,8 @@ class Lane:
 
     def hold(self, key: bytes) -> bool:
         """Pin a published key for a lookup; return False if it is not published."""
-        if key not in self.entries:
+        if not self.pin(key):
             return False
-        self._pin(key)
         self.held[key] += 1
         return True
 
@@ -71,10 +70,12 @@ class Lane:
         else:
             self._unpinned[key] = None
 
-    def touch(self, key: bytes) -> None:
-        """Make a published key the most recently used."""
-        if key in self._unpinned:
-            self._unpinned.move_to_end(key)
+    def pin(self, key: bytes) -> bool:
+        """Pin a published key; return False if it is not published."""
+        if key not in self.entries:
+            return False
+        self._pin(key)
+        return True
 
     def take(self, key: bytes) -> int | None:
         """Return a slot for a key that is neither published nor being written, evicting another; None without one."""

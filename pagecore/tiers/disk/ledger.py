@@ -51,11 +51,13 @@ class Ledger:
     def forget(self, batch: Batch) -> None:
         """Remove a batch that the queue refused."""
         del self._pending[batch.ticket]
+        self._unpin_present(batch)
         for key, waiting in list(self._waiting.items()):
             self._waiting[key] = [(other, place) for other, place in waiting if other is not batch]
 
     def end(self, batch: Batch) -> int:
         """End a batch; return its ticket."""
+        self._unpin_present(batch)
         self._ready.append(batch.done())
         num_ok = sum(batch.ok)
         if batch.kind == "lookup":
@@ -80,6 +82,10 @@ class Ledger:
     def stats(self, num_held: int) -> StoreStats:
         """Return the counters."""
         return StoreStats(**self._counts, num_pending=len(self._pending), num_held=num_held)
+
+    def _unpin_present(self, batch: Batch) -> None:
+        for key in reversed(batch.present):
+            self._lanes[key[-1]].unpin(key)
 
     def _end_load(self, batch: Batch, place: int, error: int) -> None:
         key = batch.keys[place]

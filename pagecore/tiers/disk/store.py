@@ -35,8 +35,9 @@ class DiskStore:
 
     Entries are in slab files of a folder named after the fingerprint, and outlive the process. A payload is written
     first and its entry afterwards, without a sync: the sums of both are verified at every load, so that what a crash
-    left incomplete is a miss. When a lane is full, its least recently used entry that no lookup or load holds is
-    replaced. Any thread may call the methods. See docs/disk.md for the format and the behaviour under faults.
+    left incomplete is a miss. When a lane is full, its least recently used entry that no batch uses is replaced; the
+    keys of one batch count as used from the last one to the first, so that a prefix is evicted from its end. Any thread
+    may call the methods. See docs/disk.md for the format and the behaviour under faults.
 
     Parameters
     ----------
@@ -175,6 +176,7 @@ class DiskStore:
                 if slot is not None:
                     batch.places.append(i)
                     operations.append((*self._slabs.place(key[-1], slot), key, *targets[i]))
+            _end_first(batch, operations)
             batch.num_awaited = len(operations)
             if not operations:
                 return self._ledger.end(batch)
@@ -212,10 +214,10 @@ class DiskStore:
             batch = Batch(next(self._tickets), wanted, "store", [False] * len(wanted))
             operations: list[Operation] = []
             shared: list[tuple[bytes, int]] = []
+            batch.present = [key for key in wanted if self._lanes[key[-1]].pin(key)]
             for i, key in enumerate(wanted):
                 lane = self._lanes[key[-1]]
                 if key in lane.entries:
-                    lane.touch(key)
                     batch.ok[i] = True
                 elif key in lane.writing:
                     shared.append((key, i))
@@ -224,6 +226,7 @@ class DiskStore:
                     operations.append((*self._slabs.place(key[-1], slot), key, *sources[i]))
                 else:
                     batch.fail(f"every slot of lane {key[-1]} is held or being written")
+            _end_first(batch, operations)
             batch.num_awaited = len(operations) + len(shared)
             if not batch.num_awaited:
                 return self._ledger.end(batch)
@@ -287,7 +290,7 @@ class DiskStore:
         wanted = split_keys(keys, self.fingerprint)
         if self._is_usable():
             with self._lock:
-                for key in wanted:
+                for key in reversed(wanted):
                     self._lanes[key[-1]].unhold(key)
 
     def cancel(self, ticket: int) -> None:
@@ -401,6 +404,15 @@ class DiskStore:
         """Close the descriptors that a child of fork() inherited; its parent keeps its own."""
         self._slabs.close()
         os.close(self._queue.fileno())
+
+
+def _end_first(batch: Batch, operations: list[Operation]) -> None:
+    """Reverse the transfers of a batch, so that the first keys, the beginning of a prefix, are used last.
+
+    Eviction then takes a prefix from its end, as a prefix tree does.
+    """
+    batch.places.reverse()
+    operations.reverse()
 
 
 def _after_fork() -> None:

@@ -122,11 +122,14 @@ class LaneMachine(RuleBasedStateMachine):
         self.rest(key)
 
     @rule(key=KEYS)
-    def touch(self, key):
-        self.lane.touch(key)
-        if key in self.uses:
-            self.uses.remove(key)
-            self.uses.append(key)
+    def pin(self, key):
+        """A store finds the key; `end_load` ends its pin, too."""
+        is_there = self.where.get(key) == "published"
+        assert self.lane.pin(key) == is_there
+        if is_there:
+            if key in self.uses:
+                self.uses.remove(key)
+            self.loads.append(key)
 
     @rule(key=KEYS)
     def drop(self, key):

@@ -93,7 +93,8 @@ def test_empty_batches_end(store):
 
 
 def test_the_oldest_unused_entry_is_replaced(store):
-    assert put(store, range(8)).ok.all()
+    for number in range(8):
+        assert put(store, [number]).ok.all()
     assert look(store, [0]).ok.all()
     store.unlock(keys_of(store, [0]))
     assert get(store, [1]).ok.all()
@@ -102,6 +103,77 @@ def test_the_oldest_unused_entry_is_replaced(store):
     assert get(store, range(8)).ok.tolist() == [True, True, True, False, False, True, True, True]
     assert get(store, [100, 101]).ok.all()
     assert store.num_entries == 8
+
+
+def store_in_one_batch(store):
+    put(store, range(6))
+
+
+def load_in_one_batch(store):
+    for number in range(6):
+        put(store, [number])
+    look(store, range(6))
+    get(store, range(6))
+
+
+def look_up_and_unlock(store):
+    for number in range(6):
+        put(store, [number])
+    look(store, range(6))
+    store.unlock(keys_of(store, range(6)))
+
+
+def store_again(store):
+    for number in range(6):
+        put(store, [number])
+    put(store, range(6))
+
+
+@pytest.mark.parametrize("use", [store_in_one_batch, load_in_one_batch, look_up_and_unlock, store_again])
+def test_a_prefix_is_evicted_from_its_end(tmp_path, use):
+    with open_store(tmp_path, slots=8) as store:
+        use(store)
+        put(store, range(100, 104))
+        assert look(store, range(6)).ok.tolist() == [True] * 4 + [False] * 2
+
+
+def test_a_prefix_is_evicted_from_its_end_after_the_store_was_opened_again(tmp_path):
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(6))
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(100, 104))
+        assert look(store, range(6)).ok.tolist() == [True] * 4 + [False] * 2
+
+
+def test_a_store_of_a_longer_prefix_uses_its_beginning_last(tmp_path):
+    with open_store(tmp_path, slots=8) as store:
+        put(store, range(4))
+        put(store, range(6))  # writes two
+        put(store, range(100, 104))
+        assert look(store, range(6)).ok.tolist() == [True] * 4 + [False] * 2
+
+
+def test_a_batch_does_not_evict_what_it_found(tmp_path):
+    with open_store(tmp_path, slots=4) as store:
+        put(store, [1])
+        put(store, [2])
+        done = put(store, [2, 3, 4, 5, 6])
+        assert done.ok.tolist() == [True, True, True, True, False]
+        assert "lane 0 is held" in done.error
+        assert get(store, range(2, 6)).ok.all()
+        put(store, [7])
+        assert look(store, range(2, 8)).ok.tolist() == [True, True, True, False, False, True]
+        store.check_invariants()
+
+
+def test_a_batch_does_not_evict_what_it_names_last(tmp_path):
+    with open_store(tmp_path, slots=3) as store:
+        for number in range(3):
+            put(store, [number])
+        before = store.stats().bytes_stored
+        assert put(store, [3, 0]).ok.all()
+        assert store.stats().bytes_stored == before + PAYLOAD  # 0 was not written again
+        assert look(store, range(4)).ok.tolist() == [True, False, True, True]
 
 
 def test_held_entries_stay(store):
