@@ -16,7 +16,9 @@ __all__ = ["SimulatedStore"]
 class SimulatedStore:
     """Implementation of `BlockStore` that remembers keys and sizes, and reads and writes no memory.
 
-    Every batch ends at once. When the store is full, the entries used least recently make room; held ones stay.
+    Every batch ends at once. When the store is full, the entries used least recently make room; held ones stay. As in a
+    `DiskStore`, a batch uses its keys from the last to the first, so that a prefix is evicted from its end, and evicts
+    none of them.
 
     Parameters
     ----------
@@ -60,10 +62,10 @@ class SimulatedStore:
         """Count the bytes of entries that are there."""
         with self._lock:
             ok = np.zeros(len(keys), np.bool_)
-            for index, key in enumerate(_packed(keys)):
-                if key in self._entries:
-                    ok[index] = True
-                    self._entries.move_to_end(key)
+            packed = _packed(keys)
+            self._use(packed)
+            for index, key in enumerate(packed):
+                ok[index] = key in self._entries
                 self._unhold(key)
             self._counts["loaded"] += int(ok.sum())
             self._counts["failed"] += int((~ok).sum())
@@ -74,10 +76,12 @@ class SimulatedStore:
         """Remember keys; an entry for which there is no room is dropped."""
         with self._lock:
             ok = np.zeros(len(keys), np.bool_)
-            for index, (key, nbytes) in enumerate(zip(_packed(keys), pieces[:, 1].tolist(), strict=True)):
-                ok[index] = key in self._entries or self._add(key, nbytes)
-                if ok[index]:
-                    self._entries.move_to_end(key)
+            packed = _packed(keys)
+            self._use(packed)
+            named = set(packed)
+            for index, (key, nbytes) in enumerate(zip(packed, pieces[:, 1].tolist(), strict=True)):
+                ok[index] = key in self._entries or self._add(key, nbytes, named)
+            self._use(packed)
             self._counts["stored"] += int(ok.sum())
             self._counts["dropped"] += int((~ok).sum())
             return self._end(ok)
@@ -127,10 +131,15 @@ class SimulatedStore:
             num_held=sum(self._holds.values()),
         )
 
-    def _add(self, key: bytes, nbytes: int) -> bool:
+    def _use(self, keys: list[bytes]) -> None:
+        for key in reversed(keys):
+            if key in self._entries:
+                self._entries.move_to_end(key)
+
+    def _add(self, key: bytes, nbytes: int, named: set[bytes]) -> bool:
         if self.max_bytes is not None:
             while self.nbytes + nbytes > self.max_bytes:
-                oldest = next((one for one in self._entries if one not in self._holds), None)
+                oldest = next((one for one in self._entries if one not in self._holds and one not in named), None)
                 if oldest is None:
                     return False
                 self.nbytes -= self._entries.pop(oldest)

@@ -162,10 +162,11 @@ def test_a_simulated_store_keeps_the_entries_used_last_and_those_held():
         assert wait(store, store.submit_store(keys[:3], pieces[:3])).ok.all()
         assert wait(store, store.submit_lookup(keys[:1])).ok.all()
         assert wait(store, store.submit_store(keys[3:], pieces[3:])).ok.all()
-        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [True, False, True, True]
+        # A batch uses its keys from the last to the first.
+        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [True, True, False, True]
         big = np.array([[0, 1500]], np.uint64)
-        assert wait(store, store.submit_store(keys[1:2], big)).ok.tolist() == [False]
-        assert wait(store, store.submit_load(keys[2:], pieces[2:])).ok.all()
+        assert wait(store, store.submit_store(keys[2:3], big)).ok.tolist() == [False]
+        assert wait(store, store.submit_load(keys[[1, 3]], pieces[2:])).ok.all()
         assert store.stats().num_held == 2
         store.unlock(keys[:1])
         store.unlock(keys[:1])
@@ -173,6 +174,19 @@ def test_a_simulated_store_keeps_the_entries_used_last_and_those_held():
         assert store.stats().bytes_loaded == 2000
     finally:
         store.close()
+        store.close()
+
+
+def test_a_batch_of_a_simulated_store_evicts_none_of_its_own_entries():
+    store = SimulatedStore("DISK", 3000)
+    try:
+        keys = random_keys(6)
+        pieces = np.array([[0, 1000]] * 6, np.uint64)
+        assert wait(store, store.submit_store(keys[4:5], pieces[:1])).ok.all()
+        assert wait(store, store.submit_store(keys[:2], pieces[:2])).ok.all()
+        assert wait(store, store.submit_store(keys[[2, 4, 3, 5]], pieces[:4])).ok.tolist() == [True, True, True, False]
+        assert wait(store, store.submit_lookup(keys)).ok.tolist() == [False, False, True, True, True, False]
+    finally:
         store.close()
 
 
