@@ -12,6 +12,7 @@ from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.audio.gemma_4 import add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
+from pagecore.models.parameters.audio.phi_4 import add_phi_4_audio
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.storage.checks import ceil_div
@@ -102,6 +103,7 @@ _ENCODERS: Mapping[str, Encoder] = {
 _OTHERS: Mapping[str, Callable[[Tally, Fields, int], None]] = {
     "gemma4_audio": add_gemma_4_audio,
     "muse_spark_audio": add_audio_levels,
+    "phi4_multimodal_audio": add_phi_4_audio,
 }
 # Sizes that published files leave out.
 _SIZES: Mapping[str, object] = {"num_mel_bins": 128, "max_source_positions": 1500, "downsample_hidden_size": 480}

@@ -16,6 +16,7 @@ from pagecore.models.parameters.structures.remote_code import REMOTE_CODE
 from pagecore.models.parameters.structures.remote_llamas import REMOTE_LLAMAS
 from pagecore.models.parameters.structures.sliding_windows import SLIDING_WINDOWS
 from pagecore.models.parameters.structures.speech import SPEECH
+from pagecore.models.parameters.structures.with_images import WITH_IMAGES
 
 __all__ = ["STRUCTURES"]
 
@@ -31,4 +32,5 @@ STRUCTURES: Mapping[str, Traits] = {
     **SPEECH,
     **REMOTE_CODE,
     **REMOTE_LLAMAS,
+    **WITH_IMAGES,
 }

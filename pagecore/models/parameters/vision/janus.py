@@ -12,7 +12,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 
-__all__ = ["add_janus"]
+__all__ = ["add_attention", "add_block", "add_convolution", "add_janus", "add_levels", "level_channels"]
 
 _DEFAULTS: Mapping[str, object] = {
     "embed_dim": 8,
@@ -52,50 +52,58 @@ def _aligner(tally: Tally, inputs: int, width: int, depth: int) -> None:
     encoder_linear(tally, width, width, bias=True, copies=depth - 1)
 
 
-def _add_coders(tally: Tally, drawn: Fields, latents: int) -> None:
-    """Add encoder and decoder: levels of convolutions, with attention in the last one of the encoder."""
+def level_channels(drawn: Fields) -> list[int]:
+    """Return the channels of each level."""
     listed = drawn.value("channel_multiplier")
     if not isinstance(listed, list | tuple) or not listed or not all(type(each) is int and each > 0 for each in listed):
         drawn.refuse(f"{drawn.describe('channel_multiplier')}; it must be a list of integers above 0")
+    return [drawn.integer("base_channels") * each for each in listed]
+
+
+def _add_coders(tally: Tally, drawn: Fields, latents: int) -> None:
+    """Add encoder and decoder: levels of convolutions, with attention in the last one of the encoder."""
     base, blocks = drawn.integer("base_channels"), drawn.integer("num_res_blocks")
-    channels = [base * each for each in listed]
+    channels = level_channels(drawn)
     top = channels[-1]
-    _convolution(tally, drawn.integer("in_channels"), base)
-    _levels(tally, [base, *channels], blocks)
-    _convolution(tally, top, latents * (1 + drawn.flag("double_latent")))
-    _convolution(tally, latents, top)
-    _levels(tally, [top, *channels[::-1]], blocks + 1)
-    _convolution(tally, base * listed[0], drawn.integer("out_channels"))
-    encoder_add(tally, 2 * top + 2 * base * listed[0])  # norms before the last convolutions
+    add_convolution(tally, drawn.integer("in_channels"), base)
+    add_levels(tally, [base, *channels], blocks)
+    add_convolution(tally, top, latents * (1 + drawn.flag("double_latent")))
+    add_convolution(tally, latents, top)
+    add_levels(tally, [top, *channels[::-1]], blocks + 1)
+    add_convolution(tally, channels[0], drawn.integer("out_channels"))
+    encoder_add(tally, 2 * top + 2 * channels[0])  # norms before the last convolutions
     for size in (top, top):
-        _block(tally, size, size)
-        _block(tally, size, size)
-        _attention(tally, size)
-    _attention(tally, top, copies=2 * blocks + 1)
+        add_block(tally, size, size)
+        add_block(tally, size, size)
+        add_attention(tally, size)
+    add_attention(tally, top, copies=2 * blocks + 1)
 
 
-def _levels(tally: Tally, channels: list[int], blocks: int) -> None:
+def add_levels(tally: Tally, channels: list[int], blocks: int) -> None:
     """Add the blocks of each level, and the convolutions between levels."""
     for level, (inputs, outputs) in enumerate(pairwise(channels)):
-        _block(tally, inputs, outputs)
+        add_block(tally, inputs, outputs)
         for _ in range(blocks - 1):
-            _block(tally, outputs, outputs)
+            add_block(tally, outputs, outputs)
         if level < len(channels) - 2:
-            _convolution(tally, outputs, outputs)
+            add_convolution(tally, outputs, outputs)
 
 
-def _block(tally: Tally, inputs: int, outputs: int) -> None:
+def add_block(tally: Tally, inputs: int, outputs: int) -> None:
+    """Add two convolutions, their norms, and a projection of the inputs to other channels."""
     encoder_add(tally, 2 * inputs + 2 * outputs)
-    _convolution(tally, inputs, outputs)
-    _convolution(tally, outputs, outputs)
+    add_convolution(tally, inputs, outputs)
+    add_convolution(tally, outputs, outputs)
     if inputs != outputs:
         encoder_linear(tally, inputs, outputs, bias=True)
 
 
-def _convolution(tally: Tally, inputs: int, outputs: int) -> None:
+def add_convolution(tally: Tally, inputs: int, outputs: int) -> None:
+    """Add a convolution over three by three pixels."""
     encoder_linear(tally, 9 * inputs, outputs, bias=True)
 
 
-def _attention(tally: Tally, size: int, copies: int = 1) -> None:
+def add_attention(tally: Tally, size: int, copies: int = 1) -> None:
+    """Add attentions of pixels."""
     encoder_add(tally, 2 * size * copies)
     encoder_linear(tally, size, size, bias=True, copies=4 * copies)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.document_towers import DOCUMENT_PROJECTORS
 from pagecore.models.parameters.vision.janus import add_janus
 from pagecore.models.parameters.vision.mllama_tower import project_mllama
 from pagecore.models.parameters.vision.resamplers import RESAMPLERS
@@ -192,6 +193,7 @@ def _step(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int
 _GLM = _glm()
 _QWEN = _qwen(norm_bias=True)
 PROJECTORS: Mapping[str, Projector] = {
+    **DOCUMENT_PROJECTORS,
     **RESAMPLERS,
     "aya_vision": _cohere(has_norm=True),
     "cohere2_vision": _cohere(has_norm=False),

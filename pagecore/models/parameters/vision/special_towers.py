@@ -11,6 +11,7 @@ from dataclasses import replace
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
+from pagecore.models.parameters.vision.document_towers import add_downsampling
 from pagecore.models.parameters.vision.mllama_tower import MLLAMA_SIZES, MLLAMA_TOWER
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_positions, count_patches
 from pagecore.models.parameters.vision.vit_towers import TOWERS
@@ -49,6 +50,7 @@ _GOT_SIZES: Mapping[str, object] = {
 # Sizes that published files leave out.
 TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
     "blip_2_vision_model": _BLIP_SIZES,
+    "deepseek_ocr2": {**_GOT_SIZES, "downsample_channels": [512, 896]},
     "gemma4": _GEMMA_4_SIZES,
     "got_ocr2": _GOT_SIZES,
     "instructblip_vision_model": _BLIP_SIZES,
@@ -168,11 +170,22 @@ def _step(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 
 
 _BLIP = Tower(attention_biases=1, add_rest=_blip)
+
+
+def _deepseek(tally: Tally, fields: Fields, sizes: Sizes) -> None:
+    _got(tally, fields, sizes)
+    add_downsampling(tally, fields)
+
+
+_ERNIE = Tower("depth", has_patch_bias=False, add_rest=_norm)
 _GOT = Tower(width="mlp_dim", attention_biases=1, add_rest=_got, merge=4)
 _MINICPM = Tower(add_rest=_minicpm, merge=4)
 SPECIAL_TOWERS: Mapping[str, Tower] = {
     "blip_2_vision_model": _BLIP,
     "cosmos3_edge": Tower(add_rest=_cosmos),
+    "DFNRope_vision_transformer": replace(_ERNIE, hidden="embed_dim", width=""),
+    "deepseek_ocr2": replace(_GOT, add_rest=_deepseek),
+    "ernie4_5_vl_moe": _ERNIE,
     "exaone4_5": replace(TOWERS["qwen2_5_vl"], add_rest=_exaone),
     "gemma4": Tower(
         has_norm_bias=False,

@@ -19,6 +19,7 @@ from pagecore.models.encoders.specs import has_encoder
 from pagecore.models.multimodal.text_fields import THINKERS
 from pagecore.models.multimodal.text_model import text_model
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
+from pagecore.models.parameters.vision.chameleon import add_chameleon
 from pagecore.models.parameters.vision.projectors import PROJECTORS
 from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
@@ -89,6 +90,7 @@ _BY_MODEL: Mapping[str, str] = {
     ),
     "lfm2_vl": "siglip2_vision_model",
     "blip-2": "blip_2_vision_model",
+    "ernie4_5_moe_vl": "DFNRope_vision_transformer",
     "deepseek_vl": "siglip_vision_model",
     "hyperclovax_vision_v2": "qwen2_5_vl",
     "instructblip": "instructblip_vision_model",
@@ -204,6 +206,8 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
         whole.defaults = {**whole.defaults, "patch_size": 30, "num_channels": 3}
         patch = whole.integer("num_channels") * whole.integer("patch_size") ** 2
         tally.linear(patch, text_hidden, bias=True, split=Split.COPY, kind=Kind.VISION)
+    if whole.given("model_type") == "chameleon":
+        add_chameleon(tally, whole)
     if not whole.has_object("vision_config"):
         return
     found = _sizes(whole, text_hidden)
@@ -230,6 +234,10 @@ def _open(whole: Fields) -> tuple[str, Fields, Tower]:
             f"{fields.source}: {fields.describe('model_type')}, a vision tower that is unknown; expected one of "
             f"{', '.join(_TOWERS)}: remove vision_config to plan the text model alone"
         )
+    if kind == "deepseek_ocr2":
+        # The tower is the first of two parts.
+        fields = fields.inner("sam_config")
+        fields.defaults = _DEFAULTS
     fields.sizes, fields.aliases = _SIZES.get(kind, {}), _TOWERS[kind].aliases
     return kind, fields, _TOWERS[kind]
 

@@ -146,6 +146,7 @@ TOWERS: Mapping[str, Tower] = {
     "ovis2": Tower(has_norm_bias=False, attention_biases=0, has_mlp_bias=False, is_gated=True, add_rest=_ovis),
     "paddleocr_vl": _IDEFICS,
     "siglip2_vision_model": Tower(add_rest=_siglip_2),
+    "phi4_multimodal": Tower(add_rest=_siglip, merge=2),
     "video_llama_3": Tower(add_rest=_norm),
     "kimi_k25": Tower(add_rest=_kimi),
     "moonvit": Tower(
