@@ -98,9 +98,11 @@ def test_fuyu_has_the_layers_of_its_text_model_in_either_form():
     assert count_parameters(flat).of_kind(Kind.VISION) == (3 * 30 * 30 + 1) * 4096
 
 
-def test_phi_4_multimodal_is_not_counted():
-    with pytest.raises(UnsupportedOption, match="the parameters of phi4_multimodal cannot be counted; pass weights="):
-        count_parameters(EARLIER_CONFIGS["phi-4-multimodal"])
+def test_phi_4_multimodal_without_encoders_has_the_layers_of_phi_3():
+    config = EARLIER_CONFIGS["phi-4-multimodal"]
+    counted = count_parameters(config)
+    assert counted.counts == count_parameters(config | {"model_type": "phi3"}).counts
+    assert counted.of_kind(Kind.VISION) == 0
 
 
 @pytest.mark.parametrize(
