@@ -163,7 +163,7 @@ def make_requests() -> list[Request]:
     return requests
 
 
-def main(*, trees: bool) -> int:
+def main(*, trees: bool = False) -> int:
     torch.set_num_threads(1)  # the model is too small for several threads
     model = TinyLlama().eval()
     outputs = []
