@@ -14,6 +14,10 @@
 namespace pagecore::cpu::PC_ISA {
 namespace {
 
+// Bytes of the rows of a head in a block from which on they are read page by page. Shorter runs take less time in four
+// streams.
+constexpr int64_t kLeastRun = 1024;
+
 PC_FORCE_INLINE Float number_type(const Cache& cache) { return is_plain(cache) ? cache.type : Float::BF16; }
 
 class CacheRows {
@@ -38,7 +42,8 @@ class CacheRows {
   [[nodiscard]] int64_t stored_bytes() const { return row_bytes_; }
   // True if the rows of a head are read page by page (prefetch.hpp).
   [[nodiscard]] bool by_pages() const {
-    return kReadsByPages && type() != Float::F32 && cache_.token_stride == row_bytes_;
+    const bool contiguous = cache_.token_stride == row_bytes_ && cache_.block_size * row_bytes_ >= kLeastRun;
+    return kReadsByPages && type() != Float::F32 && contiguous;
   }
 
   // The rows of `head` at the places of a tile. Unpacked rows are valid until the next call with the same memory;
