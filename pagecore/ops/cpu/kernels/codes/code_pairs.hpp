@@ -212,31 +212,42 @@ class NibblePairs {
 
 // ---- queries
 
-// Writes a query row in the order of the operands of keys.
-template <typename Codes>
-inline void order_row(const uint16_t* row, int64_t dim, uint16_t* to) {
-  const auto order = [&]<int kVectors>(int64_t d) {
-    for (int v = 0; v < kVectors; ++v) {
-      for (int i = 0; i < kPairLanes; ++i) *to++ = row[d + Codes::template key_dim<kVectors>(v, i)];
+// Writes a chunk of `count` query rows as [kVectors, count, 32].
+template <typename Codes, int kVectors>
+inline void order_chunk(const uint16_t* rows, int64_t stride, int64_t count, uint16_t* to) {
+  for (int v = 0; v < kVectors; ++v) {
+    for (int64_t r = 0; r < count; ++r) {
+      for (int i = 0; i < kPairLanes; i += Codes::kKeyRun, to += Codes::kKeyRun) {
+        __builtin_memcpy(to, rows + r * stride + Codes::template key_dim<kVectors>(v, i), sizeof(*to) * Codes::kKeyRun);
+      }
     }
-  };
+  }
+}
+
+// Writes `count` query rows [count, dim] in the order of the operands of keys, [dim / 32, count, 32], in place. `given`
+// is scratch for the rows.
+template <typename Codes>
+inline void order_queries(uint16_t* rows, int64_t dim, int64_t count, uint16_t* given) {
+  __builtin_memcpy(given, rows, static_cast<size_t>(count * dim) * sizeof *rows);
   int64_t d = 0;
-  for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes) order.template operator()<4>(d);
-  if (d < dim) order.template operator()<2>(d);
+  for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes, rows += 4 * kPairLanes * count) {
+    order_chunk<Codes, 4>(given + d, dim, count, rows);
+  }
+  if (d < dim) order_chunk<Codes, 2>(given + d, dim, count, rows);
 }
 
-// The same in place. `given` is scratch for a row.
+// The same for one row, by format.
 inline void order_query(const Cache& cache, uint16_t* row, uint16_t* given) {
-  const int64_t dim = cache.dim;
-  __builtin_memcpy(given, row, static_cast<size_t>(dim) * sizeof *row);
-  if (row_bytes(cache) == dim) return order_row<BytePairs<Int8Unpacker>>(given, dim, row);
-  order_row<NibblePairs<Int4Codes>>(given, dim, row);
+  if (row_bytes(cache) == cache.dim) return order_queries<BytePairs<Int8Unpacker>>(row, cache.dim, 1, given);
+  order_queries<NibblePairs<Int4Codes>>(row, cache.dim, 1, given);
 }
 
-// The sum of the numbers of a query row.
-PC_FORCE_INLINE float sum_query(const uint16_t* row, int64_t dim) {
+// The sum of the numbers of a query row, which has 32 of them in each `stride`.
+PC_FORCE_INLINE float sum_query(const uint16_t* row, int64_t dim, int64_t stride = kPairLanes) {
   Vec lanes{};
-  for (int64_t d = 0; d < dim; d += kPairLanes) lanes = dot(load_pairs(row + d), PairVec{} + 0x3f80, lanes);
+  for (int64_t d = 0; d < dim; d += kPairLanes, row += stride) {
+    lanes = dot(load_pairs(row), PairVec{} + 0x3f80, lanes);
+  }
   return sum(lanes);
 }
 

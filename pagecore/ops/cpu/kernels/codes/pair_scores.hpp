@@ -43,46 +43,14 @@ PC_FORCE_INLINE void with_key_pairs(Format format, Visit&& visit) {
 
 // ---- queries
 
-// Writes a chunk of `count` query rows as [kVectors, count, 32].
-template <typename Codes, int kVectors>
-inline void order_pair_chunk(const uint16_t* rows, int64_t stride, int64_t count, uint16_t* to) {
-  for (int v = 0; v < kVectors; ++v) {
-    for (int64_t r = 0; r < count; ++r) {
-      for (int i = 0; i < kPairLanes; i += Codes::kKeyRun, to += Codes::kKeyRun) {
-        __builtin_memcpy(to, rows + r * stride + Codes::template key_dim<kVectors>(v, i), sizeof(*to) * Codes::kKeyRun);
-      }
-    }
-  }
-}
-
 // Writes query rows in the order of the operands of keys, in the blocks of rows of score_pair_codes(). `given` is
 // scratch for the rows of a block.
 inline void order_pair_queries(const Cache& cache, uint16_t* rows, int64_t count, uint16_t* given) {
-  const int64_t dim = cache.dim;
   with_key_pairs(cache.format, [&]<typename Keys>() {
     for_each_even_block(count, [&]<int R>(int64_t row) {
-      uint16_t* to = rows + row * dim;
-      __builtin_memcpy(given, to, static_cast<size_t>(R * dim) * sizeof *given);
-      int64_t d = 0;
-      for (; d + 4 * kPairLanes <= dim; d += 4 * kPairLanes, to += 4 * kPairLanes * R) {
-        order_pair_chunk<typename Keys::Codes, 4>(given + d, dim, R, to);
-      }
-      if (d < dim) order_pair_chunk<typename Keys::Codes, 2>(given + d, dim, R, to);
+      order_queries<typename Keys::Codes>(rows + row * cache.dim, cache.dim, R, given);
     });
   });
-}
-
-// The sum of the numbers of each of R query rows; `query` is [dim / 32, R, 32].
-template <int R>
-PC_FORCE_INLINE void sum_queries(const uint16_t* query, int64_t dim, float (&sums)[R]) {
-  const PairVec ones = PairVec{} + 0x3f80;
-  Vec lanes[R] = {};
-  for (int64_t d = 0; d < dim; d += kPairLanes, query += R * kPairLanes) {
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) lanes[r] = dot(load_pairs(query + r * kPairLanes), ones, lanes[r]);
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < R; ++r) sums[r] = sum(lanes[r]);
 }
 
 // ---- products
@@ -154,7 +122,7 @@ void score_pairs_of(const StoredTile& tile, int64_t any_dim, const uint16_t* que
   }
   if constexpr (Keys::Codes::kHasZeroPoints) {
     float query_sums[R];
-    sum_queries(query, dim, query_sums);
+    for (int r = 0; r < R; ++r) query_sums[r] = sum_query(query + r * kPairLanes, dim, R * kPairLanes);
     for (int t = 0; t < kTileTokens; t += kLanes) {
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
