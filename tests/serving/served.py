@@ -7,6 +7,7 @@ pass runs when its step is launched, on the token ids that the step before has s
 import numpy as np
 
 from pagecore.cache import PagedKVCache, SwapSpace
+from pagecore.serving.scheduling.request import Request
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 
@@ -132,3 +133,22 @@ class Server:
         assert self.cache.num_sequences == self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert not self.scheduler.steps
         assert self.cache.stats().num_used_blocks == self.cache.stats().num_swapped_blocks == 0
+
+
+def add_random_requests(server, choice, longest_answer):
+    """Add up to eight requests, some with a common prefix, samples or stop ids, to a server; return them."""
+    longest, requests = server.scheduler.max_length, []
+    for number in range(choice.randint(1, 8)):
+        prompt = choice.randint(1, longest)
+        ids = np.arange(prompt) + 100 * number
+        ids[: choice.choice([0, 0, 4, 8])] = 5
+        most = choice.randint(0, min(longest_answer, longest - prompt + 1))
+        one = Request(
+            number, ids, most, choice.randint(1, min(3, server.scheduler.max_running)),
+            min_new_tokens=choice.randint(0, most),
+            stop_token_ids=[choice.randrange(1009) for _ in range(choice.choice([0, 300]))],
+            ignore_eos=choice.random() < 0.3,
+        )  # fmt: skip
+        requests.append(one)
+        server.add(one)
+    return requests

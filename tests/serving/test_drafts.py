@@ -2,14 +2,13 @@
 
 import random
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagecore.serving.scheduling.request import Request, State
+from pagecore.serving.scheduling.request import State
 from tests.faults import is_full
 from tests.serving.drafted import DraftServer, some_right, some_trees
-from tests.serving.served import answer
+from tests.serving.served import add_random_requests, answer
 
 WORK = st.tuples(
     st.integers(0, 2**32), st.sampled_from([None, 6, 40]), st.booleans(), st.sampled_from([5, 9, 30]), st.booleans(),
@@ -33,20 +32,7 @@ def test_outputs_equal_those_without_drafts(work):
         overlap=overlap, ends=ends if choice.random() < 0.5 else None, max_tree_tokens=20 if trees else 0,
         new_token_ratio=choice.choice([None, 0.5]),
     )  # fmt: skip
-    longest, requests = server.scheduler.max_length, []
-    for number in range(choice.randint(1, 8)):
-        prompt = choice.randint(1, longest)
-        ids = np.arange(prompt) + 100 * number
-        ids[: choice.choice([0, 0, 4, 8])] = 5
-        most = choice.randint(0, min(15, longest - prompt + 1))
-        one = Request(
-            number, ids, most, choice.randint(1, min(3, server.scheduler.max_running)),
-            min_new_tokens=choice.randint(0, most),
-            stop_token_ids=[choice.randrange(1009) for _ in range(choice.choice([0, 300]))],
-            ignore_eos=choice.random() < 0.3,
-        )  # fmt: skip
-        requests.append(one)
-        server.add(one)
+    requests = add_random_requests(server, choice, 15)
 
     def disturb():
         if choice.random() < 0.03:

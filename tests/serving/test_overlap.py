@@ -14,7 +14,7 @@ from pagecore.serving.scheduling.step import StepState
 from tests.faults import is_full
 from tests.serving.fake_cache import FakeCache
 from tests.serving.runs import request
-from tests.serving.served import Server, answer
+from tests.serving.served import Server, add_random_requests, answer
 from tests.serving.stateful import StatefulEngine, expected, request_of
 
 
@@ -226,20 +226,7 @@ def test_outputs_equal_those_without_overlap(work):
         num_blocks=num_blocks, max_running=choice.randint(1, 5), max_tokens_per_step=choice.randint(2, 24),
         headroom=0.0, swap_blocks=swap_blocks, prefix_cache=prefix_cache, overlap=True, ends=ends,
     )  # fmt: skip
-    longest, requests = server.scheduler.max_length, []
-    for number in range(choice.randint(1, 8)):
-        prompt = choice.randint(1, longest)
-        ids = np.arange(prompt) + 100 * number
-        ids[: choice.choice([0, 0, 4, 8])] = 5
-        most = choice.randint(0, min(9, longest - prompt + 1))
-        one = Request(
-            number, ids, most, choice.randint(1, min(3, server.scheduler.max_running)),
-            min_new_tokens=choice.randint(0, most),
-            stop_token_ids=[choice.randrange(1009) for _ in range(choice.choice([0, 300]))],
-            ignore_eos=choice.random() < 0.3,
-        )  # fmt: skip
-        requests.append(one)
-        server.add(one)
+    requests = add_random_requests(server, choice, 9)
     cancelled = set()
 
     def disturb():

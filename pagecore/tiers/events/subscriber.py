@@ -13,7 +13,7 @@ from pagecore.tiers.events.mirror import Mirror, MissingBatch
 from pagecore.tiers.events.sockets import library, opened
 from pagecore.tiers.events.wire import END, Batch, EventFormatError, decode_batch, sequence_bytes
 
-# Messages of one poll. A batch of a step takes tens of microseconds, so that a poll returns within about 0.1 s.
+# Messages of one poll: more than arrive between two polls of a busy publisher, and few enough that a poll returns soon.
 MAX_MESSAGES = 1024
 LONGEST_WAIT = 3600
 
