@@ -47,18 +47,16 @@ def recorded(source: str, architecture: str) -> list[Usage] | None:
 
 
 def compiled_always(source: str, architecture: str) -> list[Instance]:
-    """Return the instances that are compiled in spite of the record: one in 18, and of each source at least one.
+    """Return the instances that are compiled in spite of the record: one of each source, for one architecture.
 
-    The sources select them. PAGECORE_KERNELS=all selects all instances.
+    The digest of the source selects it. PAGECORE_KERNELS=all selects all instances.
     """
     chosen = of_source(source)
     if os.environ.get("PAGECORE_KERNELS") == "all":
         return chosen
-    at = int(key_of(chosen[:1], ARCHITECTURES[0]), 16) % (3 * len(ARCHITECTURES))
-    at = at % len(ARCHITECTURES) if len(chosen) < 3 else at
-    if architecture != ARCHITECTURES[at % len(ARCHITECTURES)]:
-        return []
-    return chosen[at // len(ARCHITECTURES) :: 3]
+    at = int(key_of(chosen[:1], ARCHITECTURES[0]), 16) % (len(chosen) * len(ARCHITECTURES))
+    which, number = divmod(at, len(ARCHITECTURES))
+    return chosen[which : which + 1] if architecture == ARCHITECTURES[number] else []
 
 
 def write(*, all_programs: bool = True) -> None:
