@@ -48,7 +48,7 @@ PRELUDES = {
     "standard": STANDARD_HEADERS,
     "arrays": (
         *GENERATED_HEADERS,
-        *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "planning/plan", "tree", "cuda/plan/cuda_plan")),
+        *(f'"pagecore/ops/{name}.hpp"' for name in ("args", "format", "plan", "tree", "cuda/plan/cuda_plan")),
         *(
             f'"pagecore/ops/cpu/{name}.hpp"'
             for name in (
@@ -66,7 +66,7 @@ PRELUDES = {
                 "tables/block_tables",
             )
         ),
-        '"pagecore/cache/state_lock.hpp"',
+        '"pagecore/cache/state/state_lock.hpp"',
     ),
 }
 ROOMS_ON_INDEX = {"index", "cache", "tiers"}

@@ -8,12 +8,10 @@ from typing import SupportsFloat, SupportsIndex
 
 from pagecore.arrays import Tensor, as_tensor
 from pagecore.cache import lifecycle
-from pagecore.cache._state import CacheState
-from pagecore.cache.cross.build import make_cross
-from pagecore.cache.layer_ops import LayerOps, layer_ops
-from pagecore.cache.layers.adopted import buffers_of, check_source, count_adopted
 from pagecore.cache.layers.groups import Group, Layer, Layers, arrange
-from pagecore.cache.layers.limits import (
+from pagecore.cache.layers.operations import LayerOps, layer_ops
+from pagecore.cache.memory.adopted import buffers_of, check_source, count_adopted
+from pagecore.cache.memory.limits import (
     cache_device,
     check_slots,
     count_blocks,
@@ -23,11 +21,13 @@ from pagecore.cache.layers.limits import (
     scrub_option,
     slot_dtype,
 )
-from pagecore.cache.layers.states import size_states, state_layers
+from pagecore.cache.memory.saver import checked_saver
+from pagecore.cache.memory.states import size_states, state_layers
+from pagecore.cache.memory.store import Store
 from pagecore.cache.parts import CacheParts, CrossParts
-from pagecore.cache.saver import checked_saver
-from pagecore.cache.step.staging import Staging
-from pagecore.cache.store import Store
+from pagecore.cache.sequences._cross_contents import CrossContents
+from pagecore.cache.staging.tables import Staging
+from pagecore.cache.state._state import CacheState
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import INT32_MAX, ceil_div, flag, require_int
@@ -90,7 +90,7 @@ def build_parts(
     specs = () if keeping is None else keeping.specs
     store = Store(groups, blocks, block_size, layout, device, given, scrub, specs, state_slots, source)
     ops = _ops_of(placed, device)
-    cross = make_cross(groups, blocks, block_size, max_sequences, device)
+    cross = _cross_parts(groups, blocks, block_size, max_sequences, device)
     cached = str(eviction_policy) if prefix_cache else None
     states = None if keeping is None else keeping.table(tables, state_slots)
     attended = [group.attended for group in own]
@@ -149,6 +149,25 @@ def _make_tables(blocks: list[int], block_size: int, max_sequences: int, max_tok
         max_sequences=max_sequences,
         max_blocks_per_sequence=ceil_div(max_tokens, block_size),
     )
+
+
+def _cross_parts(
+    groups: Listed[Group], blocks: Listed[int], block_size: int, max_sequences: int, device: str
+) -> CrossParts | None:
+    """Return the parts of cross attention; None if no group has it."""
+    first = sum(not group.is_cross for group in groups)
+    if first == len(groups):
+        return None
+    limits = [group.max_cross_tokens or INT32_MAX for group in groups[first:]]
+    most = min(*limits, *((count - 1) * block_size for count in blocks[first:]), INT32_MAX)
+    tables = BlockTables(
+        [BlockPool(n) for n in blocks[first:]],
+        block_sizes=[block_size] * (len(groups) - first),
+        max_sequences=max_sequences,
+        max_blocks_per_sequence=ceil_div(most, block_size),
+    )
+    staging = Staging(tables, device) if device.startswith("cuda") else None
+    return CrossParts(CrossContents(tables, most), staging, first)
 
 
 def _tables_on_device(tables: BlockTables, staging: Staging | None) -> list[Tensor]:

@@ -13,7 +13,7 @@ import numpy as np
 from pagecore.arrays import DType, as_dtype
 from pagecore.arrays.cuda.devices import device_name
 from pagecore.cache.layers.groups import Layers
-from pagecore.cache.layers.limits import cache_device, refuse_unserved, scrub_option, slot_dtype
+from pagecore.cache.memory.limits import cache_device, refuse_unserved, scrub_option, slot_dtype
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.static.static import StaticKVCache
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption

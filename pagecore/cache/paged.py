@@ -10,18 +10,18 @@ from typing import SupportsFloat, SupportsIndex
 from numpy.typing import ArrayLike
 
 from pagecore.cache import lifecycle
-from pagecore.cache._sequence import Sequence, token_ids
 from pagecore.cache.build import build_parts
-from pagecore.cache.compact.methods import CompactMethods
-from pagecore.cache.cross.build import cross_namespace, cross_request
-from pagecore.cache.inspect.reader import CacheReader
 from pagecore.cache.layers.groups import Layers
-from pagecore.cache.layers.limits import check_length
-from pagecore.cache.prefix.methods import PrefixMethods
+from pagecore.cache.lifecycle.cross_request import cross_namespace, cross_request
+from pagecore.cache.memory.limits import check_length
+from pagecore.cache.methods.compaction import CompactMethods
+from pagecore.cache.methods.prefix import PrefixMethods
+from pagecore.cache.methods.reading import CacheReader
+from pagecore.cache.methods.saver import SaverMethods
+from pagecore.cache.methods.step import StepMethods
+from pagecore.cache.methods.swap import SwapMethods
 from pagecore.cache.prefix.retention import Priority, Spans, checked_rank, retention_options, reusable
-from pagecore.cache.saver import SaverMethods
-from pagecore.cache.step.methods import StepMethods
-from pagecore.cache.swap.methods import SwapMethods
+from pagecore.cache.sequences._sequence import Sequence, token_ids
 from pagecore.storage import KVLayout, TensorParallel
 from pagecore.storage.checks import require_int
 from pagecore.storage.memory.budgets import Memory

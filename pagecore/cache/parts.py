@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor, as_tensor
-from pagecore.cache._state import CacheState
-from pagecore.cache.cross._contents import CrossContents
-from pagecore.cache.layer_ops import LayerOps
 from pagecore.cache.layers.groups import Group, Layer, layer_number
+from pagecore.cache.layers.operations import LayerOps
+from pagecore.cache.memory.store import Store
 from pagecore.cache.prefix._cache import PrefixCache
-from pagecore.cache.step.staging import Staging
-from pagecore.cache.store import Store
+from pagecore.cache.sequences._cross_contents import CrossContents
+from pagecore.cache.staging.tables import Staging
+from pagecore.cache.state._state import CacheState
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool, BlockTables
 from pagecore.storage import Spec, StateSpec, TensorParallel
@@ -44,7 +44,7 @@ class SwappedBlocks(Protocol):
 
 
 class SavedMemory(Protocol):
-    """Memory of a cache whose pages can be given back; see `pagecore.cache.saver`."""
+    """Memory of a cache whose pages can be given back; see `pagecore.cache.methods.saver`."""
 
     is_released: bool
 

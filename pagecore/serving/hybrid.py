@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, SupportsFloat, TypeVar
 
 from pagecore.cache.layers.groups import Group, Layers, arrange
-from pagecore.cache.layers.limits import count_blocks
-from pagecore.cache.layers.states import StateLayers, StateSizes, size_states, state_layers
+from pagecore.cache.memory.limits import count_blocks
+from pagecore.cache.memory.states import StateLayers, StateSizes, size_states, state_layers
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import StateSpec, TensorParallel
 from pagecore.storage.checks import INT32_MAX

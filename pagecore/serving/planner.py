@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, SupportsFloat, SupportsIndex
 
-from pagecore.cache.layers.demand import blocks_at_once
 from pagecore.cache.layers.groups import Group, Layers
+from pagecore.cache.memory.demand import blocks_at_once
 from pagecore.errors import ShapeError
 from pagecore.models import read_model_config
 from pagecore.serving.budget import DeviceOptions

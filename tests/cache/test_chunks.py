@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace, UnsupportedOption
-from pagecore.cache.layers.demand import blocks_at_once, longest_step
 from pagecore.cache.layers.groups import Group
+from pagecore.cache.memory.demand import blocks_at_once, longest_step
 from pagecore.errors import ShapeError
 from pagecore.index import RadixTree
 from tests.cache.caches import advance

@@ -20,7 +20,7 @@ from pagecore import (
     paged_attention,
 )
 from pagecore.cache import SwapSpace
-from pagecore.cache.compact.moves import moves_of
+from pagecore.cache.lifecycle.slot_moves import moves_of
 from tests.cache.caches import SPEC, WINDOWED, Planes, advance, make, normal
 
 SPARSE = AttentionSpec(2, 8, dtype="float32", num_query_heads=4, key_bounds=True, label_channels=[[1, 5], [0, 7]])

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, NotEnoughMemory, OutOfBlocks, PagedKVCache, ShapeError, SwapSpace
-from pagecore.cache.layers.demand import (
+from pagecore.cache.layers.groups import Group, arrange
+from pagecore.cache.memory.demand import (
     PROMPT_TOKENS,
     TYPICAL_TOKENS,
     block_limit,
@@ -13,7 +14,6 @@ from pagecore.cache.layers.demand import (
     longest_sequence,
     longest_step,
 )
-from pagecore.cache.layers.groups import Group, arrange
 from pagecore.storage import TensorParallel
 from tests.cache.caches import advance
 

@@ -12,8 +12,8 @@ from pagecore import (
     UnsupportedOption,
     make_cache,
 )
-from pagecore.cache.layers.demand import blocks_at_once
 from pagecore.cache.layers.groups import Group
+from pagecore.cache.memory.demand import blocks_at_once
 from tests.cache.caches import advance
 
 FULL = AttentionSpec(2, 8, dtype="float32", num_query_heads=4)

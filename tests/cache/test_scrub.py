@@ -6,7 +6,7 @@ from hypothesis import settings
 
 from pagecore import AttentionSpec, KVLayout, PagedKVCache, SwapSpace
 from pagecore.cache import PagedCacheConfig, make_cache
-from pagecore.cache.store import Store
+from pagecore.cache.memory.store import Store
 from pagecore.cache.swap._swap import stored_blocks
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from tests.cache import test_prefix_machine

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache, ShapeError, SwapSpace, UnsupportedOption
-from pagecore.cache.layers.demand import blocks_at_once, longest_step
 from pagecore.cache.layers.groups import Group
+from pagecore.cache.memory.demand import blocks_at_once, longest_step
 from pagecore.index import RadixTree
 from tests.cache.caches import advance
 from tests.cache.test_chunks import prefix_codes

@@ -7,8 +7,9 @@ import pytest
 
 import pagecore
 from pagecore import AttentionSpec, PagedKVCache, SwapSpace
-from pagecore.cache.step import staging
-from pagecore.cache.store import Store
+from pagecore.cache.memory.store import Store
+from pagecore.cache.staging import batch as uploads
+from pagecore.cache.staging import tables
 from pagecore.errors import DeviceError
 from tests.cuda.caches import assert_device_tables, random_step, write_step
 from tests.cuda.kit import Kit
@@ -36,7 +37,7 @@ def keys_of(cuda: Kit, cache, sequence):
     return found
 
 
-PLACES = [(staging, "scatter_entries"), (staging, "pack_changes"), (staging, "pack_pairs"), (Store, "copy")]
+PLACES = [(tables, "scatter_entries"), (uploads, "pack_changes"), (uploads, "pack_pairs"), (Store, "copy")]
 
 
 @pytest.mark.parametrize(("place", "name"), PLACES)
@@ -80,7 +81,7 @@ def test_a_sequence_whose_slots_cannot_be_uploaded_stays_and_its_step_goes_on(cu
     sequence, batch = cache.add_sequence(range(8)), cache.make_batch(1, 8)
     cache.prepare([sequence], 8, batch)
     with monkeypatch.context() as broken:
-        broken.setattr(staging.StagedBatch, "send_slots", refuse)
+        broken.setattr(uploads.StagedBatch, "send_slots", refuse)
         with pytest.raises(DeviceError, match="gone"):
             cache.remove(sequence)
         with pytest.raises(DeviceError, match="gone"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, KVPool, PagedKVCache, SwapSpace
-from pagecore.cache.store import Store
+from pagecore.cache.memory.store import Store
 from pagecore.cache.swap._swap import stored_blocks
 from pagecore.errors import DeviceError
 from tests.cache.caches import owned_memory

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pagecore import AttentionSpec, PagedKVCache
-from pagecore.cache.step import staging
+from pagecore.cache.staging import batch as uploads
+from pagecore.cache.staging import tables
 from pagecore.errors import DeviceError, OutOfBlocks, ShapeError, UnsupportedOption
 from tests.cuda.caches import assert_device_batch, assert_device_tables, requests_of
 from tests.cuda.kit import Kit
@@ -104,8 +105,8 @@ def test_tables_and_batches_on_the_device_follow_those_of_the_host(cuda, seed):
 
 @pytest.mark.parametrize("spare", [0, 3])
 def test_more_changes_than_a_batch_holds_are_uploaded_in_rounds(cuda, monkeypatch, spare):
-    monkeypatch.setattr(staging, "SPARE_ENTRIES", 1 + spare)
-    monkeypatch.setattr(staging, "usual_changes", lambda tables, buffers: 0)
+    monkeypatch.setattr(uploads, "SPARE_ENTRIES", 1 + spare)
+    monkeypatch.setattr(uploads, "usual_changes", lambda tables, buffers: 0)
     Life(cuda, 7).live(30)
 
 
@@ -242,7 +243,7 @@ def test_a_failed_upload_takes_nothing_and_the_next_one_sends_everything(cuda, m
         raise DeviceError("the device is gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(staging, "scatter_entries", refuse)
+        broken.setattr(tables, "scatter_entries", refuse)
         with pytest.raises(DeviceError, match="gone"):
             cache.prepare(sequences, 5, batch)
     assert (cache.stats(), batch.in_flight) == (before, False)

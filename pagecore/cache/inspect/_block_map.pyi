@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
+from pagecore.cache.sequences._sequence import Sequence
 
 def mark_blocks(
     table: NDArray[np.int32],

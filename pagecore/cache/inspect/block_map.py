@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect._block_map import mark_blocks
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.index import BlockTables
 from pagecore.storage.checks import ceil_div
 

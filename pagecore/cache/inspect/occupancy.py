@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.inspect.stats import CacheStats
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable
 from pagecore.cache.prefix._inspect import prefix_figures
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.index import StateTable
 from pagecore.storage.checks import ceil_div
 

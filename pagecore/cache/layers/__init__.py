@@ -1,1 +1,1 @@
-"""Layers in groups: their blocks, states, limits and demand."""
+"""Layers in groups, and how the layers of each spec are planned, written and attended."""

@@ -3,9 +3,9 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 
 NO_IDS: NDArray[np.int32]
 

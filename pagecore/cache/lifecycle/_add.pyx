@@ -4,12 +4,12 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, new_sequence, require
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContent
-from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
+from pagecore.cache.sequences._cross_contents cimport CrossContent
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
+from pagecore.cache.sequences._sequence cimport Sequence, new_sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport const_int32
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_tree cimport NativeMatch

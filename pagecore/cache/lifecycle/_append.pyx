@@ -3,14 +3,14 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require
-from pagecore.cache._state cimport CacheState
+from pagecore.cache.sequences._sequence cimport Sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 
 import numpy as np
 
-from pagecore.cache._sequence import as_list
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import ShapeError, UnsupportedDtype
 
 

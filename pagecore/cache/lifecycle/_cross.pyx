@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int32_t
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContent
+from pagecore.cache.sequences._cross_contents cimport CrossContent
+from pagecore.cache.sequences._sequence cimport Sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 
 from pagecore.errors import ShapeError
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable, Hashable
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 
 def namespace_digest(namespace: Hashable) -> bytes | None: ...
 def content_identity(state: CacheState, sequence: Sequence) -> tuple[bytes | None, bytes | None]: ...

@@ -3,10 +3,10 @@
 from libc.stdint cimport int32_t, uint8_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
+from pagecore.cache.sequences._sequence cimport Sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Mark

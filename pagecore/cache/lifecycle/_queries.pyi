@@ -3,9 +3,9 @@ from collections.abc import Hashable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 
 def require_live(state: CacheState, sequences: Sequence | Iterable[Sequence]) -> list[Sequence]: ...
 def available(state: CacheState) -> list[int]: ...

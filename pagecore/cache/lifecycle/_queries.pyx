@@ -2,16 +2,16 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._kept cimport KeptKeys, sink_blocks
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require, require_each
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport clear as clear_prefix
+from pagecore.cache.sequences._kept cimport KeptKeys, sink_blocks
+from pagecore.cache.sequences._sequence cimport Sequence, require, require_each
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 
-from pagecore.cache._sequence import as_list
 from pagecore.cache.prefix._evict import evict_namespace as evict_space
 from pagecore.cache.prefix._evict import evict_prefix as evict_cached
 from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence
 
 

@@ -3,12 +3,12 @@
 from libc.math cimport NAN
 from libc.stdint cimport int32_t
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
+from pagecore.cache.sequences._sequence cimport Sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
+from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.cache.step._step cimport Step
-from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.index.radix._radix_query cimport RetentionHint
 from pagecore.index.tables._block_tables_native cimport Int32s
 

@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 
 class Heir: ...
 

@@ -5,16 +5,16 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require, require_each
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContent
-from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish
+from pagecore.cache.sequences._cross_contents cimport CrossContent
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
+from pagecore.cache.sequences._sequence cimport Sequence, require, require_each
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._radix_query cimport RetentionHint
 from pagecore.index.tables._block_tables_native cimport Int32s
 
-from pagecore.cache._sequence import as_list
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence, NotEnoughMemory, ShapeError
 
 

@@ -3,14 +3,14 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys, first_seen, sink_blocks
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require_each
-from pagecore.cache._state cimport CacheState
+from pagecore.cache.sequences._kept cimport KeptKeys, first_seen, sink_blocks
+from pagecore.cache.sequences._sequence cimport Sequence, require_each
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.index.tables._block_tables_native cimport Int32s
 
-from pagecore.cache._sequence import as_list
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import ShapeError, UnsupportedOption
 
 

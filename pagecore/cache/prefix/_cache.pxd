@@ -1,9 +1,9 @@
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys
-from pagecore.cache._sequence cimport Sequence
-from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.cache.sequences._kept cimport KeptKeys
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.radix._radix_query cimport Int32Pointer, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt
 from pagecore.index.states._state_table cimport StateTable

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._watched import WatchedPool
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.index import BlockTables, RadixTree, StateTable
 from pagecore.storage.specs.attended import AttendedKeys
 

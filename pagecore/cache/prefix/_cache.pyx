@@ -27,10 +27,10 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.span cimport span
 
-from pagecore.cache._kept cimport kept_keys
-from pagecore.cache._sequence cimport Sequence
-from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._watched cimport WatchedPool
+from pagecore.cache.sequences._kept cimport kept_keys
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._radix_query cimport Int32s, Marks, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport NativeMatch, RadixTree, Receipt

@@ -4,9 +4,9 @@ from collections.abc import Sequence as Listed
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
 
 def evictable(prefix: PrefixCache) -> list[int]: ...
 def unused_states(prefix: PrefixCache) -> int: ...

@@ -9,10 +9,10 @@ from libcpp.algorithm cimport fill
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._truncated cimport becomes_exclusive
+from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, sink_blocks
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Prefix, read_prefix

@@ -3,9 +3,9 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix._cache import PrefixCache
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
 
 def prefix_figures(prefix: PrefixCache) -> dict[str, int]: ...
 def cached_blocks(prefix: PrefixCache, group: int) -> NDArray[np.int32]: ...

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport INT32_MAX, int32_t
 
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.cache.sequences._sequence cimport Sequence
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.cache.sequences._sequence cimport Sequence
 
 # Number the namespace of each sequence that may publish its first block. The numbers are valid until code of the caller
 # may run or the lock is released: publish before that.

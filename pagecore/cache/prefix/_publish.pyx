@@ -2,9 +2,9 @@
 
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
 
-from pagecore.cache._sequence cimport Sequence, num_whole
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.cache.prefix._hold cimport PrefixHold
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
+from pagecore.cache.sequences._sequence cimport Sequence, num_whole
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._radix_query cimport Query, State, States
 

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t
 
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.cache.sequences._sequence cimport Sequence
 
 # Release the tree's claim on the block inside which a sequence was truncated, before the sequence writes to it.
 cdef void give_up_truncated(PrefixCache prefix, Sequence sequence) noexcept

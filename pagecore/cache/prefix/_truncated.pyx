@@ -2,9 +2,9 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._cache cimport PrefixCache
+from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, sink_blocks
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.radix._radix_tree cimport Receipt
 
 

@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
 
 
 class PrefixObserver(Protocol):

@@ -8,7 +8,7 @@ from pagecore.arrays.views.array_view cimport ArrayView
 from pagecore.ops.arguments._checks cimport any_tensor, check_rank
 from pagecore.ops.arguments._formats cimport plain_cache
 from pagecore.ops.arguments._overlap cimport shares_memory
-from pagecore.ops.cpu._cpu cimport write_kv as run_write
+from pagecore.ops.cpu.calls._moves cimport write_kv as run_write
 
 import numpy as np
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagecore.arrays import Tensor, zeros
-from pagecore.cache.layer_ops import given_factors
 from pagecore.cache.layers.groups import Group
+from pagecore.cache.layers.operations import given_factors
 from pagecore.cache.static._static import StaticRoom
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.storage import Plane, Spec

@@ -1,8 +1,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache.cross._contents import CrossContents
-from pagecore.cache.step.staged import StagedPart
+from pagecore.cache.sequences._cross_contents import CrossContents
+from pagecore.cache.staging.staged import StagedPart
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan
 

@@ -9,8 +9,8 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._sequence cimport Sequence
-from pagecore.cache.cross._contents cimport CrossContent, CrossContents
+from pagecore.cache.sequences._cross_contents cimport CrossContent, CrossContents
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.index.tables._block_tables_native cimport Int32s
 from pagecore.index.tables._step_buffers cimport SlotType, StepBuffers
 from pagecore.ops.planning._plan cimport AttentionPlan

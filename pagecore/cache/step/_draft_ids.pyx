@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t
 from libc.string cimport memcpy
 
-from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.index.tables._step_buffers cimport StepBuffers

@@ -2,10 +2,10 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._kept cimport KeptKeys, first_kept, first_seen, sink_blocks
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
+from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, first_seen, sink_blocks
+from pagecore.cache.sequences._sequence cimport Sequence
+from pagecore.cache.state._lock cimport Held
 from pagecore.cache.step._path cimport as_paths, keep_path_ids, move_tokens, read_paths, reserve_moves
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.index._integers cimport Integers, as_integers

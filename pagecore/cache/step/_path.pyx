@@ -8,7 +8,7 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.index._integers cimport Integers, as_integers
 from pagecore.ops.moves._slot_moves cimport SlotMoves

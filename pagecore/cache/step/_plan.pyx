@@ -3,19 +3,19 @@
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._kept cimport KeptKeys, first_kept, sink_blocks
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require_each
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContents
 from pagecore.cache.prefix._evict cimport num_unused_states, subtract_evictable
+from pagecore.cache.sequences._cross_contents cimport CrossContents
+from pagecore.cache.sequences._kept cimport KeptKeys, first_kept, sink_blocks
+from pagecore.cache.sequences._sequence cimport Sequence, require_each
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.step._cross cimport contents_to_write, num_tokens_of
 from pagecore.index._integers cimport Integers, as_int64, as_integers
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.states._state_table cimport StateTable
 from pagecore.index.tables._block_tables_native cimport Int32s
 
-from pagecore.cache._sequence import as_list
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype
 
 

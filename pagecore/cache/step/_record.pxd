@@ -1,9 +1,9 @@
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._sequence cimport Sequence
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContent
+from pagecore.cache.sequences._cross_contents cimport CrossContent
+from pagecore.cache.sequences._sequence cimport Sequence
+from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.step._cross cimport CrossStep
 from pagecore.cache.step._draft_ids cimport DraftIds
 from pagecore.cache.step._plan cimport StepPlan

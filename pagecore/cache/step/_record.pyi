@@ -1,12 +1,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._state import CacheState
+from pagecore.cache.staging.staged import StagedPart
+from pagecore.cache.state._state import CacheState
 from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._draft_ids import DraftIds
 from pagecore.cache.step._plan import StepPlan
 from pagecore.cache.step._tree import StepTree
-from pagecore.cache.step.staged import StagedPart
 from pagecore.index import StateBuffers, StepBuffers
 
 class StepRecord:

@@ -4,9 +4,9 @@ from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 from libcpp.vector cimport vector
 
-from pagecore.cache._sequence cimport Sequence
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.cross._contents cimport CrossContent
+from pagecore.cache.sequences._cross_contents cimport CrossContent
+from pagecore.cache.sequences._sequence cimport Sequence
+from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport new_int32, new_int64
 from pagecore.index.states._state_buffers cimport StateBuffers

@@ -5,8 +5,8 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 from pagecore.cache.step._record import StepRecord
 from pagecore.ops import AttentionPlan
 from pagecore.ops.moves._slot_moves import SlotMoves

@@ -4,14 +4,14 @@ cimport cython
 from cpython.pythread cimport PyThread_get_thread_ident
 from libc.stdint cimport int32_t
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require
-from pagecore.cache._state cimport CacheState
+from pagecore.cache.sequences._sequence cimport Sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.step._end cimport abandon, commit, give_up
 from pagecore.cache.step._record cimport StepRecord
 from pagecore.cache.step._take cimport take
 
-from pagecore.cache._sequence import as_list
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence
 
 

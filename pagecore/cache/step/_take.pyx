@@ -3,9 +3,9 @@
 from libc.stdint cimport int32_t, int64_t
 from libc.string cimport memcpy
 
-from pagecore.cache._sequence cimport Sequence
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states
 from pagecore.cache.prefix._truncated cimport give_up_truncated
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.cache.step._draft_ids cimport DraftIds
 from pagecore.cache.step._end cimport undo
 from pagecore.cache.step._plan cimport StepPlan

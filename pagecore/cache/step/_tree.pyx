@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int32_t, int64_t, uint64_t
 
-from pagecore.cache._sequence cimport Sequence
+from pagecore.cache.sequences._sequence cimport Sequence
 from pagecore.cache.step._plan cimport StepPlan
 from pagecore.index._integers cimport Slots, as_slots
 from pagecore.index.states._state_buffers cimport StateBuffers

@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import Tensor
-from pagecore.cache._state import CacheState
 from pagecore.cache.layers.groups import layer_number
+from pagecore.cache.layers.inputs import BatchGroup
+from pagecore.cache.staging.arrays import StateArrays, arrays_of
+from pagecore.cache.state._state import CacheState
 from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._step import BatchTicket, Step
-from pagecore.cache.step.arrays import StateArrays, arrays_of
 from pagecore.errors import InvalidSequence, UnsupportedOption
 from pagecore.index import StateBuffers, StepBuffers
 from pagecore.ops import AttentionPlan
 from pagecore.storage.checks import shown
-
-
-@dataclass(frozen=True)
-class BatchGroup:
-    """The part of a batch that one group of layers needs.
-
-    Attributes
-    ----------
-    slot_mapping : Tensor
-        int64 (or the cache's index dtype) ``[max_tokens]``: the slot of each new token; -1 for padding. Of a layer
-        with cross attention ``[max_cross_tokens]``: the slot of each encoder token that the step writes.
-    block_table : Tensor
-        int32 ``[cache.max_sequences + 1, max_blocks]``: the whole block table of the group, an alias of
-        `PagedKVCache.block_table`. `Batch.rows` lists the rows of the step, and `CrossArrays.rows` those of its
-        encoder outputs.
-    plan : AttentionPlan or None
-        Plan of the step's attention; None if the spec does not specify its number of query heads.
-    """
-
-    slot_mapping: Tensor
-    block_table: Tensor
-    plan: AttentionPlan | None
 
 
 class CrossArrays:

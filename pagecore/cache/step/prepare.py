@@ -12,17 +12,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._sequence import Sequence, as_list
-from pagecore.cache.layers.limits import with_evictable
+from pagecore.cache.memory.limits import with_evictable
 from pagecore.cache.parts import CacheParts, CrossParts
 from pagecore.cache.prefix._evict import evictable
+from pagecore.cache.sequences._sequence import Sequence, as_list
+from pagecore.cache.staging.batch import StagedBatch
 from pagecore.cache.step._cross import CrossStep
 from pagecore.cache.step._draft_ids import DraftIds
 from pagecore.cache.step._plan import StepPlan, plan_step
 from pagecore.cache.step._step import Step
 from pagecore.cache.step._tree import StepTree
 from pagecore.cache.step.batch import Batch, own_batch
-from pagecore.cache.step.staging import StagedBatch
 from pagecore.errors import OutOfBlocks, UnsupportedOption
 from pagecore.index import StepBuffers
 from pagecore.ops import AttentionPlan

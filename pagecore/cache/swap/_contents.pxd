@@ -1,4 +1,4 @@
-from pagecore.cache._state cimport CacheState
+from pagecore.cache.state._state cimport CacheState
 from pagecore.cache.swap._transfer cimport Transfer
 
 # Plans the transfer of the outputs whose last sequences on the device are among those that leave it.

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 from pagecore.errors import OutOfBlocks, OutOfRows
 from pagecore.index import BlockPool
 

@@ -8,11 +8,12 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require_each
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots
 from pagecore.cache.prefix._publish cimport number_namespaces, publish
+from pagecore.cache.sequences._sequence cimport Sequence, require_each
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
+from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.cache.swap._contents cimport (
     add_content_rows,
     plan_contents,
@@ -21,13 +22,12 @@ from pagecore.cache.swap._contents cimport (
     store_contents,
     take_back_contents,
 )
-from pagecore.cache.swap._stored cimport StoredBlocks
 from pagecore.cache.swap._transfer cimport Transfer, needed_by, plan_transfers
 from pagecore.index._integers cimport const_int32
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.tables._block_tables_native cimport Int32s
 
-from pagecore.cache._sequence import as_list
+from pagecore.cache.sequences._sequence import as_list
 from pagecore.errors import InvalidSequence, OutOfBlocks, OutOfRows
 
 

@@ -1,7 +1,7 @@
 from libc.stdint cimport int32_t
 from libcpp.vector cimport vector
 
-from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.cache.state._stored cimport StoredBlocks
 
 
 cdef class Transfer:

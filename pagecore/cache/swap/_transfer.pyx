@@ -3,7 +3,7 @@
 from libc.stdint cimport int32_t
 from libcpp.algorithm cimport lower_bound, sort, unique
 
-from pagecore.cache.swap._stored cimport StoredBlocks, copy_vector
+from pagecore.cache.state._stored cimport StoredBlocks, copy_vector
 from pagecore.index._integers cimport new_int32
 
 from pagecore.ops import transfer_blocks

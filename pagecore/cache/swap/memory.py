@@ -9,8 +9,8 @@ from typing import Protocol
 from pagecore.arrays import DType, as_dtype, strided
 from pagecore.arrays.tensors._make import pinned
 from pagecore.cache.layers.groups import Group
-from pagecore.cache.layers.limits import count_blocks
-from pagecore.cache.layers.states import StateSizes
+from pagecore.cache.memory.limits import count_blocks
+from pagecore.cache.memory.states import StateSizes
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, UnsupportedDtype, UnsupportedOption
 from pagecore.index import BlockPool, StateTable

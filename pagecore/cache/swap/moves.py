@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from pagecore.arrays import Tensor
-from pagecore.cache.layers.limits import out_of_blocks, with_evictable
+from pagecore.cache.memory.limits import out_of_blocks, with_evictable
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import evictable, unused_states
 from pagecore.cache.swap._swap import swap_in, swap_out

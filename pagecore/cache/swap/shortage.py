@@ -7,13 +7,13 @@ from collections import Counter
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.lifecycle import require_live
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix._evict import lacking, unused_states
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._stored import hold
 from pagecore.cache.step._plan import lacked, least_slots
 from pagecore.cache.swap._contents import missing_cross
-from pagecore.cache.swap._stored import hold
 from pagecore.cache.swap._swap import num_distinct, stored_blocks
 from pagecore.errors import ShapeError
 from pagecore.index._integers import int32_array

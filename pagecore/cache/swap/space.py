@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pagecore.arrays import DType
-from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._lock import Held
 from pagecore.cache.swap._contents import stored_content_blocks
 from pagecore.cache.swap._swap import check_stored, stored_blocks
 from pagecore.cache.swap.memory import SharedHost, own_memory, quantises, shared_memory

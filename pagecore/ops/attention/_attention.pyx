@@ -38,8 +38,8 @@ from pagecore.ops.attention._attention_checks cimport (
     planned_tensor,
     refuse_dim,
 )
-from pagecore.ops.cpu._cpu cimport attention as run_attention
 from pagecore.ops.cpu.args cimport Selection
+from pagecore.ops.cpu.calls._attention cimport attention as run_attention
 from pagecore.ops.cuda.attention._attention cimport attention as launch_attention
 from pagecore.ops.index_checks._debug cimport debug_attention, debugging
 from pagecore.ops.planning._plan cimport AttentionPlan

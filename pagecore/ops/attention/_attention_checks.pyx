@@ -10,8 +10,8 @@ from pagecore.ops.arguments._overlap cimport check_apart, check_apart_or_same
 from pagecore.ops.arguments._place cimport Place, are_on_host, check_place, new_result
 from pagecore.ops.arguments._selected cimport Selected
 from pagecore.ops.arguments._tree cimport TreeMask
-from pagecore.ops.cpu._cpu cimport check_attended
 from pagecore.ops.cpu.args cimport Selection
+from pagecore.ops.cpu.calls._attention cimport check_attended
 from pagecore.ops.planning._plan cimport AttentionPlan
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption

@@ -13,7 +13,7 @@ from pagecore.ops.arguments._checks cimport (
 from pagecore.ops.arguments._overlap cimport check_apart, check_apart_or_same
 from pagecore.ops.arguments._place cimport Place, await_arrays, check_place, find_place, finished, new_result
 from pagecore.ops.attention._attention_checks cimport float_result
-from pagecore.ops.cpu._cpu cimport merge as run_merge
+from pagecore.ops.cpu.calls._attention cimport merge as run_merge
 from pagecore.ops.cuda.moves._moves cimport merge as launch_merge
 
 from pagecore.errors import UnsupportedDtype

@@ -4,16 +4,13 @@ from libc.stdint cimport int64_t
 
 from pagecore.arrays.dtypes.codes cimport CPU
 from pagecore.arrays.tensors._tensor cimport Tensor, as_tensor
+from pagecore.ops.args cimport pair_column
 from pagecore.ops.arguments._numbers cimport read_flag
 from pagecore.ops.arguments._overlap cimport check_all_apart
 from pagecore.ops.arguments._place cimport Place, await_arrays, note_written
 from pagecore.ops.codecs._conversions cimport Conversions, add_caches, add_latents, are_latents
-from pagecore.ops.cpu._cpu cimport (
-    check_independent,
-    check_transferred,
-    convert_blocks as run_convert,
-    transfer_blocks as run_transfer,
-)
+from pagecore.ops.cpu._cpu cimport convert_blocks as run_convert
+from pagecore.ops.cpu.calls._moves cimport check_independent, check_transferred, transfer_blocks as run_transfer
 from pagecore.ops.cuda.moves._moves cimport transfer_blocks as launch_transfer
 from pagecore.ops.index_checks._block_checks cimport (
     check_axes,
@@ -204,7 +201,7 @@ cdef int convert(Conversions conversions, list sources, list targets, Tensor ids
     """Check the pairs for all caches, then convert and copy; the ids are copied, so that these are the checked ones."""
     cdef Tensor pairs = as_tensor(np.array(ids.numpy()))
     check_transferred(sources, targets, pairs, lowest)
-    run_convert(conversions.caches, conversions.latents, pairs, lowest)
+    run_convert(conversions.caches, conversions.latents, pair_column(pairs, 0), pair_column(pairs, 1), lowest)
     if conversions.copied:
         run_transfer([pair[0] for pair in conversions.copied], [pair[1] for pair in conversions.copied], pairs, lowest)
     return 0

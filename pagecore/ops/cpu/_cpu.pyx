@@ -1,34 +1,19 @@
-"""Bindings of the host kernels: Tensors become arguments, C++ errors become exceptions, work runs without the GIL."""
+"""Calls of the host kernels: C++ errors become exceptions, and work runs without the GIL.
 
-from libc.stdint cimport INT64_MAX, int64_t, uint8_t
+This module alone links the kernels. Those in `calls` fill the arguments from Tensors.
+"""
+
+from libc.stdint cimport int64_t
 from libcpp.vector cimport vector
 
-from pagecore.arrays.dtypes.codes cimport DType
-from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops._threads cimport threads_of_a_call
-from pagecore.ops.args cimport (
-    BlockArray,
-    Indices,
-    MergeArgs,
-    WriteArgs,
-    cache_array,
-    fill_block_arrays,
-    index_array,
-    lse_array,
-    pair_column,
-    per_head,
-    table_array,
-    token_array,
-)
-from pagecore.ops.arguments._formats cimport StoredCache, native_cache
-from pagecore.ops.arguments._tree cimport TreeMask
+from pagecore.ops.args cimport BlockArray, Cache, Indices, MergeArgs, WriteArgs
 from pagecore.ops.cpu.args cimport (
     AttentionArgs,
     Codec,
     HostCalls,
     PackedSequences,
     PlanView,
-    Selection,
     choose_isa,
     current_isa,
     list_isas,
@@ -118,35 +103,9 @@ cdef void end_reading(AttentionPlan plan) noexcept:
         plan.num_readers -= 1
 
 
-cdef int attention(
-        Tensor query, StoredCache key_cache, StoredCache value_cache, Tensor block_table, Tensor seq_lens,
-        Tensor rows, Tensor cu_query_lens, AttentionPlan plan, double scale, bint causal, int64_t window_left,
-        int64_t window_right, int64_t sink_tokens, double softcap, Tensor sinks, Tensor alibi_slopes, Tensor mask,
-        TreeMask tree, Tensor key_scale, Tensor value_scale, Tensor out, Tensor lse,
-        const Selection& selection) except -1:
-    cdef AttentionArgs args
+cdef int attention(const AttentionArgs& args, AttentionPlan plan) except -1:
     cdef PlanView view
     cdef int64_t num_threads = threads_of_a_call()
-    args.query = token_array(query)
-    args.key = native_cache(key_cache)
-    args.value = native_cache(value_cache)
-    args.table = table_array(block_table)
-    args.seq_lens = index_array(seq_lens)
-    args.rows = index_array(rows)
-    args.cu_query_lens = index_array(cu_query_lens)
-    args.scale, args.softcap = scale, softcap
-    args.causal, args.window_left, args.window_right = causal, window_left, window_right
-    args.sink_tokens = sink_tokens
-    args.sinks = per_head(sinks)
-    args.alibi_slopes = per_head(alibi_slopes)
-    args.key_scale = per_head(key_scale)
-    args.value_scale = per_head(value_scale)
-    set_mask(&args, mask)
-    if tree is not None:
-        args.tree = tree.native()
-    args.out = token_array(out)
-    args.lse = lse_array(lse)
-    args.selection = selection
     cdef const PlanView* given = begin_reading(plan, view)
     try:
         with nogil:
@@ -156,18 +115,14 @@ cdef int attention(
     return 0
 
 
-cdef int write_kv(
-        Tensor key, Tensor value, StoredCache key_cache, StoredCache value_cache, Tensor slot_mapping,
-        Tensor key_scale, Tensor value_scale, bint four_over_six) except -1:
-    cdef WriteArgs args
-    args.key = token_array(key)
-    args.value = token_array(value)
-    args.key_cache = native_cache(key_cache)
-    args.value_cache = native_cache(value_cache)
-    args.four_over_six = four_over_six
-    args.slots = index_array(slot_mapping)
-    args.key_scale = per_head(key_scale)
-    args.value_scale = per_head(value_scale)
+cdef int merge(const MergeArgs& args) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
+    with nogil:
+        run_merge(args, num_threads)
+    return 0
+
+
+cdef int write_kv(const WriteArgs& args) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_write(args, num_threads)
@@ -197,169 +152,77 @@ cdef void convert_states(
         run_quantize_states(plane, pairs, count, num_threads)
 
 
-# ---- checks of index arrays alone
-
-cdef int check_slots(Tensor slot_mapping, Tensor key, Tensor key_cache) except -1:
-    run_check_slots(index_array(slot_mapping), key.shape_[0], cache_array(key_cache))
-    return 0
-
-
-cdef int check_attended(
-        Tensor query, Tensor key_cache, Tensor value_cache, Tensor block_table, Tensor seq_lens, Tensor rows,
-        Tensor cu_query_lens, bint causal, int64_t window_left, int64_t window_right, int64_t sink_tokens,
-        Tensor mask, TreeMask tree, const Selection& selection) except -1:
-    cdef AttentionArgs args
-    args.query = token_array(query)
-    args.key = cache_array(key_cache)
-    args.value = cache_array(value_cache)
-    args.selection = selection
-    args.table = table_array(block_table)
-    args.seq_lens = index_array(seq_lens)
-    args.rows = index_array(rows)
-    args.cu_query_lens = index_array(cu_query_lens)
-    set_mask(&args, mask)
-    if tree is not None:
-        args.tree = tree.native()
-    args.causal, args.window_left, args.window_right = causal, window_left, window_right
-    args.sink_tokens = sink_tokens
-    run_check_attention(args)
-    return 0
-
-
-cdef int check_scored(
-        Tensor query, Tensor block_table, Tensor seq_lens, Tensor rows, Tensor cu_query_lens, int64_t num_blocks,
-        int64_t block_size) except -1:
-    cdef AttentionArgs args
-    args.query = token_array(query)
-    args.key.num_blocks, args.key.block_size = num_blocks, block_size
-    args.value = args.key
-    args.table = table_array(block_table)
-    args.seq_lens, args.rows = index_array(seq_lens), index_array(rows)
-    args.cu_query_lens = index_array(cu_query_lens)
-    run_check_attention(args)
-    return 0
-
-
-cdef void set_mask(AttentionArgs* args, Tensor mask) noexcept:
-    if mask is None:
-        return
-    args.mask = <const uint8_t*>mask.data
-    args.mask_size = mask.shape_[0]
-
-
-cdef int check_copied(list caches, Tensor pairs) except -1:
-    cdef vector[BlockArray] arrays
-    fill_block_arrays(arrays, caches)
-    run_check_copied(arrays, pair_column(pairs, 0), pair_column(pairs, 1))
-    return 0
-
-
-cdef int check_sequences(
-        list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows) except -1:
-    if caches:
-        run_check_sequences(packed_sequences(caches, num_tokens, block_table, seq_lens, rows, 1))
-    return 0
-
-
-cdef int check_transferred(list sources, list targets, Tensor pairs, int64_t lowest) except -1:
-    cdef vector[BlockArray] from_arrays, to_arrays
-    fill_block_arrays(from_arrays, sources)
-    fill_block_arrays(to_arrays, targets)
-    run_check_transferred(from_arrays, to_arrays, pair_column(pairs, 0), pair_column(pairs, 1), lowest)
-    return 0
-
-
-cdef int check_independent(Tensor pairs, bint one_cache) except -1:
-    run_check_independent(pair_column(pairs, 0), pair_column(pairs, 1), one_cache)
-    return 0
-
-
-cdef int64_t total_tokens(Tensor seq_lens, int64_t width, int64_t block_size) except -1:
-    return sum_lengths(index_array(seq_lens), width, block_size)
-
-
 # ---- copies of blocks
 
-cdef int copy_blocks(list caches, Tensor pairs) except -1:
-    cdef vector[BlockArray] arrays
-    fill_block_arrays(arrays, caches)
-    cdef Indices sources = pair_column(pairs, 0), targets = pair_column(pairs, 1)
+cdef int copy_blocks(
+        const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_copy(arrays, sources, targets, num_threads)
     return 0
 
 
-cdef int transfer_blocks(list sources, list targets, Tensor pairs, int64_t lowest) except -1:
-    cdef vector[BlockArray] from_arrays, to_arrays
-    fill_block_arrays(from_arrays, sources)
-    fill_block_arrays(to_arrays, targets)
-    cdef Indices source_ids = pair_column(pairs, 0), target_ids = pair_column(pairs, 1)
+cdef int transfer_blocks(
+        const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
+        const Indices& target_ids, int64_t lowest) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_transfer(from_arrays, to_arrays, source_ids, target_ids, num_threads, lowest)
+        run_transfer(sources, targets, source_ids, target_ids, num_threads, lowest)
     return 0
 
 
-cdef PackedSequences packed_sequences(
-        list caches, int64_t num_tokens, Tensor block_table, Tensor seq_lens, Tensor rows,
-        int64_t lowest) except *:
-    cdef PackedSequences batch
-    cdef Tensor cache
-    batch.table = table_array(block_table)
-    batch.seq_lens = index_array(seq_lens)
-    batch.rows = index_array(rows)
-    batch.num_blocks = INT64_MAX
-    for cache in caches:
-        batch.block_size = cache.shape_[1]
-        batch.num_blocks = min(batch.num_blocks, cache.shape_[0])
-    batch.num_tokens = num_tokens
-    batch.lowest = lowest
-    return batch
-
-
 cdef int gather_blocks(
-        list caches, list packed, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t lowest) except -1:
-    if not caches:
-        return 0
-    cdef int64_t num_tokens = (<Tensor>packed[0]).shape_[0], num_threads = threads_of_a_call()
-    cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows, lowest)
-    cdef vector[BlockArray] blocks, tokens
-    fill_block_arrays(blocks, caches)
-    fill_block_arrays(tokens, packed)
+        const vector[BlockArray]& caches, const vector[BlockArray]& packed, const PackedSequences& batch) except -1:
+    cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_gather(blocks, tokens, batch, num_threads)
+        run_gather(caches, packed, batch, num_threads)
     return 0
 
 
 cdef int scatter_blocks(
-        list packed, list caches, Tensor block_table, Tensor seq_lens, Tensor rows, int64_t lowest) except -1:
-    if not caches:
-        return 0
-    cdef int64_t num_tokens = (<Tensor>packed[0]).shape_[0], num_threads = threads_of_a_call()
-    cdef PackedSequences batch = packed_sequences(caches, num_tokens, block_table, seq_lens, rows, lowest)
-    cdef vector[BlockArray] blocks, tokens
-    fill_block_arrays(blocks, caches)
-    fill_block_arrays(tokens, packed)
-    with nogil:
-        run_scatter(tokens, blocks, batch, num_threads)
-    return 0
-
-
-# ---- merge
-
-cdef int merge(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor out, Tensor lse) except -1:
-    cdef MergeArgs args
-    args.out_a = token_array(out_a)
-    args.out_b = token_array(out_b)
-    args.out = token_array(out)
-    args.lse_a = lse_array(lse_a)
-    args.lse_b = lse_array(lse_b)
-    args.lse = lse_array(lse)
+        const vector[BlockArray]& packed, const vector[BlockArray]& caches, const PackedSequences& batch) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
-        run_merge(args, num_threads)
+        run_scatter(packed, caches, batch, num_threads)
     return 0
+
+
+# ---- checks of index arrays alone
+
+cdef int check_attention(const AttentionArgs& args) except -1:
+    run_check_attention(args)
+    return 0
+
+
+cdef int check_slots(const Indices& slots, int64_t num_tokens, const Cache& cache) except -1:
+    run_check_slots(slots, num_tokens, cache)
+    return 0
+
+
+cdef int check_copied(const vector[BlockArray]& arrays, const Indices& sources, const Indices& targets) except -1:
+    run_check_copied(arrays, sources, targets)
+    return 0
+
+
+cdef int check_transferred(
+        const vector[BlockArray]& sources, const vector[BlockArray]& targets, const Indices& source_ids,
+        const Indices& target_ids, int64_t lowest) except -1:
+    run_check_transferred(sources, targets, source_ids, target_ids, lowest)
+    return 0
+
+
+cdef int check_independent(const Indices& sources, const Indices& targets, bint one_cache) except -1:
+    run_check_independent(sources, targets, one_cache)
+    return 0
+
+
+cdef int check_sequences(const PackedSequences& batch) except -1:
+    run_check_sequences(batch)
+    return 0
+
+
+cdef int64_t total_tokens(const Indices& seq_lens, int64_t width, int64_t block_size) except -1:
+    return sum_lengths(seq_lens, width, block_size)
 
 
 # ---- sparse selection
@@ -419,9 +282,8 @@ cdef int write_latent(const LatentWriteArgs& args) except -1:
 
 
 cdef int convert_blocks(
-        const vector[BlockConversion]& caches, const vector[LatentConversion]& latents, Tensor pairs,
-        int64_t lowest) except -1:
-    cdef Indices sources = pair_column(pairs, 0), targets = pair_column(pairs, 1)
+        const vector[BlockConversion]& caches, const vector[LatentConversion]& latents,
+        const Indices& sources, const Indices& targets, int64_t lowest) except -1:
     cdef int64_t num_threads = threads_of_a_call()
     with nogil:
         run_convert_blocks(caches, latents, sources, targets, num_threads, lowest)
@@ -443,19 +305,11 @@ cdef int write_index(const IndexWriteArgs& args) except -1:
 
 
 cdef int gather_latent(
-        const LatentCache& cache, double factor, Tensor block_table, Tensor seq_lens, Tensor rows,
-        Tensor out, int64_t lowest) except -1:
+        const LatentCache& cache, float factor, const PackedSequences& batch,
+        const LatentRows& packed) except -1:
     cdef int64_t num_threads = threads_of_a_call()
-    cdef PackedSequences batch
-    cdef LatentRows packed
-    batch.table = table_array(block_table)
-    batch.seq_lens = index_array(seq_lens)
-    batch.rows = index_array(rows)
-    batch.block_size, batch.num_blocks = cache.block_size, cache.num_blocks
-    batch.num_tokens, batch.lowest = out.shape_[0], lowest
-    packed.data, packed.stride, packed.type = out.data, out.strides_[0], <DType>out.dtype_code
     with nogil:
-        run_gather_latent(cache, <float>factor, batch, packed, num_threads)
+        run_gather_latent(cache, factor, batch, packed, num_threads)
     return 0
 
 

@@ -18,7 +18,7 @@ from pagecore.ops.args cimport (
     TokenArray,
     WriteArgs,
 )
-from pagecore.ops.planning.plan cimport PcWorkItem
+from pagecore.ops.plan cimport PcWorkItem
 
 
 cdef extern from "pagecore/ops/cpu/codec.hpp" namespace "pagecore::cpu" nogil:

@@ -9,7 +9,7 @@
 #include "pagecore/ops/cpu/args.hpp"
 #include "pagecore/ops/cpu/kernel_table.hpp"
 #include "pagecore/ops/cpu/moves/run_list.hpp"
-#include "pagecore/ops/planning/plan.hpp"
+#include "pagecore/ops/plan.hpp"
 
 namespace pagecore::cpu {
 

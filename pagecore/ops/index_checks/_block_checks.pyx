@@ -13,7 +13,7 @@ from pagecore.ops.arguments._indices cimport given_indices
 from pagecore.ops.arguments._numbers cimport read_flag
 from pagecore.ops.arguments._overlap cimport check_apart, check_own_elements, overlaps_elements, shares_memory
 from pagecore.ops.arguments._place cimport Place, are_on_host, check_place, find_place, new_result, to_device
-from pagecore.ops.cpu._cpu cimport check_sequences, total_tokens
+from pagecore.ops.cpu.calls._moves cimport check_sequences, total_tokens
 
 import numpy as np
 

@@ -9,17 +9,16 @@ from libc.stdint cimport INT64_MIN, int64_t
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._checks cimport check_length
 from pagecore.ops.arguments._place cimport Place, to_device, to_host
-from pagecore.ops.cpu._cpu cimport (
-    check_attended,
+from pagecore.ops.cpu.args cimport Selection
+from pagecore.ops.cpu.calls._attention cimport check_attended, check_scored
+from pagecore.ops.cpu.calls._moves cimport (
     check_copied,
     check_independent,
-    check_scored,
     check_sequences,
     check_slots,
     check_transferred,
     total_tokens,
 )
-from pagecore.ops.cpu.args cimport Selection
 from pagecore.ops.cuda._index_checks cimport (
     check_not_captured,
     has_invalid_batch,

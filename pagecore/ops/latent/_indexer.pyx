@@ -28,12 +28,9 @@ from pagecore.ops.arguments._place cimport (
     new_result,
     to_device,
 )
-from pagecore.ops.cpu._cpu cimport (
-    check_scored,
-    check_slots,
-    index_scores as run_scores,
-    write_index as run_write,
-)
+from pagecore.ops.cpu._cpu cimport index_scores as run_scores, write_index as run_write
+from pagecore.ops.cpu.calls._attention cimport check_scored
+from pagecore.ops.cpu.calls._moves cimport check_slots
 from pagecore.ops.cpu.latent.latent cimport IndexScoreCall, IndexWriteArgs, kLatentWidthMax
 from pagecore.ops.cuda.latent._index cimport score_keys, write_keys
 from pagecore.ops.index_checks._debug cimport debug_scores, debug_slots, debugging

@@ -25,7 +25,9 @@ from pagecore.ops.arguments._place cimport (
     note_written,
     to_device,
 )
-from pagecore.ops.cpu._cpu cimport check_slots, gather_latent as run_gather, write_latent as run_write
+from pagecore.ops.cpu._cpu cimport write_latent as run_write
+from pagecore.ops.cpu.calls._latent_rows cimport gather_latent as run_gather
+from pagecore.ops.cpu.calls._moves cimport check_slots
 from pagecore.ops.cpu.latent.latent cimport LatentWriteArgs
 from pagecore.ops.cuda.latent._latent_rows cimport LatentPlaneSizes, gather_rows, write_rows
 from pagecore.ops.index_checks._block_checks cimport UNKNOWN, Sequences, lowest_block, read_sequences, send_sequences

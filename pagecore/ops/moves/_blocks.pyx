@@ -7,7 +7,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._numbers cimport read_flag
 from pagecore.ops.arguments._overlap cimport check_all_apart
 from pagecore.ops.arguments._place cimport Place, await_arrays, finished
-from pagecore.ops.cpu._cpu cimport (
+from pagecore.ops.cpu.calls._moves cimport (
     check_copied,
     check_independent,
     copy_blocks as run_copy,

@@ -18,7 +18,7 @@ from pagecore.ops.arguments._formats cimport (
 from pagecore.ops.arguments._indices cimport given_indices
 from pagecore.ops.arguments._numbers cimport divisors, scale_numbers
 from pagecore.ops.arguments._place cimport Place, await_arrays, check_place, find_place, to_device
-from pagecore.ops.cpu._cpu cimport check_slots, write_kv as run_write
+from pagecore.ops.cpu.calls._moves cimport check_slots, write_kv as run_write
 from pagecore.ops.cuda.moves._moves cimport write_kv as launch_write
 from pagecore.ops.index_checks._debug cimport debug_slots, debugging
 from pagecore.ops.sparse._summaries cimport KeySummary, read_summary

@@ -3,7 +3,7 @@ from libcpp.vector cimport vector
 
 from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.cuda.plan._plan cimport CudaPlan
-from pagecore.ops.planning.plan cimport Plan
+from pagecore.ops.plan cimport Plan
 
 
 cdef class AttentionPlan:

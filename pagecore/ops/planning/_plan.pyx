@@ -10,7 +10,7 @@ from pagecore.ops.arguments._indices cimport index_tensor
 from pagecore.ops.arguments._numbers cimport read_flag
 from pagecore.ops.arguments._windows cimport chunk_of, read_reach, read_sink_tokens
 from pagecore.ops.cuda.plan._plan cimport CudaPlan
-from pagecore.ops.planning.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
+from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions, check_plan_batch
 
 from operator import index
 from sys import modules

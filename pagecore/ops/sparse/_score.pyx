@@ -20,7 +20,8 @@ from pagecore.ops.arguments._place cimport (
     note_written,
     to_device,
 )
-from pagecore.ops.cpu._cpu cimport check_scored, score as run_score
+from pagecore.ops.cpu._cpu cimport score as run_score
+from pagecore.ops.cpu.calls._attention cimport check_scored
 from pagecore.ops.cpu.sparse.select cimport ScoreArgs, ScoreBatch
 from pagecore.ops.cuda.schedule._schedule cimport check_lengths
 from pagecore.ops.cuda.sparse._sparse cimport ScoreSources, score as launch_score

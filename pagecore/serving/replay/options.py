@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagecore.cache.layers.groups import Group
-from pagecore.cache.layers.states import StateLayers, StateSizes
+from pagecore.cache.memory.states import StateLayers, StateSizes
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.models import specs_from_config
 from pagecore.serving.hybrid import arrange_hybrid, divide_hybrid, with_checkpoints

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pagecore.cache.layers.demand import PROMPT_TOKENS
+from pagecore.cache.memory.demand import PROMPT_TOKENS
 from pagecore.errors import ShapeError, UnsupportedOption
 from pagecore.serving.scheduling.future import future_ratios
 from pagecore.serving.scheduling.parts import PromptParts, choose_parts

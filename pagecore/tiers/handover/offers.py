@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import parts_of
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.errors import InvalidSequence
 from pagecore.storage import KVPool, StatePool
 from pagecore.storage.checks import ceil_div

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.parts import CacheParts
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.cache.step.batch import Batch
 from pagecore.errors import UnsupportedOption
 from pagecore.storage import CheckpointPool, KVPool, StatePool

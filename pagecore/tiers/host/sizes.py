@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence as Listed
 from typing import NoReturn, SupportsFloat, SupportsIndex
 
-from pagecore.cache.layers.demand import divide_memory
-from pagecore.cache.layers.limits import count_blocks, refuse_blocks
+from pagecore.cache.memory.demand import divide_memory
+from pagecore.cache.memory.limits import count_blocks, refuse_blocks
 from pagecore.cache.parts import CacheParts
 from pagecore.errors import NotEnoughMemory, ShapeError, UnsupportedOption
 from pagecore.storage import parse_memory

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence as Listed
 from typing import Self, SupportsFloat, SupportsIndex
 
-from pagecore.cache._lock import Held
 from pagecore.cache.parts import CacheParts, PartsOwner, parts_of
+from pagecore.cache.state._lock import Held
 from pagecore.errors import UnsupportedOption
 from pagecore.index import POLICIES, BlockPool, RadixTree
 from pagecore.storage import HostPool, KVPool, StatePool

@@ -7,9 +7,9 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.cache.step._plan import lacked, lacked_slots, shortage
 from pagecore.errors import PagecoreError
 from pagecore.tiers.host.methods.records import Backup

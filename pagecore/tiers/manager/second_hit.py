@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
 from pagecore.index import BlockPool, RadixTree
 from pagecore.tiers.host.operations._backup import options_of
 

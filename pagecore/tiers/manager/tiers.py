@@ -10,10 +10,10 @@ from typing import Any, Self, SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence, as_list, token_ids
 from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.prefix.retention import Spans
+from pagecore.cache.sequences._sequence import Sequence, as_list, token_ids
+from pagecore.cache.state._lock import Held
 from pagecore.errors import PagecoreError, UnsupportedOption
 from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.guard import Guard

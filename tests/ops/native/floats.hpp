@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "pagecore/ops/planning/plan.hpp"
+#include "pagecore/ops/plan.hpp"
 #include "tests/ops/native/arrays.hpp"
 
 namespace pagecore::test {

@@ -2,7 +2,7 @@
 #include <map>
 
 #include "pagecore/ops/cpu/ops.hpp"
-#include "pagecore/ops/planning/plan.hpp"
+#include "pagecore/ops/plan.hpp"
 #include "tests/native/harness.hpp"
 
 using namespace pagecore;

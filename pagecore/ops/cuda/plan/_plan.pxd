@@ -3,7 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint64_t
 from libcpp cimport bool as cbool
 
 from pagecore.native.translate cimport raise_python_error
-from pagecore.ops.planning.plan cimport PlanBatch, PlanOptions
+from pagecore.ops.plan cimport PlanBatch, PlanOptions
 
 
 cdef extern from "cuda_src/abi/plan.h" nogil:

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from libc.string cimport memcmp
 
-from pagecore.ops.planning.plan cimport PcWorkItem, PlanBatch, PlanOptions
+from pagecore.ops.plan cimport PcWorkItem, PlanBatch, PlanOptions
 
 import numpy as np
 

@@ -19,7 +19,7 @@
 #include "pagecore/native/checks.hpp"
 #include "pagecore/native/rounding.hpp"
 #include "pagecore/ops/cuda/plan/plan_layout.hpp"
-#include "pagecore/ops/planning/plan.hpp"
+#include "pagecore/ops/plan.hpp"
 
 namespace pagecore {
 

@@ -7,7 +7,7 @@
 #include "cuda_src/abi/plan.h"
 #include "pagecore/native/checks.hpp"
 #include "pagecore/native/rounding.hpp"
-#include "pagecore/ops/planning/plan.hpp"
+#include "pagecore/ops/plan.hpp"
 
 namespace pagecore {
 

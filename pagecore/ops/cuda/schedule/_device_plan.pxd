@@ -5,7 +5,7 @@ from pagecore.arrays.tensors._tensor cimport Tensor
 from pagecore.ops.arguments._place cimport Place
 from pagecore.ops.cuda.plan._plan cimport PcPlanLayout
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams
-from pagecore.ops.planning.plan cimport PlanOptions
+from pagecore.ops.plan cimport PlanOptions
 
 
 cdef PlanOptions options_of(const PcAttentionParams& p) noexcept

@@ -24,8 +24,8 @@ from pagecore.ops.cuda.plan._plan cimport (
     make_layout,
 )
 from pagecore.ops.cuda.plan.abi_attention cimport PcAttentionParams, PcPlanParams, device_indices
+from pagecore.ops.plan cimport PcWorkItem, PlanOptions
 from pagecore.ops.planning._plan cimport AttentionPlan
-from pagecore.ops.planning.plan cimport PcWorkItem, PlanOptions
 
 from pagecore.arrays import cuda
 from pagecore.errors import DeviceError, ShapeError

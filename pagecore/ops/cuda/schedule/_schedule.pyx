@@ -28,8 +28,8 @@ from pagecore.ops.cuda.schedule._device_plan cimport (
     planned_counters,
     planned_layout,
 )
+from pagecore.ops.plan cimport PlanBatch, PlanOptions, check_plan_batch
 from pagecore.ops.planning._plan cimport AttentionPlan, copy_lens
-from pagecore.ops.planning.plan cimport PlanBatch, PlanOptions, check_plan_batch
 
 from pagecore.arrays.cuda.current import runtime
 from pagecore.arrays.tensors import results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagecore.arrays.cuda.protocol import Event, Runtime
 from pagecore.cache.layers.groups import Layer
-from pagecore.cache.step.staging import Staging
+from pagecore.cache.staging.tables import Staging
 
 
 class LayerEvents:

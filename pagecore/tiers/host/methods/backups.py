@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pagecore.cache._lock import Held
-from pagecore.cache._sequence import Sequence, as_list
+from pagecore.cache.sequences._sequence import Sequence, as_list
+from pagecore.cache.state._lock import Held
 from pagecore.errors import InvalidSequence
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.records import Backup

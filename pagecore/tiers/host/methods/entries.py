@@ -8,8 +8,8 @@ from collections.abc import Sequence as Listed
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import Spans
+from pagecore.cache.state._lock import Held
 from pagecore.errors import ShapeError
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.leases import Hold, Lease

@@ -8,8 +8,8 @@ from typing import SupportsIndex
 
 from numpy.typing import ArrayLike
 
-from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import Spans
+from pagecore.cache.state._lock import Held
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.parts import TierParts
 from pagecore.tiers.host.operations import _spill

@@ -8,10 +8,10 @@ from collections.abc import Sequence as Listed
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._sequence import token_ids
-from pagecore.cache.cross.build import cross_namespace
+from pagecore.cache.lifecycle.cross_request import cross_namespace
 from pagecore.cache.parts import CacheParts
 from pagecore.cache.prefix.retention import RetentionOptions, Spans, retention_options, reusable
+from pagecore.cache.sequences._sequence import token_ids
 from pagecore.errors import UnsupportedOption
 from pagecore.index import BlockPool
 from pagecore.storage import HostPool

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pagecore.cache._lock import Held
 from pagecore.cache.prefix.retention import RetentionOptions, Spans
+from pagecore.cache.state._lock import Held
 from pagecore.storage.checks import require_int
 from pagecore.tiers.host.methods.spilling import SpillMethods
 from pagecore.tiers.host.operations import _promote

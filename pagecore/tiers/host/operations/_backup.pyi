@@ -4,9 +4,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._sequence import Sequence
-from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.sequences._sequence import Sequence
+from pagecore.cache.state._state import CacheState
 from pagecore.tiers.host.operations._index import HostIndex
 
 class Backup:

@@ -5,13 +5,13 @@ from libc.string cimport memcpy
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._sequence cimport Sequence, require
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
-from pagecore.cache.prefix._hold cimport PrefixHold
 from pagecore.cache.prefix._publish cimport number_namespaces, publish_one
-from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.cache.sequences._prefix_hold cimport PrefixHold
+from pagecore.cache.sequences._sequence cimport Sequence, require
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
+from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index._integers cimport new_int32
 from pagecore.index.radix._radix_query cimport HintRanges, Query, RetentionHint
 from pagecore.index.radix._radix_tree cimport NativeMatch

@@ -4,8 +4,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.state._state import CacheState
 from pagecore.tiers.host.operations._index import HostIndex
 
 class PrefixKey: ...

@@ -4,9 +4,9 @@ from libc.math cimport NAN
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._state cimport CacheState
-from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
+from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport HintRanges, Int32s, Marks, Query, RetentionHint, read_marks
 from pagecore.index.radix._radix_tree cimport NativeMatch

@@ -3,8 +3,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.state._state import CacheState
 from pagecore.tiers.host.operations._index import HostIndex
 from pagecore.tiers.host.operations._lease import EntryHold
 

@@ -2,8 +2,8 @@
 
 from libc.stdint cimport int32_t, int64_t
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._state cimport CacheState
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._radix_query cimport Query
 from pagecore.index.radix._radix_tree cimport NativeMatch
 from pagecore.tiers.host.operations._index cimport HostIndex, space_of

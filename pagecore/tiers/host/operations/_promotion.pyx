@@ -4,9 +4,9 @@ from libc.stdint cimport int32_t, int64_t
 from libcpp.span cimport span
 from libcpp.vector cimport vector
 
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._evict cimport free_blocks, free_slots, num_unused_states, subtract_evictable
-from pagecore.cache.swap._stored cimport StoredBlocks
+from pagecore.cache.state._state cimport CacheState
+from pagecore.cache.state._stored cimport StoredBlocks
 from pagecore.index.pools._block_pool cimport BlockPool
 from pagecore.index.radix._radix_query cimport HintRanges, Int32Pointer, Query, RetentionHint, State, States
 from pagecore.index.radix._radix_tree cimport NativeMatch, Receipt

@@ -4,8 +4,8 @@ from collections.abc import Sequence as Listed
 import numpy as np
 from numpy.typing import NDArray
 
-from pagecore.cache._state import CacheState
 from pagecore.cache.prefix.retention import RetentionOptions
+from pagecore.cache.state._state import CacheState
 from pagecore.tiers.host.operations._backup import Backup
 from pagecore.tiers.host.operations._index import HostIndex
 from pagecore.tiers.host.operations._tail import SpilledPart

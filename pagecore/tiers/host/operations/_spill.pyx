@@ -9,10 +9,10 @@ still has of the path.
 from libc.stdint cimport int32_t, int64_t
 from libcpp.vector cimport vector
 
-from pagecore.cache._lock cimport Held
-from pagecore.cache._state cimport CacheState
 from pagecore.cache.prefix._cache cimport PrefixCache
 from pagecore.cache.prefix._evict cimport evict, evict_states
+from pagecore.cache.state._lock cimport Held
+from pagecore.cache.state._state cimport CacheState
 from pagecore.index.radix._namespace_key cimport key_of
 from pagecore.index.radix._radix_query cimport Mark
 from pagecore.index.radix._radix_values cimport array_of

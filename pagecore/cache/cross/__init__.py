@@ -1,1 +1,0 @@
-"""Encoder outputs of cross attention: their blocks, and the sequences that share them."""

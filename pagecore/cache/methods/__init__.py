@@ -1,0 +1,1 @@
+"""Methods of `PagedKVCache` by subject. Each passes the parts of the cache to the module that does the work."""

@@ -1,0 +1,1 @@
+"""Arrays of a step as tensors, and on CUDA the device's copies of them and of the block tables."""

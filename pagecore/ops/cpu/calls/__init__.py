@@ -1,0 +1,1 @@
+"""Calls of the host kernels: Tensors become their arguments."""
