@@ -315,8 +315,10 @@ class BuildExtensions(build_ext):
             preludes = ("arrays", "index")
             list(pool.map(lambda name: compile_prelude(name, self.compiler, [*CXX, *GENERATED]), preludes))
         super().build_extensions()
-        if self.inplace:
-            remove_extensions_without_source(self.get_ext_filename(""))
+
+    def copy_extensions_to_source(self) -> None:  # by a build in place
+        super().copy_extensions_to_source()
+        remove_extensions_without_source(self.get_ext_filename(""))
 
 
 def native_parts() -> dict[str, object]:

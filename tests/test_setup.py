@@ -8,12 +8,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("Cython", reason="needs cython: it is not installed")
+
+from setuptools import Distribution  # isort: skip  # after Cython, which skips
 
 ROOT = Path(__file__).parent.parent
 HEADERS = ["pagecore/native/a.hpp", "pagecore/index/radix/b.hpp", "cuda_src/abi/c.h", "third_party/d.h"]
@@ -86,6 +89,18 @@ def test_extensions_of_sources_that_are_gone_are_removed(setup):
     setup.remove_extensions_without_source(".abi.so")
     assert sorted(path.name for path in folder.glob("_*")) == ["_kept.abi.so", "_kept.other.so", "_kept.pyx"]
     assert shared.exists()
+
+
+def test_a_build_in_place_removes_extensions_of_sources_that_are_gone(setup):
+    gone = setup.ROOT / "pagecore" / "index" / f"_gone{EXTENSION_SUFFIXES[0]}"
+    gone.touch()
+    command = setup.BuildExtensions(Distribution({"ext_modules": []}))
+    command.ensure_finalized()
+    command.run()
+    assert gone.exists()
+    command.inplace = True
+    command.run()
+    assert not gone.exists()
 
 
 def test_every_source_is_in_one_unit(setup):
