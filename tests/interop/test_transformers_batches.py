@@ -12,7 +12,7 @@ from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
 from tests.interop.families import make_model, torch, transformers
 
 from pagecore.interop.transformers import use_in_generate_batch  # isort: skip  # after families, which skips
-from pagecore.interop.transformers.batched_layout import GATHER_BLOCK, GroupLayout, Requests, lay_out  # isort: skip
+from pagecore.interop.transformers.generate_batch.layout import GATHER_BLOCK, GroupLayout, Requests, lay_out  # isort: skip
 
 NEW = 10
 # Windows are 8 tokens and pages 4. Prompts longer than 24 tokens are computed in chunks; two begin alike.

@@ -11,7 +11,7 @@ from tests.interop.generations import computed, expect, run
 from tests.interop.hybrids import HYBRIDS, make_hybrid
 from tests.interop.test_transformers_hybrids import assert_close, logits, states
 
-from pagecore.interop.transformers.states import Checkpoints, plan_segments  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.states.running import Checkpoints, plan_segments  # isort: skip  # after families, which skips
 
 EVERY_FAMILY = pytest.mark.parametrize("family", HYBRIDS)
 WITHOUT_WINDOWS = ["qwen3_next", "falcon_h1", "lfm2", "jamba"]

@@ -15,7 +15,7 @@ from tests.interop.generations import Failure, expect, failing, run
 from tests.interop.hybrids import HYBRIDS, make_hybrid
 from tests.thinning import interleaved
 
-from pagecore.interop.transformers.state_specs import layer_kinds  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.states.specs import layer_kinds  # isort: skip  # after families, which skips
 
 EVERY_FAMILY = pytest.mark.parametrize("family", HYBRIDS)
 KINDS = pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "lfm2", "jamba"])
@@ -247,7 +247,7 @@ REFUSED = {
 
 def test_a_recurrent_layer_with_other_arguments_is_refused_by_name(monkeypatch):
     model = make_hybrid("lfm2")
-    modules = "pagecore.interop.transformers.state_specs.recurrent_modules"
+    modules = "pagecore.interop.transformers.states.specs.recurrent_modules"
     monkeypatch.setattr(modules, lambda _: {0: torch.nn.Linear(1, 1)})
     with pytest.raises(UnsupportedOption, match=r"the Linear of layer 0 takes input; .* attention_mask or conv_mask,"):
         make_cache(model)

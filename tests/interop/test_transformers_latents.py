@@ -15,8 +15,8 @@ from tests.interop.families import FAMILIES, dynamic_cache, left_padded, make_ca
 from tests.interop.generations import computed, expect, run
 from tests.models.published import LLAMA_4_SCOUT, PUBLISHED
 
-from pagecore.interop.transformers import latents  # isort: skip  # after families, which skips
-from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
+from pagecore.interop.transformers.layers import latents  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.layers.specs import specs_of_model  # isort: skip
 
 LATENT_FAMILIES = [
     "deepseek_v2",

@@ -15,8 +15,9 @@ from tests.interop.families import dynamic_cache, make_cache, make_model, prompt
 from tests.interop.test_fuzz import foreign_tensors
 from tests.ops.test_fuzz import attempt
 
-from pagecore.interop.transformers import PagedCache, attention  # isort: skip  # after families, which skips
-from pagecore.interop.transformers.specs import specs_of_model  # isort: skip
+from pagecore.interop.transformers import PagedCache  # isort: skip  # after families, which skips
+from pagecore.interop.transformers.layers import attention  # isort: skip
+from pagecore.interop.transformers.layers.specs import specs_of_model  # isort: skip
 
 SPEC = AttentionSpec(2, 16, dtype="float32", num_query_heads=4)
 OWN_MASK = "uses a mask of its own"

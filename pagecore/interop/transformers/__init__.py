@@ -7,11 +7,11 @@ Importing this package registers the attention implementation "pagecore"::
     model.generate(**inputs, past_key_values=cache)
 """
 
-from pagecore.interop.transformers.attention import register
-from pagecore.interop.transformers.batched import BatchedAttention, use_in_generate_batch
-from pagecore.interop.transformers.batched_attention import register_batched
 from pagecore.interop.transformers.cache import PagedCache
 from pagecore.interop.transformers.crossed import PagedEncoderDecoderCache
+from pagecore.interop.transformers.generate_batch.attention import register_batched
+from pagecore.interop.transformers.generate_batch.use import BatchedAttention, use_in_generate_batch
+from pagecore.interop.transformers.layers.attention import register
 
 __all__ = ["BatchedAttention", "PagedCache", "PagedEncoderDecoderCache", "use_in_generate_batch"]
 

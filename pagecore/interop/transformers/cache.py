@@ -14,20 +14,20 @@ from transformers.cache_utils import Cache
 from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.interop.torch import as_torch
-from pagecore.interop.transformers.attention import StoredKeys, mark_stored
-from pagecore.interop.transformers.columns import ColumnCounts
-from pagecore.interop.transformers.forward_hooks import register_hooks
-from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
-from pagecore.interop.transformers.inputs import read_ids, read_integers, read_mask
-from pagecore.interop.transformers.latents import pass_latents_on
-from pagecore.interop.transformers.layer import PagedLayer
-from pagecore.interop.transformers.mixers import call_in_segments
-from pagecore.interop.transformers.model_layers import read_layers
-from pagecore.interop.transformers.specs import keys_depend_on_length
-from pagecore.interop.transformers.state_layers import StateTensors
-from pagecore.interop.transformers.state_specs import SCANS_WITHOUT_STATE
-from pagecore.interop.transformers.states import RunningStates
+from pagecore.interop.transformers.inputs.arguments import read_ids, read_integers, read_mask
+from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
+from pagecore.interop.transformers.layers.latents import pass_latents_on
+from pagecore.interop.transformers.layers.layer import PagedLayer
+from pagecore.interop.transformers.layers.model_layers import read_layers
+from pagecore.interop.transformers.layers.specs import keys_depend_on_length
+from pagecore.interop.transformers.passes.columns import ColumnCounts
+from pagecore.interop.transformers.passes.generation import Generation
+from pagecore.interop.transformers.passes.hooks import register_hooks
+from pagecore.interop.transformers.states.layers import StateTensors
+from pagecore.interop.transformers.states.mixers import call_in_segments
+from pagecore.interop.transformers.states.running import RunningStates
+from pagecore.interop.transformers.states.specs import SCANS_WITHOUT_STATE
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import Spec
 

@@ -11,14 +11,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption, shown
-from pagecore.interop.transformers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.cache import PagedCache
-from pagecore.interop.transformers.columns import ColumnCounts
-from pagecore.interop.transformers.forward import Forward
-from pagecore.interop.transformers.forward_hooks import register_hooks
-from pagecore.interop.transformers.generation import Generation
 from pagecore.interop.transformers.implementation import check_implementation
-from pagecore.interop.transformers.layer import PagedLayer
+from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
+from pagecore.interop.transformers.layers.layer import PagedLayer
+from pagecore.interop.transformers.passes.columns import ColumnCounts
+from pagecore.interop.transformers.passes.forward import Forward
+from pagecore.interop.transformers.passes.generation import Generation
+from pagecore.interop.transformers.passes.hooks import register_hooks
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.models import specs_from_config
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS

@@ -18,8 +18,15 @@ from transformers.masking_utils import AttentionMaskInterface
 
 import pagecore
 from pagecore.errors import PagecoreError, ShapeError, UnsupportedOption
-from pagecore.interop.transformers.batched_caches import group_of, groups_of, num_layers
-from pagecore.interop.transformers.batched_layout import GATHER_BLOCK, Gathered, GroupBatch, Part, Requests, lay_out
+from pagecore.interop.transformers.generate_batch.caches import group_of, groups_of, num_layers
+from pagecore.interop.transformers.generate_batch.layout import (
+    GATHER_BLOCK,
+    Gathered,
+    GroupBatch,
+    Part,
+    Requests,
+    lay_out,
+)
 from pagecore.interop.transformers.implementation import NAME
 from pagecore.interop.transformers.tracing import untraced
 

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.inputs import Mask
-from pagecore.interop.transformers.state_layers import Segment, StateTensors
+from pagecore.interop.transformers.inputs.arguments import Mask
+from pagecore.interop.transformers.states.layers import Segment, StateTensors
 
 Integers = NDArray[np.int64]
 

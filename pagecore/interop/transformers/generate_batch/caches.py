@@ -16,7 +16,7 @@ from packaging.version import parse
 from transformers import __version__
 
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.batched_layout import GroupLayout
+from pagecore.interop.transformers.generate_batch.layout import GroupLayout
 
 __all__ = ["CacheGroup", "cache_class", "group_of", "groups_of", "holders", "num_layers"]
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from pagecore.cache import Batch, PagedKVCache
-from pagecore.interop.transformers.inputs import Mask
+from pagecore.interop.transformers.inputs.arguments import Mask
 
 
 def biased_attention(

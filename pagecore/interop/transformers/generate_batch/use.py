@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pagecore.errors import DeviceError, PagecoreError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.batched_attention import BATCH_NAME, REMEDY, batch_keywords
-from pagecore.interop.transformers.batched_caches import cache_class, holders
+from pagecore.interop.transformers.generate_batch.attention import BATCH_NAME, REMEDY, batch_keywords
+from pagecore.interop.transformers.generate_batch.caches import cache_class, holders
 from pagecore.interop.transformers.tracing import untraced
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -185,7 +185,9 @@ def _check_layers(model: PreTrainedModel) -> None:
             continue
         number, own = module.layer_idx, getattr(module, "head_dim", dim)
         if hasattr(module, "kv_lora_rank"):
-            raise UnsupportedOption(f"layer {number} stores latents, which generate_batch cannot; {REMEDY}")
+            raise UnsupportedOption(
+                f"layer {number} stores latents, but generate_batch stores keys and values alone; {REMEDY}"
+            )
         if isinstance(own, int) and own != dim:
             raise UnsupportedOption(
                 f"layer {number} has heads of dim {own}, but generate_batch stores {dim} in all layers; {REMEDY}"

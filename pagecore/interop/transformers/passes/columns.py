@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagecore.interop.transformers.generation import Generation
+from pagecore.interop.transformers.passes.generation import Generation
 
 
 class ColumnCounts:

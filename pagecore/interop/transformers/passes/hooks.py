@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from pagecore.interop.transformers.generation import Generation
+from pagecore.interop.transformers.passes.generation import Generation
 from pagecore.interop.transformers.tracing import untraced
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pagecore.errors import ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.inputs import Mask
+from pagecore.interop.transformers.inputs.arguments import Mask
 
 _PREFIX = "encoder_"
 

@@ -17,8 +17,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from pagecore.interop.transformers.attention import stored_keys
 from pagecore.interop.transformers.implementation import NAME
+from pagecore.interop.transformers.layers.attention import stored_keys
 
 # Number of caches for which a module passes its latents on.
 _holders: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()

@@ -10,8 +10,8 @@ import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.attention import Columns
-from pagecore.interop.transformers.state_layers import StateTensors
+from pagecore.interop.transformers.layers.attention import Columns
+from pagecore.interop.transformers.states.layers import StateTensors
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from pagecore.errors import ShapeError, UnsupportedOption, shown
-from pagecore.interop.transformers.latents import caches_latents, latent_scale
-from pagecore.interop.transformers.layer import PagedHybridLayer, PagedLayer
-from pagecore.interop.transformers.specs import attention_specs, count_layers, latent_specs, specs_of_model
-from pagecore.interop.transformers.state_layers import PagedStateLayer
-from pagecore.interop.transformers.state_specs import layer_kinds, modules_of, state_specs
+from pagecore.interop.transformers.layers.latents import caches_latents, latent_scale
+from pagecore.interop.transformers.layers.layer import PagedHybridLayer, PagedLayer
+from pagecore.interop.transformers.layers.specs import attention_specs, count_layers, latent_specs, specs_of_model
+from pagecore.interop.transformers.states.layers import PagedStateLayer
+from pagecore.interop.transformers.states.specs import layer_kinds, modules_of, state_specs
 from pagecore.storage import Spec
 from pagecore.storage.specs.attended import attended_keys
 

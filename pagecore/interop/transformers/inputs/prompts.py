@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagecore.interop.transformers.inputs import Ids, Mask, needs_more_than_ids, read_ids, read_mask
+from pagecore.interop.transformers.inputs.arguments import Ids, Mask, needs_more_than_ids, read_ids, read_mask
 
 # Modes of generation whose first pass gets the whole prompt, regardless of the columns in the cache.
 _WHOLE_PROMPT = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")

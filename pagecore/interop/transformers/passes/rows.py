@@ -21,8 +21,8 @@ import torch
 
 from pagecore.cache import PagedKVCache, Sequence
 from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption, shown
-from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
-from pagecore.interop.transformers.states import RunningStates, refuse_padding_after_tokens
+from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask
+from pagecore.interop.transformers.states.running import RunningStates, refuse_padding_after_tokens
 from pagecore.storage.checks import require_int
 
 UNKNOWN = -1  # the id of a column that was computed from embeddings

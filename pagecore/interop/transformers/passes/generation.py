@@ -12,13 +12,13 @@ from transformers import PreTrainedModel
 
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption
-from pagecore.interop.transformers.encoder import EncoderOutput, read_encoder, without_encoder
-from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import check_implementation
-from pagecore.interop.transformers.inputs import Ids, Mask, read_inputs
-from pagecore.interop.transformers.prompts import as_attention_mask, read_prompt
-from pagecore.interop.transformers.rows import BatchRows
-from pagecore.interop.transformers.states import RunningStates
+from pagecore.interop.transformers.inputs.arguments import Ids, Mask, read_inputs
+from pagecore.interop.transformers.inputs.encoder import EncoderOutput, read_encoder, without_encoder
+from pagecore.interop.transformers.inputs.prompts import as_attention_mask, read_prompt
+from pagecore.interop.transformers.passes.forward import Forward
+from pagecore.interop.transformers.passes.rows import BatchRows
+from pagecore.interop.transformers.states.running import RunningStates
 from pagecore.interop.transformers.tracing import untraced
 
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.state_layers import StateTensors
+from pagecore.interop.transformers.states.layers import StateTensors
 from pagecore.interop.transformers.tracing import untraced
 
 # Names of the argument of a recurrent layer that marks columns with tokens.

@@ -13,8 +13,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from pagecore.arrays import DType
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.mixers import MASKS, recurrent_modules
-from pagecore.interop.transformers.state_layers import SERVED
+from pagecore.interop.transformers.states.layers import SERVED
+from pagecore.interop.transformers.states.mixers import MASKS, recurrent_modules
 from pagecore.storage import Plane, StateSpec
 
 # Models whose states are not in the layers of transformers' caches, and where they are.

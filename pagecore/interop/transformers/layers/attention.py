@@ -16,8 +16,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
 
 from pagecore.errors import UnsupportedOption
-from pagecore.interop.transformers.forward import Forward
 from pagecore.interop.transformers.implementation import NAME
+from pagecore.interop.transformers.passes.forward import Forward
 
 _STORED_KEYS = "_pagecore_stored_keys"
 _REFUSAL = "_pagecore_refusal"

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.absorbed import Absorbed, check_latents
-from pagecore.interop.transformers.biased import biased_attention
-from pagecore.interop.transformers.encoder import EncoderOutput
 from pagecore.interop.transformers.implementation import REMEDY
-from pagecore.interop.transformers.inputs import Ids, Inputs, Mask
-from pagecore.interop.transformers.rows import BatchRows
-from pagecore.interop.transformers.states import Checkpoints, refuse_padding_after_tokens
+from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask
+from pagecore.interop.transformers.inputs.encoder import EncoderOutput
+from pagecore.interop.transformers.passes.absorbed import Absorbed, check_latents
+from pagecore.interop.transformers.passes.biased import biased_attention
+from pagecore.interop.transformers.passes.rows import BatchRows
+from pagecore.interop.transformers.states.running import Checkpoints, refuse_padding_after_tokens
 from pagecore.interop.transformers.tracing import untraced
 from pagecore.storage import CrossSpec, LatentSpec
 from pagecore.storage.specs.attended import chunk_of

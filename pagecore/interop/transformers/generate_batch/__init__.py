@@ -1,0 +1,1 @@
+"""Attention of pagecore in the continuous batching of transformers."""

@@ -1,0 +1,1 @@
+"""Arguments of a model's forward pass and of `generate`, read on the host."""
