@@ -42,12 +42,17 @@ def run(bench: Bench, _options: argparse.Namespace) -> None:
     _memory(bench, vllm)
 
 
-@cache
-def load() -> Any:
-    """Return the timed names as attributes of one object."""
+def find_vllm() -> None:
+    """Put vLLM on the path, and have it run offline on the host; raise PeerMissing without its folder."""
     add_to_path(NAME, FOLDER, RECIPE)
     for name, value in {"VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
         os.environ.setdefault(name, value)
+
+
+@cache
+def load() -> Any:
+    """Return the timed names as attributes of one object."""
+    find_vllm()
     try:
         import torch
         from vllm.sampling_params import SamplingParams

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bench.peers import add_to_path, unimportable
-from bench.peers.vllm import FOLDER, NAME, RECIPE
+from bench.peers import unimportable
+from bench.peers.vllm import FOLDER, NAME, RECIPE, find_vllm
 
 __all__ = ["NAME", "PeerScheduler"]
 
@@ -30,9 +29,7 @@ MODEL = {
 @cache
 def load() -> Any:
     """Return the names that the scheduler needs; raises PeerMissing."""
-    add_to_path(NAME, FOLDER, RECIPE)
-    for name, value in {"VLLM_TARGET_DEVICE": "cpu", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}.items():
-        os.environ.setdefault(name, value)
+    find_vllm()
     try:
         import torch
         from vllm import config
