@@ -77,7 +77,7 @@ class NotRegistered(PagecoreError, LookupError):
 
 
 class PeerError(PagecoreError, ConnectionError):
-    """Another process closed its connection, did not answer in time, or sent something else than was expected."""
+    """Another process closed its connection, did not answer in time, or sent unexpected data."""
 
 
 class ShapeError(PagecoreError, ValueError):

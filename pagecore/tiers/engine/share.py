@@ -26,7 +26,7 @@ def export_pool(pool: HostPool, connection: socket.socket, *, timeout: float | N
     """Send a host pool to the process at the other end of a Unix socket, which calls `open_pool`.
 
     The bytes stay in place; the descriptor of the memory and its geometry are sent. Both processes then read and write
-    the same memory, without any order between them: who writes which entry is for them to agree, for example by the
+    the same memory, without any order between them: they have to agree on who writes which entry, for example by the
     ids of a free list that one of them owns. The memory lives as long as one of them maps it.
 
     Parameters
@@ -36,7 +36,7 @@ def export_pool(pool: HostPool, connection: socket.socket, *, timeout: float | N
     connection : socket.socket
         A connected Unix stream socket.
     timeout : float, optional
-        Seconds to wait for the peer; None waits for ever.
+        Seconds to wait for the peer; None waits without a limit.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def open_pool(
     device : str
         "cpu", or a CUDA device of this process, with which the memory is registered.
     timeout : float, optional
-        Seconds to wait for the peer; None waits for ever.
+        Seconds to wait for the peer; None waits without a limit.
 
     Returns
     -------

@@ -213,7 +213,7 @@ class Guard:
             self._core.destroyed(store, self._clock())
 
     def stats(self) -> StoreStats:
-        """Return the counters; holds are those of the store."""
+        """Return the counters of the guard; the number of held entries is that of the store."""
         with self._lock:
             store = self._core.store
             num_held = 0 if store is None else store.stats().num_held

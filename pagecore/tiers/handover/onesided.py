@@ -100,7 +100,7 @@ class OneSidedTransport(SocketTransport):
 
     @abstractmethod
     def open_engine(self) -> None:
-        """Start the library."""
+        """Start the transfer library."""
 
     @abstractmethod
     def close_engine(self) -> None:

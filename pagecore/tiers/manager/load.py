@@ -88,7 +88,7 @@ class Load:
 
     @property
     def can_wake(self) -> bool:
-        """True if the request waits no longer: the other one has ended, or its own time is over."""
+        """True if the request need not wait longer: the request before it has ended, or its deadline has passed."""
         return self._waits_for is not None and (self._waits_for.has_ended or self.is_expired)
 
     def wake(self, leader_of: Callable[[Load], Load | None]) -> None:

@@ -33,7 +33,7 @@ def split_address(name: str, address: object, program: str) -> tuple[str, int]:
 
 
 def check_master(master: object) -> tuple[str, int]:
-    """Return host and port of a master that answers: Mooncake's client waits for ever for any other server.
+    """Return host and port of a master that answers: Mooncake's client waits forever for any other server.
 
     Raises
     ------

@@ -62,7 +62,7 @@ class Transfers(Protocol):
 
 
 class HostTransfers:
-    """Copies on the host, which are done when the call returns; of a cache without bytes none is made."""
+    """Copies on the host, complete when a call returns. A cache without bytes makes none."""
 
     num_pending = 0
     num_backups = 0
