@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pagecore.tiers.handover.imports import import_sequence, start_import
     from pagecore.tiers.handover.mooncake import MooncakeTransport
     from pagecore.tiers.handover.nixl import NixlTransport
+    from pagecore.tiers.handover.releases import release_export
     from pagecore.tiers.handover.sockets import SocketTransport
     from pagecore.tiers.host.tier import HostTier
     from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
@@ -84,6 +85,7 @@ __all__ = [
     "lane_keys",
     "open_ipc",
     "open_pool",
+    "release_export",
     "start_import",
 ]
 
@@ -114,6 +116,7 @@ _MODULES = {
     "handover.imports": ("import_sequence", "start_import"),
     "handover.mooncake": ("MooncakeTransport",),
     "handover.nixl": ("NixlTransport",),
+    "handover.releases": ("release_export",),
     "handover.sockets": ("SocketTransport",),
     "host.tier": ("HostTier",),
     "keys": ("Fingerprint", "content_chain", "lane_keys"),

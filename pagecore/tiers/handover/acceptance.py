@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Hashable
 from typing import Any
 
 from pagecore.cache.lifecycle._identity import namespace_digest
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
-from pagecore.storage.checks import shown
+from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.transport import Transport
+
+DEADLINE_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 def decoded(given: object) -> list[Manifest]:
@@ -18,6 +21,14 @@ def decoded(given: object) -> list[Manifest]:
     if not listed:
         raise ShapeError("the list of manifests is empty; pass one, or those of all ranks of the exporter")
     return [each if isinstance(each, Manifest) else Manifest.decode(each) for each in listed]
+
+
+def deadline_at(deadline: float) -> int:
+    """Return the time of a deadline, in nanoseconds of `time.monotonic_ns`."""
+    seconds = as_float("deadline", deadline)
+    if not 0 < seconds <= DEADLINE_SECONDS_MAX:
+        raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
+    return time.monotonic_ns() + int(seconds * 1e9)
 
 
 def check_transport(transport: object) -> None:
@@ -29,17 +40,23 @@ def check_transport(transport: object) -> None:
         )
 
 
-def check_manifests(manifests: list[Manifest], transport: Transport, model: str, namespace: Hashable) -> None:
-    """Raise an error unless manifests are of one sequence, and of this transport, model and namespace."""
+def check_of_transport(manifests: list[Manifest], transport: Transport) -> None:
+    """Raise UnsupportedOption unless manifests are of this transport."""
     check_transport(transport)
-    first = manifests[0]
     for manifest in manifests:
-        manifest.check()
         if manifest.transport != transport.name:
             raise UnsupportedOption(
                 f"the manifest is of transport {manifest.transport!r} and {transport!r} is {transport.name!r}; use the "
                 "same kind on both sides"
             )
+
+
+def check_manifests(manifests: list[Manifest], transport: Transport, model: str, namespace: Hashable) -> None:
+    """Raise an error unless manifests are of one sequence, and of this transport, model and namespace."""
+    check_of_transport(manifests, transport)
+    first = manifests[0]
+    for manifest in manifests:
+        manifest.check()
         if model and manifest.model and manifest.model != model:
             raise UnsupportedOption(
                 f"the manifest is of model {shown(manifest.model)}, and this cache serves {shown(model)}; import it "

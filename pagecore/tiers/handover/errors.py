@@ -6,7 +6,10 @@ from pagecore.errors import PagecoreError
 
 
 class HandoverError(PagecoreError, OSError):
-    """A hand-over failed; the importing cache is as before, and the exporter keeps its rows until the lease ends."""
+    """A hand-over failed; the importing cache is as before.
+
+    The exporter keeps its rows until the lease ends, so that another import can try, or until `release_export`.
+    """
 
 
 class LeaseExpired(HandoverError):
@@ -26,4 +29,4 @@ class CorruptTransfer(HandoverError):
 
 
 class ImportCancelled(HandoverError):
-    """The import was cancelled."""
+    """The import was cancelled; the exporter is notified, and keeps its rows for other readers only."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from typing import Any
@@ -19,19 +18,17 @@ from pagecore.cache.prefix.retention import Priority, Spans
 from pagecore.cache.sequences._sequence import Sequence
 from pagecore.cache.state._lock import Held
 from pagecore.cache.step.batch import Batch, own_step
-from pagecore.errors import InvalidSequence, PagecoreError, ShapeError
+from pagecore.errors import InvalidSequence, PagecoreError
 from pagecore.storage import StatePool
-from pagecore.storage.checks import as_float
-from pagecore.tiers.handover.acceptance import check_manifests, check_spans, decoded
+from pagecore.tiers.handover.acceptance import check_manifests, check_spans, deadline_at, decoded
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
 from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.plans import ArrivingCheckpoint, ImportPlan, plan_import
 from pagecore.tiers.handover.pulls import Pull
+from pagecore.tiers.handover.releases import RELEASE_SECONDS
 from pagecore.tiers.handover.transport import Transport
-
-DEADLINE_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 def import_sequence(
@@ -141,13 +138,10 @@ def start_import(
     parts = parts_of(cache)
     check_served(parts)
     manifests = decoded(manifest)
-    seconds = as_float("deadline", deadline)
-    if not 0 < seconds <= DEADLINE_SECONDS_MAX:
-        raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
+    until = deadline_at(deadline)
     check_manifests(manifests, transport, model, cross_namespace(namespace, cross_digest))
     shares = match_geometry(describe(parts), manifests, num_kv_heads)
     first = manifests[0]
-    until = time.monotonic_ns() + int(seconds * 1e9)
     options: dict[str, Any] = {
         "id": id,
         "namespace": namespace,
@@ -195,6 +189,7 @@ class SequenceImport:
         self, cache: PagedKVCache, sequence: Sequence, batch: Batch | None, plan: ImportPlan, transport: Transport
     ) -> None:
         self._cache, self._sequence, self._batch, self._plan = cache, sequence, batch, plan
+        self._transport, self._is_given_up = transport, False
         self._lock = threading.Lock()
         self._known = threading.Event()
         self._descriptor: int | None = None
@@ -251,7 +246,10 @@ class SequenceImport:
         return self._sequence
 
     def cancel(self) -> None:
-        """Give the import up; `result` then raises ImportCancelled. An import that has ended is left as it is."""
+        """Give the import up; `result` then raises ImportCancelled. An import that has ended is left as it is.
+
+        The exporter is notified, and counts this reader as served: with one reader it gives its rows back at once.
+        """
         with self._lock:
             if self._is_ended:
                 return
@@ -259,6 +257,7 @@ class SequenceImport:
                 self._error = ImportCancelled("the import was cancelled")
                 self._give_back()
                 return
+            self._is_given_up = True
         for pull in self._pulls:
             pull.cancel()
 
@@ -359,6 +358,15 @@ class SequenceImport:
                 return
         self._give_back()
         self._fail(error or ImportCancelled("the import was cancelled"))
+        if self._is_given_up:
+            self._release_exports()
+
+    def _release_exports(self) -> None:
+        """Give up what was not read to the end; the lease ends an export whose exporter does not answer."""
+        for request, pull in zip(self._plan.requests, self._pulls, strict=True):
+            if not pull.is_complete:
+                with contextlib.suppress(PagecoreError):
+                    self._transport.release(request.manifest, deadline_at(RELEASE_SECONDS)).run()
 
     def __del__(self) -> None:
         if not getattr(self, "_is_ended", True):

@@ -56,12 +56,14 @@ class Pull:
         self._lock = threading.Lock()
         self._interrupt: Callable[[], None] | None = None
         self.is_cancelled = False
+        self.is_complete = False
 
     def run(self) -> None:
         """Read to the end; call it once, in a thread that may wait."""
         try:
             self.check()
             self._read(self)
+            self.is_complete = True
         except HandoverError as error:
             self.check()  # an own cancellation comes first
             raise error

@@ -190,6 +190,8 @@ class OfferServer:
                 reader.offer = None
                 offer.end(is_complete)
                 self._notify()
+            if claim.is_release:
+                stream.send(Answer())
 
     def _admit(self, claim: Claim) -> tuple[Offer | None, Refusal | None]:
         if claim.version != WIRE_VERSION:
@@ -205,6 +207,8 @@ class OfferServer:
         )
 
     def _serve_claim(self, stream: Stream, claim: Claim, offer: Offer) -> bool:
+        if claim.is_release:
+            return True
         stream.deadline = offer.expires if self._is_revocable else FOREVER
         try:
             units, seeds = offer.units(claim)

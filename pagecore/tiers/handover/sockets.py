@@ -6,6 +6,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import numpy as np
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from pagecore.errors import UnsupportedOption
 from pagecore.tiers.handover.addresses import connect
 from pagecore.tiers.handover.errors import CorruptTransfer, DeadlineExceeded, HandoverError, LeaseExpired
+from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.pieces import Units
 from pagecore.tiers.handover.pulls import Pull, PullRequest
 from pagecore.tiers.handover.server import OfferServer
-from pagecore.tiers.handover.wire import Answer, Claim, End, Grant, Stream, receive_units, send_units
+from pagecore.tiers.handover.wire import WIRE_VERSION, Answer, Claim, End, Grant, Stream, receive_units, send_units
 
 POLL_SECONDS = 0.002
 REFUSALS = {kind.__name__: kind for kind in (LeaseExpired, CorruptTransfer)}
@@ -98,8 +100,14 @@ class SocketTransport:
 
     def pull(self, request: PullRequest) -> Pull:
         """Begin to pull pieces into the caller's memory; return at once. The caller runs the pull."""
+        return self._begin(lambda pull: self._read(pull, request))
 
-        pull = Pull(lambda pull: self._read(pull, request), self._forget)
+    def release(self, manifest: Manifest, deadline: int) -> Pull:
+        """Begin to give an export up for one reader; return at once. The caller runs the pull, which moves nothing."""
+        return self._begin(lambda pull: self._give_up(pull, manifest, deadline))
+
+    def _begin(self, read: Callable[[Pull], None]) -> Pull:
+        pull = Pull(read, self._forget)
         with self._lock:
             if self._is_closed:
                 raise UnsupportedOption("the transport is closed; make a new one")
@@ -111,10 +119,7 @@ class SocketTransport:
             self._pulls.remove(pull)
 
     def _read(self, pull: Pull, request: PullRequest) -> None:
-        peer = f"the exporter at {request.manifest.address}"
-        with connect(request.manifest.address, request.deadline) as connection:
-            pull.interrupt_with(lambda: _shut(connection))
-            stream = Stream(connection, request.deadline, peer)
+        with _connected(pull, request.manifest.address, request.deadline) as stream:
             try:
                 stream.send(self.claim_of(request))
                 grant = granted(stream, request)
@@ -125,8 +130,11 @@ class SocketTransport:
                 if time.monotonic_ns() < request.deadline:
                     raise LeaseExpired(f"the lease ended while the sequence was read ({error})") from None
                 raise
-            finally:
-                pull.interrupt_with(None)
+
+    def _give_up(self, pull: Pull, manifest: Manifest, deadline: int) -> None:
+        with _connected(pull, manifest.address, deadline) as stream:
+            stream.send(Claim(WIRE_VERSION, manifest.export, True, [], False, False, is_release=True))
+            check_answer(stream, stream.receive(Answer))
 
     def claim_of(self, request: PullRequest) -> Claim:
         """Return the claim of a request as this transport makes it."""
@@ -174,15 +182,31 @@ class SocketTransport:
 def granted(stream: Stream, request: PullRequest) -> Grant:
     """Receive the answer to a claim; raise the error that a refusal names."""
     answer = stream.receive(Answer)
-    if answer.refusal is not None:
-        kind: type[HandoverError] = REFUSALS.get(answer.refusal.kind, HandoverError)
-        raise kind(f"{stream.peer} refuses: {answer.refusal.text}")
+    check_answer(stream, answer)
     grant = answer.grant
     expected = request.units.nbytes, len(request.units.ends)
     if grant is None or (grant.nbytes, grant.num_units) != expected:
         held = None if grant is None else (grant.nbytes, grant.num_units)
         raise CorruptTransfer(f"{stream.peer} grants {held} bytes and units; expected {expected}: export again")
     return grant
+
+
+def check_answer(stream: Stream, answer: Answer) -> None:
+    """Raise the error that a refusal names."""
+    if answer.refusal is not None:
+        kind: type[HandoverError] = REFUSALS.get(answer.refusal.kind, HandoverError)
+        raise kind(f"{stream.peer} refuses: {answer.refusal.text}")
+
+
+@contextlib.contextmanager
+def _connected(pull: Pull, address: str, deadline: int) -> Iterator[Stream]:
+    """Connect to an exporter; a cancelled pull shuts the connection down."""
+    with connect(address, deadline) as connection:
+        pull.interrupt_with(lambda: _shut(connection))
+        try:
+            yield Stream(connection, deadline, f"the exporter at {address}")
+        finally:
+            pull.interrupt_with(None)
 
 
 def _shut(connection: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
+from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.pulls import Pull, PullRequest
 
@@ -34,6 +35,9 @@ class Transport(Protocol):
 
     def pull(self, request: PullRequest) -> Pull:
         """Begin to pull pieces into the caller's memory; return at once."""
+
+    def release(self, manifest: Manifest, deadline: int) -> Pull:
+        """Begin to give an export up for one reader, until a time of `time.monotonic_ns`; return at once."""
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no offer and no pull is left; return False if `timeout` seconds pass first."""

@@ -6,6 +6,7 @@
            <-------------------------------- batches: sums of the units, and then their bytes     (streamed)
     End    -------------------------------->                                                     (one-sided: reads)
 
+A claim that is a release asks for nothing: the exporter counts one reader as served, and answers without a grant.
 A message is its length (4 bytes, big-endian) and MessagePack. A batch holds units of about 1 MiB, so that the exporter
 sums them while it has them in its cache; both sides cut batches alike.
 """
@@ -30,7 +31,7 @@ from pagecore.tiers.handover.errors import CorruptTransfer, DeadlineExceeded, Pe
 from pagecore.tiers.handover.pieces import Ends, Pieces, Units
 
 T = TypeVar("T")
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MESSAGE_BYTES_MAX = 64 << 20
 BATCH_BYTES = 1 << 20
 SOCKET_BUFFER_BYTES = 4 << 20
@@ -73,7 +74,10 @@ class Part:
 
 @dataclass(frozen=True)
 class Claim:
-    """A request for parts of an export; `is_streamed` False asks for addresses instead of bytes."""
+    """A request for parts of an export; `is_streamed` False asks for addresses instead of bytes.
+
+    With `is_release` the reader gives its part of the export up.
+    """
 
     version: int
     export: bytes
@@ -82,6 +86,7 @@ class Claim:
     wants_state: bool
     wants_checkpoint: bool
     peer: bytes = b""
+    is_release: bool = False
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,11 @@ def test_an_import_can_be_cancelled(tcp):
         with pytest.raises(errors.ImportCancelled):
             running.result()
         assert running.poll()
-    case.check_unchanged(bytes_too=False)
-    arrived = case.start(manifest).result()
-    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+        case.check_unchanged(bytes_too=False)
+        case.check_released(5)  # the lease has 30 seconds
+    with pytest.raises(errors.LeaseExpired):
+        case.start(manifest).result()
+    case.check_works()
 
 
 def test_polling_ends_with_a_sequence_and_an_event(sockets):
