@@ -18,6 +18,7 @@ from pagecore.storage.checks import require_int, shown
 from pagecore.tiers.arguments import checked_keys, checked_pieces
 from pagecore.tiers.guard.batch import Kind, Part, run
 from pagecore.tiers.guard.breaker import Breaker, State
+from pagecore.tiers.guard.closing import ClosingStore
 from pagecore.tiers.guard.core import Core
 from pagecore.tiers.guard.deadline import Deadline
 from pagecore.tiers.store import (
@@ -126,7 +127,7 @@ class Guard:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._is_closing = False
         self._is_closed = False
-        self._retired: BlockStore | None = None
+        self._closing: list[ClosingStore] = []
         self._thread = threading.Thread(target=self._run, name=f"guard of {self.name}", daemon=True)
         self._thread.start()
 
@@ -185,7 +186,11 @@ class Guard:
         return self._core.completions.wait(timeout)
 
     def close(self) -> None:
-        """End all batches, close the store and release the guard's thread and memory."""
+        """End all batches, close the store and release the guard's thread and memory.
+
+        A store that may write late and does not close within 5 s is left to a thread, which also keeps the staging
+        memory until then.
+        """
         with self._lock:
             if self._is_closing:
                 return
@@ -201,16 +206,24 @@ class Guard:
             parts.callback(os.close, self._wake)
             parts.callback(self._core.completions.close)
             if self._core.staging is not None:
-                parts.callback(self._core.staging.close)
-            for each in (self._retired, store):
-                if each is not None:
-                    parts.callback(self._destroy, each)
+                parts.callback(self._close_staging)
+            if store is not None:
+                self._closing.append(ClosingStore(store, self._destroyed))
+            for each in self._closing:
+                parts.callback(each.wait)
 
-    def _destroy(self, store: BlockStore) -> None:
-        try:
-            store.close()
-        finally:
-            self._core.destroyed(store, self._clock())
+    def _close_staging(self) -> None:
+        """Unmap the staging memory, unless a transfer of a store that does not close may still write to it."""
+        if self._core.staging is not None and all(each.is_closed for each in self._closing):
+            self._core.staging.close()
+
+    def _destroyed(self, closing: ClosingStore) -> None:
+        """Take the memory of a store back that is closed; runs in the thread that closed it."""
+        with self._lock:
+            self._core.destroyed(closing.store, self._clock())
+            closing.is_closed = True
+            if not self._is_closing:
+                os.eventfd_write(self._wake, 1)
 
     def stats(self) -> StoreStats:
         """Return the counters of the guard; the number of held entries is that of the store."""
@@ -293,7 +306,7 @@ class Guard:
             return
         core = self._core
         deadline = core.next_deadline()
-        may_reopen = core.store is None and core.wants_reopen(self._clock())
+        may_reopen = self._wants_reopen()
         if core.jobs or may_reopen or (deadline is not None and deadline < self._sleeps_until):
             self._sleeps_until = float("-inf")
             os.eventfd_write(self._wake, 1)
@@ -305,7 +318,7 @@ class Guard:
             with self._lock:
                 self._core.advance(self._clock())
                 job = self._core.take_job()
-                must_reopen = self._reopen is not None and self._core.wants_reopen(self._clock())
+                must_reopen = self._wants_reopen()
             if job is not None:
                 self._copy(job)
             elif must_reopen:
@@ -344,13 +357,12 @@ class Guard:
     def _replace_client(self) -> None:
         """Close the client that lost memory, take the memory back, and open another; failures open the breaker."""
         with self._lock:
-            self._retired = self._core.abandon("the store is being reopened", self._clock()) or self._retired
+            retired = self._core.abandon("the store is being reopened", self._clock())
+        if retired is not None:
+            self._closing = [ClosingStore(retired, self._destroyed)]
+            return
+        self._closing = []
         try:
-            if self._retired is not None:
-                self._retired.close()
-                with self._lock:
-                    self._core.destroyed(self._retired, self._clock())
-                self._retired = None
             assert self._reopen is not None
             store = self._reopen()
         except Exception:
@@ -360,6 +372,12 @@ class Guard:
         with self._lock:
             self._core.adopt(store)
             self._core.counters.num_reopened += 1
+
+    def _wants_reopen(self) -> bool:
+        """Return True if the client is to be replaced, and none is being closed."""
+        if self._reopen is None or not all(each.is_closed for each in self._closing):
+            return False
+        return self._core.wants_reopen(self._clock())
 
 
 def _check_parts(deadline: object, breaker: object, reopen: object, clock: object) -> None:

@@ -58,6 +58,19 @@ def check_master(master: object) -> tuple[str, int]:
     return host, port
 
 
+def hangs(host: str, port: int, seconds: float) -> bool:
+    """Return True if a master accepts connections and does not answer; False if it answers, or is gone."""
+    try:
+        with socket.create_connection((host, port), seconds) as peer:
+            peer.sendall(RPC_CALL)
+            peer.recv(1)
+    except TimeoutError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 class Directory:
     """The entries of a cluster, by the HTTP server of its master, which asks without leases.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,15 @@ from pagecore.tiers.arguments import checked_pieces
 from pagecore.tiers.payload import FRAME_BYTES
 from pagecore.tiers.remote.directory_watch import DirectoryWatch
 from pagecore.tiers.remote.listing import ListedEntries, ListingReporter
-from pagecore.tiers.remote.master import ADMIN_PORT, Directory, check_master, split_address
+from pagecore.tiers.remote.master import ADMIN_PORT, Directory, check_master, hangs, split_address
 from pagecore.tiers.remote.store import Batch, Identity, checked_identity, checked_timeout
 from pagecore.tiers.remote.workers import Connection, WorkerStore
 from pagecore.tiers.store import Keys, Pieces
 
 # Results of Mooncake's client: a buffer that is too small for an object, absence, and an object that exists.
 INVALID, NOT_FOUND, EXISTS = -600, -704, -705
+# A client that is closed asks the master, at this interval and for as long, whether it answers.
+HANG_SECONDS = 1.0
 
 
 class MooncakeStore(ListingReporter, WorkerStore):
@@ -69,7 +72,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
     Notes
     -----
     Mooncake: Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. A call takes up to 30 s if
-    the master hangs, and `close` waits for it.
+    the master hangs. The client would hold the interpreter's lock for 60 s if it left a cluster whose master hangs, so
+    `close` waits until the master answers or is gone; a `Guard` waits 5 s and leaves the rest to a thread.
     """
 
     verifies = False
@@ -98,8 +102,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
         address = None if admin is None else split_address("admin", admin, "the HTTP server of mooncake_master")
         if address is not None and seconds is None:
             raise UnsupportedOption(f"admin is {admin}, which only list_seconds uses; give both, or leave admin out")
-        host, _ = check_master(master)
-        directory = Directory(*(address or (host, ADMIN_PORT)))
+        self._master = check_master(master)
+        directory = Directory(*(address or (self._master[0], ADMIN_PORT)))
         if seconds is not None:
             directory.check()
         self._prefix = f"{name}:"
@@ -147,6 +151,8 @@ class MooncakeStore(ListingReporter, WorkerStore):
         if self._watch is not None:
             self._watch.close()
         super()._release()
+        while hangs(*self._master, HANG_SECONDS):
+            time.sleep(HANG_SECONDS)
         for address in self._registered:
             self._client.unregister_buffer(address)
         self._client.close()

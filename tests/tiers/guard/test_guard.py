@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pagecore.errors import ShapeError, StoreError, UnsupportedOption
-from pagecore.tiers.guard import Breaker, Deadline, Guard
+from pagecore.tiers.guard import Breaker, Deadline, Guard, closing
 from pagecore.tiers.store import BlockStore, EntryRemover
 from tests.tiers.blocks import Blocks, random_keys, wait, wait_all
 from tests.tiers.memory_store import MemoryStore
@@ -468,6 +468,61 @@ def test_close_ends_all_batches_and_leaves_no_thread(kind, blocks):
     assert threading.active_count() == before
     with pytest.raises(StoreError, match="closed"):
         guard.submit_lookup(keys)
+
+
+class Closing(MemoryStore):
+    """A store whose `close` waits for `may_close`."""
+
+    def __init__(self, **kind):
+        super().__init__(**kind)
+        self.may_close = threading.Event()
+
+    def close(self):
+        self.may_close.wait(20)
+        super().close()
+
+
+def test_close_leaves_a_store_that_may_write_late_and_does_not_close_to_a_thread(blocks, monkeypatch):
+    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.01)
+    before = set(threading.enumerate())
+    store = Closing(verifies=False, writes_late=True)
+    guard = Guard(store, deadline=SOON)
+    keys = random_keys(8)
+    stored(guard, blocks, keys)
+    store.inject("load", "hang")
+    blocks.poison()
+    assert "late" in wait(guard, guard.submit_load(keys, blocks.pieces())).error
+    guard.close()
+    assert not store.is_closed
+    assert store.write_late() == 1  # to staging memory, which is still there
+    assert blocks.is_poisoned.all()
+    (thread,) = set(threading.enumerate()) - before
+    store.may_close.set()
+    thread.join(20)
+    assert store.is_closed
+    assert set(threading.enumerate()) == before
+
+
+def test_a_client_that_does_not_close_is_replaced_once_it_has_and_delays_no_batch(blocks):
+    clients = [Closing(verifies=False, writes_late=True)]
+
+    def reopen():
+        clients.append(MemoryStore(verifies=False, writes_late=True))
+        return clients[-1]
+
+    keys = random_keys(8)
+    with Guard(clients[0], deadline=SOON, budget_bytes=24 * 4096, reopen=reopen) as guard:
+        stored(guard, blocks, keys)
+        clients[0].inject("load", "hang", 100)
+        wait(guard, guard.submit_load(keys, blocks.pieces()))
+        while guard._core.store is not None:
+            time.sleep(0.001)
+        assert "being reopened" in wait(guard, guard.submit_lookup(keys)).error
+        clients[0].may_close.set()
+        while guard.health().num_reopened == 0:
+            time.sleep(0.001)
+        assert clients[0].is_closed
+        assert guard.health().lost_bytes == 0
 
 
 def test_close_releases_everything_if_the_store_raises(blocks):

@@ -191,6 +191,22 @@ def test_a_server_that_is_not_a_master_is_refused(monkeypatch, answer):
         served.result(10)
 
 
+@pytest.mark.slow
+def test_a_master_that_hangs_does_not_stop_the_process_that_closes_its_store(private_master):
+    """With memory that it lends, Mooncake's client holds the interpreter's lock for 60 s when its master hangs."""
+    before = set(threading.enumerate())
+    address = f"127.0.0.1:{private_master.server.port}"
+    guard = Guard(MooncakeStore(address, fingerprint=fingerprint(), segment_bytes=SEGMENT))
+    private_master.stop()
+    began = time.monotonic()
+    guard.close()
+    assert time.monotonic() - began < 20  # CLOSE_SECONDS and a probe
+    (thread,) = set(threading.enumerate()) - before
+    private_master.resume()
+    thread.join(30)
+    assert set(threading.enumerate()) <= before
+
+
 def test_a_dead_master_is_a_failed_batch_and_close_leaves_no_thread(tmp_path):
     require("mooncake.store")
     from tests.tiers.servers import find, mooncake_command

@@ -1,0 +1,48 @@
+"""Stores that are being closed, each by a thread of its own: that may take as long as a server hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from pagecore.tiers.store import BlockStore
+
+# Seconds for which a guard waits for a store that may write late. Its staging memory stays until the store is closed.
+CLOSE_SECONDS = 5.0
+
+
+class ClosingStore:
+    """A store that a daemon thread closes.
+
+    Parameters
+    ----------
+    store : BlockStore
+    closed : callable
+        ``closed(self)`` is called in the thread once the store is closed, also if `close` raised; it sets `is_closed`.
+
+    Attributes
+    ----------
+    store : BlockStore
+    is_closed : bool
+        True if no transfer of the store runs any more, and its memory was taken back.
+    """
+
+    def __init__(self, store: BlockStore, closed: Callable[[ClosingStore], None]) -> None:
+        self.store, self._closed = store, closed
+        self._error: Exception | None = None
+        self.is_closed = False
+        self._thread = threading.Thread(target=self._run, name=f"closing {store.name}", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the store is closed, at most `CLOSE_SECONDS` for one that may write late; raise its error."""
+        self._thread.join(CLOSE_SECONDS if getattr(self.store, "writes_late", False) else None)
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self.store.close()
+        except Exception as error:
+            self._error = error
+        self._closed(self)
