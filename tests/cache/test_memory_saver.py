@@ -177,3 +177,10 @@ def test_discarded_memory_is_zero(shared):
     array[5] = 1
     with pytest.raises(ShapeError):
         HostMemory(0)
+
+
+def test_room_for_long_sequences_takes_memory_when_it_is_used():
+    before = resident()
+    cache = PagedKVCache(SPEC, num_blocks=9, max_sequences=4, max_tokens_per_sequence=2**31 - 1)
+    step(cache, cache.add_sequence(range(20)), 20)
+    assert resident() - before < 64 << 20

@@ -134,7 +134,7 @@ cdef Prefix found_prefix(CacheState state, const NativeMatch& found):
     for group in range(num_groups):
         lane = state.prefix.lane_of[group]
         prefix.blocks[group].resize(<size_t>state.prefix.num_shared(found, lane))
-        count = state.prefix.copy_shared(found, lane, prefix.blocks[group])
+        count = state.prefix.copy_shared(found, lane, prefix.blocks[group].data())
         prefix.spans[group] = span[const_int32](prefix.blocks[group].data(), count)
     return prefix
 

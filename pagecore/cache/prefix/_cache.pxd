@@ -36,7 +36,7 @@ cdef class PrefixCache:
     cdef int64_t num_hits, num_misses, num_query_tokens, num_hit_tokens, num_shared_tokens
     # Scratch of the largest size that is needed, so that no change allocates.
     cdef vector[Int32Pointer] lanes
-    cdef vector[int32_t] ids
+    cdef int32_t* ids               # of the longest row; its pages are committed when they are written
     cdef vector[int32_t] block_indices
     cdef vector[vector[uint64_t]] counted
     cdef vector[int64_t] counts
@@ -62,7 +62,7 @@ cdef class PrefixCache:
     # Blocks of a lane that a new row shares.
     cdef int64_t num_shared(self, const NativeMatch& found, int32_t lane) noexcept
     # Copies their ids, for which `out` has room, and returns their number.
-    cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, vector[int32_t]& out) noexcept
+    cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, int32_t* out) noexcept
     # Leading blocks of a sequence that are the tree's, in the lane that shares most.
     cdef int32_t num_held(self, PrefixHold hold) noexcept
     # The receipt that covers a block; the sequence's first receipt if none does.

@@ -25,6 +25,7 @@ stay unpublished until the next commit.
 
 from libc.math cimport INFINITY
 from libc.stdint cimport INT32_MAX, int32_t, int64_t
+from libc.stdlib cimport calloc, free
 from libcpp.span cimport span
 
 from pagecore.cache.prefix._watched cimport WatchedPool
@@ -40,7 +41,7 @@ from pagecore.index.tables._block_tables cimport BlockTables
 import math
 
 from pagecore.cache.prefix.retention import as_finite
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import NotEnoughMemory, UnsupportedOption
 from pagecore.storage.checks import shown
 
 
@@ -118,11 +119,16 @@ cdef class PrefixCache:
             self.pools.append(tables.pools[group])
         self._reserve_scratch()
 
+    def __dealloc__(self):
+        free(self.ids)
+
     def _reserve_scratch(self):
         cdef int32_t lane
         cdef int64_t row = self.tables.max_blocks_per_sequence
         self.lanes.resize(self.num_lanes)
-        self.ids.resize(row)
+        self.ids = <int32_t*>calloc(max(row, 1), sizeof(int32_t))
+        if self.ids == NULL:
+            raise NotEnoughMemory(f"no memory for a row of {row} blocks; lower max_tokens_per_sequence")
         self.block_indices.reserve(row)
         self.counts.resize(self.num_lanes)
         self.left.resize(self.num_lanes)
@@ -177,7 +183,7 @@ cdef class PrefixCache:
         if self.is_watched:
             for lane in range(self.num_lanes):
                 count = self.copy_shared(found, lane, self.ids)
-                (<WatchedPool>self.pools[lane]).note_hit(self.ids.data(), count)
+                (<WatchedPool>self.pools[lane]).note_hit(self.ids, count)
         sequence.hold.receipt.native = self.tree.native.reserved_lock_shared(found)
         if self.shares_ahead and found.full_blocks > found.shared_blocks:
             sequence.hold.ahead.native = self.tree.native.reserved_lock_ahead(found)
@@ -243,12 +249,12 @@ cdef class PrefixCache:
         cdef bint is_ahead = (found.ahead >> self.component_of(lane)) & 1 != 0
         return found.full_blocks if self.shares_ahead and is_ahead else found.shared_blocks
 
-    cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, vector[int32_t]& out) noexcept:
+    cdef size_t copy_shared(self, const NativeMatch& found, int32_t lane, int32_t* out) noexcept:
         cdef size_t count = <size_t>self.num_shared(found, lane)
         if count > <size_t>found.shared_blocks:
-            self.tree.native.copy_ahead(found, lane, span[int32_t](out.data(), count))
+            self.tree.native.copy_ahead(found, lane, span[int32_t](out, count))
         elif count > 0:
-            self.tree.native.copy_blocks(found.shared_node, found.shared_offset, lane, span[int32_t](out.data(), count))
+            self.tree.native.copy_blocks(found.shared_node, found.shared_offset, lane, span[int32_t](out, count))
         return count
 
     cdef int32_t component_of(self, int32_t lane) noexcept:

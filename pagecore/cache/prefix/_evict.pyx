@@ -103,10 +103,10 @@ cdef void find_held_once(
 ) noexcept:
     """Write the indices of the blocks [first, last) of a path that only the tree holds."""
     prefix.tree.native.known_tail(
-        sequence.hold.receipt.native.node, lane, span[int32_t](prefix.ids.data() + first, <size_t>(end - first))
+        sequence.hold.receipt.native.node, lane, span[int32_t](prefix.ids + first, <size_t>(end - first))
     )
     (<BlockPool>prefix.pools[lane]).find_held_once_raw(
-        prefix.ids.data() + first, <size_t>(last - first), prefix.block_indices
+        prefix.ids + first, <size_t>(last - first), prefix.block_indices
     )
     for i in range(prefix.block_indices.size()):
         prefix.block_indices[i] += <int32_t>first
