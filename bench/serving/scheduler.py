@@ -1,6 +1,7 @@
 """Scheduler alone: a decode step of 256 runs, and whole requests, against a plain-Python scheduler and vLLM's.
 
-No model runs and the cache has no bytes. A step is schedule, commit and accept of ids that are known in advance.
+No model runs and the cache has no bytes. A step is schedule, commit and accept of ids that are known in advance. Drafts
+are given by their number, as for a drafter on the device, or as ids in lists; a fixed part of them is accepted.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import numpy as np
 
 from bench.harness.runner import Bench, Job, Work
 from bench.peers import PeerMissing, vllm_scheduler
-from bench.serving.plain_scheduler import PlainScheduler
+from bench.serving.plain_scheduler import PlainScheduler, accepted_counts
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.serving import Request, Scheduler, Step
 
 BLOCK = 16
 PROMPT = 64
 STEPS = 16
+DRAFTS = 3
 
 
 class Side(Protocol):
@@ -31,12 +33,22 @@ class Side(Protocol):
     def step(self) -> int | None:
         """Run one step; return the number of sampled tokens, None at the end."""
 
+    def verify(self, drafts: int) -> int:
+        """Run one step with drafts for every run, all of which decode; return the number of sampled tokens."""
+
 
 class Ours:
     """The scheduler of pagecore."""
 
     def __init__(
-        self, rows: int, num_blocks: int, max_tokens: int, *, overlap: bool = False, reuse: bool = True
+        self,
+        rows: int,
+        num_blocks: int,
+        max_tokens: int,
+        *,
+        overlap: bool = False,
+        reuse: bool = True,
+        lists_ids: bool = False,
     ) -> None:
         self.cache = PagedKVCache(
             AttentionSpec(8, 128), block_size=BLOCK, num_blocks=num_blocks, max_sequences=rows, device="none",
@@ -44,6 +56,7 @@ class Ours:
         )  # fmt: skip
         self.scheduler = Scheduler(self.cache, max_running=rows, max_tokens_per_step=max_tokens, overlap=overlap)
         self.previous: Step | None = None
+        self.lists_ids = lists_ids
 
     def add(self, number: int, prompt: int, new: int) -> None:
         self.scheduler.add(Request(number, np.full(prompt, number, np.int32), new))
@@ -63,14 +76,25 @@ class Ours:
             self.scheduler.commit(step)
         return sampled
 
+    def verify(self, drafts: int) -> int:
+        scheduler = self.scheduler
+        step = scheduler.schedule({run: [0] * drafts for run in scheduler.running} if self.lists_ids else drafts)
+        assert step is not None
+        accepted = accepted_counts(len(step.outputs), drafts)
+        scheduler.commit(step, accepted)
+        ids = np.zeros((len(accepted), 1 + drafts), np.int32)
+        scheduler.accept(step, [[0] * count for count in accepted.tolist()] if self.lists_ids else ids)
+        return int(accepted.sum())
+
     def _accept(self, step: Step) -> int:
         self.scheduler.accept(step, np.zeros(len(step.outputs), np.int32))
         return len(step.outputs)
 
 
 def run(bench: Bench, _options: argparse.Namespace) -> None:
-    """Time decode steps, then requests from arrival to end."""
+    """Time decode steps, steps with drafts, then requests from arrival to end."""
     _decode(bench)
+    _verify(bench)
     _requests(bench)
 
 
@@ -119,6 +143,40 @@ def _decode(bench: Bench) -> None:
         check=check,
         rounds=rounds,
         sizes={"rows": rows, "block_size": BLOCK},
+    )
+
+
+def _verify(bench: Bench) -> None:
+    rows, length, rounds = bench.pick((256, 8192, 21), (8, 512, 2), (256, 8192, 9))
+    blocks, max_tokens = rows * (length // BLOCK + 1) + 1, rows * PROMPT
+    sides: dict[str, Side] = {
+        "by number": Ours(rows, blocks, max_tokens),
+        "ids in lists": Ours(rows, blocks, max_tokens, lists_ids=True),
+        "plain Python": PlainScheduler(rows, blocks, max_tokens, BLOCK),
+    }
+    for side in sides.values():
+        for number in range(rows):
+            side.add(number, PROMPT - number % BLOCK, length - PROMPT)
+        side.step()
+
+    def steps(side: Side) -> Job:
+        def call() -> None:
+            for _ in range(STEPS):
+                side.verify(DRAFTS)
+
+        return Job(call, calls=STEPS, timer=_cpu_seconds)
+
+    def check() -> None:
+        """Let each side give every run its accepted tokens."""
+        assert {side.verify(DRAFTS) for side in sides.values()} == {int(accepted_counts(rows, DRAFTS).sum())}
+
+    bench.compare(
+        f"a decode step with {rows} running, {DRAFTS} drafts each",
+        steps(sides["by number"]),
+        {name: steps(side) for name, side in sides.items() if name != "by number"},
+        check=check,
+        rounds=rounds,
+        sizes={"rows": rows, "block_size": BLOCK, "drafts": DRAFTS},
     )
 
 

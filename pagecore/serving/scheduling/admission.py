@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pagecore.serving.scheduling.crossing import match_options
 from pagecore.serving.scheduling.future import count_future
 from pagecore.serving.scheduling.queue import Queue
@@ -56,16 +58,16 @@ class StepRows:
         No run computes a token that it would not keep because of `max_new_tokens`.
         """
         self.drafts = drafts
-        left = most = limits.budget - self.num_decodes
-        for place, run in enumerate(self.runs[: self.num_decodes]):
-            proposal = drafts.find(run)
-            if proposal is not None:
-                room = run.last_length - 2 - self.sequences[place].num_computed_tokens
-                count = max(min(proposal.count, limits.max_drafts, room, left), 0)
-                self.counts[place] += count
-                left -= count
-        self.has_drafts = left < most
-        return most - left
+        rooms = [run.last_length - one.num_computed_tokens for run, one in zip(self.runs, self.sequences, strict=True)]
+        granted = np.minimum(np.array(rooms, np.int64) - 2, drafts.count(self.runs))
+        granted = np.maximum(np.minimum(granted, limits.max_drafts), 0)
+        total, most = int(granted.sum()), limits.budget - self.num_decodes
+        if total > most:  # rows take from what the rows before them leave
+            granted = np.diff(np.minimum(granted.cumsum(), most), prepend=0)
+            total = most
+        self.counts = (granted + 1).tolist()
+        self.has_drafts = total > 0
+        return total
 
     def cut_drafts(self, most: int) -> None:
         """Leave each decode its first `most` drafts, or fewer."""
@@ -76,15 +78,9 @@ class StepRows:
         """Return the options of `prepare` that describe the drafts: their ids and trees, where they are known."""
         if self.drafts is None or not self.has_drafts:
             return {}
-        ids: list[Any] = [None] * len(self.runs)
-        parents: list[Any] = [None] * len(self.runs)
-        for place, count in enumerate(self.decode_counts):
-            proposal = self.drafts.find(self.runs[place])
-            if proposal is not None and count > 1:
-                ids[place] = None if proposal.ids is None else proposal.ids[: count - 1]
-                parents[place] = None if proposal.parents is None else proposal.parents[:count]
-        options = {"draft_ids": ids, "parents": parents}
-        return {name: listed for name, listed in options.items() if any(each is not None for each in listed)}
+        options = self.drafts.options(self.runs[: self.num_decodes], self.decode_counts)
+        num_prompts = len(self.runs) - self.num_decodes
+        return {name: listed + [None] * num_prompts for name, listed in options.items()}
 
 
 def select(roster: Roster, limits: Limits, drafts: Drafts | None = None) -> tuple[StepRows, int]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.serving.scheduling.request import Run, split_ids, token_ids
+from pagecore.serving.scheduling.request import Run, join_ids, token_ids
 from pagecore.storage.checks import require_int, shown
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ class DraftTree:
 
 # Drafts of a run as an engine gives them: their number, their ids, or a tree.
 Proposed: TypeAlias = "int | ArrayLike | DraftTree"
+WITHOUT_IDS = (DraftTree, int, np.integer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposal:
-    """Drafts of one run.
+    """Drafts of one run; nothing changes them.
 
     Attributes
     ----------
@@ -101,22 +103,46 @@ class Drafts:
     listed : dict of Run to Proposal
     """
 
-    __slots__ = ("common", "listed")
+    __slots__ = ("_has_ids", "_has_trees", "common", "listed")
 
     def __init__(self, common: Proposal | None, listed: dict[Run, Proposal]) -> None:
         self.common = common
         self.listed = listed
+        given = listed.values() if common is None else (common,)
+        self._has_ids = any(proposal.ids is not None for proposal in given)
+        self._has_trees = any(proposal.parents is not None for proposal in given)
 
-    def find(self, run: Run) -> Proposal | None:
-        """Return the proposal for a run; None without drafts."""
-        return self.common or self.listed.get(run)
+    def find(self, runs: list[Run]) -> list[Proposal | None]:
+        """Return the proposal for each run; None for a run without drafts."""
+        if self.common is not None:
+            return [self.common] * len(runs)
+        return list(map(self.listed.get, runs))
+
+    def count(self, runs: list[Run]) -> int | list[int]:
+        """Return the number of drafts of each run, or that of all runs."""
+        if self.common is not None:
+            return self.common.count
+        return [0 if proposal is None else proposal.count for proposal in self.find(runs)]
 
     def has_trees(self, runs: Iterable[Run]) -> bool:
         """Return True if one of the runs decodes and has a tree."""
-        if self.common is not None and self.common.parents is None:
+        if not self._has_trees:
             return False
-        found = (self.find(run) for run in runs if not run.prefilling)
+        found = self.find([run for run in runs if not run.prefilling])
         return any(proposal is not None and proposal.parents is not None for proposal in found)
+
+    def options(self, runs: list[Run], counts: list[int]) -> dict[str, list[Any]]:
+        """Return the options of `prepare` for decodes with `counts` tokens: the ids and trees that are known."""
+        if not self._has_ids and not self._has_trees:
+            return {}
+        ids: list[Any] = [None] * len(runs)
+        parents: list[Any] = [None] * len(runs)
+        for place, (proposal, count) in enumerate(zip(self.find(runs), counts, strict=True)):
+            if proposal is not None and count > 1:
+                ids[place] = None if proposal.ids is None else proposal.ids[: count - 1]
+                parents[place] = None if proposal.parents is None else proposal.parents[:count]
+        options = {"draft_ids": ids, "parents": parents}
+        return {name: listed for name, listed in options.items() if any(each is not None for each in listed)}
 
 
 def fitted_limits(limits: Limits, drafts: Drafts | None, running: Iterable[Run]) -> Limits:
@@ -136,7 +162,7 @@ def read_drafts(given: Proposed | Mapping[Run, Proposed] | None, owner: object, 
         return None
     if isinstance(given, Mapping):
         return _read_listed(given, owner, limits)
-    if not isinstance(given, DraftTree | int | np.integer) or isinstance(given, bool):
+    if not isinstance(given, WITHOUT_IDS) or isinstance(given, bool):
         raise UnsupportedOption(
             f"drafts is {shown(given)}; expected a number for all runs, a DraftTree, or a mapping from runs to "
             "numbers, ids or trees"
@@ -147,21 +173,21 @@ def read_drafts(given: Proposed | Mapping[Run, Proposed] | None, owner: object, 
 
 def _read_listed(given: Mapping[Run, Proposed], owner: object, limits: Limits) -> Drafts | None:
     listed: dict[Run, Proposal] = {}
-    with_ids: list[Run] = []
+    with_ids: dict[Run, ArrayLike] = {}
     for run, proposed in given.items():
         if not isinstance(run, Run) or run.owner is not owner:
             raise InvalidSequence(f"drafts are given for {shown(run)}, which is not a run of this scheduler")
-        if isinstance(proposed, DraftTree | int | np.integer):
+        if isinstance(proposed, WITHOUT_IDS):
             listed[run] = _read(proposed, limits, f"drafts of {run!r}")
         else:
-            with_ids.append(run)
+            with_ids[run] = proposed
     try:
-        ids = split_ids([given[run] for run in with_ids], lambda place: f"drafts of {with_ids[place]!r}")  # type: ignore[misc]
+        ids, lengths = join_ids(list(with_ids.values()), lambda place: f"drafts of {list(with_ids)[place]!r}")
     except UnsupportedDtype as error:
         raise UnsupportedDtype(f"{error}; expected a number, token ids, or a DraftTree") from None
-    for run, part in zip(with_ids, ids, strict=True):
-        listed[run] = Proposal(len(part), part)
-        if len(part) > limits.max_drafts:
+    for run, length, end in zip(with_ids, lengths, accumulate(lengths), strict=True):
+        listed[run] = Proposal(length, ids[end - length : end])
+        if length > limits.max_drafts:
             _limited(listed[run], limits, f"drafts of {run!r}")
     return Drafts(None, listed) if any(proposal.count for proposal in listed.values()) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,9 +63,10 @@ def find_drafts(rows: StepRows) -> NDArray[np.int64]:
     """Return the positions of the drafts of a step."""
     if not rows.has_drafts:
         return no_indices()
-    counts = np.array(rows.counts[: rows.num_decodes])
-    is_draft = np.ones(counts.sum(), np.bool_)
-    is_draft[np.cumsum(counts) - counts] = False
+    ends = np.fromiter(accumulate(rows.decode_counts), np.int64, rows.num_decodes)
+    is_draft = np.ones(ends[-1], np.bool_)
+    is_draft[0] = False
+    is_draft[ends[:-1]] = False
     return np.flatnonzero(is_draft)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Listed
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -174,20 +174,18 @@ def token_ids(given: ArrayLike, name: str) -> NDArray[np.int32]:
     return ids.astype(np.int32, copy=False)
 
 
-def split_ids(given: Listed[ArrayLike], name: Callable[[int], str]) -> list[NDArray[np.int32]]:
-    """Return 1-D arrays of integers as int32; `name` returns the name of each for errors.
+def join_ids(given: Listed[ArrayLike], name: Callable[[int], str]) -> tuple[NDArray[np.int32], list[int]]:
+    """Return 1-D arrays of integers as one int32 array, and the length of each; `name` names one of them in errors.
 
-    Short lists are converted together, which takes a tenth of the time of one after the other.
+    Lists are converted together, which takes a tenth of the time of one after the other.
     """
-    if all(isinstance(part, list | tuple) for part in given):
+    if given and set(map(type, given)) <= {list, tuple}:
         try:
-            flat = token_ids(list(chain.from_iterable(given)), "ids")  # type: ignore[arg-type]
+            return token_ids(list(chain.from_iterable(given)), "ids"), list(map(len, given))  # type: ignore[arg-type]
         except (TypeError, ShapeError, UnsupportedDtype):
             pass  # the error of a part is more precise
-        else:
-            ends = accumulate(len(part) for part in given)  # type: ignore[arg-type]
-            return [flat[end - len(part) : end] for part, end in zip(given, ends, strict=True)]  # type: ignore[arg-type]
-    return [token_ids(part, name(place)) for place, part in enumerate(given)]
+    parts = [token_ids(part, name(place)) for place, part in enumerate(given)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int32), list(map(len, parts))
 
 
 class Run:

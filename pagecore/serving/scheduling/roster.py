@@ -275,10 +275,12 @@ class Roster:
                 samples.setdefault(run.parent if run.parent and run.held is None else run, []).append(run)
         forks = self.num_forks + sum(len(runs) - 1 for runs in samples.values())
         news = self.news + (bool(prompts) or self.follows_tree)
-        counts, speculation = None if accepted is None else accepted.counts, self.speculation
-        if counts is not None:
-            rows = zip(step.runs[: step.num_decodes], step.counts, counts, strict=False)
-            speculation = speculation.counted((most - 1, count - 1) for run, most, count in rows if run.held)
+        counts, speculation = None, self.speculation
+        if accepted is not None:
+            counts = accepted.counts
+            is_live = np.array([run.held is not None for run in step.runs[: step.num_decodes]], np.bool_)
+            rows = np.array([step.counts[: step.num_decodes], counts[: step.num_decodes]], np.int64)
+            speculation = speculation.counted(*rows[:, is_live] - 1, has_trees=accepted.paths is not None)
 
         def record() -> None:
             for run in prompts:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Speculation"]
 
@@ -20,8 +25,8 @@ class Speculation:
     num_draft_tokens, num_accepted_tokens : int
         Drafts that were computed, and those that were accepted. The token that the model adds does not count.
     accepted_per_position : tuple of int
-        Rows that accepted a draft at each position: the first draft of a chain, the second, and so on. In a tree the
-        position is the depth.
+        Rows that accepted a draft at each position, up to the longest chain so far: the first draft, the second, and so
+        on. In a tree the position is the depth, up to the deepest accepted draft.
     """
 
     num_drafts: int = 0
@@ -39,19 +44,16 @@ class Speculation:
         """Tokens that a row with drafts gains on average, the model's own token included; 0 before the first."""
         return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
 
-    def counted(self, rows: Iterable[tuple[int, int]]) -> Speculation:
-        """Return the statistics with the rows of a step; each is its number of drafts and of accepted drafts."""
-        with_drafts = [(drafts, accepted) for drafts, accepted in rows if drafts]
-        longest = max((accepted for _, accepted in with_drafts), default=0)
-        added = [0] * longest
-        for _, accepted in with_drafts:
-            if accepted:
-                added[accepted - 1] += 1
-        for place in range(longest - 1, 0, -1):  # a row that accepted the third draft accepted the second, too
-            added[place - 1] += added[place]
+    def counted(
+        self, drafts: NDArray[np.integer], accepted: NDArray[np.integer], *, has_trees: bool = False
+    ) -> Speculation:
+        """Return the statistics with the rows of a step; the arrays have their drafts, and those that were accepted."""
+        longest = 0 if has_trees else int(drafts.max(initial=0))
+        ends = np.bincount(accepted, minlength=1 + longest)  # rows by the number of accepted drafts
+        added = ends[:0:-1].cumsum()[::-1].tolist()  # a row that accepted the third draft accepted the second, too
         return Speculation(
-            self.num_drafts + len(with_drafts),
-            self.num_draft_tokens + sum(drafts for drafts, _ in with_drafts),
-            self.num_accepted_tokens + sum(accepted for _, accepted in with_drafts),
+            self.num_drafts + np.count_nonzero(drafts),
+            self.num_draft_tokens + int(drafts.sum()),
+            self.num_accepted_tokens + int(accepted.sum()),
             tuple(old + new for old, new in zip_longest(self.accepted_per_position, added, fillvalue=0)),
         )

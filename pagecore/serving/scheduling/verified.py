@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pagecore.errors import ShapeError, UnsupportedDtype
-from pagecore.serving.scheduling.request import split_ids, token_ids
+from pagecore.serving.scheduling.request import join_ids, token_ids
 from pagecore.storage.checks import shown
 
 if TYPE_CHECKING:
@@ -67,16 +68,18 @@ def read_accepted(step: Step, accepted: ArrayLike | None, accepted_path: Listed[
         if step.has_drafts:
             raise ShapeError("the step has drafts; pass accepted, the number of tokens that each output gains")
         return Accepted([1] * len(step.outputs))
-    counts = _integers(accepted, "accepted")
-    if len(counts) != len(step.outputs):
-        raise ShapeError(f"accepted has {len(counts)} numbers; expected one for each of {len(step.outputs)} outputs")
-    for place, count in enumerate(counts):
-        most = step.counts[place] if place < step.num_decodes else 1
-        if not 1 <= count <= most:
-            raise ShapeError(
-                f"accepted[{place}] is {count}; that output has {most - 1} drafts and gains 1 to {most} tokens: count "
-                "the accepted drafts and the token after them"
-            )
+    given = _integers(accepted, "accepted")
+    if len(given) != len(step.outputs):
+        raise ShapeError(f"accepted has {len(given)} numbers; expected one for each of {len(step.outputs)} outputs")
+    most = step.counts[: step.num_decodes] + [1] * (len(given) - step.num_decodes)
+    wrong = np.flatnonzero((given < 1) | (given > most))
+    if len(wrong):
+        place = wrong[0]
+        raise ShapeError(
+            f"accepted[{place}] is {given[place]}; that output has {most[place] - 1} drafts and gains 1 to "
+            f"{most[place]} tokens: count the accepted drafts and the token after them"
+        )
+    counts: list[int] = given.tolist()
     by_row = counts[: step.num_decodes] + step.counts[step.num_decodes :] if step.has_drafts else None
     return Accepted(counts, by_row)
 
@@ -99,7 +102,7 @@ def _read_paths(step: Step, accepted_path: Listed[ArrayLike | None]) -> Accepted
                 )
             counts.append(1)
             continue
-        path = _integers(given, f"accepted_path[{place}]")
+        path: list[int] = _integers(given, f"accepted_path[{place}]").tolist()
         if not path or path[0] != 0 or (len(path) > 1 and not drafts):
             raise ShapeError(
                 f"accepted_path[{place}] is {shown(given)}; that output has {drafts} drafts: begin with 0, the token "
@@ -118,14 +121,13 @@ def _as_array(given: ArrayLike, name: str) -> NDArray[Any]:
         raise ShapeError(f"{name} is not an array of integers: {refused}") from None
 
 
-def _integers(given: ArrayLike, name: str) -> list[int]:
+def _integers(given: ArrayLike, name: str) -> NDArray[np.integer]:
     array = _as_array(given, name)
     if array.ndim != 1:
         raise ShapeError(f"{name} has shape {array.shape}; expected a 1-D array of integers")
     if array.size and array.dtype.kind not in "iu":
         raise UnsupportedDtype(f"{name} has dtype {array.dtype}; expected integers")
-    numbers: list[int] = array.tolist()
-    return numbers
+    return array
 
 
 # -- the ids of accepted tokens ----------------------------------------------------------------------------------------
@@ -161,14 +163,16 @@ def read_id_rows(ids: Any, step: Step, flags: NDArray[np.bool_] | None) -> list[
             raise ShapeError(f"ids has shape {table.shape}; an output has {max(counts)} accepted tokens")
         listed: list[list[int]] = flat.tolist()  # type: ignore[assignment]  # of a 2-D array
         return [row[:count] for row, count in zip(listed, counts, strict=True)]
-    rows: list[list[int]] = [part.tolist() for part in split_ids(ids, "ids[{}]".format)]
-    for place, (count, run) in enumerate(zip(counts, step.outputs, strict=True)):
-        given = len(rows[place])
-        least = 1 if flags is not None and flags[place] else count
-        if not least <= given <= count and run.held is not None:
+    joined, lengths = join_ids(ids, "ids[{}]".format)
+    flat_ids = joined.tolist()
+    rows = [flat_ids[end - length : end] for end, length in zip(accumulate(lengths), lengths, strict=True)]
+    for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        if len(row) == count or step.outputs[place].held is None:
+            continue
+        if flags is None or not flags[place] or not 1 <= len(row) < count:
             raise ShapeError(
-                f"ids[{place}] has {given} ids, and {count} tokens of that output are accepted; give {count} ids, or "
-                "fewer with finished"
+                f"ids[{place}] has {len(row)} ids, and {count} tokens of that output are accepted; give {count} ids, "
+                "or fewer with finished"
             )
     return rows
 
@@ -184,15 +188,17 @@ def sort_id_rows(
     learning: list[Sequence] = []
     learned: list[list[int]] = []
     finished: dict[Run, NDArray[np.int32]] = {}
-    for place, (run, given) in enumerate(zip(step.outputs, rows, strict=True)):
-        held = run.held
+    ends = [False] * len(rows) if flags is None else flags.tolist()
+    for run, given, is_last in zip(step.outputs, rows, ends, strict=True):
+        held, ids = run.held, given
         if held is None:  # cancelled, or finished by an earlier step
             continue
-        length, ids = _end_of(run, held.num_tokens, given), given
-        if length or (flags is not None and flags[place]):
-            kept = given[: length or len(given)]
-            finished[run] = np.append(held.tokens, np.array(kept, np.int32))
-            ids = kept[:-1]
+        if is_last or held.num_tokens + len(given) >= run.last_length or not run.stops.isdisjoint(given):
+            length = _end_of(run, held.num_tokens, given)
+            if length or is_last:
+                kept = given[: length or len(given)]
+                finished[run] = np.append(held.tokens, np.array(kept, np.int32))
+                ids = kept[:-1]
         if ids:
             learning.append(held)
             learned.append(ids)
