@@ -28,7 +28,7 @@ RECIPE = f"""  mkdir -p $PAGECORE_PEERS && cd $PAGECORE_PEERS
   tar xf vllm-{VERSION}.tar.gz
   pip install transformers openai openai_harmony cbor2 cloudpickle cachetools xxhash blake3 regex msgspec pydantic \\
       pyzmq fastapi aiohttp psutil py-cpuinfo xgrammar partial_json_parser llguidance tqdm requests pillow \\
-      pybase64 uvloop
+      pybase64 uvloop einops
 (into the environment that runs the bench)"""
 BLOCK = 16
 

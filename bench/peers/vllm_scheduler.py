@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.peers import unimportable
 from bench.peers.vllm import FOLDER, NAME, RECIPE, find_vllm
+from bench.serving.plain_scheduler import accepted_counts
 
 __all__ = ["NAME", "PeerScheduler"]
 
@@ -36,7 +37,7 @@ def load() -> Any:
         from vllm.sampling_params import SamplingParams
         from vllm.v1 import kv_cache_interface
         from vllm.v1.core.sched.scheduler import Scheduler
-        from vllm.v1.outputs import ModelRunnerOutput
+        from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
         from vllm.v1.request import Request
         from vllm.v1.structured_output import StructuredOutputManager
     except ImportError as error:
@@ -47,6 +48,7 @@ def load() -> Any:
         sampling=SamplingParams,
         interface=kv_cache_interface,
         scheduler=Scheduler,
+        drafts=DraftTokenIds,
         output=ModelRunnerOutput,
         request=Request,
         structured=StructuredOutputManager,
@@ -54,7 +56,10 @@ def load() -> Any:
 
 
 class PeerScheduler:
-    """vLLM's scheduler without prefix caching; `step` is schedule and update_from_output."""
+    """vLLM's scheduler without prefix caching; `step` is schedule and update_from_output.
+
+    `verify` also is update_draft_token_ids, with the ids of each request in a list.
+    """
 
     def __init__(self, rows: int, num_blocks: int, max_tokens: int, block_size: int, length: int) -> None:
         self._vllm = vllm = load()
@@ -100,13 +105,21 @@ class PeerScheduler:
     def step(self) -> int | None:
         """Run one step; return the number of sampled tokens, None at the end."""
         step = self._scheduler.schedule()
+        self._update(step, [[0]] * len(step.num_scheduled_tokens))
+        return len(step.num_scheduled_tokens) or None
+
+    def verify(self, drafts: int) -> int:
+        """Run one step with drafts for every request, all of which decode; return the number of sampled tokens."""
+        names = [request.request_id for request in self._scheduler.running]
+        proposed = self._vllm.drafts(req_ids=names, draft_token_ids=[[0] * drafts for _ in names])
+        self._scheduler.update_draft_token_ids(proposed)
+        step = self._scheduler.schedule()
+        accepted = accepted_counts(len(step.num_scheduled_tokens), drafts).tolist()
+        self._update(step, [[0] * count for count in accepted])
+        return sum(accepted)
+
+    def _update(self, step: Any, ids: list[list[int]]) -> None:
         names = list(step.num_scheduled_tokens)
-        if not names:
-            return None
-        output = self._vllm.output(
-            req_ids=names,
-            req_id_to_index={name: place for place, name in enumerate(names)},
-            sampled_token_ids=[[0] for _ in names],
-        )
+        places = {name: place for place, name in enumerate(names)}
+        output = self._vllm.output(req_ids=names, req_id_to_index=places, sampled_token_ids=ids)
         self._scheduler.update_from_output(step, output)
-        return len(names)

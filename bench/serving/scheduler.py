@@ -149,11 +149,9 @@ def _decode(bench: Bench) -> None:
 def _verify(bench: Bench) -> None:
     rows, length, rounds = bench.pick((256, 8192, 21), (8, 512, 2), (256, 8192, 9))
     blocks, max_tokens = rows * (length // BLOCK + 1) + 1, rows * PROMPT
-    sides: dict[str, Side] = {
-        "by number": Ours(rows, blocks, max_tokens),
-        "ids in lists": Ours(rows, blocks, max_tokens, lists_ids=True),
-        "plain Python": PlainScheduler(rows, blocks, max_tokens, BLOCK),
-    }
+    sides = _sides(bench, rows, blocks, max_tokens, length)
+    del sides["with overlap"]
+    sides["ids in lists"] = Ours(rows, blocks, max_tokens, lists_ids=True)
     for side in sides.values():
         for number in range(rows):
             side.add(number, PROMPT - number % BLOCK, length - PROMPT)
@@ -172,8 +170,8 @@ def _verify(bench: Bench) -> None:
 
     bench.compare(
         f"a decode step with {rows} running, {DRAFTS} drafts each",
-        steps(sides["by number"]),
-        {name: steps(side) for name, side in sides.items() if name != "by number"},
+        steps(sides["pagecore"]),
+        {name: steps(side) for name, side in sides.items() if name != "pagecore"},
         check=check,
         rounds=rounds,
         sizes={"rows": rows, "block_size": BLOCK, "drafts": DRAFTS},

@@ -344,9 +344,21 @@ class SchedulerModel:
         slots = max(row.sequence.num_tokens, row.sequence.capacity)
         return math.ceil(slots / self.cache.block_size) + (row.request.samples > 1)
 
-    def give_way(self, row):
+    def preempt_all(self, swap):
+        self.unpin(self.pinned)
+        for row in self.waiting:
+            if row.sequence is not None and not swap:
+                self.cache.remove(row.sequence)
+                row.sequence = None
+        names, ratio = [row.name for row in self.running], self.ratio
+        for row in self.running[::-1]:
+            self.give_way(row, swap)
+        self.ratio = ratio
+        return names
+
+    def give_way(self, row, swap=True):
         row.tokens = list(row.sequence.ids)
-        if self.space and self.cache.try_swap_out([row.sequence], self.space):
+        if swap and self.space and self.cache.try_swap_out([row.sequence], self.space):
             self.swaps += 1
         else:
             self.cache.remove(row.sequence)

@@ -158,7 +158,7 @@ def test_a_run_gains_its_accepted_drafts_and_one_more_token():
     assert scheduler.accept(step, [[7, 8, 9], [4]]) == []
     assert [run.num_generated for run in runs] == [4, 2]
     assert [run.held.num_tokens - run.held.num_computed_tokens for run in runs] == [1, 1]
-    assert scheduler.speculation == Speculation(2, 6, 2, (1, 1))
+    assert scheduler.speculation == Speculation(2, 6, 2, (1, 1, 0))
     assert scheduler.figures().speculation is scheduler.speculation
     assert (scheduler.speculation.acceptance_rate, scheduler.speculation.mean_tokens) == (1 / 3, 2.0)
 
@@ -312,6 +312,19 @@ def test_drafts_go_up_to_the_slots_of_the_states():
     scheduler.accept(step, [[1, 2]])
     assert run.num_generated == 3
     scheduler.cache.check_invariants()
+
+
+def test_state_slots_that_are_short_cost_drafts_where_there_are_no_blocks():
+    state = StateSpec((Plane("state", (1,), "int32", per="sequence"),), draft_tokens=1)
+    scheduler = Scheduler(PagedKVCache([state], num_states=5, block_size=2, max_tokens_per_sequence=80))
+    scheduler.add(request(0, 3, 12, samples=3))
+    advance(scheduler)
+    step = scheduler.schedule({scheduler.running[0]: 1})
+    assert step.counts == [2, 1, 1]
+    scheduler.commit(step, [1, 1, 1])
+    scheduler.accept(step, [[7], [8], [9]])
+    assert scheduler.schedule(1).counts == [1, 1, 1]
+    assert scheduler.num_preemptions == 0
 
 
 # -- trees -------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pagecore.serving.scheduling.request import Request, RequestError, State
 from pagecore.serving.scheduling.scheduler import Scheduler
 from pagecore.storage import AttentionSpec
 from tests.serving.fake_cache import FakeCache, FakeSpace
-from tests.serving.runs import drain, expected, request, sampled
+from tests.serving.runs import advance, drain, expected, request, sampled
 
 
 @st.composite
@@ -197,6 +197,20 @@ def test_a_request_that_fits_alone_to_the_last_slot_finishes():
     scheduler.add(request(0, 9, 4))
     (run,) = drain(scheduler)
     assert list(run.generated) == expected(run.request, 0)[9:]
+
+
+def test_generated_tokens_are_those_so_far():
+    cache = FakeCache(40)
+    scheduler = Scheduler(cache, swap_space=FakeSpace(cache, 40))
+    run = scheduler.add(request(0, 9, 6))
+    whole, seen = expected(run.request, 0)[9:], []
+    while not run.has_ended:
+        seen.append(run.generated.tolist())
+        advance(scheduler)
+        if run.num_generated == 3:
+            scheduler.preempt_all()
+            assert run.generated.tolist() == whole[:3]
+    assert [*seen, run.generated.tolist()] == [whole[:number] for number in range(7)]
 
 
 @pytest.mark.parametrize(("prompt", "new", "samples"), [(9, 5, 1), (13, 0, 1), (1, 1, 3)])

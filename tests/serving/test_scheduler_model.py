@@ -184,6 +184,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             run, row = self.pairs[data.draw(st.sampled_from(sorted(self.pairs)))]
             assert self.scheduler.cancel(run) is self.model.cancel(row)
 
+    @precondition(lambda self: not self.steps)
+    @rule(swap=st.booleans(), is_rare=st.integers(0, 3))
+    def preempt_all(self, swap, is_rare):
+        if not is_rare:
+            runs = self.scheduler.preempt_all(swap=swap)
+            assert [name(run) for run in runs] == self.model.preempt_all(swap)
+            held = self.scheduler.cache.sequences.values()
+            assert all(each.is_swapped for each in held) if swap else not held
+
     @rule(turns=st.integers(1, 6), seed=st.integers(0, 2**20))
     def turn(self, turns, seed=0):
         """Run whole steps, as an engine does."""

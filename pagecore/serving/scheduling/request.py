@@ -317,8 +317,9 @@ class Run:
 
     @property
     def generated(self) -> NDArray[np.int32]:
-        """Generated tokens, int32: all once the run has ended; before that, those known at the last preemption."""
-        return self.tokens[len(self.request.prompt) :]
+        """Generated tokens so far, int32."""
+        known = self.tokens if self.held is None else np.asarray(self.held.tokens)
+        return known[len(self.request.prompt) :]
 
     def __repr__(self) -> str:
         return f"Run({self.request.id!r}, sample={self.sample}, {self.state.value}, generated={self.num_generated})"

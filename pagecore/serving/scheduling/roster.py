@@ -157,7 +157,7 @@ class Roster:
         )
 
     def unpin(self, run: Run) -> None:
-        """Remove the sequence of a pinned run, and with it the pin on its prefix."""
+        """Remove the sequence of a run that waits: one that holds a cached prefix, or that is swapped out."""
         held = run.sequence
         waiting_tokens = self.num_waiting_tokens + held.num_computed_tokens
 
@@ -203,19 +203,23 @@ class Roster:
 
         self._journal.run(call, lambda: not held.is_swapped, record)
 
-    def preempt(self, run: Run) -> None:
-        """Move a running run to the front of the queue, swapped out or without a sequence."""
+    def preempt(self, run: Run, *, swap: bool = True, is_retraction: bool = True) -> None:
+        """Move a running run to the front of the queue, swapped out or without a sequence.
+
+        A retraction, which makes room for other runs, sets the ratio.
+        """
         held = run.sequence
         tokens = np.asarray(held.tokens)
         preemptions, run_preemptions = self.num_preemptions + 1, run.num_preemptions + 1
         swaps, waiting_tokens, computed = self.num_swaps, self.num_waiting_tokens, held.num_computed_tokens
         news = self.news + 1
         ratio = self.ratio
-        if ratio is not None:
+        if ratio is not None and is_retraction:
             ratio = ratio_after_retraction(other for other in self.running if other is not run)
 
         def call() -> None:
-            if self.swap_space is None or not self.cache.try_swap_out([held], self.swap_space):
+            space = self.swap_space if swap else None
+            if space is None or not self.cache.try_swap_out([held], space):
                 self.cache.remove(held)
 
         def record() -> None:

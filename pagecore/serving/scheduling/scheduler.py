@@ -289,6 +289,48 @@ class Scheduler(SchedulerView):
         roster.cancel(run)
         return True
 
+    def preempt_all(self, *, swap: bool = True) -> list[Run]:
+        """Move all running runs to the front of the queue, so that no request holds memory of the cache.
+
+        Call it before `PagedKVCache.release_memory`, or before the model gets other weights. The next `schedule` admits
+        the runs again, in the same order. An exception may leave some of them running: call it again then.
+
+        Parameters
+        ----------
+        swap : bool
+            If True, runs go to the swap space while it has room and continue where they were. If False, and for the
+            other runs, their tokens so far become their prompts; the runs that are in the swap space leave it, too.
+            With other weights, also call `PagedKVCache.clear_prefix_cache`, or the prompts find what was computed with
+            the old ones.
+
+        Returns
+        -------
+        list of Run
+            The runs that were running, in order of admission.
+
+        Raises
+        ------
+        InvalidSequence
+            A step is open; nothing is changed.
+        UnsupportedOption
+            `swap` is not True or False.
+
+        Notes
+        -----
+        As vLLM's ``reset_prefix_cache(reset_running_requests=True)``, and SGLang's ``pause_generation`` that retracts.
+        """
+        roster = self._settled()
+        swap = flag("swap", swap)
+        if roster.steps:
+            raise InvalidSequence("a step is open; accept or abandon it, then preempt the runs")
+        held = roster.pinned if swap else [run for run in roster.waiting if run.held is not None]
+        for run in list(held):
+            roster.unpin(run)
+        running = list(roster.running)
+        for run in reversed(running):
+            roster.preempt(run, swap=swap, is_retraction=False)
+        return running
+
     # -- a step --------------------------------------------------------------------------------------------------
 
     def schedule(self, drafts: Proposed | Mapping[Run, Proposed] | None = None) -> Step | None:

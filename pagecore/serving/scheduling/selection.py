@@ -115,9 +115,12 @@ def _return_spare_blocks(roster: Roster) -> bool:
     size = roster.cache.block_size
     held = [run.sequence for run in roster.running]
     spare = [one for one in held if one.capacity > ceil_div(one.num_computed_tokens + 1, size) * size]
-    if spare:
-        roster.cache.truncate(spare, [max(one.num_tokens, one.num_computed_tokens) for one in spare])
-    return bool(spare)
+    if not spare:
+        return False
+    # A cache whose layers all keep states has no blocks: the capacity of its rows does not change.
+    before = [one.capacity for one in spare]
+    roster.cache.truncate(spare, [max(one.num_tokens, one.num_computed_tokens) for one in spare])
+    return [one.capacity for one in spare] != before
 
 
 def _shorten_prompts(cache: PagedKVCache, rows: StepRows) -> bool:
