@@ -7,6 +7,8 @@ tables. `PagedKVCache` manages all of this. Its parts are public too: `BlockPool
 recurrent layers. `StaticKVCache` is a cache without blocks.
 """
 
+from typing import TYPE_CHECKING
+
 from pagecore.arrays import DType, Tensor, as_dtype, as_tensor, empty, zeros
 from pagecore.cache import (
     Alias,
@@ -54,7 +56,7 @@ from pagecore.index import (
     StepBuffers,
     WindowSlotAllocator,
 )
-from pagecore.models import ConfigError, specs_from_config
+from pagecore.lazy import lazy_names
 from pagecore.ops import (
     AttentionPlan,
     copy_blocks,
@@ -98,6 +100,9 @@ from pagecore.storage import (
     StateSpec,
     TensorParallel,
 )
+
+if TYPE_CHECKING:
+    from pagecore.models import ConfigError, specs_from_config
 
 __version__ = "0.1.0"
 
@@ -194,3 +199,7 @@ __all__ = [
     "write_latent",
     "zeros",
 ]
+
+if not TYPE_CHECKING:  # type checkers read the imports above, and report names that are not among them
+    # A sixth of the modules: they are loaded when a model's config is first read.
+    __getattr__, __dir__ = lazy_names(__name__, {"models": ("ConfigError", "specs_from_config")})

@@ -28,6 +28,7 @@ HEAVY = {
     "multiprocessing",
     "pagecore.cli",
     "pagecore.interop",
+    "pagecore.models",
     "pagecore.serving",
     "pdb",
     "pydoc",

@@ -169,7 +169,7 @@ def test_the_memory_of_a_timeline_does_not_grow_with_the_run():
         return max(held) - held[0]
 
     # The queue of requests and the metrics grow with the run, by less than a hundred bytes a step.
-    assert peak(300) < peak(100) + 100_000
+    assert peak(150) < peak(50) + 50_000
 
 
 @pytest.mark.parametrize("columns", [-2, 0, 1, 3])
