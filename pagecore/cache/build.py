@@ -141,7 +141,7 @@ def _sized(
     return given, count_blocks(groups, block_size, num_blocks, memory, device, longest)
 
 
-def _make_tables(blocks: list[int], block_size: int, max_sequences: int, max_tokens: int) -> BlockTables:
+def _make_tables(blocks: Listed[int], block_size: int, max_sequences: int, max_tokens: int) -> BlockTables:
     """Return the block tables of groups with the given numbers of blocks; they count rows without a group, too."""
     return BlockTables(
         [BlockPool(n) for n in blocks],
@@ -160,12 +160,7 @@ def _cross_parts(
         return None
     limits = [group.max_cross_tokens or INT32_MAX for group in groups[first:]]
     most = min(*limits, *((count - 1) * block_size for count in blocks[first:]), INT32_MAX)
-    tables = BlockTables(
-        [BlockPool(n) for n in blocks[first:]],
-        block_sizes=[block_size] * (len(groups) - first),
-        max_sequences=max_sequences,
-        max_blocks_per_sequence=ceil_div(most, block_size),
-    )
+    tables = _make_tables(blocks[first:], block_size, max_sequences, most)
     staging = Staging(tables, device) if device.startswith("cuda") else None
     return CrossParts(CrossContents(tables, most), staging, first)
 

@@ -1,4 +1,4 @@
-"""Operations on the sequences of a cache: add, fork, reorder, append, truncate, remove and set_cross.
+"""Operations on the sequences of a cache: add, fork, reorder, append, truncate, compact, remove and set_cross.
 
 Each function takes the lock of the cache, plans, and then commits by calls that cannot fail; see `CacheState`.
 """
