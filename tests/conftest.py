@@ -21,6 +21,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("PAGECORE_NUM_THREADS", "2")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# torch's inductor would compile and run a program to see if each instruction set works that the processor reports.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}")
 
 

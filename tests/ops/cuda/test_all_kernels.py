@@ -5,8 +5,11 @@ Programs that the record of resources covers are not compiled again, except one 
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
+from pagecore.ops.cuda.compilation import cubins
 from pagecore.ops.cuda.compilation.compiler import ARCHITECTURES
 from pagecore.ops.cuda.compilation.cubins import cache_key, set_cache_folder
 from pagecore.ops.cuda.compilation.manifest import instances
@@ -18,13 +21,18 @@ from tests.ops.cuda.usage_record import FOLDER, SOURCES, compiled_always, of_sou
 
 @pytest.fixture(scope="module")
 def cache(nvrtc):
-    """Use the folder of this test as the kernel cache; afterwards delete the cubins of older sources."""
+    """Use the folder of this test as the kernel cache; afterwards delete the cubins of older sources.
+
+    Each key of a kernel is made of the texts of its source and headers, which are read once.
+    """
     set_cache_folder(FOLDER)
-    try:
-        yield
-        current = {f"{cache_key([each], name)}.cubin" for name in ARCHITECTURES for each in instances()}
-    finally:
-        set_cache_folder(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cubins, "with_headers", functools.cache(cubins.with_headers))
+        try:
+            yield
+            current = {f"{cache_key([each], name)}.cubin" for name in ARCHITECTURES for each in instances()}
+        finally:
+            set_cache_folder(None)
     for path in FOLDER.glob("*.cubin"):
         if path.name not in current:
             path.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ compiles all programs and writes the record anew; a difference in the file shows
 from __future__ import annotations
 
 import argparse
-import functools
 import hashlib
 import json
 import os
@@ -32,12 +31,6 @@ def of_source(source: str) -> list[Instance]:
     return [each for each in instances() if each.source == source]
 
 
-@functools.cache
-def read_record() -> dict[str, Any]:
-    """Return the record as it is when it is first used."""
-    return json.loads(RECORD.read_text())
-
-
 def key_of(chosen: Sequence[Instance], architecture: str) -> str:
     """Return a digest of sources, headers, flags, compiler version and architecture of some instances."""
     keys = [cache_key([each], architecture) for each in chosen]
@@ -47,7 +40,7 @@ def key_of(chosen: Sequence[Instance], architecture: str) -> str:
 def recorded(source: str, architecture: str) -> list[Usage] | None:
     """Return the record of a source on one architecture; None if it is not of the present source and compiler."""
     chosen = of_source(source)
-    entry = read_record().get(f"{source} {architecture}")
+    entry = json.loads(RECORD.read_text()).get(f"{source} {architecture}")
     if entry is None or entry["key"] != key_of(chosen, architecture):
         return None
     return [Usage(name, architecture, *figures) for name, figures in entry["kernels"].items()]
@@ -72,7 +65,7 @@ def write(*, all_programs: bool = True) -> None:
     The record is saved after each program, so that a run that is interrupted can be continued.
     """
     set_cache_folder(FOLDER)
-    held = {} if all_programs else read_record()
+    held = {} if all_programs else json.loads(RECORD.read_text())
     programs = {
         f"{source} {architecture}": (source, architecture) for architecture in ARCHITECTURES for source in SOURCES
     }
