@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pagecore.tiers.remote.mooncake import MooncakeStore
     from pagecore.tiers.remote.objects import ObjectStore
     from pagecore.tiers.remote.resp import RespStore
-    from pagecore.tiers.store import BlockStore, EvictionReporter, StoreStats
+    from pagecore.tiers.store import BlockStore, EntryRemover, EntryToucher, EvictionReporter, StoreStats
 
 __all__ = [
     "BlockStore",
@@ -55,6 +55,7 @@ __all__ = [
     "DiskFiles",
     "DiskStore",
     "EntryRemover",
+    "EntryToucher",
     "EventPublisher",
     "EvictionReporter",
     "Fingerprint",
@@ -124,7 +125,7 @@ _MODULES = {
     "remote.mooncake": ("MooncakeStore",),
     "remote.objects": ("ObjectStore",),
     "remote.resp": ("RespStore",),
-    "store": ("BlockStore", "EntryRemover", "EvictionReporter", "StoreStats"),
+    "store": ("BlockStore", "EntryRemover", "EntryToucher", "EvictionReporter", "StoreStats"),
 }
 
 if not TYPE_CHECKING:  # type checkers read the imports above, and report names that are not among them

@@ -98,6 +98,24 @@ class EntryRemover(Protocol):
 
 
 @runtime_checkable
+class EntryToucher(Protocol):
+    """The part of a store whose order of eviction counts what was used elsewhere, in a nearer tier; optional.
+
+    Attributes
+    ----------
+    can_touch : bool
+        False if `touch` does nothing.
+    """
+
+    @property
+    def can_touch(self) -> bool:
+        """True if the store counts uses that are reported."""
+
+    def touch(self, keys: Keys) -> None:
+        """Count entries as used now, from the last key to the first; keys without an entry are ignored."""
+
+
+@runtime_checkable
 class BlockStore(Protocol):
     """A place that keeps blocks by content key.
 

@@ -27,6 +27,8 @@ class SimulatedStore:
         Capacity; None for an unbounded store.
     """
 
+    can_touch = True
+
     def __init__(self, medium: Medium, max_bytes: int | None = None) -> None:
         self.medium: Medium = medium
         self.name = f"simulated {medium.lower()}"
@@ -85,6 +87,11 @@ class SimulatedStore:
             self._counts["stored"] += int(ok.sum())
             self._counts["dropped"] += int((~ok).sum())
             return self._end(ok)
+
+    def touch(self, keys: Keys) -> None:
+        """Count entries as used now, from the last key to the first."""
+        with self._lock:
+            self._use(_packed(keys))
 
     def unlock(self, keys: Keys) -> None:
         """Release holds."""

@@ -77,6 +77,11 @@ class Lane:
         self._pin(key)
         return True
 
+    def touch(self, key: bytes) -> None:
+        """Make a published key the most recently used; a pinned one becomes so at its last `unpin`."""
+        if key in self._unpinned:
+            self._unpinned.move_to_end(key)
+
     def take(self, key: bytes) -> int | None:
         """Return a slot for a key that is neither published nor being written, evicting another; None without one."""
         if key in self.orphans:

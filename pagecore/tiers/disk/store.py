@@ -86,6 +86,7 @@ class DiskStore:
     medium: Medium = "DISK"
     reports_evictions = True
     can_remove = True
+    can_touch = True
 
     def __init__(
         self,
@@ -292,6 +293,18 @@ class DiskStore:
             with self._lock:
                 for key in reversed(wanted):
                     self._lanes[key[-1]].unhold(key)
+
+    def touch(self, keys: Keys) -> None:
+        """Count entries as used now, from the last key to the first; keys without an entry are ignored.
+
+        `Tiers` reports what sequences have used from the device or the host, so that it is not evicted before what
+        follows it.
+        """
+        wanted = split_keys(keys, self.fingerprint)
+        if self._is_usable():
+            with self._lock:
+                for key in reversed(wanted):
+                    self._lanes[key[-1]].touch(key)
 
     def cancel(self, ticket: int) -> None:
         """End the transfers of a batch that have not started; its `Done` comes all the same."""

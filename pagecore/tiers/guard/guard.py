@@ -26,6 +26,7 @@ from pagecore.tiers.store import (
     BlockStore,
     Done,
     EntryRemover,
+    EntryToucher,
     EvictionReporter,
     Keys,
     Medium,
@@ -231,6 +232,20 @@ class Guard:
             store = self._core.store
             num_held = 0 if store is None else store.stats().num_held
             return self._core.counters.stats(self._core.completions.num_pending, num_held)
+
+    # ---- EntryToucher ----
+
+    @property
+    def can_touch(self) -> bool:
+        """True if the store counts uses that are reported."""
+        store: object = self._core.store
+        return isinstance(store, EntryToucher) and store.can_touch
+
+    def touch(self, keys: Keys) -> None:
+        """Count entries as used now, from the last key to the first."""
+        store: object = self._core.store
+        if isinstance(store, EntryToucher) and store.can_touch:
+            store.touch(checked_keys(keys))
 
     # ---- EvictionReporter ----
 

@@ -77,6 +77,7 @@ class CacheObserver:
         if self.write not in ("explicit", "on_evict"):
             self._back_up(sequence)
             self._write()
+        self._touch(sequence)
         self._hits.forget(sequence)
         self._first.pop(id(sequence), None)
 
@@ -109,10 +110,16 @@ class CacheObserver:
         with suppress(PagecoreError):  # counted by the host tier
             self.host.backup(sequence, max_tokens=most)
 
-    def _write_whole(self, sequence: Sequence) -> None:
-        """Write all that the host has of a sequence to the stores, after its backup."""
+    def _touch(self, sequence: Sequence) -> None:
+        """Report a prefix as used when its sequence is removed: the stores have not seen what device and host served."""
+        with suppress(PagecoreError):
+            options = options_of(sequence)
+            self._stores.touch(sequence.tokens[: sequence.num_computed_tokens], options.namespace, options.spans)
+
+    def _write_whole(self, sequence: Sequence, most: int) -> None:
+        """Write up to `most` tokens of what the host has of a sequence to the stores, after its backup."""
         ended = self.host.poll()
-        tokens, options = sequence.tokens[: sequence.num_computed_tokens], options_of(sequence)
+        tokens, options = sequence.tokens[: min(sequence.num_computed_tokens, most)], options_of(sequence)
         # Copies of other sequences may end meanwhile.
         own = [one.start for one in ended if _is_of(one, tokens, options)]
         stop = min(own, default=len(tokens) // self._parts.block_size * self._parts.block_size)

@@ -151,6 +151,24 @@ class StoreSide:
         with self.held():
             return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
 
+    def touch(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> None:
+        """Report the entries of a prefix as used to the stores whose order of eviction counts it.
+
+        The device or the host served them, so that no store has seen the use.
+        """
+        ports = [port for port in self.ports if port.can_touch]
+        if not ports or len(tokens) < self.planner.block_size:
+            return
+        with self.held():
+            try:
+                chain = self._chain(tokens, namespace, spans)
+            except UnsupportedDtype:
+                return
+            for lane in range(len(self.host.payload_bytes)):
+                keys = lane_keys(chain, lane)
+                for port in ports:
+                    port.touch(keys)
+
     def remove(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None, begin: int) -> None:
         """Delete the entries of a prefix from a block on, in every store that deletes on request.
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pagecore.tiers.manager.ledger import Ledger
 from pagecore.tiers.manager.port import Flags, Positions, Spans
-from pagecore.tiers.store import BlockStore, EntryRemover, EvictionReporter, Keys, Pieces, StoreStats
+from pagecore.tiers.store import BlockStore, EntryRemover, EntryToucher, EvictionReporter, Keys, Pieces, StoreStats
 
 __all__ = ["Ended", "StorePort"]
 
@@ -94,6 +94,17 @@ class StorePort:
         """Delete entries of a store that `can_remove`, once what is being saved now has been saved."""
         self._removals.append(_Removal(keys, ended, set(self._saves)))
         self._submit_removals()
+
+    @property
+    def can_touch(self) -> bool:
+        """True if the store's order of eviction counts what was used in nearer tiers."""
+        store: object = self.store
+        return isinstance(store, EntryToucher) and store.can_touch
+
+    def touch(self, keys: Keys) -> None:
+        """Report entries as used, from the last key to the first, to a store that `can_touch`."""
+        if self.can_touch and len(keys):
+            self._try(partial(_touch, self.store, keys))
 
     def unlock(self, keys: Keys) -> None:
         """Release the holds of a look-up."""
@@ -202,6 +213,11 @@ class StorePort:
             return None
         self._open[ticket] = (ended, count)
         return ticket
+
+
+def _touch(store: BlockStore, keys: Keys) -> None:
+    assert isinstance(store, EntryToucher)
+    store.touch(keys)
 
 
 def _remove(store: BlockStore, keys: Keys) -> int:

@@ -220,17 +220,26 @@ class Tiers(CacheObserver):
         """
         return self._stores.request(tokens, namespace=namespace, spans=spans, max_tokens=max_tokens, deadline=deadline)
 
-    def save(self, sequences: Sequence | Iterable[Sequence]) -> int:
+    def save(self, sequences: Sequence | Iterable[Sequence], *, max_tokens: SupportsIndex | None = None) -> int:
         """Copy the published blocks of sequences to the host and to every store, whatever `write` is.
 
-        Returns the number of blocks that were new in the host; see `HostTier.backup`.
+        Parameters
+        ----------
+        sequences : Sequence or iterable of Sequence
+        max_tokens : int, optional
+            Longest prefix of each sequence to copy: the shared beginning of prompts, for example.
+
+        Returns
+        -------
+        int
+            Blocks that were new in the host; see `HostTier.backup`.
         """
-        copied = 0
+        copied, most = 0, 2**31 if max_tokens is None else require_int("max_tokens", max_tokens, min=0, max=None)
         with Held(self._parts.state.lock):
             self._write()
             for sequence in as_list(sequences):
-                copied += self.host.backup(sequence)
-                self._write_whole(sequence)
+                copied += self.host.backup(sequence, max_tokens=most)
+                self._write_whole(sequence, most)
         return copied
 
     def evict_prefix(

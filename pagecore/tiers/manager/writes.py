@@ -44,6 +44,8 @@ class Writer:
         self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
         self._open: dict[Reader, int] = {}
+        # What to do at the end of a write in several batches.
+        self._touches: dict[Reader, Callable[[], None]] = {}
 
     @property
     def num_pins(self) -> int:
@@ -116,7 +118,10 @@ class Writer:
     ) -> int:
         self._open[reader] = 1  # this call
         count = sum(map(len, positions))
-        for begin, end in chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []:
+        chunks = chunks_of(positions, self._host.payload_bytes, self._chunk_bytes) if count else []
+        if len(chunks) > 1:
+            self._touches[reader] = partial(_touch_all, prefix, positions, ports)
+        for begin, end in chunks:
             picked = [(lane >= begin) & (lane < end) for lane in positions]
             entries = np.concatenate([prefix.keys(lane, positions[lane][mine]) for lane, mine in enumerate(picked)])
             memory = np.concatenate([where[mine] for where, mine in zip(pieces, picked, strict=True)])
@@ -146,3 +151,13 @@ class Writer:
         if not self._open[reader]:
             del self._open[reader]
             reader.release()
+            if (touch := self._touches.pop(reader, None)) is not None:
+                touch()
+
+
+def _touch_all(prefix: _Written, positions: Sequence[Positions], ports: Sequence[StorePort]) -> None:
+    """Let the beginning of a prefix count as used last: its batches were written from the beginning to the end."""
+    for port in ports:
+        if port.can_touch:
+            for lane, places in enumerate(positions):
+                port.touch(prefix.keys(lane, places))

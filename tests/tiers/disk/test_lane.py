@@ -61,6 +61,12 @@ class LaneMachine(RuleBasedStateMachine):
         assert slot not in self.slot.values()
         self.slot[key], self.where[key] = slot, "writing"
 
+    @rule(key=KEYS)
+    def touch(self, key):
+        self.lane.touch(key)
+        if key in self.uses:
+            self.uses.append(self.uses.pop(self.uses.index(key)))
+
     @rule(key=KEYS, is_written=st.booleans())
     def end_write(self, key, is_written):
         if self.where.get(key) != "writing":

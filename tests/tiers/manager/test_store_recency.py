@@ -1,0 +1,81 @@
+"""What device and host serve counts as used on the disk, and a prefix is evicted there from its end."""
+
+import numpy as np
+import pytest
+
+from pagecore import ShapeError
+from pagecore.tiers.disk import DiskStore
+from pagecore.tiers.keys import content_chain, lane_keys
+from tests.tiers.manager.served import BLOCK, Served
+
+PROMPT = np.arange(100, 100 + 8 * BLOCK + 1, dtype=np.int32)
+
+
+def disk_of(folder, slots):
+    def make(fingerprint):
+        store = DiskStore(folder, fingerprint=fingerprint, max_bytes=3 * 4096 + slots * 4096)
+        assert store.num_slots == (slots,)
+        return store
+
+    return make
+
+
+def on_disk(served, tokens):
+    """Return the blocks of a prompt that the disk has, as 0 and 1."""
+    chain = content_chain(served.fingerprint, np.asarray(tokens, np.int32)[: len(tokens) // BLOCK * BLOCK])
+    return served.tiers.stores[0].has(lane_keys(chain, 0)).astype(int).tolist()
+
+
+def test_what_the_device_serves_again_and_again_stays_on_the_disk(tmp_path):
+    shared = PROMPT[: 2 * BLOCK]
+    with Served([disk_of(tmp_path, 6)]) as served:
+        for chat in range(12):
+            served.compute(np.concatenate([shared, np.arange(2 * BLOCK + 1, dtype=np.int32) + 1000 * (chat + 1)]))
+            served.flush()
+        assert served.reused >= 11 * 2 * BLOCK
+        assert on_disk(served, shared) == [1, 1]
+
+
+def test_a_prefix_that_grew_is_evicted_from_its_end(tmp_path):
+    with Served([disk_of(tmp_path, 10)]) as served:
+        for length in (3, 5, 7):  # turns of a chat
+            served.compute(PROMPT[: length * BLOCK + 1])
+            served.flush()
+        served.compute(np.arange(5 * BLOCK + 1, dtype=np.int32))
+        served.flush()
+        assert on_disk(served, PROMPT) == [1] * 5 + [0] * 3
+
+
+@pytest.mark.parametrize("write", ["explicit", "through"])
+def test_a_prefix_that_was_written_in_several_batches_is_evicted_from_its_end(tmp_path, write):
+    with Served([disk_of(tmp_path, 10)], write=write) as served:
+        served.tiers._stores._writer._chunk_bytes = 2 * served.tiers.host.payload_bytes[0]
+        sequence = served.cache.add_sequence(PROMPT)
+        served.cache.commit(served.cache.prepare([sequence], len(PROMPT)))
+        served.tiers.save(sequence)
+        served.flush()
+        other = served.cache.add_sequence(range(4 * BLOCK + 1))
+        served.cache.remove(sequence)
+        served.flush()
+        served.cache.commit(served.cache.prepare([other], 4 * BLOCK + 1))
+        served.tiers.save(other)
+        served.flush()
+        assert on_disk(served, PROMPT) == [1] * 6 + [0] * 2
+        served.cache.remove(other)
+
+
+def test_save_takes_a_longest_prefix(tmp_path):
+    with Served([disk_of(tmp_path, 10)], write="explicit") as served:
+        sequence = served.cache.add_sequence(PROMPT)
+        served.cache.commit(served.cache.prepare([sequence], len(PROMPT)))
+        assert served.tiers.save(sequence, max_tokens=3 * BLOCK + 2) == 3
+        served.flush()
+        assert on_disk(served, PROMPT) == [1] * 3 + [0] * 5
+        assert served.tiers.host.match(PROMPT) == 3 * BLOCK
+        assert served.tiers.save(sequence, max_tokens=0) == 0
+        assert served.tiers.save(sequence) == 5
+        served.flush()
+        assert on_disk(served, PROMPT) == [1] * 8
+        with pytest.raises(ShapeError, match="max_tokens"):
+            served.tiers.save(sequence, max_tokens=-1)
+        served.cache.remove(sequence)
