@@ -111,7 +111,7 @@ class CacheObserver:
             self.host.backup(sequence, max_tokens=most)
 
     def _touch(self, sequence: Sequence) -> None:
-        """Report a prefix as used when its sequence is removed: the stores have not seen what device and host served."""
+        """Report the prefix of a removed sequence as used: the stores have not seen what device and host served."""
         with suppress(PagecoreError):
             options = options_of(sequence)
             self._stores.touch(sequence.tokens[: sequence.num_computed_tokens], options.namespace, options.spans)
