@@ -59,6 +59,9 @@ class MooncakeStore(ListingReporter, WorkerStore):
     admin : str, optional
         ``host:port`` of the master's HTTP server (``--metrics_port``), which `list_seconds` needs; by default port 9003
         of the master's host.
+    replicas : int
+        Copies of each entry that this process stores, in memory of different clients: an entry outlives a client that
+        leaves. With fewer clients that lend memory there are fewer copies.
 
     Raises
     ------
@@ -93,10 +96,12 @@ class MooncakeStore(ListingReporter, WorkerStore):
         threads: int = 2,
         list_seconds: float | None = None,
         admin: str | None = None,
+        replicas: int = 1,
     ) -> None:
         segment = require_int("segment_bytes", segment_bytes, min=0, max=None)
         local = require_int("buffer_bytes", buffer_bytes, min=1 << 20, max=None)
         count = require_int("threads", threads, max=64)
+        self._replicas = require_int("replicas", replicas, max=64)
         name = checked_identity(fingerprint).name
         seconds = None if list_seconds is None else checked_timeout(list_seconds, "list_seconds")
         address = None if admin is None else split_address("admin", admin, "the HTTP server of mooncake_master")
@@ -135,7 +140,7 @@ class MooncakeStore(ListingReporter, WorkerStore):
         self._registered.append(address)
 
     def _connect(self) -> Connection:
-        return _Session(self._client, self._prefix)
+        return _Session(self._client, self._prefix, self._replicas)
 
     def _start(self, batch: Batch) -> None:
         if self._listed is not None:
@@ -175,9 +180,13 @@ class MooncakeStore(ListingReporter, WorkerStore):
 class _Session:
     """Calls of the client, which all threads share."""
 
-    def __init__(self, client: Any, prefix: str) -> None:
+    def __init__(self, client: Any, prefix: str, replicas: int) -> None:
+        from mooncake.store import ReplicateConfig
+
         self._client = client
         self._prefix = prefix
+        self._config = ReplicateConfig()
+        self._config.replica_num = replicas
 
     def _names(self, keys: Keys) -> list[str]:
         return [self._prefix + key.tobytes().hex() for key in keys]
@@ -207,7 +216,7 @@ class _Session:
     def store(self, keys: Keys, pieces: Pieces, ok: NDArray[np.bool_]) -> str | None:
         """Write entries; one that exists stays."""
         addresses, sizes = pieces.T.tolist()
-        written = np.array(self._client.batch_put_from(self._names(keys), addresses, sizes), np.int64)
+        written = np.array(self._client.batch_put_from(self._names(keys), addresses, sizes, self._config), np.int64)
         ok[:] = (written == 0) | (written == EXISTS)
         return _reason(written[~ok])
 

@@ -109,6 +109,33 @@ def test_other_clients_and_fingerprints(store, master):
     np.testing.assert_array_equal(blocks.payloads, expected)
 
 
+def test_copies_are_fewer_if_fewer_clients_lend_memory(private_master):
+    address = f"127.0.0.1:{private_master.server.port}"
+    with MooncakeStore(address, fingerprint=fingerprint(), segment_bytes=SEGMENT, replicas=3) as store:
+        keys, blocks, expected = some(store, 3, 6)
+        assert wait(store, store.submit_load(keys, blocks.pieces())).ok.all()
+        np.testing.assert_array_equal(blocks.payloads, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_entries_with_two_copies_outlive_a_client(private_master, replicas):
+    address, identity = f"127.0.0.1:{private_master.server.port}", fingerprint()
+    with (
+        MooncakeStore(address, fingerprint=identity) as reader,
+        MooncakeStore(address, fingerprint=identity, segment_bytes=SEGMENT, replicas=replicas) as leaving,
+        MooncakeStore(address, fingerprint=identity, segment_bytes=SEGMENT, replicas=replicas) as staying,
+    ):
+        keys, blocks, expected = some(leaving, 12, 5)
+        leaving.close()
+        found = wait(reader, reader.submit_lookup(keys)).ok
+        assert found.all() == (replicas == 2)
+        done = wait(reader, reader.submit_load(keys, blocks.pieces()))
+        assert done.ok.tolist() == found.tolist()
+        np.testing.assert_array_equal(blocks.payloads[found], expected[found])
+        assert wait(staying, staying.submit_lookup(keys)).ok.tolist() == found.tolist()
+
+
 def test_many_batches_at_once_end_once_each(store):
     keys, blocks, expected = some(store, 40, 6)
     tickets = []
@@ -161,7 +188,7 @@ def test_bad_arguments_are_refused(master, store):
         port = closed.getsockname()[1]
     with pytest.raises(StoreError, match=f"start mooncake_master --rpc_port={port}"):
         MooncakeStore(f"127.0.0.1:{port}", fingerprint=identity)
-    for options in ({"segment_bytes": -1}, {"buffer_bytes": 5}, {"threads": 0}):
+    for options in ({"segment_bytes": -1}, {"buffer_bytes": 5}, {"threads": 0}, {"replicas": 0}):
         with pytest.raises(ShapeError):
             MooncakeStore(master, fingerprint=identity, **options)
     blocks = Blocks(2, NBYTES)
