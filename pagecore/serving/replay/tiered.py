@@ -102,13 +102,15 @@ class ReplayTiers:
             for medium, place in places:
                 if place is not None:
                     stores.append(self._open(medium, place, fingerprint, trace_bytes))
-            # Stores are written from the copies that a host of its own keeps; alone, it keeps what the device evicts.
+            # Host and stores of given sizes keep what the device evicts: they add to it. One that has room for the
+            # whole trace takes all that is published.
+            has_room = any(place is not None and place.nbytes is None for _, place in places)
             self._tiers = Tiers(
                 cache,
                 host,
                 stores,
                 fingerprint=fingerprint,
-                write="through" if stores else "on_evict",
+                write="through" if has_room else "on_evict",
                 min_tokens=cache.block_size,
             )
         except BaseException:

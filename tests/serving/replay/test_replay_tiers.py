@@ -104,6 +104,17 @@ def test_a_bounded_disk_finds_less_than_an_unbounded_one(chats):
     assert none < some < every
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("host", "disk"), [(10, 10), (20, 10), (10, 30), (20, 40)])
+def test_device_and_the_larger_of_host_and_disk_hit_like_one_cache_of_both_sizes(tmp_path, seed, host, disk):
+    trace = write_chats(tmp_path / "chats.jsonl", requests=300, seed=seed)
+    sizes = {"host": host * BLOCK_BYTES, "disk": disk * BLOCK_BYTES}
+    found = run(trace, blocks=13, **sizes).prefix_hit_tokens
+    one = run(trace, blocks=12 + max(host, disk)).prefix_hit_tokens
+    assert found >= run(trace, blocks=13, host=sizes["host"]).prefix_hit_tokens
+    assert found >= 0.95 * one
+
+
 def test_real_bytes_pass_through_a_disk_and_are_attended(tmp_path):
     path = write_chats(tmp_path / "short.jsonl", requests=40, longest=3)
     options = {"blocks": 5, "host": 10 * BLOCK_BYTES}
