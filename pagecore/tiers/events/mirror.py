@@ -247,6 +247,11 @@ class Mirror:
             self._doubtful = {(*place, block) for place, held in self._held.items() for block in held}
             self.sequence = sequence
 
+    @property
+    def timestamp(self) -> float:
+        """Timestamp of the last batch, or of the snapshot; minus infinity before both."""
+        return self._timestamp
+
     def reset(self) -> None:
         """Forget everything, as before the first batch."""
         self.load(-1, [])

@@ -66,10 +66,15 @@ class Subscriber:
         self._replay, self._snapshot = replay, snapshot
         self._socket = opened("SUB", endpoint, "endpoint", binds=False, limit=max_waiting)
         self._socket.subscribe(topic.encode())
+        # Reports lost connections: the publisher may have been started again, and have sent as many batches since.
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._zmq = zmq
 
     def close(self) -> None:
-        """Close the socket; again does nothing."""
+        """Close the sockets; again does nothing."""
+        if not self._socket.closed:
+            self._socket.disable_monitor()  # or a later socket with its descriptor may receive nothing
+        self._monitor.close()
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -111,10 +116,23 @@ class Subscriber:
         return self.mirror.sequence
 
     def _ask_for_replay(self) -> list[tuple[int, bytes]]:
-        """Return the batches after the last one that the publisher still has."""
+        """Return the batches from the last one on that the publisher still has.
+
+        If the publisher has another batch of that number, or none, it was started again: the mirror is reset, and the
+        batches are those from 0 on.
+        """
         if self._replay is None:
             raise UnsupportedOption("replay is None, so that batches cannot be asked for; give the address")
-        return list(self._ask(self._replay, sequence_bytes(self.mirror.sequence + 1)))
+        last = self.mirror.sequence
+        batches = list(self._ask(self._replay, sequence_bytes(max(last, 0))))
+        if last < 0 or (batches and not self._is_other(*batches[0])):
+            return batches
+        self.mirror.reset()
+        return list(self._ask(self._replay, sequence_bytes(0)))
+
+    def _is_other(self, number: int, payload: bytes) -> bool:
+        """Return True for a batch with the number of the last one that is another batch."""
+        return number == self.mirror.sequence and decode_batch(payload).timestamp != self.mirror.timestamp
 
     def poll(self, timeout: float = 0.0, *, max_messages: int = MAX_MESSAGES) -> int:
         """Apply the batches that have arrived; return the number of messages.
@@ -163,15 +181,28 @@ class Subscriber:
         if number <= self._last_received:  # started again, whatever its clock says
             self.mirror.reset()
         self._last_received = number
-        try:
-            self.mirror.apply(number, batch)
-            return
-        except MissingBatch as missing:
-            if missing.is_restart:
-                self.mirror.reset()
+        if not self._was_disconnected():
+            try:
+                self.mirror.apply(number, batch)
+                return
+            except MissingBatch as missing:
+                if missing.is_restart:
+                    self.mirror.reset()
+        self._close_gap(number, batch)
+
+    def _was_disconnected(self) -> bool:
+        """Return True if the connection was lost since the last call."""
+        was_lost = False
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            was_lost = True
+        return was_lost
+
+    def _close_gap(self, number: int, batch: Batch) -> None:
+        """Apply a batch and those before it that are missing, by a replay or a snapshot."""
         replayed: list[tuple[int, bytes]] = []
         if self._replay is not None:
-            with suppress(DeviceError):
+            with suppress(DeviceError, EventFormatError):
                 replayed = self._ask_for_replay()
         with suppress(MissingBatch, EventFormatError):
             for each, content in replayed:

@@ -131,6 +131,8 @@ def test_a_replay_is_complete_for_a_client_that_reads_late():
 class Endless:
     """Socket of a publisher that has sent the next batch whenever the subscriber looks."""
 
+    closed = True  # there is nothing to end
+
     def __init__(self):
         self.payload = encoder()([1.0, [], 0])
         self.number = -1
@@ -335,6 +337,28 @@ def test_a_restarted_publisher_starts_at_0_and_its_subscribers_follow():
         assert subscriber.mirror.sequence == 1
         assert state_of(mirror) == contents(again) != {}
         assert again.endpoint != address
+
+
+@pytest.mark.parametrize("sockets", [("replay", "snapshot"), ("replay",), ("snapshot",)], ids="-".join)
+@pytest.mark.parametrize("ahead", [0, 6])
+def test_a_new_publisher_that_sent_as_many_batches_before_its_subscriber_is_back_is_followed(tmp_path, sockets, ahead):
+    """The first batch that arrives has the next number, or a later one, and its publisher another history."""
+    addresses = {name: f"ipc://{tmp_path}/{name}" for name in ("endpoint", "replay", "snapshot")}
+    old, new = make(), make()
+    publisher = publisher_of(old, **addresses)
+    with follower_of(publisher, **{name: None for name in ("replay", "snapshot") if name not in sockets}) as subscriber:
+        connected(old, publisher, subscriber)
+        while publisher.stats().sequence < 3:
+            change(old, publisher, publisher.stats().sequence)
+        until(lambda: subscriber.poll(0.01) >= 0 and subscriber.mirror.sequence == publisher.stats().sequence)
+        last = publisher.stats().sequence
+        publisher.close()
+        with publisher_of(new, **addresses) as again:
+            while again.stats().sequence < last + ahead:  # before the subscriber connects
+                change(new, again, 50 + again.stats().sequence)
+            connected(new, again, subscriber)
+            assert state_of(subscriber.mirror) == contents(again)
+            assert subscriber.num_lost == 0
 
 
 def test_the_thread_publishes_by_itself_and_ends():
