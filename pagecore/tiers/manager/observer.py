@@ -112,7 +112,7 @@ class CacheObserver:
 
     def _touch(self, sequence: Sequence) -> None:
         """Report the prefix of a removed sequence as used: the stores have not seen what device and host served."""
-        with suppress(PagecoreError):
+        if self._stores.counts_uses:
             options = options_of(sequence)
             self._stores.touch(sequence.tokens[: sequence.num_computed_tokens], options.namespace, options.spans)
 

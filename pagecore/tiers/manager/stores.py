@@ -85,6 +85,7 @@ class StoreSide:
             ledgers.setdefault(store.medium, Ledger(host.tree, tree_lanes))
         self.ledgers = tuple((ledger, medium) for medium, ledger in ledgers.items())
         self.ports = tuple(StorePort(store, index, ledgers[store.medium]) for index, store in enumerate(stores))
+        self._touched = [port for port in self.ports if port.can_touch]
         self.planner = PrefixPlanner(host.tree, tree_lanes)
         self.min_tokens = min_tokens
         self.chunk_bytes = chunk_bytes
@@ -151,13 +152,14 @@ class StoreSide:
         with self.held():
             return sum(self._write(prefix) for prefix in prefixes if prefix.stop)
 
-    def touch(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> None:
-        """Report the entries of a prefix as used to the stores whose order of eviction counts it.
+    @property
+    def counts_uses(self) -> bool:
+        """True if a store's order of eviction counts what the device and the host serve."""
+        return bool(self._touched)
 
-        The device or the host served them, so that no store has seen the use.
-        """
-        ports = [port for port in self.ports if port.can_touch]
-        if not ports or len(tokens) < self.planner.block_size:
+    def touch(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None) -> None:
+        """Report the entries of a prefix as used to the stores that count it: the device or the host served them."""
+        if len(tokens) < self.planner.block_size:
             return
         with self.held():
             try:
@@ -166,7 +168,7 @@ class StoreSide:
                 return
             for lane in range(len(self.host.payload_bytes)):
                 keys = lane_keys(chain, lane)
-                for port in ports:
+                for port in self._touched:
                     port.touch(keys)
 
     def remove(self, tokens: NDArray[np.int32], namespace: Hashable, spans: Spans | None, begin: int) -> None:
