@@ -118,7 +118,7 @@ class Subscriber:
     def _ask_for_replay(self) -> list[tuple[int, bytes]]:
         """Return the batches from the last one on that the publisher still has.
 
-        If the publisher has another batch of that number, or none, it was started again: the mirror is reset, and the
+        If the publisher has a later batch of that number, or none, it was started again: the mirror is reset, and the
         batches are those from 0 on.
         """
         if self._replay is None:
@@ -131,8 +131,8 @@ class Subscriber:
         return list(self._ask(self._replay, sequence_bytes(0)))
 
     def _is_other(self, number: int, payload: bytes) -> bool:
-        """Return True for a batch with the number of the last one that is another batch."""
-        return number == self.mirror.sequence and decode_batch(payload).timestamp != self.mirror.timestamp
+        """Return True for a batch with the number of the last one that is later than it, or than the snapshot."""
+        return number == self.mirror.sequence and decode_batch(payload).timestamp > self.mirror.timestamp
 
     def poll(self, timeout: float = 0.0, *, max_messages: int = MAX_MESSAGES) -> int:
         """Apply the batches that have arrived; return the number of messages.
