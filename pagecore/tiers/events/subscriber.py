@@ -66,7 +66,7 @@ class Subscriber:
         self._replay, self._snapshot = replay, snapshot
         self._socket = opened("SUB", endpoint, "endpoint", binds=False, limit=max_waiting)
         self._socket.subscribe(topic.encode())
-        # Reports lost connections: the publisher may have been started again, and have sent as many batches since.
+        # Reports lost connections: the publisher may have been started again, and have reached the same number.
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._zmq = zmq
 

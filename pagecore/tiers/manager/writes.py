@@ -44,7 +44,7 @@ class Writer:
         self._num_groups = num_groups
         self._chunk_bytes = chunk_bytes
         self._open: dict[Reader, int] = {}
-        # What to do at the end of a write in several batches.
+        # Calls at the ends of writes in several batches.
         self._touches: dict[Reader, Callable[[], None]] = {}
 
     @property

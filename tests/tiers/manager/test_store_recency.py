@@ -1,4 +1,4 @@
-"""What device and host serve counts as used on the disk, and a prefix is evicted there from its end."""
+"""The order of eviction on disk: uses on the device and the host count, and a prefix is evicted from its end."""
 
 import numpy as np
 import pytest
