@@ -11,7 +11,6 @@ from typing import Any
 
 from bench.peers import unimportable
 from bench.peers.vllm import FOLDER, NAME, RECIPE, find_vllm
-from bench.serving.plain_scheduler import accepted_counts
 
 __all__ = ["NAME", "PeerScheduler"]
 
@@ -108,15 +107,12 @@ class PeerScheduler:
         self._update(step, [[0]] * len(step.num_scheduled_tokens))
         return len(step.num_scheduled_tokens) or None
 
-    def verify(self, drafts: int) -> int:
-        """Run one step with drafts for every request, all of which decode; return the number of sampled tokens."""
+    def verify(self, drafts: int, accepted: list[int]) -> None:
+        """Run one step with drafts for every request, all of which decode; `accepted` is what each gains."""
         names = [request.request_id for request in self._scheduler.running]
         proposed = self._vllm.drafts(req_ids=names, draft_token_ids=[[0] * drafts for _ in names])
         self._scheduler.update_draft_token_ids(proposed)
-        step = self._scheduler.schedule()
-        accepted = accepted_counts(len(step.num_scheduled_tokens), drafts).tolist()
-        self._update(step, [[0] * count for count in accepted])
-        return sum(accepted)
+        self._update(self._scheduler.schedule(), [[0] * count for count in accepted])
 
     def _update(self, step: Any, ids: list[list[int]]) -> None:
         names = list(step.num_scheduled_tokens)

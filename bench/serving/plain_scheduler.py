@@ -9,12 +9,6 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
-
-
-def accepted_counts(rows: int, drafts: int) -> NDArray[np.int64]:
-    """Return the tokens that each run gains in a step with drafts: 1 to 1 + `drafts`, in turn."""
-    return 1 + np.arange(rows) % (1 + drafts)
 
 
 class _Run:
@@ -66,18 +60,16 @@ class PlainScheduler:
         self.running = [run for run in self.running if len(run.tokens) < run.last]
         return len(outputs)
 
-    def verify(self, drafts: int) -> int:
-        """Run one step with drafts for every run, all of which decode; return the number of sampled tokens."""
+    def verify(self, drafts: int, accepted: list[int]) -> None:
+        """Run one step with drafts for every run, all of which decode; `accepted` is what each gains."""
         counts = [(run, 1 + drafts) for run in self.running]
         for run, _ in counts:
             run.tokens += [0] * drafts
         self._fill(counts)
-        accepted = accepted_counts(len(counts), drafts).tolist()
         for (run, count), kept in zip(counts, accepted, strict=True):
             run.computed += kept
             del run.tokens[len(run.tokens) - count + kept :]
             run.tokens.append(0)
-        return sum(accepted)
 
     def _choose(self) -> list[tuple[_Run, int]]:
         budget, counts = self.max_tokens, []

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.harness.runner import Bench, Job, Work
 from bench.peers import PeerMissing, vllm_scheduler
-from bench.serving.plain_scheduler import PlainScheduler, accepted_counts
+from bench.serving.plain_scheduler import PlainScheduler
 from pagecore import AttentionSpec, PagedKVCache
 from pagecore.serving import Request, Scheduler, Step
 
@@ -33,8 +33,8 @@ class Side(Protocol):
     def step(self) -> int | None:
         """Run one step; return the number of sampled tokens, None at the end."""
 
-    def verify(self, drafts: int) -> int:
-        """Run one step with drafts for every run, all of which decode; return the number of sampled tokens."""
+    def verify(self, drafts: int, accepted: list[int]) -> None:
+        """Run one step with drafts for every run, all of which decode; `accepted` is what each gains."""
 
 
 class Ours:
@@ -76,15 +76,13 @@ class Ours:
             self.scheduler.commit(step)
         return sampled
 
-    def verify(self, drafts: int) -> int:
+    def verify(self, drafts: int, accepted: list[int]) -> None:
         scheduler = self.scheduler
         step = scheduler.schedule({run: [0] * drafts for run in scheduler.running} if self.lists_ids else drafts)
         assert step is not None
-        accepted = accepted_counts(len(step.outputs), drafts)
         scheduler.commit(step, accepted)
         ids = np.zeros((len(accepted), 1 + drafts), np.int32)
-        scheduler.accept(step, [[0] * count for count in accepted.tolist()] if self.lists_ids else ids)
-        return int(accepted.sum())
+        scheduler.accept(step, [[0] * count for count in accepted] if self.lists_ids else ids)
 
     def _accept(self, step: Step) -> int:
         self.scheduler.accept(step, np.zeros(len(step.outputs), np.int32))
@@ -157,16 +155,20 @@ def _verify(bench: Bench) -> None:
             side.add(number, PROMPT - number % BLOCK, length - PROMPT)
         side.step()
 
+    accepted = [1 + number % (1 + DRAFTS) for number in range(rows)]
+
     def steps(side: Side) -> Job:
         def call() -> None:
             for _ in range(STEPS):
-                side.verify(DRAFTS)
+                side.verify(DRAFTS, accepted)
 
         return Job(call, calls=STEPS, timer=_cpu_seconds)
 
     def check() -> None:
-        """Let each side give every run its accepted tokens."""
-        assert {side.verify(DRAFTS) for side in sides.values()} == {int(accepted_counts(rows, DRAFTS).sum())}
+        """Let each side verify drafts; after that, give every run one token."""
+        for side in sides.values():
+            side.verify(DRAFTS, accepted)
+        assert [side.step() for side in sides.values()] == [rows] * len(sides)
 
     bench.compare(
         f"a decode step with {rows} running, {DRAFTS} drafts each",
