@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from pagecore.errors import ShapeError
+from pagecore.models.config_files.field_types import FIELD_TYPES
 from pagecore.storage.checks import INT32_MAX
 
 
@@ -67,11 +68,11 @@ class Fields:
         key = self._key(name)
         if key not in self._values and name not in self.defaults and name not in self.sizes:
             self.refuse(f"{self.name(name)} is missing; add it to the config")
-        return self._values.get(key, self._default(name))
+        return self._of_type(name, self._values.get(key, self._default(name)))
 
     def given(self, name: str) -> Any:
         """Return the value of a field; None if it is null or missing, regardless of its default."""
-        return self._values.get(self._key(name))
+        return self._of_type(name, self._values.get(self._key(name)))
 
     def integer(self, name: str, min: int = 1, max: int = INT32_MAX) -> int:
         """Return a field that must be an integer from `min` to `max`."""
@@ -116,6 +117,14 @@ class Fields:
             self.refuse(f"{self.describe(name)}; it must be true or false")
         return default if value is None else value
 
+    def integers(self, name: str, min: int = 1) -> list[int]:
+        """Return a field that must be a list of one or more integers of at least `min`."""
+        listed = self.value(name)
+        is_list = isinstance(listed, list | tuple) and len(listed) > 0
+        if not is_list or not all(type(each) is int and min <= each <= INT32_MAX for each in listed):
+            self.refuse(f"{self.describe(name)}; it must be a list of integers between {min} and {INT32_MAX}")
+        return list(listed)
+
     def has_object(self, name: str) -> bool:
         """Return True for a field that is an object, and False if it is null or missing; raise for any other value."""
         value = self.given(name)
@@ -136,6 +145,13 @@ class Fields:
         """Return the name of a field in the config: the family's own, unless only the common name is present."""
         alias = self.aliases.get(name, name)
         return name if alias not in self._values and name in self._values else alias
+
+    def _of_type(self, name: str, value: Any) -> Any:
+        """Return the value of a field; raise if it is neither null nor of the type that the field has."""
+        kind = FIELD_TYPES.get(name.rpartition(".")[2])
+        if value is not None and kind is not None and not kind.fits(value):
+            self.refuse(f"{self.describe(name)}; it must be {kind.expected}")
+        return value
 
     def _default(self, name: str) -> object:
         return self.sizes[name] if name in self.sizes else self.defaults.get(name)

@@ -154,7 +154,7 @@ def kinds_of_granite(fields: Fields, num_layers: int) -> list[str]:
 def kinds_of_gemma(fields: Fields, num_layers: int) -> list[str]:
     """Kinds repeat in the order of `block_types`."""
     listed, names = fields.value("block_types"), {"recurrent": LINEAR, "attention": FULL}
-    if not isinstance(listed, list | tuple) or not listed or any(kind not in names for kind in listed):
+    if not listed or any(kind not in names for kind in listed):
         fields.refuse(f"{fields.describe('block_types')}; it must list 'recurrent' and 'attention'")
     return [names[listed[layer % len(listed)]] for layer in range(num_layers)]
 
