@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.audio.formula_encoders import FORMULA_ENCODERS
 from pagecore.models.parameters.audio.gemma_4 import add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
 from pagecore.models.parameters.audio.phi_4 import add_phi_4_audio
@@ -99,8 +100,10 @@ _ENCODERS: Mapping[str, Encoder] = {
     "qwen3_omni_moe_audio_encoder": _QWEN_3,
     "voxtral_encoder": Encoder(_two_layers("intermediate_size", bias=False)),
 }
-# Encoders with other layers, which add their projector, too, from the features of the text model.
-_OTHERS: Mapping[str, Callable[[Tally, Fields, int], None]] = {
+# Encoders with other layers, which add their projector, too, from the fields of the whole model and of the encoder, and
+# the features of the text model.
+_OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
+    **FORMULA_ENCODERS,
     "gemma4_audio": add_gemma_4_audio,
     "muse_spark_audio": add_audio_levels,
     "phi4_multimodal_audio": add_phi_4_audio,
@@ -124,13 +127,13 @@ def add_audio(tally: Tally, whole: Fields, text_hidden: int) -> None:
             fields = whole.inner(name)
             kind = str(fields.given("model_type"))
             if kind in _OTHERS:
-                _OTHERS[kind](tally, fields, text_hidden)
+                _OTHERS[kind](tally, whole, fields, text_hidden)
                 continue
             encoder = _ENCODERS.get(kind)
             if encoder is None:
                 raise UnsupportedOption(
-                    f"{fields.source}: {name} describes an encoder of the type {fields.given('model_type')!r}, which "
-                    f"is unknown; expected one of {', '.join([*_ENCODERS, *_OTHERS])}: remove {name} to plan the text "
+                    f"{fields.source}: {fields.describe('model_type')}, an encoder that is unknown; "
+                    f"expected one of {', '.join([*_ENCODERS, *_OTHERS])}: remove {name} to plan the text "
                     "model alone"
                 )
             fields.aliases, fields.defaults = encoder.aliases, _SIZES

@@ -23,7 +23,7 @@ _DEFAULTS: Mapping[str, object] = {
 }
 
 
-def add_gemma_4_audio(tally: Tally, fields: Fields, text: int) -> None:
+def add_gemma_4_audio(tally: Tally, _whole: Fields, fields: Fields, text: int) -> None:
     """Add the encoder, and the projection to the features of the text model."""
     fields.defaults = _DEFAULTS
     hidden, layers, outputs = (

@@ -14,7 +14,7 @@ __all__ = ["add_audio_levels"]
 _LISTS = ("patch_sizes", "hidden_sizes", "depths")
 
 
-def add_audio_levels(tally: Tally, fields: Fields, _text: int) -> None:
+def add_audio_levels(tally: Tally, _whole: Fields, fields: Fields, _text: int) -> None:
     """Add the levels, and the projection to the features of the text model."""
     fields.defaults = {"mlp_ratio": 4.0, "conv_kernel_size": 7}
     levels = [_numbers(fields, name) for name in _LISTS]

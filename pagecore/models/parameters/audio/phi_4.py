@@ -32,7 +32,7 @@ _DEFAULTS: Mapping[str, object] = {
 }
 
 
-def add_phi_4_audio(tally: Tally, fields: Fields, text: int) -> None:
+def add_phi_4_audio(tally: Tally, _whole: Fields, fields: Fields, text: int) -> None:
     """Add the encoder, and its projectors for sound alone and for sound next to images."""
     fields.defaults = _DEFAULTS
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_blocks")

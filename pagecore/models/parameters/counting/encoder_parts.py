@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 
-__all__ = ["encoder_add", "encoder_linear"]
+__all__ = ["encoder_add", "encoder_linear", "encoder_matrices"]
 
 
 def encoder_linear(tally: Tally, inputs: int, outputs: int, *, bias: bool = False, copies: int = 1) -> None:
@@ -15,3 +15,8 @@ def encoder_linear(tally: Tally, inputs: int, outputs: int, *, bias: bool = Fals
 def encoder_add(tally: Tally, count: int) -> None:
     """Add `count` parameters of a tower or projector."""
     tally.add(count, Kind.VISION, Split.COPY)
+
+
+def encoder_matrices(tally: Tally, count: int) -> None:
+    """Add `count` elements of matrices of a tower or projector."""
+    tally.add(count, Kind.VISION, Split.TENSOR)

@@ -136,7 +136,7 @@ STATE_LAYERS: Mapping[str, Adder] = {
     "qwen3_5_moe_text": _delta_rule,
     "kimi_linear": _kimi_delta_rule,
     "glm5_next_text": _kimi_delta_rule,
-    "zaya": _nothing,
+    **dict.fromkeys(("inkling_model", "inkling_text", "inkling2_text", "zaya"), _nothing),
     "nemotron_h": _mamba_2("use_conv_bias", "use_bias"),
     "granitemoehybrid": _NAMED,
     "falcon_h1": _mamba_2("mamba_conv_bias", "mamba_proj_bias", "mamba_rms_norm", "projectors_bias"),

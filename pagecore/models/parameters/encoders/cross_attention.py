@@ -9,17 +9,29 @@ from pagecore.models.encoders.cross_attention import CROSS_DECODERS
 from pagecore.models.parameters.counting.tally import Tally, check_stage
 from pagecore.models.parameters.encoders.cross_layers import DecoderStage
 from pagecore.models.parameters.encoders.sound import add_dia, add_moonshine, add_musicgen
-from pagecore.models.parameters.encoders.text_and_images import add_pix2struct, add_t5gemma, add_trocr
+from pagecore.models.parameters.encoders.text_and_images import (
+    add_blip,
+    add_pix2struct,
+    add_t5gemma,
+    add_t5gemma2,
+    add_trocr,
+)
+from pagecore.models.parameters.encoders.transcription import add_canary, add_cohere_asr, add_speecht5
 from pagecore.storage import AttentionSpec, CrossSpec
 
 __all__ = ["COUNTED_CROSS_DECODERS", "add_cross_decoder"]
 
 COUNTED_CROSS_DECODERS: Mapping[str, Callable[[Tally, Fields, DecoderStage], None]] = {
+    "blip": add_blip,
+    "canary": add_canary,
+    "cohere_asr": add_cohere_asr,
     "dia": add_dia,
     "moonshine": add_moonshine,
     "musicgen": add_musicgen,
     "pix2struct": add_pix2struct,
+    "speecht5": add_speecht5,
     "t5gemma": add_t5gemma,
+    "t5gemma2": add_t5gemma2,
     "trocr": add_trocr,
 }
 _DEFAULTS: Mapping[str, object] = {"attention_bias": False, "head_dim": None}

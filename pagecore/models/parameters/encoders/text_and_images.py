@@ -17,8 +17,9 @@ from pagecore.models.parameters.encoders.cross_layers import (
     add_gated,
     add_tables,
 )
+from pagecore.models.parameters.vision.tower import add_vision
 
-__all__ = ["add_pix2struct", "add_t5gemma", "add_trocr"]
+__all__ = ["add_blip", "add_pix2struct", "add_t5gemma", "add_t5gemma2", "add_trocr"]
 
 _T5GEMMA: Mapping[str, object] = {"intermediate_size": 9216, "vocab_size": 256000}
 _PIX2STRUCT_VISION: Mapping[str, object] = {
@@ -51,6 +52,47 @@ def add_t5gemma(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
         add_gated(tally, inputs, encoder.integer("intermediate_size"), layers)
         tally.norm(inputs, copies=4 * layers + 1)
         tally.add(encoder.integer("vocab_size") * inputs, Kind.EMBEDDING, Split.TENSOR)
+
+
+def add_t5gemma2(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a T5Gemma 2, or a stage of its decoder, whose layers attend to both texts with the same projections."""
+    encoder, fields, layers = whole.inner("encoder"), decoder.fields, len(decoder.own)
+    text = encoder.inner("text_config")
+    fields.defaults = {**fields.defaults, **_T5GEMMA, "vocab_size": 262208}
+    text.defaults, text.sizes = fields.defaults, fields.sizes
+    for part, count in ((fields, layers), (text, text.integer("num_hidden_layers") * decoder.is_first)):
+        hidden, has_bias = part.integer("hidden_size"), part.flag("attention_bias")
+        heads = part.integer("num_attention_heads"), part.integer("num_key_value_heads")
+        add_encoder_attention(tally, part, *heads, count, bias=has_bias, output_bias=has_bias)
+        add_gated(tally, hidden, part.integer("intermediate_size"), count)
+        tally.norm(hidden, copies=4 * count)
+        tally.add(2 * count * part.integer("head_dim"))
+    tally.norm(decoder.hidden, copies=decoder.is_last)
+    add_tables(tally, decoder, text.integer("vocab_size"), is_tied=whole.switch("tie_word_embeddings", True))
+    if decoder.is_first:
+        hidden = text.integer("hidden_size")
+        tally.norm(hidden)
+        tally.add(hidden, Kind.EMBEDDING)  # the end of an image
+        add_vision(tally, encoder, hidden)
+
+
+def add_blip(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a BLIP, or a stage of its decoder, which is a BERT."""
+    fields, hidden, layers = decoder.fields, decoder.hidden, len(decoder.own)
+    fields.defaults = {**fields.defaults, "intermediate_size": 3072, "max_position_embeddings": 512}
+    fields.defaults |= {"vocab_size": 30524, "encoder_hidden_size": 768}
+    width, vocab = fields.integer("intermediate_size"), fields.integer("vocab_size")
+    add_cross_layers(tally, decoder, fields.integer("encoder_hidden_size"), bias=True, output_bias=True)
+    tally.linear(hidden, width, bias=True, copies=layers)
+    tally.linear(width, hidden, bias=True, copies=layers)
+    tally.norm(hidden, bias=True, copies=3 * layers + decoder.is_first + decoder.is_last)
+    add_tables(tally, decoder, vocab, is_tied=whole.switch("tie_word_embeddings", True))
+    if decoder.is_last:
+        tally.linear(hidden, hidden, bias=True)
+        tally.add(vocab)
+    if decoder.is_first:
+        tally.add(fields.integer("max_position_embeddings") * hidden, Kind.EMBEDDING)
+        add_vision(tally, whole, hidden)
 
 
 def add_trocr(tally: Tally, _whole: Fields, decoder: DecoderStage) -> None:

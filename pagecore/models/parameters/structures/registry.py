@@ -10,6 +10,7 @@ from pagecore.models.parameters.structures.full_attention import FULL_ATTENTION
 from pagecore.models.parameters.structures.gpt import GPT
 from pagecore.models.parameters.structures.heads_by_layer import HEADS_BY_LAYER
 from pagecore.models.parameters.structures.hybrids import HYBRIDS
+from pagecore.models.parameters.structures.inkling import INKLING
 from pagecore.models.parameters.structures.latent_attention import LATENT_ATTENTION
 from pagecore.models.parameters.structures.recurrent import RECURRENT
 from pagecore.models.parameters.structures.remote_code import REMOTE_CODE
@@ -26,6 +27,7 @@ STRUCTURES: Mapping[str, Traits] = {
     **HEADS_BY_LAYER,
     **LATENT_ATTENTION,
     **HYBRIDS,
+    **INKLING,
     **RECURRENT,
     **GPT,
     **BERT,

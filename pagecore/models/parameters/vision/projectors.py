@@ -11,6 +11,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.document_towers import DOCUMENT_PROJECTORS
+from pagecore.models.parameters.vision.formulas import FORMULA_PROJECTORS
 from pagecore.models.parameters.vision.janus import add_janus
 from pagecore.models.parameters.vision.mllama_tower import project_mllama
 from pagecore.models.parameters.vision.resamplers import RESAMPLERS
@@ -116,10 +117,11 @@ def _two_layers(
 
 
 def _visual_words(
-    tally: Tally, _whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int
+    tally: Tally, whole: Fields, fields: Fields, _hidden: int, _merge: int, _depths: int, text: int
 ) -> None:
     """Add the embeddings of the words that a tower chooses from."""
-    encoder_add(tally, fields.integer("vocab_size") * text)
+    features = whole.integer("hidden_size") if whole.given("hidden_size") is not None else text
+    encoder_add(tally, fields.integer("vocab_size") * features)
 
 
 def _kimi(tally: Tally, _whole: Fields, _fields: Fields, hidden: int, merge: int, _depths: int, text: int) -> None:
@@ -194,6 +196,7 @@ _GLM = _glm()
 _QWEN = _qwen(norm_bias=True)
 PROJECTORS: Mapping[str, Projector] = {
     **DOCUMENT_PROJECTORS,
+    **FORMULA_PROJECTORS,
     **RESAMPLERS,
     "aya_vision": _cohere(has_norm=True),
     "cohere2_vision": _cohere(has_norm=False),
@@ -223,12 +226,14 @@ PROJECTORS: Mapping[str, Projector] = {
     "llava_next": _llava(has_newline=True),
     "llava_next_video": _llava(has_newline=True),
     "llava_onevision": _llava(has_newline=True),
+    "minicpm_ocr": _minicpm,
     "minicpmv4_6": _minicpm,
     "minicpmv4_7": _minicpm,
     "minimax_m3_vl": _minimax,
     "mistral3": _mistral,
     "mistral_large4": _mistral,
     "mllama": project_mllama,
+    "muse_glimmer": _muse,
     "muse_spark": _muse,
     "ovis2": _visual_words,
     "paddleocr_vl": _kimi,

@@ -13,9 +13,9 @@ from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.tower_parts import Projector
 from pagecore.storage.checks import ceil_div
 
-__all__ = ["FIXED_TOKENS", "RESAMPLERS"]
+__all__ = ["FIXED_TOKENS", "Q_FORMER", "RESAMPLERS", "add_q_former"]
 
-_Q_FORMER: Mapping[str, object] = {
+Q_FORMER: Mapping[str, object] = {
     "hidden_size": 768,
     "num_hidden_layers": 12,
     "intermediate_size": 3072,
@@ -83,24 +83,34 @@ FIXED_TOKENS: Mapping[str, Callable[[Fields], int]] = {
 
 def _q_former(reads_text: bool) -> Projector:
     def add(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:
-        former = _part(whole, "qformer_config", _Q_FORMER)
-        dim, layers = former.integer("hidden_size"), former.integer("num_hidden_layers")
-        width, has_text = former.integer("intermediate_size"), reads_text
-        has_text = has_text or former.switch("use_qformer_text_input", False)
-        crossed = ceil_div(layers, former.integer("cross_attention_frequency"))
-        for inputs, copies in ((dim, layers), (hidden, crossed)):
-            encoder_linear(tally, dim, dim, bias=True, copies=2 * copies)
-            encoder_linear(tally, inputs, dim, bias=True, copies=2 * copies)
-            encoder_add(tally, 2 * dim * copies)
-        encoder_linear(tally, dim, width, bias=True, copies=layers * (1 + has_text))
-        encoder_linear(tally, width, dim, bias=True, copies=layers * (1 + has_text))
-        encoder_add(tally, 2 * dim * layers * (1 + has_text) + 2 * dim)
-        if reads_text:
-            encoder_add(tally, (former.integer("vocab_size") + former.integer("max_position_embeddings")) * dim)
-        encoder_add(tally, _queries(whole) * dim)
-        encoder_linear(tally, dim, text, bias=True)
+        former = _part(whole, "qformer_config", Q_FORMER)
+        add_q_former(tally, former, hidden, _queries(whole), text, reads_text=reads_text)
 
     return add
+
+
+def add_q_former(
+    tally: Tally, former: Fields, inputs: int, queries: int, text: int, *, reads_text: bool = False
+) -> None:
+    """Add a Q-Former that reads `inputs` features, its queries, and the projection to the features of the text model.
+
+    `former` are its fields, with the defaults `Q_FORMER`.
+    """
+    dim, layers = former.integer("hidden_size"), former.integer("num_hidden_layers")
+    width, has_text = former.integer("intermediate_size"), reads_text
+    has_text = has_text or former.switch("use_qformer_text_input", False)
+    crossed = ceil_div(layers, former.integer("cross_attention_frequency"))
+    for read, copies in ((dim, layers), (inputs, crossed)):
+        encoder_linear(tally, dim, dim, bias=True, copies=2 * copies)
+        encoder_linear(tally, read, dim, bias=True, copies=2 * copies)
+        encoder_add(tally, 2 * dim * copies)
+    encoder_linear(tally, dim, width, bias=True, copies=layers * (1 + has_text))
+    encoder_linear(tally, width, dim, bias=True, copies=layers * (1 + has_text))
+    encoder_add(tally, 2 * dim * layers * (1 + has_text) + 2 * dim)
+    if reads_text:
+        encoder_add(tally, (former.integer("vocab_size") + former.integer("max_position_embeddings")) * dim)
+    encoder_add(tally, queries * dim)
+    encoder_linear(tally, dim, text, bias=True)
 
 
 def _aria(tally: Tally, whole: Fields, _fields: Fields, hidden: int, _merge: int, _depths: int, text: int) -> None:

@@ -12,6 +12,7 @@ from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
 from pagecore.models.parameters.counting.tally import Tally
 from pagecore.models.parameters.vision.document_towers import add_downsampling
+from pagecore.models.parameters.vision.formulas import FORMULA_SIZES, FORMULA_TOWERS
 from pagecore.models.parameters.vision.mllama_tower import MLLAMA_SIZES, MLLAMA_TOWER
 from pagecore.models.parameters.vision.tower_parts import Sizes, Tower, add_positions, count_patches
 from pagecore.models.parameters.vision.vit_towers import TOWERS
@@ -49,6 +50,7 @@ _GOT_SIZES: Mapping[str, object] = {
 }
 # Sizes that published files leave out.
 TOWER_SIZES: Mapping[str, Mapping[str, object]] = {
+    **FORMULA_SIZES,
     "blip_2_vision_model": _BLIP_SIZES,
     "deepseek_ocr2": {**_GOT_SIZES, "downsample_channels": [512, 896]},
     "gemma4": _GEMMA_4_SIZES,
@@ -180,8 +182,15 @@ def _deepseek(tally: Tally, fields: Fields, sizes: Sizes) -> None:
 _ERNIE = Tower("depth", has_patch_bias=False, add_rest=_norm)
 _GOT = Tower(width="mlp_dim", attention_biases=1, add_rest=_got, merge=4)
 _MINICPM = Tower(add_rest=_minicpm, merge=4)
+_MUSE = Tower(
+    has_patch_bias=False,
+    add_rest=_muse,
+    aliases={"temporal_patch_size": "patch_temporal", "spatial_merge_size": "merge_size"},
+)
 SPECIAL_TOWERS: Mapping[str, Tower] = {
+    **FORMULA_TOWERS,
     "blip_2_vision_model": _BLIP,
+    "blip_vision_model": _BLIP,
     "cosmos3_edge": Tower(add_rest=_cosmos),
     "DFNRope_vision_transformer": replace(_ERNIE, hidden="embed_dim", width=""),
     "deepseek_ocr2": replace(_GOT, add_rest=_deepseek),
@@ -203,16 +212,15 @@ SPECIAL_TOWERS: Mapping[str, Tower] = {
     "instructblip_vision_model": _BLIP,
     "instructblipvideo_vision_model": _BLIP,
     "janus_vision_model": Tower(width="", attention_biases=1, add_rest=_janus),
+    "kosmos_2_vision_model": TOWERS["clip_vision_model"],
+    "minicpm_ocr": _MINICPM,
     "minicpmv4_6": _MINICPM,
     "minicpmv4_7": _MINICPM,
     "minimax_m3_vl": Tower(has_patch_bias=False, add_rest=_norm),
     "mllama_vision_model": MLLAMA_TOWER,
     "molmo2": Tower(attention_biases=0, add_rest=_molmo, merge=2),
-    "muse_spark": Tower(
-        has_patch_bias=False,
-        add_rest=_muse,
-        aliases={"temporal_patch_size": "patch_temporal", "spatial_merge_size": "merge_size"},
-    ),
+    "muse_glimmer": _MUSE,
+    "muse_spark": _MUSE,
     "pp_chart2table": _GOT,
     "qianfan_ocr": TOWERS["internvl_vision"],
     "step3p5": Tower(has_patch_bias=False, add_rest=_step, merge=4),

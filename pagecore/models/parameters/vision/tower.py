@@ -89,6 +89,7 @@ _BY_MODEL: Mapping[str, str] = {
         ("aya_vision", "cohere2_vision", "gemma3", "llava_onevision", "shieldgemma2"), "siglip_vision_model"
     ),
     "lfm2_vl": "siglip2_vision_model",
+    "blip": "blip_vision_model",
     "blip-2": "blip_2_vision_model",
     "ernie4_5_moe_vl": "DFNRope_vision_transformer",
     "deepseek_vl": "siglip_vision_model",
@@ -103,6 +104,7 @@ _BY_MODEL: Mapping[str, str] = {
     "qwen3_omni_moe_thinker": "qwen3_omni_moe_vision_encoder",
     "mllama": "mllama_vision_model",
     "smolvlm": "smolvlm_vision",
+    "t5gemma2_encoder": "siglip_vision_model",
 }
 _DEFAULTS: Mapping[str, object] = {
     **dict.fromkeys(("deepstack_visual_indexes", "merge_kernel_size", "mm_tokens_per_image")),

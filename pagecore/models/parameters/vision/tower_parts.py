@@ -47,6 +47,8 @@ class Tower:
         The MLP has a gate.
     add_rest : callable
         Adds what is outside of the layers and the embedding of patches.
+    add_all : callable, optional
+        Adds the whole tower, if its layers differ.
     aliases : mapping
         The tower's own names of fields.
     merge : int, optional
@@ -62,12 +64,16 @@ class Tower:
     is_gated: bool = False
     has_patch_bias: bool = True
     add_rest: Callable[[Tally, Fields, Sizes], None] = lambda _tally, _fields, _sizes: None
+    add_all: Callable[[Tally, Fields, Sizes], None] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
     merge: int | None = None
 
 
 def add_tower(tally: Tally, fields: Fields, tower: Tower, sizes: Sizes) -> None:
     """Add the parameters of a tower."""
+    if tower.add_all is not None:
+        tower.add_all(tally, fields, sizes)
+        return
     hidden, width, layers = sizes.hidden, sizes.width, sizes.layers
     encoder_linear(tally, hidden, hidden, copies=4 * layers)
     encoder_add(tally, layers * tower.attention_biases * hidden)

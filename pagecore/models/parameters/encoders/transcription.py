@@ -1,0 +1,117 @@
+"""Parameters of Canary, Cohere ASR and SpeechT5 with their encoders.
+
+Source: the configuration and modeling files of transformers 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagecore.models.config_files.fields import Fields
+from pagecore.models.parameters.counting.formulas import add_formulas
+from pagecore.models.parameters.counting.tally import Kind, Tally
+from pagecore.models.parameters.encoders.cross_layers import DecoderStage, add_cross_layers, add_tables
+
+__all__ = ["add_canary", "add_cohere_asr", "add_speecht5"]
+
+_PARAKEET: Mapping[str, object] = {
+    "attention_bias": True,
+    "conv_kernel_size": 9,
+    "convolution_bias": True,
+    "num_mel_bins": 80,
+    "subsampling_conv_channels": 256,
+    "subsampling_conv_kernel_size": 3,
+    "subsampling_factor": 8,
+}
+_PARAKEET_MATRICES = """
+    (rounds - 1) * subsampling_conv_channels ** 2
+    + subsampling_conv_channels * (num_mel_bins // subsampling_factor) * hidden_size
+    + num_hidden_layers * (8 * hidden_size ** 2 + 4 * hidden_size * intermediate_size)"""
+_PARAKEET_REST = """
+    rounds * subsampling_conv_kernel_size ** 2 * subsampling_conv_channels
+    + (2 * rounds - 1) * subsampling_conv_channels + hidden_size
+    + num_hidden_layers * (
+        (14 + conv_kernel_size + 6 * attention_bias + 4 * convolution_bias) * hidden_size
+        + 2 * attention_bias * intermediate_size)"""
+_SPEECHT5: Mapping[str, object] = {
+    "conv_bias": False,
+    "conv_dim": [512] * 7,
+    "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
+    "encoder_max_relative_position": 160,
+    "num_conv_pos_embeddings": 128,
+    "num_conv_pos_embedding_groups": 16,
+}
+_SPEECHT5_MATRICES = """
+    channels * hidden_size
+    + hidden_size * (hidden_size // num_conv_pos_embedding_groups) * num_conv_pos_embeddings
+    + encoder_layers * (4 * hidden_size ** 2 + 2 * hidden_size * encoder_ffn_dim)"""
+_SPEECHT5_REST = """
+    2 * first_channels + 2 * channels + 5 * hidden_size + num_conv_pos_embeddings
+    + 2 * encoder_max_relative_position * (hidden_size // encoder_attention_heads)
+    + encoder_layers * (9 * hidden_size + encoder_ffn_dim)"""
+
+
+def add_canary(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a Canary, or a stage of its decoder."""
+    _add_decoder(tally, decoder, is_tied=whole.switch("tie_word_embeddings", True))
+    if decoder.is_first:
+        _add_parakeet(tally, whole)
+
+
+def add_cohere_asr(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a Cohere ASR, or a stage of its decoder, which embeds positions and projects the features of the encoder."""
+    _add_decoder(tally, decoder, is_tied=whole.switch("tie_word_embeddings", False))
+    if decoder.is_first:
+        inputs = _add_parakeet(tally, whole)
+        tally.add(decoder.fields.integer("max_position_embeddings") * decoder.hidden, Kind.EMBEDDING)
+        tally.linear(inputs, decoder.hidden, bias=True)
+
+
+def _add_decoder(tally: Tally, decoder: DecoderStage, *, is_tied: bool) -> None:
+    fields, hidden, layers = decoder.fields, decoder.hidden, len(decoder.own)
+    fields.defaults = {**fields.defaults, "attention_bias": True, "intermediate_size": 4096, "vocab_size": 16384}
+    width, vocab = fields.integer("intermediate_size"), fields.integer("vocab_size")
+    has_bias = fields.flag("attention_bias")
+    add_cross_layers(tally, decoder, hidden, bias=has_bias, output_bias=has_bias)
+    tally.linear(hidden, width, bias=True, copies=layers)
+    tally.linear(width, hidden, bias=True, copies=layers)
+    tally.norm(hidden, bias=True, copies=3 * layers + decoder.is_first + decoder.is_last)
+    add_tables(tally, decoder, vocab, is_tied=is_tied)
+    tally.add(decoder.is_last * vocab)
+
+
+def _add_parakeet(tally: Tally, whole: Fields) -> int:
+    """Add the encoder, with convolutions that each halve the length of sound; return its features."""
+    encoder = whole.inner("encoder_config")
+    encoder.defaults = _PARAKEET
+    rounds = encoder.integer("subsampling_factor").bit_length() - 1
+    add_formulas(tally, _PARAKEET_MATRICES, _PARAKEET_REST, encoder, whole, {"rounds": rounds})
+    return encoder.integer("hidden_size")
+
+
+def add_speecht5(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
+    """Add a SpeechT5 that transcribes speech, or a stage of its decoder."""
+    fields, hidden, layers = decoder.fields, decoder.hidden, len(decoder.own)
+    fields.defaults = {**fields.defaults, **_SPEECHT5}
+    width = fields.integer("decoder_ffn_dim")
+    add_cross_layers(tally, decoder, hidden, bias=True, output_bias=True)
+    tally.linear(hidden, width, bias=True, copies=layers)
+    tally.linear(width, hidden, bias=True, copies=layers)
+    tally.norm(hidden, bias=True, copies=3 * layers)
+    add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=whole.switch("tie_word_embeddings", True))
+    if decoder.is_first:
+        channels = _add_convolutions(tally, fields)
+        names = {"first_channels": channels[0], "channels": channels[-1]}
+        add_formulas(tally, _SPEECHT5_MATRICES, _SPEECHT5_REST, fields, whole, names)
+
+
+def _add_convolutions(tally: Tally, fields: Fields) -> list[int]:
+    """Add the convolutions over samples of sound; return the channels of each."""
+    channels, kernels = fields.integers("conv_dim"), fields.integers("conv_kernel")
+    if len(channels) != len(kernels):
+        fields.refuse(f"{fields.describe('conv_kernel')}; it must list as many integers as conv_dim, {len(channels)}")
+    inputs, has_bias = 1, fields.flag("conv_bias")
+    for outputs, kernel in zip(channels, kernels, strict=True):
+        tally.linear(kernel * inputs, outputs, bias=has_bias, kind=Kind.VISION)
+        inputs = outputs
+    return channels
