@@ -52,7 +52,7 @@ OF_RULES = {
     "step3p5",
 }
 # Families of remote code, which families/test_remote_code.py compares with published sizes.
-REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, "mimo_v2", "sarvam_mla"}
+REMOTE = {*REMOTE_CODE, *REMOTE_HYBRIDS, *REMOTE_LLAMAS, "mimo_v2", "pangu_ultra_moe", "sarvam_mla"}
 # Families that families/test_built.py and families/test_small_caches.py compare, instead of with recorded attributes.
 BUILT = {*BERT, *TEXT_PARTS, *OF_RULES, *REMOTE, *SPEECH, *INKLING, "rwkv", "xlstm", *OF_STATES, *OF_LATENTS}
 

@@ -1,6 +1,6 @@
 """Families with latent attention (MLA), some of them with an indexer.
 
-Source: the configuration and modeling files of transformers 5.
+Source: the configuration and modeling files of transformers 5, and of openPangu-Ultra-MoE.
 """
 
 from __future__ import annotations
@@ -87,6 +87,13 @@ DOTS_3: Mapping[str, object] = {
     "index_head_dim": 128,
     "index_topk": 2048,
 }
+_PANGU_NAMES = {
+    "kv_lora_rank": "attention_kv_lora_dim",
+    "q_lora_rank": "attention_q_lora_dim",
+    "qk_nope_head_dim": "attention_qk_dim",
+    "qk_rope_head_dim": "attention_qk_rope_dim",
+    "v_head_dim": "attention_v_dim",
+}
 
 LATENT_ATTENTION: Mapping[str, Family] = {
     "axk1": Family({**LATENT, "num_key_value_heads": 64}, stores_latents=True),
@@ -103,6 +110,7 @@ LATENT_ATTENTION: Mapping[str, Family] = {
     "minicpm3": Family(MINICPM_3, stores_latents=True),
     "mistral4": Family(MISTRAL_4, stores_latents=True),
     "mistral_large4_text": Family(MISTRAL_LARGE_4, stores_latents=True, latents=latents_of_mistral_large_4),
+    "pangu_ultra_moe": Family({**LATENT, "num_key_value_heads": 128}, stores_latents=True, aliases=_PANGU_NAMES),
     "sarvam_mla": Family(LATENT, stores_latents=True),
     "youtu": Family({**LATENT, "num_key_value_heads": 16}, stores_latents=True),
 }

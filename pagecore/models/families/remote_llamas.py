@@ -3,7 +3,8 @@
 Source: the configuration and modeling files of tencent/Tencent-Hunyuan-Large, microsoft/Phi-3-small-8k-instruct,
 inclusionAI/Ling-mini-2.0, sarvamai/sarvam-30b, Tele-AI/TeleChat2-7B, pfnet/plamo-3-nict-8b-base, ByteDance/Ouro-1.4B,
 IQuestLab/IQuest-Coder-V1-40B-Loop-Instruct, stepfun-ai/Step-Audio-EditX, inceptionai/jais-13b,
-FreedomIntelligence/openPangu-Embedded-7B-V1.1, and the models of vLLM and SGLang.
+FreedomIntelligence/openPangu-Embedded-7B-V1.1, upstage/solar-pro-preview-instruct, allenai/Molmo-7B-D-0924, and the
+models of vLLM and SGLang.
 """
 
 from __future__ import annotations
@@ -84,6 +85,8 @@ _PLAMO_3: Mapping[str, object] = {
     "sliding_window_pattern": 8,
     "layer_types": None,
 }
+# Its file has a window, which no engine applies: all layers attend to all preceding tokens.
+_SOLAR: Mapping[str, object] = {**GROUPED, "sliding_window": None}
 _TELECHAT = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "max_position_embeddings": "seq_length"}
 _BAILING = Family(QWEN, layers_above)
 
@@ -98,11 +101,13 @@ REMOTE_LLAMAS: Mapping[str, Family] = {
         slides=_slides_after_the_first_pass,
         aliases={"sliding_window": "loop_window_size"},
     ),
+    "molmo": Family(GROUPED),
     "jais": Family({"mup_scale_qk_dot_by_d": False}, scale=_scale_of_jais, aliases=GPT_2_NAMES),
     "ouro": passes_over_layers("total_ut_steps", 4),
     "phi3small": Family(_PHI_3_SMALL, scale=_scale_of_phi_3_small),
     "plamo3": Family(_PLAMO_3, _all_but_every_nth, window=_window_of_plamo),
     "sarvam_moe": _BAILING,
+    "solar": Family(_SOLAR),
     "step1": Family({"num_key_value_heads": None}, heads=_heads_of_step),
     "telechat": Family(GROUPED, aliases=_TELECHAT),
 }

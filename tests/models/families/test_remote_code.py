@@ -67,6 +67,10 @@ def of_kind(specs, kind):
         ({"model_type": "bailing_moe_v2", "num_hidden_layers": 32, "num_key_value_heads": 4}, (32, 32, 4, 128)),
         ({"model_type": "internlm", "num_hidden_layers": 32}, (32, 32, 32, 128)),
         ({"model_type": "jais", "n_embd": 5120, "n_head": 40, "n_layer": 40}, (40, 40, 40, 128)),
+        (
+            {"model_type": "molmo", "num_hidden_layers": 28, "num_attention_heads": 64, "num_key_value_heads": 8},
+            (28, 64, 8, 64),
+        ),
         ({"model_type": "orion", "num_hidden_layers": 40}, (40, 32, 32, 128)),
         ({"model_type": "ouro", "num_hidden_layers": 24, "num_attention_heads": 16}, (96, 16, 16, 256)),
         ({"model_type": "PanguEmbedded", "num_hidden_layers": 34, "num_key_value_heads": 8}, (34, 32, 8, 128)),
@@ -75,6 +79,10 @@ def of_kind(specs, kind):
             (19, 64, 64, 64),
         ),
         ({"model_type": "skywork", "num_hidden_layers": 52}, (52, 32, 32, 128)),
+        (
+            {"model_type": "solar", "num_hidden_layers": 64, "num_key_value_heads": 8, "sliding_window": 2047},
+            (64, 32, 8, 128),
+        ),
         ({"model_type": "step1", "num_hidden_layers": 32, "num_attention_groups": 8}, (32, 32, 8, 128)),
         ({"model_type": "step1", "num_hidden_layers": 32, "num_key_value_heads": 4}, (32, 32, 4, 128)),
         ({"model_type": "step1", "num_hidden_layers": 32}, (32, 32, 1, 128)),
@@ -225,6 +233,16 @@ def test_latents_of_sarvam():
     assert (spec.latent_dim, spec.rope_dim, spec.num_query_heads, spec.scale) == (512, 64, 64, 192**-0.5)
     rope = {"rope_type": "deepseek_yarn", "factor": 40, "mscale_all_dim": 1.0}
     assert specs_from_config(config | {"rope_parameters": rope})[0].scale > spec.scale
+
+
+def test_latents_of_pangu_by_its_own_names():
+    config = {"model_type": "pangu_ultra_moe", "hidden_size": 1024, "num_attention_heads": 8, "num_hidden_layers": 3}
+    config |= {"attention_kv_lora_dim": 256, "attention_qk_dim": 96, "attention_qk_rope_dim": 32}
+    config |= {"num_key_value_heads": 8}
+    spec = specs_from_config(config)[2]
+    assert (spec.latent_dim, spec.rope_dim, spec.num_query_heads, spec.scale) == (256, 32, 8, 128**-0.5)
+    with pytest.raises(ConfigError, match="attention_kv_lora_dim is -1; it must be an integer"):
+        specs_from_config(config | {"attention_kv_lora_dim": -1})
 
 
 # -- models of text and images -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.capabilities import require
 from tests.models.published import PUBLISHED
 
 # Models of remote code, and of which no published sizes are known.
-UNCOUNTED = {"phi4mm", "qwen4_exp_text", "solar_open2"}
+UNCOUNTED = {"molmo", "phi4mm", "qwen4_exp_text", "solar_open2"}
 SPEAKING = {"coarse_acoustics", "csm", "csm_depth_decoder_model", "higgs_audio_v2", "kyutai_speech_to_text", "moshi"}
 SPEAKING |= {"semantic", "step3p5"}
 FOLDER = Path(__file__).parents[1]

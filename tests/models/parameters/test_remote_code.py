@@ -104,6 +104,22 @@ CASES = {
         | {"num_key_value_heads": 8, "intermediate_size": 27648, "vocab_size": 76800},
         80 * (attention(5120, 40, 8, 128) + mlp(5120, 27648) + 2 * 5120 + 40 * 129) + 2 * 76800 * 5120 + 5120,
     ),
+    "openpangu-ultra-moe-718b": (
+        {"model_type": "pangu_ultra_moe", "hidden_size": 7680, "num_attention_heads": 128, "num_hidden_layers": 61}
+        | {"attention_q_lora_dim": 1536, "attention_kv_lora_dim": 512, "attention_qk_dim": 128, "num_dense_layers": 3}
+        | {"attention_qk_rope_dim": 64, "attention_v_dim": 128, "num_routed_experts": 256, "num_shared_experts": 1}
+        | {"intermediate_size": 18432, "moe_intermediate_size": 2048, "sandwich_norm": True, "vocab_size": 153600},
+        61 * (7680 * (1536 + 576) + 1536 + 512 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7680 + 4 * 7680)
+        + 3 * mlp(7680, 18432)
+        + 58 * (257 * mlp(7680, 2048) + 256 * 7680)
+        + 2 * 153600 * 7680
+        + 7680,
+    ),
+    "solar-pro-preview": (  # 22.1B
+        {"model_type": "solar", "hidden_size": 5120, "num_attention_heads": 40, "num_hidden_layers": 64}
+        | {"num_key_value_heads": 10, "intermediate_size": 17920, "vocab_size": 32128, "sliding_window": 2047},
+        64 * (attention(5120, 40, 10, 128) + mlp(5120, 17920) + 2 * 5120) + 2 * 32128 * 5120 + 5120,
+    ),
     "sarvam-105b": (
         {"model_type": "sarvam_mla", "hidden_size": 4096, "num_attention_heads": 64, "num_hidden_layers": 32}
         | {"intermediate_size": 16384, "moe_intermediate_size": 2048, "num_experts": 128, "v_head_dim": 128}

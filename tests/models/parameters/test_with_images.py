@@ -102,10 +102,18 @@ def test_the_published_file_of_ernie_4_5_vl_28b():
     published["vision_config"] = tower
     assert count_parameters(published).total == 29_399_294_336
     assert vision_tower(published).tokens(448) == 256
+    for last in ([27, 28], [-1, 5], -1, 30):
+        assert count_parameters(published | {"moe_layer_end_index": last}).total == 29_399_294_336
+    dense, routers = 3 * 2560 * 12288, 2 * 64 * (2560 + 1)
+    experts = 3 * 2560 * (64 * (1536 + 512) + 2 * 1536)
+    cut = count_parameters(published | {"moe_layer_end_index": [20, 24]})
+    assert cut.total == 29_399_294_336 - 3 * (experts + routers - dense)
     for bad, reason in (
         ({"moe_num_experts": [64, 32]}, "the experts of text and of images must have the same number"),
         ({"moe_intermediate_size": [1536]}, "it must be a list of two integers"),
         ({"moe_intermediate_size": [1536, 0]}, "it must be a list of two integers between 1 and"),
+        ({"moe_layer_end_index": [-2, 3]}, "it must have layer numbers, or -1 for the last layer"),
+        ({"moe_layer_end_index": "last"}, "it must be an integer or a list of integers"),
         ({"moe_layer_start_index": [1, "1"]}, "it must be a list of two integers between 1 and"),
     ):
         with pytest.raises(ConfigError, match=f"{next(iter(bad))} is .*{reason}"):

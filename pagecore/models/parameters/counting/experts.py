@@ -39,7 +39,8 @@ def has_experts(fields: Fields, experts: Experts | None, layer: int) -> bool:
     if experts.rule == "numbered" and fields.given("moe_layers_enum") is not None:
         return layer in _numbered_layers(fields)
     if experts.rule in ("after", "numbered"):
-        return layer >= fields.integer(experts.dense, min=0)
+        is_within = not experts.last or layer <= fields.integer(experts.last, min=0)
+        return is_within and layer >= fields.integer(experts.dense, min=0)
     if experts.rule == "range":
         first, last = fields.integer("moe_layer_start_index", min=0), fields.integer("moe_layer_end_index", min=-1)
         # -1 is the last layer.

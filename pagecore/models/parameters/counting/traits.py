@@ -30,6 +30,8 @@ class Experts:
         "period" (Jamba), "interleaved" (Llama 4), "range" (Ernie) or "numbered" (Step, or "after").
     dense : str
         Field with the number of first layers without experts, for the rule "after".
+    last : str
+        Field with the number of the last layer with experts, for the rule "after"; "" if all later layers have them.
     has_shared_gate, has_biases, has_norm, has_score_bias, has_output_bias : bool
         The shared expert has a gate; router and experts have biases; a norm follows the experts; scores of experts have
         a bias that is a parameter; the sum of the experts has a bias.
@@ -49,6 +51,7 @@ class Experts:
     shared: str = ""
     rule: str = "every"
     dense: str = "first_k_dense_replace"
+    last: str = ""
     has_shared_gate: bool = False
     has_biases: bool = False
     has_norm: bool = False

@@ -59,6 +59,11 @@ def _dots_layer(tally: Tally, _fields: Fields, specs: Sequence[Any], _layer: int
     tally.norm(specs[0].rope_dim)
 
 
+def _pangu(fields: Fields) -> Settled:
+    """Norms may follow attention and MLP, too."""
+    return {"norms": 2 + 2 * fields.flag("sandwich_norm")}
+
+
 LATENT_ATTENTION: Mapping[str, Traits] = {
     "axk1": biased_traits(experts=Experts("n_routed_experts", shared="n_shared_experts", rule="after", has_norm=True)),
     "axk2": biased_traits(
@@ -89,6 +94,11 @@ LATENT_ATTENTION: Mapping[str, Traits] = {
     "mistral4": _DEEPSEEK,
     "mistral_large4_text": biased_traits(
         experts=SHARED_EXPERTS, add_to_layer=_mistral_layer, defaults={"first_k_dense_replace": 1, "q_lora_rank": None}
+    ),
+    "pangu_ultra_moe": biased_traits(
+        experts=Experts("num_routed_experts", shared="num_shared_experts", rule="after", dense="num_dense_layers"),
+        settle=_pangu,
+        defaults={"sandwich_norm": False},
     ),
     "sarvam_mla": Traits(
         settle=_sarvam, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "q_lora_rank": None}

@@ -113,6 +113,7 @@ REMOTE_LLAMAS: Mapping[str, Traits] = {
     "sarvam_moe": replace(
         _BAILING, defaults={"first_k_dense_replace": 1, "num_shared_experts": 1, "use_qk_norm": True}
     ),
+    "solar": LLAMA,
     "step1": biased_traits(mlp_bias="mlp_bias", is_tied=True),
     "telechat": Traits(output_bias=True, add_to_layer=_telechat, aliases={"intermediate_size": "ffn_hidden_size"}),
     "telechat3": LLAMA,

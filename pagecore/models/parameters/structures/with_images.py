@@ -25,6 +25,7 @@ _TEXT_EXPERTS = Experts(
     shared="moe_num_shared_experts",
     rule="after",
     dense="first_layer_of_experts",
+    last="last_layer_of_experts",
     has_score_bias=True,
 )
 _IMAGE_EXPERTS = replace(_TEXT_EXPERTS, width="width_of_image_experts", shared="")
@@ -43,8 +44,18 @@ def _ernie(fields: Fields) -> Settled:
         "width_of_image_experts": images,
         "number_of_experts": counts[0],
         "first_layer_of_experts": firsts[0],
+        "last_layer_of_experts": _last_layer(fields),
     }
     return {}
+
+
+def _last_layer(fields: Fields) -> int:
+    """Return the last layer with experts of text or of images; -1 is the last layer of all."""
+    listed: Any = fields.given("moe_layer_end_index")
+    ends = [-1] if listed is None else list(listed) if isinstance(listed, list | tuple) else [listed]
+    if not ends or min(ends) < -1 or max(ends) > INT32_MAX:
+        fields.refuse(f"{fields.describe('moe_layer_end_index')}; it must have layer numbers, or -1 for the last layer")
+    return INT32_MAX if -1 in ends else max(ends)
 
 
 def _two(fields: Fields, name: str) -> tuple[int, int]:
