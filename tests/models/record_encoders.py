@@ -29,16 +29,46 @@ PARAKEET |= {"subsampling_conv_channels": 8, "subsampling_factor": 8}
 BERT = {**LAYERS, "hidden_size": 48, "intermediate_size": 76, "vocab_size": 101, "max_position_embeddings": 37}
 DECODER = BERT | {"num_key_value_heads": 2, "head_dim": 10}
 GEMMA = LLAMA | {"head_dim": 10}
+QWEN = LLAMA | {"model_type": "qwen3_5_text", "head_dim": 12, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+QWEN |= {"linear_key_head_dim": 6, "linear_value_head_dim": 10}
+QWEN |= {"num_hidden_layers": 3, "layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 INKLING = LLAMA | {"head_dim": 12, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 3, "swa_head_dim": 8}
 INKLING |= {"moe_intermediate_size": 20, "n_routed_experts": 5, "num_experts_per_tok": 2, "d_rel": 7}
 INKLING |= {"rel_extent": 11, "sliding_window_size": 9, "conv_kernel_size": 3}
 INKLING |= {"layer_types": ["hybrid_sliding", "hybrid", "hybrid"]}
+SAM = {**LAYERS, "hidden_size": 24, "mlp_dim": 44, "image_size": 64, "patch_size": 8, "window_size": 3}
+SAM |= {"output_channels": 6, "global_attn_indexes": [1]}
+SEAMLESS = {"hidden_size": 48, "vocab_size": 101, "max_position_embeddings": 37, "decoder_ffn_dim": 76}
+SEAMLESS |= {"encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+SEAMLESS |= {"speech_encoder_layers": 2, "speech_encoder_attention_heads": 4, "speech_encoder_intermediate_size": 60}
+SEAMLESS |= {"feature_projection_input_dim": 14, "conv_depthwise_kernel_size": 5, "adaptor_kernel_size": 3}
+FLORENCE = {"depths": [1, 2], "embed_dim": [8, 20], "patch_size": [5, 3], "patch_prenorm": [False, True]}
+FLORENCE |= {"num_heads": [2, 2], "num_groups": [2, 2], "patch_stride": [4, 2], "patch_padding": [3, 1]}
+FLORENCE |= {"projection_dim": 48, "max_position_embeddings": 9, "mlp_ratio": 3.0}
+BART = {"model_type": "bart", "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 60}
+BART |= {"decoder_ffn_dim": 76, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 101}
+BART |= {"max_position_embeddings": 37}
+T5 = {"d_model": 48, "d_kv": 10, "d_ff": 76, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+MAMBA = LLAMA | {"mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2, "ssm_state_size": 12}
+MAMBA |= {"layers_block_type": ["mamba", "attention", "moe"], "moe_intermediate_size": 20, "n_routed_experts": 5}
+RADIO = {**LAYERS, "hidden_size": 32, "patch_size": 14, "max_img_size": 56, "num_cls_tokens": 2, "num_registers": 3}
+RADIO |= {"video_temporal_patch_size": 2}
 CASES = [
     ("blip", {"vision_config": TOWER | {"image_size": 56}, "text_config": BERT | {"encoder_hidden_size": 32}}),
     ("canary", {"encoder_config": PARAKEET, "decoder_config": DECODER | {"hidden_size": 24}, "vocab_size": 101}),
     ("canary", {"encoder_config": PARAKEET | {"attention_bias": False}, "decoder_config": DECODER, "vocab_size": 101}),
     ("cohere_asr", DECODER | {"encoder_config": PARAKEET | {"convolution_bias": False}}),
     ("cohere_asr", DECODER | {"encoder_config": PARAKEET, "tie_word_embeddings": True}),
+    (
+        "deepseek_vl_hybrid",
+        {
+            "vision_config": TOWER | {"image_size": 56},
+            "high_res_vision_config": SAM,
+            "text_config": LLAMA | {"model_type": "llama"},
+        },
+    ),
+    ("florence2", {"vision_config": FLORENCE, "text_config": BART}),
+    ("florence2", {"vision_config": FLORENCE | {"qkv_bias": False}, "text_config": BART}),
     (
         "fun_asr_nano",
         {
@@ -88,6 +118,20 @@ CASES = [
         },
     ),
     (
+        "minicpm_ocr",
+        {"vision_config": TOWER | {"image_size": 56, "insert_layer_id": 1}, "text_config": QWEN},
+    ),
+    (
+        "muse_glimmer",
+        {
+            "vision_config": TOWER | {"pos_emb_height": 5, "pos_emb_width": 3, "layer_types": ["full_attention"] * 3},
+            "text_config": LLAMA | {"model_type": "muse_glimmer_text", "head_dim": 12},
+            "out_hidden_size": 128,
+            "projector_hidden_size": 40,
+        },
+    ),
+    ("nemotron_h_omni", {"vision_config": RADIO, "text_config": MAMBA, "projector_hidden_size": 40}),
+    (
         "moss_transcribe_diarize",
         {
             "audio_config": WHISPER | {"max_source_positions": 30},
@@ -95,6 +139,9 @@ CASES = [
             "audio_merge_size": 3,
         },
     ),
+    ("seamless_m4t", SEAMLESS),
+    ("seamless_m4t", SEAMLESS | {"position_embeddings_type": "rotary", "num_adapter_layers": 2}),
+    ("seamless_m4t_v2", SEAMLESS | {"left_max_position_embeddings": 9, "right_max_position_embeddings": 4}),
     ("speecht5", {"hidden_size": 48, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 60}),
     (
         "t5gemma2",
@@ -103,6 +150,12 @@ CASES = [
             "decoder": GEMMA | {"num_hidden_layers": 2},
             "vocab_size": 101,
         },
+    ),
+    ("udop", T5 | {"vocab_size": 101, "max_2d_position_embeddings": 20, "relative_attention_num_buckets": 8}),
+    ("udop", T5 | {"vocab_size": 101, "feed_forward_proj": "gated-gelu", "relative_bias_args": [{"type": "1d"}]}),
+    (
+        "video_llava",
+        {"vision_config": TOWER | {"image_size": 56}, "text_config": LLAMA | {"model_type": "llama"}},
     ),
     (
         "voxtral_realtime",

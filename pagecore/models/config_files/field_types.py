@@ -81,6 +81,7 @@ FIELD_TYPES: Mapping[str, FieldType] = {
     **dict.fromkeys(("codec_config", "depth_decoder_config", "encoder", "encoder_config"), _OBJECT),
     **dict.fromkeys(("linear_attn_config", "sparse_attention_config", "text_config", "vision_config"), _OBJECT),
     **dict.fromkeys(("encoder_attention_type", "feed_forward_proj", "hybrid_override_pattern"), _TEXT),
+    **dict.fromkeys(("position_embeddings_type",), _TEXT),
     **dict.fromkeys(("rope_type", "type"), _TEXT),
     **dict.fromkeys(("gate_kind", "gating"), _TEXT_OR_FLAG),
     "block_types": FieldType("a list of texts", _TEXTS),

@@ -22,17 +22,8 @@ def test_stages_have_all_layers_once_and_a_copy_of_a_tied_head(case):
     config = case["config"]
     layers = read_model_config(config).num_layers
     stages = [count_parameters(config, layers=range(n, n + 1)).total for n in range(layers)]
-    copied = sum(stages) - case["parameters"]
-    hidden = {text.get("hidden_size", text.get("embed_dim")) for text in texts(config)}
-    assert copied == 0 or copied in {101 * size for size in hidden if size} | {81 * size for size in hidden if size}
-
-
-def texts(config):
-    """Yield a config and all objects in it."""
-    yield config
-    for value in config.values():
-        if isinstance(value, dict):
-            yield from texts(value)
+    # The text models have 48 or 24 features, and 101 or 81 tokens.
+    assert sum(stages) - case["parameters"] in {0, 48 * 101, 24 * 101, 48 * 81}
 
 
 @pytest.mark.parametrize(

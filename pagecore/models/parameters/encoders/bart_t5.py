@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.encoders.bart_t5 import ENCODER_DECODERS
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally, check_stage
+from pagecore.models.parameters.encoders.documents import add_udop_inputs
 
-__all__ = ["COUNTED", "add_encoder_decoder", "add_t5_encoder", "check_counted"]
+__all__ = ["add_encoder_decoder", "add_t5_encoder"]
 
 # Families with a norm after the embedding of encoder and decoder, and those with one after the last layer of each.
 _NORM_FIRST = frozenset({"bart", "bigbird_pegasus", "blenderbot-small", "led", "mbart", "mvp", "plbart"})
@@ -18,9 +18,8 @@ _NORM_LAST = frozenset(
     {"blenderbot", "m2m_100", "mbart", "nllb-moe", "pegasus", "pegasus_x", "speech_to_text", "whisper"}
 )
 _COMPUTED_POSITIONS = frozenset({"m2m_100", "nllb-moe", "pegasus_x", "speech_to_text"})
-_OF_T5 = frozenset({"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "umt5"})
+_OF_T5 = frozenset({"longt5", "mt5", "pop2piano", "switch_transformers", "t5", "udop", "umt5"})
 _COUNTED_FROM_2 = frozenset({"bart", "mbart", "mvp", "plbart"})
-COUNTED = frozenset(ENCODER_DECODERS) - {"udop"}
 _DEFAULTS: dict[str, object] = {
     "composer_vocab_size": 21,
     "conv_channels": 1024,
@@ -35,14 +34,6 @@ _DEFAULTS: dict[str, object] = {
     "router_bias": False,
     "use_bias": False,
 }
-
-
-def check_counted(fields: Fields, model_type: str) -> None:
-    """Raise UnsupportedOption if the parameters of a model with an encoder cannot be counted."""
-    if model_type not in COUNTED:
-        raise UnsupportedOption(
-            f"{fields.source}: the parameters of {model_type} cannot be counted; pass weights= in bytes"
-        )
 
 
 def add_encoder_decoder(tally: Tally, fields: Fields, model_type: str, stage: range | None = None) -> None:
@@ -200,6 +191,8 @@ def _t5(tally: Tally, fields: Fields, model_type: str, ends: _Ends) -> None:
     if model_type == "longt5" and fields.value("encoder_attention_type") == "transient-global":
         tables += ends.is_first
         tally.norm(hidden, copies=len(encoder))
+    if model_type == "udop" and ends.is_first:
+        add_udop_inputs(tally, fields, heads)
     tally.add(tables * fields.integer("relative_attention_num_buckets") * heads)
     if model_type == "pop2piano":
         tally.add(fields.integer("composer_vocab_size") * hidden * ends.is_first, Kind.EMBEDDING)

@@ -109,5 +109,9 @@ FORMULA_PROJECTORS: Mapping[str, Projector] = {
         "2 * hidden + model.projector_bias * (model.projector_hidden_size + text)",
         {"projector_bias": True},
     ),
-    "nemotron_h_omni": _projector("(hidden * merge ** 2 + text) * model.projector_hidden_size", "hidden * merge ** 2"),
+    "nemotron_h_omni": _projector(
+        "(model.vision_hidden_size * merge ** 2 + text) * model.projector_hidden_size",
+        "model.vision_hidden_size * merge ** 2",
+        {"vision_hidden_size": 1280},
+    ),
 }

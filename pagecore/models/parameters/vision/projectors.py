@@ -16,6 +16,7 @@ from pagecore.models.parameters.vision.janus import add_janus
 from pagecore.models.parameters.vision.mllama_tower import project_mllama
 from pagecore.models.parameters.vision.resamplers import RESAMPLERS
 from pagecore.models.parameters.vision.tower_parts import Projector, count_colours
+from pagecore.models.parameters.vision.two_towers import project_deepseek_hybrid, project_video_llava
 
 __all__ = ["PROJECTORS"]
 
@@ -202,6 +203,7 @@ PROJECTORS: Mapping[str, Projector] = {
     "cohere2_vision": _cohere(has_norm=False),
     "cosmos3_edge": _cosmos,
     "deepseek_vl": _two_layers,
+    "deepseek_vl_hybrid": project_deepseek_hybrid,
     "exaone4_5": _qwen(norm_bias=False),
     "gemma3": _gemma,
     "glm5_next": _glm(width_field="projection_intermediate_size"),
@@ -251,5 +253,6 @@ PROJECTORS: Mapping[str, Projector] = {
     "smolvlm": _idefics,
     "step3p7": _step,
     "video_llama_3": _two_layers,
+    "video_llava": project_video_llava,
     "vipllava": _llava(has_norm=True),
 }

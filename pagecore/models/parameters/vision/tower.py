@@ -84,7 +84,7 @@ _BY_MODEL: Mapping[str, str] = {
     **dict.fromkeys(("glm46v", "glmga"), "glm4v"),
     **dict.fromkeys(("lighton_ocr", "mistral3"), "pixtral"),
     **dict.fromkeys(("aria", "idefics3"), "idefics3_vision"),
-    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "vipllava"), "clip_vision_model"),
+    **dict.fromkeys(("llava", "llava_next", "llava_next_video", "video_llava", "vipllava"), "clip_vision_model"),
     **dict.fromkeys(
         ("aya_vision", "cohere2_vision", "gemma3", "llava_onevision", "shieldgemma2"), "siglip_vision_model"
     ),
@@ -93,6 +93,7 @@ _BY_MODEL: Mapping[str, str] = {
     "blip-2": "blip_2_vision_model",
     "ernie4_5_moe_vl": "DFNRope_vision_transformer",
     "deepseek_vl": "siglip_vision_model",
+    "deepseek_vl_hybrid": "siglip_vision_model",
     "hyperclovax_vision_v2": "qwen2_5_vl",
     "instructblip": "instructblip_vision_model",
     "instructblipvideo": "instructblipvideo_vision_model",
