@@ -7,7 +7,7 @@ from pagecore import AttentionSpec, PagedKVCache, Plane, StateSpec
 STATE = StateSpec((Plane("temporal", (2, 4), "float32", per="sequence"),), chunk=4, interval=8)
 
 
-def make(num_states):
+def make(num_states, eviction_policy="lru"):
     return PagedKVCache(
         [AttentionSpec(1, 8), STATE],
         num_blocks=200,
@@ -15,6 +15,7 @@ def make(num_states):
         block_size=4,
         max_sequences=8,
         device="none",
+        eviction_policy=eviction_policy,
     )
 
 
@@ -70,4 +71,19 @@ def test_the_checkpoint_of_a_step_in_flight_is_not_taken():
     cache.abandon(batch)
     assert sequence.num_computed_tokens == 4
     cache.remove(taker)
+    cache.check_invariants()
+
+
+def test_slru_protects_the_state_before_a_branch():
+    cache = make(num_states=6, eviction_policy="slru")
+    for question in (50, 60):
+        sequence = cache.add_sequence([*range(8), *range(question, question + 4)])
+        cache.commit(cache.prepare([sequence], 12 - sequence.num_computed_tokens))
+        cache.remove(sequence)
+    assert cache.match_length([*range(8), 7]) == 8  # the second prompt has left a state where it departs from the first
+    for first in range(100, 800, 100):
+        cache.remove(run(cache, first))
+    assert cache.match_length([*range(8), 7]) == 8
+    assert cache.match_length([*range(8), *range(50, 54), 7]) == 8, "the state of one prompt alone is gone"
+    assert cache.stats().num_evicted_states > 3
     cache.check_invariants()

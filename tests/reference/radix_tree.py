@@ -50,7 +50,7 @@ class EvictionState:
             "fifo": (0.0, self.made),
             "mru": (0.0, -self.used),
             "filo": (0.0, -self.made),
-            "slru": (float(self.hits > 0), self.used),
+            "slru": (float(self.is_branch or (self.hits > 0 and not self.is_passed)), self.used),
             "priority": (self.priority, self.used),
             "rank": (self.rank, self.used),
         }[policy]

@@ -165,7 +165,7 @@ class ModelEviction : public ModelStates {
       case radix::Policy::Fifo: return {0, it.made, depth};
       case radix::Policy::Mru: return {0, -it.used, depth};
       case radix::Policy::Filo: return {0, -it.made, depth};
-      case radix::Policy::Slru: return {it.hits > 0, it.used, depth};
+      case radix::Policy::Slru: return {it.is_branch || (it.hits > 0 && !it.is_passed), it.used, depth};
       case radix::Policy::Priority: return {it.priority, it.used, depth};
       case radix::Policy::Rank: return {it.rank, it.used, depth};
     }

@@ -39,7 +39,7 @@ enum class Policy {
   Fifo,      // oldest
   Mru,       // most recently used
   Filo,      // newest
-  Slru,      // without a hit since its insertion, then least recently used
+  Slru,      // used once (see is_protected), then least recently used
   Priority,  // lowest priority, then least recently used
   Rank,      // lowest rank, then least recently used
 };
@@ -77,6 +77,9 @@ struct EvictionState {
     return clock + weight * (has_next ? static_cast<uint64_t>(after_state) : saved());
   }
   [[nodiscard]] uint64_t saved() const { return static_cast<uint64_t>(after_branch); }
+  // True after a hit, and for a state before a branch, whose prefix several sequences have used; a state that such a
+  // state follows serves nothing else.
+  [[nodiscard]] bool is_protected() const { return is_branch || (hits > 0 && !is_passed); }
 
   void expire() {
     priority = kDefaultPriority;
@@ -164,7 +167,7 @@ struct HintRange {
     case Policy::Fifo: return {0, eviction.made, depth};
     case Policy::Mru: return {0, ~eviction.used, depth};
     case Policy::Filo: return {0, ~eviction.made, depth};
-    case Policy::Slru: return {eviction.hits > 0 ? 1.0 : 0.0, eviction.used, depth};
+    case Policy::Slru: return {eviction.is_protected() ? 1.0 : 0.0, eviction.used, depth};
     case Policy::Priority: return {eviction.priority, eviction.used, depth};
     case Policy::Rank: return {eviction.rank, eviction.used, depth};
   }
