@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     )
     from pagecore.tiers.handover.exports import export_sequence
     from pagecore.tiers.handover.imports import import_sequence, start_import
+    from pagecore.tiers.handover.leases import extend_lease, release_export
     from pagecore.tiers.handover.mooncake import MooncakeTransport
     from pagecore.tiers.handover.nixl import NixlTransport
-    from pagecore.tiers.handover.releases import release_export
     from pagecore.tiers.handover.sockets import SocketTransport
     from pagecore.tiers.host.tier import HostTier
     from pagecore.tiers.keys import Fingerprint, content_chain, lane_keys
@@ -82,6 +82,7 @@ __all__ = [
     "export_ipc",
     "export_pool",
     "export_sequence",
+    "extend_lease",
     "import_sequence",
     "lane_keys",
     "open_ipc",
@@ -115,9 +116,9 @@ _MODULES = {
     ),
     "handover.exports": ("export_sequence",),
     "handover.imports": ("import_sequence", "start_import"),
+    "handover.leases": ("extend_lease", "release_export"),
     "handover.mooncake": ("MooncakeTransport",),
     "handover.nixl": ("NixlTransport",),
-    "handover.releases": ("release_export",),
     "handover.sockets": ("SocketTransport",),
     "host.tier": ("HostTier",),
     "keys": ("Fingerprint", "content_chain", "lane_keys"),

@@ -10,6 +10,7 @@ from pagecore.cache.lifecycle._identity import namespace_digest
 from pagecore.errors import InvalidSequence, ShapeError, UnsupportedOption
 from pagecore.storage.checks import as_float, shown
 from pagecore.tiers.handover.manifest import Manifest
+from pagecore.tiers.handover.offers import LEASE_SECONDS_MAX
 from pagecore.tiers.handover.transport import Transport
 
 DEADLINE_SECONDS_MAX = 7 * 24 * 3600.0
@@ -29,6 +30,14 @@ def deadline_at(deadline: float) -> int:
     if not 0 < seconds <= DEADLINE_SECONDS_MAX:
         raise ShapeError(f"deadline is {seconds} seconds; use more than 0 and at most {DEADLINE_SECONDS_MAX:.0f}")
     return time.monotonic_ns() + int(seconds * 1e9)
+
+
+def lease_seconds(lease: float) -> float:
+    """Return the seconds of a lease."""
+    seconds = as_float("lease", lease)
+    if not 0 < seconds <= LEASE_SECONDS_MAX:
+        raise ShapeError(f"lease is {seconds} seconds; use more than 0 and at most {LEASE_SECONDS_MAX:.0f}")
+    return seconds
 
 
 def check_transport(transport: object) -> None:

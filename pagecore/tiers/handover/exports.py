@@ -13,17 +13,15 @@ from pagecore.cache.paged import PagedKVCache
 from pagecore.cache.parts import CacheParts, parts_of
 from pagecore.cache.sequences._sequence import Sequence
 from pagecore.cache.state._lock import Held
-from pagecore.errors import ShapeError, UnsupportedOption
+from pagecore.errors import UnsupportedOption
 from pagecore.storage import StatePool
-from pagecore.storage.checks import as_float, ceil_div, require_int, shown
-from pagecore.tiers.handover.acceptance import check_transport
+from pagecore.storage.checks import ceil_div, require_int, shown
+from pagecore.tiers.handover.acceptance import check_transport, lease_seconds
 from pagecore.tiers.handover.geometry import check_served, describe
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING, HostImage, numbered
 from pagecore.tiers.handover.manifest import ID_BYTES, Manifest
 from pagecore.tiers.handover.offers import Offer
 from pagecore.tiers.handover.transport import Transport
-
-LEASE_SECONDS_MAX = 7 * 24 * 3600.0
 
 
 def export_sequence(
@@ -51,7 +49,7 @@ def export_sequence(
     transport : Transport
         With an address.
     lease : float
-        Seconds for which the rows are kept for readers.
+        Seconds for which the rows are kept for readers; `extend_lease` adds to them, and `release_export` ends them.
     readers : int
         Number of imports: one for each rank of the importing side.
     model : str
@@ -75,9 +73,7 @@ def export_sequence(
     """
     parts = parts_of(cache)
     check_served(parts)
-    seconds = as_float("lease", lease)
-    if not 0 < seconds <= LEASE_SECONDS_MAX:
-        raise ShapeError(f"lease is {seconds} seconds; use more than 0 and at most {LEASE_SECONDS_MAX:.0f}")
+    seconds = lease_seconds(lease)
     number = require_int("readers", readers, max=1024)
     check_transport(transport)
     if not transport.address:

@@ -24,10 +24,10 @@ from pagecore.tiers.handover.acceptance import check_manifests, check_spans, dea
 from pagecore.tiers.handover.errors import HandoverError, ImportCancelled
 from pagecore.tiers.handover.geometry import check_served, describe, match_geometry
 from pagecore.tiers.handover.images import CHECKPOINT, RUNNING
+from pagecore.tiers.handover.leases import ANSWER_SECONDS
 from pagecore.tiers.handover.manifest import Manifest
 from pagecore.tiers.handover.plans import ArrivingCheckpoint, ImportPlan, plan_import
 from pagecore.tiers.handover.pulls import Pull
-from pagecore.tiers.handover.releases import RELEASE_SECONDS
 from pagecore.tiers.handover.transport import Transport
 
 
@@ -366,7 +366,7 @@ class SequenceImport:
         for request, pull in zip(self._plan.requests, self._pulls, strict=True):
             if not pull.is_complete:
                 with contextlib.suppress(PagecoreError):
-                    self._transport.release(request.manifest, deadline_at(RELEASE_SECONDS)).run()
+                    self._transport.change_lease(request.manifest, 0.0, deadline_at(ANSWER_SECONDS)).run()
 
     def __del__(self) -> None:
         if not getattr(self, "_is_ended", True):

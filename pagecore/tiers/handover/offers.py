@@ -23,6 +23,8 @@ from pagecore.tiers.handover.images import HostImage
 from pagecore.tiers.handover.pieces import Units, buffer_units, state_units, token_units
 from pagecore.tiers.handover.wire import Claim, Part, seeds_of
 
+LEASE_SECONDS_MAX = 7 * 24 * 3600.0
+
 
 @dataclass
 class Offer:
@@ -84,6 +86,12 @@ class Offer:
     def is_open(self) -> bool:
         """True while new readers are accepted."""
         return not self.is_closed and self.num_complete < self.readers and self.seconds_left > 0
+
+    def extend(self, seconds: float) -> None:
+        """Let the lease end no earlier than in some seconds; one that is out of range changes nothing."""
+        if 0 < seconds <= LEASE_SECONDS_MAX:
+            with self._lock:
+                self.expires = max(self.expires, time.monotonic_ns() + int(seconds * 1e9))
 
     def begin(self) -> bool:
         """Count a reader; return False if the offer is no longer open."""

@@ -190,7 +190,7 @@ class OfferServer:
                 reader.offer = None
                 offer.end(is_complete)
                 self._notify()
-            if claim.is_release:
+            if claim.lease is not None:
                 stream.send(Answer())
 
     def _admit(self, claim: Claim) -> tuple[Offer | None, Refusal | None]:
@@ -207,8 +207,9 @@ class OfferServer:
         )
 
     def _serve_claim(self, stream: Stream, claim: Claim, offer: Offer) -> bool:
-        if claim.is_release:
-            return True
+        if claim.lease is not None:
+            offer.extend(claim.lease)
+            return claim.lease == 0
         stream.deadline = offer.expires if self._is_revocable else FOREVER
         try:
             units, seeds = offer.units(claim)

@@ -102,9 +102,12 @@ class SocketTransport:
         """Begin to pull pieces into the caller's memory; return at once. The caller runs the pull."""
         return self._begin(lambda pull: self._read(pull, request))
 
-    def release(self, manifest: Manifest, deadline: int) -> Pull:
-        """Begin to give an export up for one reader; return at once. The caller runs the pull, which moves nothing."""
-        return self._begin(lambda pull: self._give_up(pull, manifest, deadline))
+    def change_lease(self, manifest: Manifest, lease: float, deadline: int) -> Pull:
+        """Begin to extend the lease of an export, or to give it up for one reader with a lease of 0; return at once.
+
+        The caller runs the pull, which moves nothing.
+        """
+        return self._begin(lambda pull: self._ask_for_lease(pull, manifest, lease, deadline))
 
     def _begin(self, read: Callable[[Pull], None]) -> Pull:
         pull = Pull(read, self._forget)
@@ -131,9 +134,9 @@ class SocketTransport:
                     raise LeaseExpired(f"the lease ended while the sequence was read ({error})") from None
                 raise
 
-    def _give_up(self, pull: Pull, manifest: Manifest, deadline: int) -> None:
+    def _ask_for_lease(self, pull: Pull, manifest: Manifest, lease: float, deadline: int) -> None:
         with _connected(pull, manifest.address, deadline) as stream:
-            stream.send(Claim(WIRE_VERSION, manifest.export, True, [], False, False, is_release=True))
+            stream.send(Claim(WIRE_VERSION, manifest.export, True, [], False, False, lease=lease))
             check_answer(stream, stream.receive(Answer))
 
     def claim_of(self, request: PullRequest) -> Claim:

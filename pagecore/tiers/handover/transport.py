@@ -36,8 +36,8 @@ class Transport(Protocol):
     def pull(self, request: PullRequest) -> Pull:
         """Begin to pull pieces into the caller's memory; return at once."""
 
-    def release(self, manifest: Manifest, deadline: int) -> Pull:
-        """Begin to give an export up for one reader, until a time of `time.monotonic_ns`; return at once."""
+    def change_lease(self, manifest: Manifest, lease: float, deadline: int) -> Pull:
+        """Begin to extend a lease, or to give the export up for one reader with a lease of 0; return at once."""
 
     def drain(self, timeout: float | None = None) -> bool:
         """Wait until no offer and no pull is left; return False if `timeout` seconds pass first."""

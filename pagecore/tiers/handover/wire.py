@@ -6,7 +6,8 @@
            <-------------------------------- batches: sums of the units, and then their bytes     (streamed)
     End    -------------------------------->                                                     (one-sided: reads)
 
-A claim that is a release asks for nothing: the exporter counts one reader as served, and answers without a grant.
+A claim with a lease asks for nothing, and is answered without a grant: the exporter keeps the rows for that long, or
+counts one reader as served if the lease is 0.
 A message is its length (4 bytes, big-endian) and MessagePack. A batch holds units of about 1 MiB, so that the exporter
 sums them while it has them in its cache; both sides cut batches alike.
 """
@@ -76,7 +77,8 @@ class Part:
 class Claim:
     """A request for parts of an export; `is_streamed` False asks for addresses instead of bytes.
 
-    With `is_release` the reader gives its part of the export up.
+    With `lease` it asks for nothing: the exporter keeps the rows for that many seconds more, at least; 0 gives the part
+    of one reader up.
     """
 
     version: int
@@ -86,7 +88,7 @@ class Claim:
     wants_state: bool
     wants_checkpoint: bool
     peer: bytes = b""
-    is_release: bool = False
+    lease: float | None = None
 
 
 @dataclass(frozen=True)

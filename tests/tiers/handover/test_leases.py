@@ -1,6 +1,7 @@
-"""An importer that gives an export up: the exporter gets its rows back before the lease ends."""
+"""Leases that importers change: they give an export up before its lease ends, and extend the lease while they wait."""
 
 import socket
+import time
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from pagecore import ShapeError, TensorParallel, UnsupportedOption
 from pagecore.tiers.handover import errors
 from pagecore.tiers.handover.exports import export_sequence
 from pagecore.tiers.handover.imports import import_sequence, start_import
-from pagecore.tiers.handover.releases import release_export
+from pagecore.tiers.handover.leases import extend_lease, release_export
 from tests.tiers.handover.failing import TOKENS, Case
 from tests.tiers.handover.pairs import assert_same, computed, content, make
 from tests.tiers.handover.relay import Relay
@@ -96,4 +97,43 @@ def test_an_export_whose_exporter_is_gone_cannot_be_released(sockets, tmp_path):
     with pytest.raises(ShapeError, match="deadline"):
         release_export(manifest, transport=case.importer, deadline=0)
     release_export([manifest], transport=case.importer)
+    case.check_released(5)
+
+
+def test_a_lease_is_extended_while_a_request_waits(pair):
+    case = Case(pair)
+    manifest = case.export(lease=30.0)
+    offer = case.exporter._server._offers[manifest.export]
+    first = offer.expires
+    extend_lease([manifest], transport=case.importer, lease=0.001)
+    assert offer.expires == first  # nothing is taken away
+    begun = time.monotonic_ns()
+    extend_lease(manifest.encode(), transport=case.importer, lease=60.0)
+    assert offer.expires >= begun + 60 * 10**9
+    arrived = case.start(manifest).result()
+    assert_same(content(case.sender, case.sequence), content(case.receiver, arrived))
+    case.check_released(5)
+
+
+def test_the_lease_of_an_export_that_has_ended_cannot_be_extended(sockets):
+    case = Case(sockets)
+    manifest = case.export(lease=0.01)
+    case.check_released(5)
+    with pytest.raises(errors.LeaseExpired):
+        extend_lease(manifest, transport=case.importer, lease=1.0)
+    case.check_works()
+
+
+@pytest.mark.parametrize("lease", [0, -1.0, float("nan"), float("inf"), "x"])
+def test_leases_out_of_range_are_refused(sockets, lease):
+    case = Case(sockets)
+    manifest = case.export()
+    with pytest.raises(ShapeError, match="lease"):
+        extend_lease(manifest, transport=case.importer, lease=lease)
+    until = time.monotonic_ns() + 10**10
+    if lease != 0 and not isinstance(lease, str):  # an importer that does not check
+        before = case.exporter._server._offers[manifest.export].expires
+        case.importer.change_lease(manifest, lease, until).run()
+        assert case.exporter._server._offers[manifest.export].expires == before
+    release_export(manifest, transport=case.importer)
     case.check_released(5)
