@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pagecore.tiers.store import BlockStore
 
 # Seconds for which a guard waits for a store that may write late. Its staging memory stays until the store is closed.
-CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 10.0
 
 
 class ClosingStore:

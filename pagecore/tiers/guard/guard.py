@@ -189,7 +189,7 @@ class Guard:
     def close(self) -> None:
         """End all batches, close the store and release the guard's thread and memory.
 
-        A store that may write late and does not close within 5 s is left to a thread, which also keeps the staging
+        A store that may write late and does not close within 10 s is left to a thread, which also keeps the staging
         memory until then.
         """
         with self._lock:

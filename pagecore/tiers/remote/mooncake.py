@@ -76,7 +76,7 @@ class MooncakeStore(ListingReporter, WorkerStore):
     -----
     Mooncake: Qin et al., "Mooncake: Trading More Storage for Less Computation", FAST 2025. A call takes up to 30 s if
     the master hangs. The client would hold the interpreter's lock for 60 s if it left a cluster whose master hangs, so
-    `close` waits until the master answers or is gone; a `Guard` waits 5 s and leaves the rest to a thread.
+    `close` waits until the master answers or is gone; a `Guard` waits 10 s and leaves the rest to a thread.
     """
 
     verifies = False
