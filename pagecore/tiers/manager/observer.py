@@ -66,7 +66,9 @@ class CacheObserver:
         """Count hits, and back up what a step has published."""
         if self._first:
             for sequence in sequences:
-                self._num_found += self._first.pop(id(sequence), 0)
+                found = self._first.pop(id(sequence), 0)
+                self._num_found += found
+                self._touch(sequence, found)  # or what is written after it could evict it
         if self.write in ("through", "second_hit"):
             for sequence in sequences:
                 self._back_up(sequence)
@@ -77,7 +79,7 @@ class CacheObserver:
         if self.write not in ("explicit", "on_evict"):
             self._back_up(sequence)
             self._write()
-        self._touch(sequence)
+        self._touch(sequence, sequence.num_computed_tokens)
         self._hits.forget(sequence)
         self._first.pop(id(sequence), None)
 
@@ -110,11 +112,11 @@ class CacheObserver:
         with suppress(PagecoreError):  # counted by the host tier
             self.host.backup(sequence, max_tokens=most)
 
-    def _touch(self, sequence: Sequence) -> None:
-        """Report the prefix of a removed sequence as used: the stores have not seen what device and host served."""
-        if self._stores.counts_uses:
+    def _touch(self, sequence: Sequence, length: int) -> None:
+        """Report the first tokens of a sequence as used: the stores have not seen what device and host served."""
+        if length and self._stores.counts_uses:
             options = options_of(sequence)
-            self._stores.touch(sequence.tokens[: sequence.num_computed_tokens], options.namespace, options.spans)
+            self._stores.touch(sequence.tokens[:length], options.namespace, options.spans)
 
     def _write_whole(self, sequence: Sequence, most: int) -> None:
         """Write up to `most` tokens of what the host has of a sequence to the stores, after its backup."""

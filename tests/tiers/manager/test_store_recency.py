@@ -46,6 +46,19 @@ def test_a_prefix_that_grew_is_evicted_from_its_end(tmp_path):
         assert on_disk(served, PROMPT) == [1] * 5 + [0] * 3
 
 
+def test_a_chat_that_comes_back_evicts_others_and_not_its_own_beginning(tmp_path):
+    other = np.arange(5 * BLOCK + 1, dtype=np.int32)
+    with Served([disk_of(tmp_path, 10)]) as served:
+        served.compute(PROMPT[: 5 * BLOCK + 1])
+        served.flush()
+        served.compute(other)
+        served.flush()
+        assert served.compute(PROMPT) == 5 * BLOCK
+        served.flush()
+        assert on_disk(served, PROMPT) == [1] * 8
+        assert on_disk(served, other) == [1] * 2 + [0] * 3
+
+
 @pytest.mark.parametrize("write", ["explicit", "through"])
 def test_a_prefix_that_was_written_in_several_batches_is_evicted_from_its_end(tmp_path, write):
     with Served([disk_of(tmp_path, 10)], write=write) as served:
