@@ -226,3 +226,13 @@ def test_without_a_paged_cache_attention_is_sdpa(family):
     assert generate(model, ids, None, attention_mask=mask) == expected
     own = transformers.DynamicCache(config=model.config)
     assert generate(model, ids, own, attention_mask=mask) == expected
+
+
+def test_a_window_that_is_in_no_mask_but_in_the_caches_of_transformers():
+    sizes = {"hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    config = transformers.MoshiConfig(vocab_size=97, sliding_window=8, eos_token_id=None, pad_token_id=0, **sizes)
+    torch.manual_seed(0)
+    model, ids = transformers.MoshiForCausalLM(config).eval(), prompts()
+    expected, got, cache = both(model, ids)
+    assert got == expected
+    assert all(cache.kv.held_from(sequence) > 0 for sequence in cache.kv.sequences.values())

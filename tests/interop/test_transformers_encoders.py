@@ -162,6 +162,10 @@ def test_bad_models_and_layers_are_refused_by_name():
         PagedEncoderDecoderCache(t5, num_blocks=8, format="float8_e4m3fn")
     with pytest.raises(ShapeError, match="layers has 1 specs"):
         PagedEncoderDecoderCache(t5, layers=[CrossSpec(4, 8)], num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="layers is a CrossSpec; expected a list with two specs for each layer"):
+        PagedEncoderDecoderCache(t5, layers=CrossSpec(4, 8), num_blocks=8)
+    with pytest.raises(UnsupportedOption, match="device is 'cuda', but the cache of a model is on its device, cpu"):
+        PagedEncoderDecoderCache(t5, num_blocks=8, device="cuda")
     cache = PagedEncoderDecoderCache(whisper, num_blocks=200)
     with torch.no_grad(), pytest.raises(UnsupportedOption, match="no encoder_hidden_states"):
         whisper.get_decoder()(torch.tensor([[2]]), past_key_values=cache)

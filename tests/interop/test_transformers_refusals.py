@@ -105,6 +105,20 @@ def test_a_model_that_runs_fewer_layers_raises(model, cache):
     assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
 
 
+def test_a_model_that_runs_more_layers_raises(model):
+    count = model.config.num_hidden_layers
+    try:
+        model.config.num_hidden_layers = 3
+        cache = make_cache(model)
+    finally:
+        model.config.num_hidden_layers = count
+    with pytest.raises(
+        UnsupportedOption, match=r"layer 3 of the model stores keys, .* layers \[0, 1, 2\] that do; make"
+    ):
+        run(model, prompts(), cache)
+    assert (cache.get_seq_length(), cache.kv.num_sequences) == (0, 0)
+
+
 def test_a_layer_that_does_not_attend_to_its_paged_keys_raises(model, cache):
     """A layer with another attention implementation only attends to the new keys."""
     attend = model.base_model.layers[2].self_attn
@@ -231,6 +245,18 @@ def test_masks_other_than_padding_masks_raise(model, cache, mask, error, says):
         ({"position_ids": prompts().numpy()}, UnsupportedDtype, "position_ids is a ndarray; it must be a torch"),
         ({"position_ids": prompts().float()}, UnsupportedDtype, "position_ids is torch.float32"),
         ({"position_ids": torch.arange(7).repeat(3, 1)}, ShapeError, "position_ids has 3 rows and the forward pass 2"),
+        (
+            {"position_ids": torch.tensor(3)},
+            ShapeError,
+            r"position_ids is of shape \(\); it must be \[batch, columns\]",
+        ),
+        ({"position_ids": torch.arange(2)}, ShapeError, r"position_ids is of shape \(2,\); .* of 7 columns"),
+        (
+            {"input_ids": prompts().to_sparse()},
+            UnsupportedDtype,
+            r"input_ids has the layout torch.sparse_coo; pass inp",
+        ),
+        ({"attention_mask": torch.ones(2, 7).to_sparse()}, UnsupportedDtype, r"attention_mask has the layout"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, dict) else None,
 )
@@ -241,6 +267,49 @@ def test_ids_masks_and_positions_of_other_types_raise_by_name(model, cache, give
         with pytest.raises(error, match=says):
             cache.begin(**{"input_ids": prompts()} | given)
     assert cache.kv.num_sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "error", "says"),
+    [
+        ([[1.0]], UnsupportedDtype, r"inputs_embeds is a list; it must be a torch tensor \[batch, columns, dim\]"),
+        (torch.zeros(2, 7), ShapeError, r"inputs_embeds is of shape \(2, 7\); it must be \[batch, columns, dim\]"),
+        (torch.zeros(1, 2, 64).to_sparse(), UnsupportedDtype, "inputs_embeds has the layout torch.sparse_coo"),
+    ],
+    ids=["list", "ids", "sparse"],
+)
+def test_embeddings_of_other_types_raise_by_name(model, cache, embeddings, error, says):
+    run(model, prompts(), cache)
+    with pytest.raises(error, match=says), torch.no_grad():
+        model(inputs_embeds=embeddings, past_key_values=cache)
+    with pytest.raises(error, match=says):
+        model.generate(inputs_embeds=embeddings, past_key_values=cache)
+    assert (cache.get_seq_length(), cache.kv.num_sequences) == (7, 2)
+
+
+def test_the_mask_of_generate_is_a_tensor(model, cache):
+    run(model, prompts(), cache)
+    with pytest.raises(UnsupportedDtype, match="attention_mask is a list; it must be a torch tensor"):
+        model.generate(prompts(), attention_mask=[[1] * 7] * 2, past_key_values=cache)
+    assert cache.kv.num_sequences == 2
+
+
+def test_a_device_other_than_that_of_the_model_is_refused(model):
+    for device in ("cuda", "cpu", 3):
+        with pytest.raises(
+            UnsupportedOption, match=r"device is .*, but the cache of a model is on its device, cpu; le"
+        ):
+            make_cache(model, device=device)
+
+
+@pytest.mark.parametrize("value", [True, torch.tensor(True)])
+def test_a_truth_value_is_not_a_number_of_columns_or_rows(model, cache, value):
+    run(model, prompts(), cache)
+    with pytest.raises(UnsupportedOption, match=r"tokens_to_remove is .*; expected an integer"):
+        cache.crop(value)
+    with pytest.raises(ShapeError, match=r"repeats is .*; expected an integer of at least 1"):
+        cache.batch_repeat_interleave(value)
+    assert (cache.get_seq_length(), cache.kv.num_sequences) == (7, 2)
 
 
 def test_a_mask_that_hides_computed_columns_raises(model, cache):

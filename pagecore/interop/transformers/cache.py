@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable
 from collections.abc import Sequence as Listed
 from typing import Any, NoReturn
@@ -14,8 +13,8 @@ from transformers.cache_utils import Cache
 from pagecore.cache import PagedKVCache
 from pagecore.errors import UnsupportedOption, shown
 from pagecore.interop.torch import as_torch
-from pagecore.interop.transformers.implementation import check_implementation
-from pagecore.interop.transformers.inputs.arguments import read_ids, read_integers, read_mask
+from pagecore.interop.transformers.implementation import check_implementation, device_of
+from pagecore.interop.transformers.inputs.arguments import read_count, read_ids, read_integers, read_mask
 from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.layers.latents import pass_latents_on
 from pagecore.interop.transformers.layers.layer import PagedLayer
@@ -128,8 +127,7 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
                     "other prompts cannot reuse its keys; leave prefix_cache out"
                 )
             options["prefix_cache"] = False
-        device = "cpu" if model.device.type == "cpu" else str(model.device)
-        self.kv = PagedKVCache(model_layers.specs, block_size=block_size, device=device, **options)
+        self.kv = PagedKVCache(model_layers.specs, block_size=block_size, device=device_of(model, options), **options)
         super().__init__(layers=model_layers.views(self))
         for layer, place in model_layers.state_places.items():
             planes = self.kv.spec(place).planes
@@ -294,12 +292,11 @@ class PagedCache(ColumnCounts, Cache):  # type: ignore[misc]
             the window again; or `tokens_to_remove` is not an integer. In a hybrid model, a row would end neither at its
             last checkpoint, which the message names, nor at 0 tokens.
         """
-        try:
-            number = operator.index(tokens_to_remove)
-        except Exception:
+        number = read_count(tokens_to_remove)
+        if number is None:
             raise UnsupportedOption(
                 f"tokens_to_remove is {shown(tokens_to_remove)}; expected an integer, minus the number of columns"
-            ) from None
+            )
         count = -number if number <= 0 else max(0, self.get_seq_length() - number)
         self._generation.crop(count)
 

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, EncoderDecoderCache
 from pagecore.cache import PagedKVCache
 from pagecore.errors import ShapeError, UnsupportedOption, shown
 from pagecore.interop.transformers.cache import PagedCache
-from pagecore.interop.transformers.implementation import check_implementation
+from pagecore.interop.transformers.implementation import check_implementation, device_of
 from pagecore.interop.transformers.layers.attention import StoredKeys, mark_stored
 from pagecore.interop.transformers.layers.layer import PagedLayer
 from pagecore.interop.transformers.passes.columns import ColumnCounts
@@ -88,8 +88,7 @@ class PagedEncoderDecoderCache(EncoderDecoderCache):  # type: ignore[misc]
             raise UnsupportedOption(f"the {type(model).__name__} has no encoder; use a PagedCache")
         check_implementation(model)
         specs = _specs(model, layers, format)
-        device = "cpu" if model.device.type == "cpu" else str(model.device)
-        self.kv = PagedKVCache(specs, block_size=block_size, device=device, **options)
+        self.kv = PagedKVCache(specs, block_size=block_size, device=device_of(model, options), **options)
         self._generation = Generation(self.kv, model, has_encoder=True)
         count = len(specs) // 2
         biased = getattr(model.config, "relative_attention_num_buckets", None) is not None
@@ -258,6 +257,8 @@ def _specs(model: PreTrainedModel, layers: Listed[AttentionSpec] | None, format:
         specs: list[Any] = list(specs_from_config(config.to_dict(), dtype=dtype, format=format))
     elif format is not None:
         raise UnsupportedOption(f"format is {shown(format)}, and layers are given; give their specs the format")
+    elif not isinstance(layers, list | tuple):
+        raise UnsupportedOption(f"layers is a {type(layers).__name__}; expected a list with two specs for each layer")
     else:
         specs = list(layers)
     count = len(specs) // 2

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 from transformers import PreTrainedModel
 
-from pagecore.errors import UnsupportedOption
+from pagecore.errors import UnsupportedOption, shown
 
 NAME = "pagecore"
 # Models that attend to keys other than those that they store, such as copies for each expert.
 _REPEATING = frozenset({"jetmoe"})
+# Models whose masks have no window: transformers' caches drop the keys before it.
+_WINDOW_IN_CACHE_ONLY = frozenset({"kyutai_speech_to_text", "moshi"})
 REMEDY = f'call model.set_attn_implementation("{NAME}")'
 
 
@@ -28,3 +34,18 @@ def check_implementation(model: PreTrainedModel) -> None:
             "another cache"
         )
     raise UnsupportedOption(f"the model's attention implementation is {name!r}; {REMEDY}")
+
+
+def has_window_in_cache_only(attention: torch.nn.Module) -> bool:
+    """Return True for attention of a model whose window is that of its cache, and in no mask."""
+    return getattr(getattr(attention, "config", None), "model_type", None) in _WINDOW_IN_CACHE_ONLY
+
+
+def device_of(model: PreTrainedModel, options: Mapping[str, Any]) -> str:
+    """Return the device of a cache; raise UnsupportedOption if the `options` of the cache name another one."""
+    if "device" in options:
+        raise UnsupportedOption(
+            f"device is {shown(options['device'])}, but the cache of a model is on its device, {model.device}; leave "
+            "it out, and move the model"
+        )
+    return "cpu" if model.device.type == "cpu" else str(model.device)

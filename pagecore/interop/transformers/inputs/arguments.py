@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def read_inputs(given: Mapping[str, Any], num_past: int) -> Inputs:
     if tokens is None and embeddings is None:
         raise UnsupportedOption("the forward pass has neither input_ids nor inputs_embeds; pass one of them")
     ids = None if tokens is None else read_ids(tokens)
-    batch, columns = (embeddings if ids is None else ids).shape[:2]
+    batch, columns = embedded_columns(embeddings) if ids is None else ids.shape
     if columns == 0:
         raise ShapeError(
             f"the forward pass has no new columns: the cache already holds all {num_past} columns of the prompt; call "
@@ -93,14 +94,39 @@ def read_ids(ids: torch.Tensor) -> Ids:
     return read_integers(ids, "input_ids", "[batch, columns]")
 
 
+def embedded_columns(embeddings: Any) -> tuple[int, int]:
+    """Return the rows and columns of embeddings ``[batch, columns, dim]``."""
+    check_tensor(embeddings, "inputs_embeds", "[batch, columns, dim]")
+    if embeddings.ndim != 3:
+        raise ShapeError(f"inputs_embeds is {_described(embeddings)}; it must be [batch, columns, dim]")
+    return embeddings.shape[0], embeddings.shape[1]
+
+
+def check_tensor(array: object, name: str, axes: str) -> None:
+    """Raise UnsupportedDtype unless an array is a dense torch tensor."""
+    if not isinstance(array, torch.Tensor):
+        raise UnsupportedDtype(f"{name} is a {type(array).__name__}; it must be a torch tensor {axes}")
+    if array.layout != torch.strided:
+        raise UnsupportedDtype(f"{name} has the layout {array.layout}; pass {name}.to_dense()")
+
+
 def read_integers(array: Any, name: str, axes: str) -> Ids:
     """Return a torch tensor of integers as an array on the host; raise UnsupportedDtype for other dtypes."""
-    is_tensor = isinstance(array, torch.Tensor)
-    if not is_tensor or array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
-        given = array.dtype if is_tensor else f"a {type(array).__name__}"
-        raise UnsupportedDtype(f"{name} is {given}; it must be a torch tensor of integers {axes}")
+    check_tensor(array, name, f"of integers {axes}")
+    if array.is_floating_point() or array.is_complex() or array.dtype == torch.bool:
+        raise UnsupportedDtype(f"{name} is {array.dtype}; it must be a torch tensor of integers {axes}")
     read: Ids = array.detach().cpu().numpy().astype(np.int64, copy=False)
     return read
+
+
+def read_count(value: Any) -> int | None:
+    """Return an integer, which may be an array without axes; None for anything else, truth values included."""
+    try:
+        number = operator.index(value)
+        dtype = getattr(value, "dtype", None)
+    except Exception:
+        return None
+    return None if isinstance(value, bool) or str(dtype).removeprefix("torch.") == "bool" else number
 
 
 def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> Mask:
@@ -114,10 +140,7 @@ def read_mask(mask: torch.Tensor | None, batch: int, columns: int, why: str) -> 
         )
     if tuple(mask.shape) != (batch, columns):
         raise ShapeError(f"attention_mask has shape {tuple(mask.shape)}; it must be {(batch, columns)}: {why}")
-    if not isinstance(mask, torch.Tensor):
-        raise UnsupportedDtype(
-            f"attention_mask is a {type(mask).__name__}; it must be a torch tensor [batch, columns], 0 where padding is"
-        )
+    check_tensor(mask, "attention_mask", "[batch, columns], 0 where padding is")
     read: Mask = mask.detach().cpu().numpy() != 0
     return read
 
@@ -138,7 +161,9 @@ def _read_positions(positions: torch.Tensor | None, columns: int) -> Ids | None:
     if positions is None:
         return None
     read = read_integers(positions, "position_ids", "[batch, columns]")
-    return read if read.ndim == 2 and read.shape[1] == columns else np.full((1, columns), -1, np.int64)
+    if read.shape[-1:] != (columns,):
+        raise ShapeError(f"position_ids is {_described(positions)}; it must be [batch, columns] of {columns} columns")
+    return read if read.ndim == 2 else np.full((1, columns), -1, np.int64)
 
 
 def _affects_keys(name: str, value: Any) -> bool:

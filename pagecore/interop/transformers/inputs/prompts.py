@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pagecore.interop.transformers.inputs.arguments import Ids, Mask, needs_more_than_ids, read_ids, read_mask
+from pagecore.interop.transformers.inputs.arguments import (
+    Ids,
+    Mask,
+    check_tensor,
+    embedded_columns,
+    needs_more_than_ids,
+    read_ids,
+    read_mask,
+)
 
 # Modes of generation whose first pass gets the whole prompt, regardless of the columns in the cache.
 _WHOLE_PROMPT = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")
@@ -52,11 +60,13 @@ def read_prompt(model: Any, arguments: tuple[Any, ...], options: Mapping[str, An
     whole = any(_option(model, options, name) is not None for name in _WHOLE_PROMPT)
     repeats = max(_option(model, options, name) or 1 for name in ("num_beams", "num_return_sequences"))
     if embeddings is not None or given is None:
-        batch, columns = (1, 1) if embeddings is None else embeddings.shape[:2]
+        batch, columns = (1, 1) if embeddings is None else embedded_columns(embeddings)
         return Prompt(None, None, columns, batch * repeats, False, whole)
     ids, mask = read_ids(given), options.get("attention_mask")
-    if mask is not None and getattr(mask, "ndim", None) == 2 and mask.shape[1] != ids.shape[1]:
-        return None
+    if mask is not None:
+        check_tensor(mask, "attention_mask", "[batch, columns]")
+        if mask.ndim == 2 and mask.shape[1] != ids.shape[1]:
+            return None
     is_token = (
         _inferred_mask(model, ids, options)
         if mask is None

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pagecore.arrays import Tensor
 from pagecore.cache import Batch
 from pagecore.errors import OutOfRows, ShapeError, UnsupportedDtype, UnsupportedOption
-from pagecore.interop.transformers.implementation import REMEDY
+from pagecore.interop.transformers.implementation import REMEDY, has_window_in_cache_only
 from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask
 from pagecore.interop.transformers.inputs.encoder import EncoderOutput
 from pagecore.interop.transformers.passes.absorbed import Absorbed, check_latents
@@ -149,7 +149,12 @@ class Forward:
             )
         if key.dtype not in _DTYPES:
             raise UnsupportedDtype(f"the keys are {key.dtype}; run the model in float32, float16 or bfloat16")
-        index = self._rows.layers[layer]
+        index = self._rows.layers.get(layer)
+        if index is None:
+            raise UnsupportedOption(
+                f"layer {layer} of the model stores keys, but the cache was made for a config with layers "
+                f"{sorted(self._rows.layers)} that do; make a PagedCache for the model as it is now"
+            )
         spec, packed = self._rows.cache.spec(index), (self._pack(key), self._pack(value))
         if isinstance(spec, LatentSpec):
             check_latents(spec, layer, key, value)
@@ -231,6 +236,8 @@ class Forward:
         if window is None and len(self.mask_limits) == 1 and not self.is_cross(layer):
             (limit,) = self.mask_limits  # the model has one mask for all layers, and passes no window to attention
             window = None if limit == chunk_of(spec) else limit
+            if limit is None and has_window_in_cache_only(module):
+                window = spec.window
         if window != spec.window:
             raise UnsupportedOption(
                 f"layer {layer} attends with a window of {window}, but its spec in the cache has window {spec.window}; "

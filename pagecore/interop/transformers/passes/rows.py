@@ -9,7 +9,6 @@ tokens::
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Listed
 from contextlib import suppress
@@ -20,8 +19,8 @@ import numpy as np
 import torch
 
 from pagecore.cache import PagedKVCache, Sequence
-from pagecore.errors import OutOfRows, PagecoreError, ShapeError, UnsupportedOption, shown
-from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask
+from pagecore.errors import OutOfRows, ShapeError, UnsupportedOption, shown
+from pagecore.interop.transformers.inputs.arguments import Ids, Inputs, Mask, read_count
 from pagecore.interop.transformers.states.running import RunningStates, refuse_padding_after_tokens
 from pagecore.storage.checks import require_int
 
@@ -199,12 +198,10 @@ class BatchRows:
 
     def repeat(self, repeats: int) -> None:
         """Replace each row by `repeats` rows that share its blocks."""
-        try:
-            count = require_int("repeats", operator.index(repeats), max=None)
-        except PagecoreError:
-            raise
-        except Exception:
-            raise ShapeError(f"repeats is {shown(repeats)}; expected an integer of at least 1") from None
+        number = read_count(repeats)
+        if number is None:
+            raise ShapeError(f"repeats is {shown(repeats)}; expected an integer of at least 1")
+        count = require_int("repeats", number, max=None)
         if len(self) * count > self.cache.max_sequences:
             raise OutOfRows(
                 f"repeats is {count} and the cache has {len(self)} rows, which makes {len(self) * count} rows; at most "
