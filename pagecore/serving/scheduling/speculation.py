@@ -52,7 +52,7 @@ class Speculation:
         ends = np.bincount(accepted, minlength=1 + longest)  # rows by the number of accepted drafts
         added = ends[:0:-1].cumsum()[::-1].tolist()  # a row that accepted the third draft accepted the second, too
         return Speculation(
-            self.num_drafts + np.count_nonzero(drafts),
+            self.num_drafts + int(np.count_nonzero(drafts)),
             self.num_draft_tokens + int(drafts.sum()),
             self.num_accepted_tokens + int(accepted.sum()),
             tuple(old + new for old, new in zip_longest(self.accepted_per_position, added, fillvalue=0)),
