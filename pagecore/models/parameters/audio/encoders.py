@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pagecore.errors import UnsupportedOption
 from pagecore.models.config_files.fields import Fields
 from pagecore.models.parameters.audio.formula_encoders import FORMULA_ENCODERS
-from pagecore.models.parameters.audio.gemma_4 import add_gemma_4_audio
+from pagecore.models.parameters.audio.gemma_4 import add_gemma_3n_audio, add_gemma_4_audio
 from pagecore.models.parameters.audio.muse_spark import add_audio_levels
 from pagecore.models.parameters.audio.phi_4 import add_phi_4_audio
 from pagecore.models.parameters.counting.encoder_parts import encoder_add, encoder_linear
@@ -104,6 +104,7 @@ _ENCODERS: Mapping[str, Encoder] = {
 # the features of the text model.
 _OTHERS: Mapping[str, Callable[[Tally, Fields, Fields, int], None]] = {
     **FORMULA_ENCODERS,
+    "gemma3n_audio": add_gemma_3n_audio,
     "gemma4_audio": add_gemma_4_audio,
     "muse_spark_audio": add_audio_levels,
     "phi4_multimodal_audio": add_phi_4_audio,

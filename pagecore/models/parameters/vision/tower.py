@@ -20,6 +20,7 @@ from pagecore.models.multimodal.text_fields import THINKERS
 from pagecore.models.multimodal.text_model import text_model
 from pagecore.models.parameters.counting.tally import Kind, Split, Tally
 from pagecore.models.parameters.vision.chameleon import add_chameleon
+from pagecore.models.parameters.vision.gemma_3n import add_gemma_3n_vision, has_convolutions
 from pagecore.models.parameters.vision.projectors import PROJECTORS
 from pagecore.models.parameters.vision.resamplers import FIXED_TOKENS
 from pagecore.models.parameters.vision.special_towers import SPECIAL_TOWERS, TOWER_SIZES
@@ -133,7 +134,9 @@ _RATIOS = ("pixel_shuffle_ratio", "downsample_ratio")
 
 
 def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTower | None:
-    """Return the sizes of the vision tower of a config; None for a model without one, or with an encoder of its own.
+    """Return the sizes of the vision tower of a config.
+
+    None for a model without one, with an encoder of its own, or with convolutions only (Gemma 3n).
 
     Parameters
     ----------
@@ -149,7 +152,7 @@ def vision_tower(config: str | os.PathLike[str] | Mapping[str, Any]) -> VisionTo
     """
     whole = open_config(config)
     encoded = with_encoders(whole)
-    if not encoded.has_object("vision_config"):
+    if not encoded.has_object("vision_config") or has_convolutions(encoded):
         return None
     model_type = whole.given("model_type")
     if isinstance(model_type, str) and has_encoder(model_type):
@@ -212,6 +215,9 @@ def add_vision(tally: Tally, whole: Fields, text_hidden: int) -> None:
     if whole.given("model_type") == "chameleon":
         add_chameleon(tally, whole)
     if not whole.has_object("vision_config"):
+        return
+    if has_convolutions(whole):
+        add_gemma_3n_vision(tally, whole, text_hidden)
         return
     found = _sizes(whole, text_hidden)
     _, fields, tower = _open(whole)
