@@ -53,6 +53,7 @@ MAMBA = LLAMA | {"mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2, "ssm
 MAMBA |= {"layers_block_type": ["mamba", "attention", "moe"], "moe_intermediate_size": 20, "n_routed_experts": 5}
 RADIO = {**LAYERS, "hidden_size": 32, "patch_size": 14, "max_img_size": 56, "num_cls_tokens": 2, "num_registers": 3}
 RADIO |= {"video_temporal_patch_size": 2}
+LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
 CASES = [
     ("blip", {"vision_config": TOWER | {"image_size": 56}, "text_config": BERT | {"encoder_hidden_size": 32}}),
     ("canary", {"encoder_config": PARAKEET, "decoder_config": DECODER | {"hidden_size": 24}, "vocab_size": 101}),
@@ -143,6 +144,7 @@ CASES = [
     ("seamless_m4t", SEAMLESS | {"position_embeddings_type": "rotary", "num_adapter_layers": 2}),
     ("seamless_m4t_v2", SEAMLESS | {"left_max_position_embeddings": 9, "right_max_position_embeddings": 4}),
     ("speecht5", {"hidden_size": 48, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 60}),
+    ("speecht5", {"hidden_size": 48, "conv_dim": [6, 10], "conv_kernel": [5, 3], "conv_stride": [2, 2]} | LAYER_NORMS),
     (
         "t5gemma2",
         {

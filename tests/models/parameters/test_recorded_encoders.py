@@ -39,7 +39,7 @@ def test_stages_have_all_layers_once_and_a_copy_of_a_tied_head(case):
         ("voxtral_realtime", (), "downsample_factor"),
     ],
 )
-@pytest.mark.parametrize("value", ["wide", 3.5, -1, {"a": 1}])
+@pytest.mark.parametrize("value", ["wide", 3.5, -1, {"a": 1}, None])
 def test_fields_of_a_formula_are_checked(name, path, field, value):
     config = json.loads(json.dumps(next(case["config"] for case in CASES if case["config"]["model_type"] == name)))
     part = config
@@ -47,4 +47,19 @@ def test_fields_of_a_formula_are_checked(name, path, field, value):
         part = part[inner]
     part[field] = value
     with pytest.raises(ConfigError, match=field):
+        count_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "field"),
+    [
+        ("canary", "encoder_config", "subsampling_factor"),
+        ("lfm3_vl", "vision_config", "num_attention_heads"),
+        ("speecht5", None, "num_conv_pos_embedding_groups"),
+    ],
+)
+def test_a_divisor_of_0_is_refused_by_name(name, part, field):
+    config = json.loads(json.dumps(next(case["config"] for case in CASES if case["config"]["model_type"] == name)))
+    (config[part] if part else config)[field] = 0
+    with pytest.raises(ConfigError, match=f"{field} is 0; it must be"):
         count_parameters(config)

@@ -71,6 +71,8 @@ def _value(node: ast.expr, fields: Fields, model: Fields, names: Mapping[str, in
             return len(_list(fields, name))
         case ast.Call(func=ast.Name(id="count"), args=[ast.Name(id=name), ast.Constant(value=kind)]):
             return sum(each == kind for each in _list(fields, name))
+        case ast.BinOp(op=ast.FloorDiv(), right=right) if _value(right, fields, model, names) == 0:
+            fields.refuse(f"{ast.unparse(right)} is 0; it must be 1 or more")
         case ast.BinOp(left=left, op=op, right=right):
             return _OPERATORS[type(op)](_value(left, fields, model, names), _value(right, fields, model, names))
     raise AssertionError(f"a formula has {ast.unparse(node)}")

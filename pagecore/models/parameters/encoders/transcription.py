@@ -46,7 +46,7 @@ _SPEECHT5_MATRICES = """
     + hidden_size * (hidden_size // num_conv_pos_embedding_groups) * num_conv_pos_embeddings
     + encoder_layers * (4 * hidden_size ** 2 + 2 * hidden_size * encoder_ffn_dim)"""
 _SPEECHT5_REST = """
-    2 * first_channels + 2 * channels + 5 * hidden_size + num_conv_pos_embeddings
+    2 * normed_channels + 2 * channels + 5 * hidden_size + num_conv_pos_embeddings
     + 2 * encoder_max_relative_position * (hidden_size // encoder_attention_heads)
     + encoder_layers * (9 * hidden_size + encoder_ffn_dim)"""
 
@@ -101,7 +101,9 @@ def add_speecht5(tally: Tally, whole: Fields, decoder: DecoderStage) -> None:
     add_tables(tally, decoder, fields.integer("vocab_size"), is_tied=whole.switch("tie_word_embeddings", True))
     if decoder.is_first:
         channels = _add_convolutions(tally, fields)
-        names = {"first_channels": channels[0], "channels": channels[-1]}
+        # A norm follows the first convolution, or each of them.
+        normed = sum(channels) if fields.given("feat_extract_norm") == "layer" else channels[0]
+        names = {"normed_channels": normed, "channels": channels[-1]}
         add_formulas(tally, _SPEECHT5_MATRICES, _SPEECHT5_REST, fields, whole, names)
 
 
