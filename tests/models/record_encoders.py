@@ -53,6 +53,9 @@ MAMBA = LLAMA | {"mamba_num_heads": 4, "mamba_head_dim": 24, "n_groups": 2, "ssm
 MAMBA |= {"layers_block_type": ["mamba", "attention", "moe"], "moe_intermediate_size": 20, "n_routed_experts": 5}
 RADIO = {**LAYERS, "hidden_size": 32, "patch_size": 14, "max_img_size": 56, "num_cls_tokens": 2, "num_registers": 3}
 RADIO |= {"video_temporal_patch_size": 2}
+TROCR = {"model_type": "trocr", "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 4, "vocab_size": 101}
+TROCR |= {"decoder_ffn_dim": 76, "max_position_embeddings": 37}
+VIT = TOWER | {"image_size": 56}
 LAYER_NORMS = {"feat_extract_norm": "layer", "conv_bias": True, "num_feat_extract_layers": 2}
 CASES = [
     ("blip", {"vision_config": TOWER | {"image_size": 56}, "text_config": BERT | {"encoder_hidden_size": 32}}),
@@ -159,6 +162,15 @@ CASES = [
         "video_llava",
         {"vision_config": TOWER | {"image_size": 56}, "text_config": LLAMA | {"model_type": "llama"}},
     ),
+    (
+        "vision-encoder-decoder",
+        {
+            "encoder": VIT | {"model_type": "deit", "qkv_bias": False},
+            "decoder": TROCR | {"cross_attention_hidden_size": 32},
+        },
+    ),
+    ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit", "hidden_size": 48}, "decoder": TROCR}),
+    ("vision-encoder-decoder", {"encoder": VIT | {"model_type": "vit"}, "decoder": TROCR}),
     (
         "voxtral_realtime",
         {

@@ -282,7 +282,10 @@ def test_decoders_without_a_meaning_are_refused_by_name(config, error, words):
         specs_from_config(config)
 
 
-@pytest.mark.parametrize("model_type", sorted({*CROSS_DECODERS, *COMPOSED} - {*COUNTED_CROSS_DECODERS, "florence2"}))
+READERS = {"florence2", "vision-encoder-decoder"}
+
+
+@pytest.mark.parametrize("model_type", sorted({*CROSS_DECODERS, *COMPOSED} - {*COUNTED_CROSS_DECODERS, *READERS}))
 def test_parameters_of_the_others_are_not_counted(model_type):
     with pytest.raises(UnsupportedOption, match=f"the parameters of {model_type} cannot be counted; pass weights="):
         count_parameters({"model_type": model_type})
