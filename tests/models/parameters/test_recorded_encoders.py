@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from pagecore import UnsupportedOption
 from pagecore.models import ConfigError, read_model_config
 from pagecore.models.parameters import count_parameters
 
@@ -63,3 +64,29 @@ def test_a_divisor_of_0_is_refused_by_name(name, part, field):
     (config[part] if part else config)[field] = 0
     with pytest.raises(ConfigError, match=f"{field} is 0; it must be"):
         count_parameters(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "change", "reason"),
+    [
+        ("florence2", "vision_config", {"depths": [1]}, "depths is .*; embed_dim, patch_size and patch_prenorm must"),
+        ("florence2", "vision_config", {"patch_prenorm": [1, 0]}, "patch_prenorm is .*; it must be a list of true and"),
+        ("speecht5", None, {"conv_kernel": [3]}, "conv_kernel is .*; it must list 7 integers, like conv_dim"),
+        ("udop", None, {"relative_bias_args": "1d"}, "relative_bias_args is .*; it must be a list of objects"),
+    ],
+)
+def test_lists_that_contradict_each_other_are_refused(name, part, change, reason):
+    config = json.loads(json.dumps(next(case["config"] for case in CASES if case["config"]["model_type"] == name)))
+    (config[part] if part else config).update(change)
+    with pytest.raises(ConfigError, match=reason):
+        count_parameters(config)
+
+
+def test_another_encoder_or_decoder_of_a_reader_is_refused():
+    config = next(case["config"] for case in CASES if case["config"]["model_type"] == "vision-encoder-decoder")
+    for change, reason in (
+        ({"encoder": config["encoder"] | {"model_type": "swin"}}, 'encoder.model_type is "swin".*expected deit or vit'),
+        ({"decoder": config["decoder"] | {"model_type": "mbart"}}, 'decoder.model_type is "mbart".*expected trocr'),
+    ):
+        with pytest.raises(UnsupportedOption, match=reason):
+            count_parameters(config | change)

@@ -51,7 +51,7 @@ def add_gemma_4_audio(tally: Tally, _whole: Fields, fields: Fields, text: int) -
 
 
 def _add_conformer(tally: Tally, fields: Fields, bins: int | None = None) -> None:
-    """Add the convolutions over `bins` frequencies, by default as many as the first has channels, and the layers."""
+    """Add the convolutions over `bins` frequencies, by default one for each channel of the first, and the layers."""
     hidden, layers = fields.integer("hidden_size"), fields.integer("num_hidden_layers")
     _add_convolutions(tally, fields, hidden, bins)
     # Queries, keys, values, outputs and positions; two matrices of width 4 in each of two MLPs; a gated convolution.

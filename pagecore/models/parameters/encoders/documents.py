@@ -37,7 +37,9 @@ def add_florence_tower(tally: Tally, whole: Fields) -> None:
     if not isinstance(norms_first, list | tuple) or not all(isinstance(each, bool) for each in norms_first):
         tower.refuse(f"{tower.describe('patch_prenorm')}; it must be a list of true and false")
     if not len(depths) == len(dims) == len(patches) == len(norms_first):
-        tower.refuse(f"{tower.describe('depths')}; embed_dim, patch_size and patch_prenorm must have as many entries")
+        tower.refuse(
+            f"{tower.describe('depths')}; embed_dim, patch_size and patch_prenorm must have {len(depths)} entries"
+        )
     inputs, has_bias = tower.integer("in_channels"), tower.flag("qkv_bias")
     for depth, dim, patch, is_first in zip(depths, dims, patches, norms_first, strict=True):
         encoder_linear(tally, patch**2 * inputs, dim, bias=True)

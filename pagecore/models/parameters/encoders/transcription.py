@@ -111,7 +111,7 @@ def _add_convolutions(tally: Tally, fields: Fields) -> list[int]:
     """Add the convolutions over samples of sound; return the channels of each."""
     channels, kernels = fields.integers("conv_dim"), fields.integers("conv_kernel")
     if len(channels) != len(kernels):
-        fields.refuse(f"{fields.describe('conv_kernel')}; it must list as many integers as conv_dim, {len(channels)}")
+        fields.refuse(f"{fields.describe('conv_kernel')}; it must list {len(channels)} integers, like conv_dim")
     inputs, has_bias = 1, fields.flag("conv_bias")
     for outputs, kernel in zip(channels, kernels, strict=True):
         tally.linear(kernel * inputs, outputs, bias=has_bias, kind=Kind.VISION)
