@@ -174,7 +174,7 @@ def write_joined(unit: str, files: list[str]) -> None:
 
 
 def native_isas(cpuinfo: str) -> list[str]:
-    """Return the widest instruction set of the processor, and for tiles the one that they extend.
+    """Return the instruction set that the processor gets by default (dispatch.cpp), and for tiles the one they extend.
 
     Return all of them if the system does not list the features.
     """
@@ -183,6 +183,8 @@ def native_isas(cpuinfo: str) -> list[str]:
         return list(ISA_FLAGS)
     flags = set(found[1].split())
     supported = list(itertools.takewhile(lambda isa: X86_FEATURES[isa] <= flags, X86_FEATURES))
+    if supported[-1:] == ["v4_bf16"] and "GenuineIntel" in cpuinfo:
+        supported.pop()
     return supported[-2:] if supported[-1:] == ["v4_amx"] else supported[-1:]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pagecore import errors, ops
 from pagecore.ops.cpu import _cpu
+from tests.capabilities import missing
 from tests.ops.cases import DTYPES, Shape, empty_cache, make_case, random_mask
 from tests.reference import attention as reference
 from tests.reference import blocks
@@ -110,11 +112,46 @@ def test_blocks_are_gathered_scattered_and_transferred_to_the_same_bits(isa, dty
     assert other[1:].tobytes() == packed.tobytes()
 
 
-def test_the_widest_instruction_set_is_the_default():
+def fastest(isas: Sequence[str]) -> str:
+    """Return the widest instruction set, but x86-64-v4 for pairs of bfloat16 on a processor of Intel."""
+    cpuinfo = Path("/proc/cpuinfo")
+    intel = cpuinfo.exists() and "GenuineIntel" in cpuinfo.read_text()
+    return isas[1] if intel and isas[0] == "x86-64-v4-bf16" and len(isas) > 1 else isas[0]
+
+
+def test_the_fastest_instruction_set_is_the_default():
     before = _cpu.isa()
     default = _cpu.set_isa(None)
     _cpu.set_isa(before)
-    assert default == os.environ.get("PAGECORE_ISA", ISAS[0])
+    assert default == os.environ.get("PAGECORE_ISA", fastest(ISAS))
+
+
+# Refuses arch_prctl(ARCH_REQ_XCOMP_PERM, ..) from here on, by a filter of system calls.
+REFUSE_TILES = """
+import ctypes, struct
+load, equals, give = 0x20, 0x15, 0x06
+code = [(load, 0, 0, 0), (equals, 0, 3, 158), (load, 0, 0, 16), (equals, 0, 1, 0x1023)]
+code += [(give, 0, 0, 0x50001), (give, 0, 0, 0x7fff0000)]
+filter = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(filter)))
+prctl, null = ctypes.CDLL(None).prctl, ctypes.c_void_p(0)
+if prctl(38, 1, null, null, null) or prctl(22, 2, program, null, null):
+    raise SystemExit(3)
+"""
+
+
+def test_the_default_of_a_process_that_may_not_use_tiles():
+    if "x86-64-v4-amx" not in ISAS:
+        missing("AMX", "there are no tiles to refuse")
+    code = REFUSE_TILES + "from pagecore.ops.cpu import _cpu; print(_cpu.isa(), *_cpu.available_isas())"
+    environment = {name: value for name, value in os.environ.items() if name != "PAGECORE_ISA"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 3:
+        missing("seccomp", "the system has no filters of system calls")
+    assert done.returncode == 0, done.stderr
+    default, *isas = done.stdout.split()
+    assert isas == [isa for isa in ISAS if isa != "x86-64-v4-amx"]
+    assert default == fastest(isas)
 
 
 @pytest.mark.parametrize("name", ["", "v5", "V3", "v3 ", "\u00e9", 3, b"v3"])

@@ -1,5 +1,5 @@
-// Dispatch of the kernels by instruction set: the widest that the machine supports, unless PAGECORE_ISA or set_isa
-// selects another.
+// Dispatch of the kernels by instruction set: the widest that the machine supports and that is not slower than another,
+// unless PAGECORE_ISA or set_isa selects one.
 #pragma once
 
 #include <string>
